@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,8 +14,14 @@ from leakgauge.attacks.idlg import IDLG
 from leakgauge.attacks.inverting_gradients import InvertingGradients
 from leakgauge.attacks.map import MAP
 from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.defenses.laplace import Laplace
+from leakgauge.harness.audit.limit import limits
+from leakgauge.harness.core.contract import Links
+from leakgauge.harness.core.device import Placed
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.data import default_root
+from leakgauge.harness.federation import registry
+from leakgauge.harness.learn.batch import LocalPlan, Work, choose_engine, train_clients
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.jobs import run_attack
@@ -23,6 +30,8 @@ from leakgauge.harness.study.store import Store
 from leakgauge.harness.study.study import resolve
 from tests.doubles import random_examples, small_task, study_table
 from tests.elsewhere import DEVICE, Away, Elsewhere
+from tests.test_defenses import CASCADES, SENDERS, SETTING, SHARED, UPDATE, receive
+from tests.test_limit import scene as limit_scene
 from tests.victims import make
 
 
@@ -52,10 +61,12 @@ def test_the_simulated_device_refuses_tensors_of_the_cpu_and_counts_reads():
         (MAP(evaluations=8, labels="given", prior="tv", solve=False), {}),
     ],
 )
-def test_a_search_on_another_device_has_the_results_of_the_cpu(attack, changes, monkeypatch):
-    for module in (matching, features):  # the hand-written kernels are for the CPU
-        monkeypatch.setattr(module, "kernel_of", lambda *_, **__: None)
-    monkeypatch.setattr(matching, "_ACCELERATED", 8 * 20_000)
+@pytest.mark.parametrize("kernels", [True, False])
+def test_a_search_on_another_device_has_the_results_of_the_cpu(attack, changes, kernels, monkeypatch):
+    if not kernels:
+        for module in (matching, features):
+            monkeypatch.setattr(module, "kernel_of", lambda *_, **__: None)
+    monkeypatch.setattr(matching, "capacity", lambda device: 64 * 20_000)
     seen = make(**changes).seen
     here = attack.run(seen, Key(1)).guesses
     with Elsewhere():
@@ -101,10 +112,101 @@ def test_shadow_models_train_on_the_device_to_the_models_of_the_cpu(defense):
     torch.testing.assert_close(there.models, here.models, rtol=1e-3, atol=1e-5)
 
 
+LIKELIHOODS = [(name, shared) for name in (*registry.classes("defense"), *CASCADES) for shared in (True, False)]
+
+
+def scored(name, shared, place):
+    """Scores of three messages and their slopes on a device, which `place` gives, and whether the CPU computed them."""
+    defense = registry.build("defense", name, {})
+    keys = [SHARED.child(number) for number in range(3)]
+    wires = [receive(defense, UPDATE, shared=key) for key in keys]
+    links = Links(SETTING, SENDERS[:1] * 3, keys if shared else None)
+    likelihood = defense.likelihood(defense.init(SETTING), wires, links)
+    x = place(torch.stack([UPDATE, -UPDATE, torch.zeros_like(UPDATE)])).requires_grad_()
+    placed = Placed(likelihood, x.device)
+    value = placed(x)
+    (slope,) = torch.autograd.grad(value.sum(), x)
+    assert value.device == slope.device == x.device
+    return value.detach().cpu(), slope.cpu(), placed.stays
+
+
+@pytest.mark.parametrize(("name", "shared"), LIKELIHOODS)
+def test_every_likelihood_computes_where_the_update_is(name, shared):
+    here, slope, _ = scored(name, shared, torch.clone)
+    with Elsewhere():
+        there, other, stays = scored(name, shared, lambda x: x.to(DEVICE))
+    assert not stays
+    torch.testing.assert_close(there, here, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(other, slope, rtol=1e-4, atol=1e-5)
+
+
+def test_a_likelihood_that_needs_the_cpu_computes_there():
+    sent = torch.ones(4)
+
+    def by_numpy(update):
+        return torch.from_numpy(((update - sent).detach().numpy() ** 2).sum(1))
+
+    with Elsewhere():
+        x = torch.zeros(2, 4).to(DEVICE)
+        placed = Placed(by_numpy, DEVICE)
+        found = placed(x)
+        assert placed.stays
+        assert found.device == x.device
+        assert found.cpu().tolist() == [4.0, 4.0]
+    with pytest.raises(RuntimeError, match="size"):
+        Placed(lambda x: x + torch.ones(3), torch.device("cpu"))(torch.ones(4))
+
+
+PLANS = {
+    "steps": LocalPlan(False, 2, None, 4, 0.1, 0.5),
+    "gradient": LocalPlan(True, 1, None, 0, 0.1, 0.0),
+    "private": LocalPlan(False, 2, None, 4, 0.1, 0.0, clip=0.1, noise_multiplier=0.5, poisson=True),
+}
+
+
+def trained(name, plan, device):
+    """The updates of three clients with 9 records each."""
+    shape = (3, 22, 22)
+    task = ModelTask(build(name, shape, 10))
+    data = [random_examples(9, shape, seed=number).on(device) for number in range(3)]
+    work = [Work(one, Key(number)) for number, one in enumerate(data)]
+    return train_clients(task, task.init(Key(9)).to(device), work, plan, choose_engine(task, device)).updates
+
+
+MODELS = ["linear", "mlp-small", "cnn2", "cnn3", "lenet-dlg", "svm"]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("model", MODELS)
+def test_clients_train_on_the_device_to_the_updates_of_the_cpu(model, plan):
+    here = trained(model, PLANS[plan], "cpu")
+    with Elsewhere():
+        there = trained(model, PLANS[plan], DEVICE)
+        assert type(there) is Away
+        torch.testing.assert_close(there.cpu(), here, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("defense", "model", "images"),
+    [(Gaussian(noise_std=0.01), "linear", 2), (Laplace(noise_std=0.01), "mlp-small", 1)],
+)
+def test_the_limit_on_the_device_is_the_limit_of_the_cpu(defense, model, images):
+    seen, truth = limit_scene(2, defense, ModelTask(build(model, (1, 4, 4), 4)), images=images, zero=False)
+    here = limits(seen, truth, Key(1))
+    with Elsewhere() as device:
+        there = limits(dataclasses.replace(seen, device=str(DEVICE)), truth, Key(1))
+    assert device.reads.total()
+    for one, other in zip(here, there, strict=True):
+        np.testing.assert_allclose(other.error, one.error, rtol=1e-6)
+        np.testing.assert_allclose(other.average, one.average, rtol=1e-6)
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("kind", [IDLG, InvertingGradients])
-def test_a_search_on_an_accelerator_seldom_waits_for_its_numbers(kind, monkeypatch):
-    monkeypatch.setattr(matching, "kernel_of", lambda *_, **__: None)
+@pytest.mark.parametrize("kernels", [True, False])
+def test_a_search_on_an_accelerator_seldom_waits_for_its_numbers(kind, kernels, monkeypatch):
+    if not kernels:
+        monkeypatch.setattr(matching, "kernel_of", lambda *_, **__: None)
     seen = make(task=ModelTask(build("linear", (1, 4, 4), 4)), defense=Gaussian(noise_std=0.01)).seen
     waits = []
     for evaluations in (32, 160):
@@ -124,3 +226,54 @@ def test_a_search_on_a_gpu_recovers_what_the_cpu_recovers(attack):
     found = [attack.run(dataclasses.replace(case.seen, device=device), Key(1)).guesses for device in ("cpu", "cuda")]
     for here, there in zip(*map(case.mse, found), strict=True):
         assert float(there) == pytest.approx(float(here), rel=0.5, abs=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "shared"), LIKELIHOODS)
+def test_every_likelihood_on_a_gpu_has_the_scores_of_the_cpu(name, shared):
+    here, slope, _ = scored(name, shared, torch.clone)
+    there, other, stays = scored(name, shared, torch.Tensor.cuda)
+    assert not stays
+    torch.testing.assert_close(there, here, rtol=1e-5, atol=1e-5)
+    # the slopes of the scales cancel near the truth
+    torch.testing.assert_close(other, slope, rtol=1e-4, atol=1e-4 * float(slope.abs().max()))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("model", MODELS)
+def test_clients_train_on_a_gpu_to_the_updates_of_the_cpu_and_again_to_the_same(model, plan):
+    here, there, again = (trained(model, PLANS[plan], device) for device in ("cpu", "cuda", "cuda"))
+    torch.testing.assert_close(there.cpu(), here, rtol=1e-3, atol=1e-5)
+    assert torch.equal(there, again)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("workers", [0, None])
+def test_a_study_on_a_gpu_has_the_results_of_the_cpu(workers, tmp_path):
+    federation = {"clients": 2, "rounds": 2, "samples": 20, "algorithm": "fedsgd", "batch": 1, "test_samples": 20}
+    attacks = [
+        {"name": "map", "evaluations": 50, "labels": "given", "target": {"count": 2, "batch": 1}},
+        {"name": "lira", "shadows": 8, "target": {"kind": "members", "count": 20}},
+    ]
+    defense = {"name": "gaussian", "clip": 1.0, "noise_std": 0.001}
+    made = resolve(study_table(federation, ["none", defense], attacks, threats=["server+labels"]))
+    here = run_study(made, tmp_path / "cpu", workers=0)
+    there = run_study(made, tmp_path / "gpu", workers=workers, device="cuda")
+    assert not here.failures
+    assert not there.failures
+    for cell in made.cells:
+        one, other = here.results[cell.id], there.results[cell.id]
+        assert (one.execution.device, other.execution.device) == ("cpu", "cuda")
+        for mine, theirs in zip(one.estimates, other.estimates, strict=True):
+            assert theirs.value == (mine.value and pytest.approx(mine.value, rel=0.2, abs=0.05)), mine.name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("model", "images"), [("linear", 2), ("mlp-small", 1)])
+def test_the_limit_on_a_gpu_is_the_limit_of_the_cpu(model, images):
+    task = ModelTask(build(model, (1, 4, 4), 4))
+    seen, truth = limit_scene(2, Laplace(noise_std=0.01), task, images=images, zero=False)
+    here, there = (limits(dataclasses.replace(seen, device=device), truth, Key(1)) for device in ("cpu", "cuda"))
+    for one, other in zip(here, there, strict=True):
+        np.testing.assert_allclose(other.error, one.error, rtol=1e-6)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from leakgauge.harness.core.contract import Task
+from leakgauge.harness.core.device import capacity
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.gradients import gradients, keep_freed_memory, kernel_of, takes_numbers
 from leakgauge.harness.learn.kernels import Kernel
@@ -27,8 +28,8 @@ _WIDE = 50_000_000
 """The same for autograd: with 11.2 million entries per instance, 8 at once took 0.19 to 0.36 s each, 4 took 0.10 s, and
 single instances 0.18 s."""
 
-_ACCELERATED = 2**28
-"""The same for an accelerator, which has no cache to leave; not measured."""
+_COPIES = 8
+"""On an accelerator: arrays of the size of the gradients that an evaluation holds at once, with the layers' own."""
 
 _SMALL = 2**17
 """Gradient entries of one chunk of more than 8: for 16 digits behind `mlp-small`, one chunk of 16 took 0.73 of the time
@@ -138,12 +139,12 @@ def evaluator(
     if chunk < 1:
         raise ValueError(f"expected chunk >= 1, got chunk={chunk}")
     kernel = kernel_of(task, params, images, blocks=True)
-    if kernel is not None:
-        keep_freed_memory()
     if params.device.type == "cpu":
+        if kernel is not None:
+            keep_freed_memory()
         chunk = min(chunk, (_WIDE if kernel is None else _ENTRIES) // task.layout.dim)
     else:
-        chunk = _ACCELERATED // task.layout.dim
+        chunk = capacity(params.device) // (_COPIES * task.layout.dim)
     chunk = max(1, chunk)
     return Evaluator(task, misfit, images, labels, partial(gradients, task, params), chunk, kernel)
 

@@ -9,10 +9,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from leakgauge.attacks._engine.matching import Evaluation, Function, Misfit, SquaredDistance, evaluator
+from leakgauge.attacks._engine.matching import Evaluation, Function, Latest, Misfit, SquaredDistance, evaluator
 from leakgauge.attacks._engine.prior import Believed, Prior
 from leakgauge.attacks._engine.simulate import Local, update_evaluator
-from leakgauge.harness.core.contract import Likelihood, Observation, Setting, Sighting, likelihood_of, links_of
+from leakgauge.harness.core.contract import Observation, Setting, Sighting, likelihood_of, links_of
+from leakgauge.harness.core.device import Placed
 from leakgauge.harness.federation.round import Round
 from leakgauge.harness.learn.gradients import takes_numbers, targets_of
 
@@ -183,22 +184,30 @@ class _OfGradients:
 
 @dataclass(frozen=True, eq=False)
 class _Unlikelihood:
-    """-log p(received | the messages before the defense), from the defense itself, which computes on the CPU."""
+    """-log p(received | the messages before the defense), from the defense itself."""
 
     seen: Observation
     sighting: Sighting
-    cache: dict[tuple[int, ...], Likelihood] = field(default_factory=dict)
+    cache: dict[tuple[int, ...], Placed] = field(default_factory=dict)
+    # the host waits for the numbers of the instances once, not at each evaluation
+    _members: Latest[tuple[int, ...]] = field(default_factory=lambda: Latest(_numbers))
 
     def __call__(self, gradients: Tensor, instances: Tensor) -> Tensor:
         """Implement `Misfit`, for messages [m, d] or [m, users, d]."""
-        members = tuple(instances.tolist())
+        members = self._members(instances)
         if members not in self.cache:
             if (len(self.cache) + 1) * len(members) * self.seen.setting.dim > _DECODED:
                 self.cache.clear()
             messages = [self.sighting.messages[i] for i in members]
             wires, links = [message.wire for message in messages], links_of(self.seen.setting, messages)
-            self.cache[members] = likelihood_of(self.seen.defense, self.sighting.model.state, wires, links)
-        return self.cache[members](gradients.cpu()).to(gradients.device)
+            found = likelihood_of(self.seen.defense, self.sighting.model.state, wires, links)
+            self.cache[members] = Placed(found, gradients.device)
+        return self.cache[members](gradients)
+
+
+def _numbers(instances: Tensor) -> tuple[int, ...]:
+    """Instances [m] as numbers."""
+    return tuple(instances.tolist())
 
 
 @dataclass(frozen=True, eq=False)

@@ -96,8 +96,10 @@ def shadow(seen: Observation, key: Key, *, runs: int, online: bool, simulate: bo
         raise ValueError(f"expected more than {clients} records, one per client, to train shadow models, got {size}")
     inside = halves(key.child("halves"), runs, size, min(records, max(size // 2, clients)))
     setting, defense = seen.setting, seen.defense if simulate else None
-    recipe, placed = Recipe.of(setting, records), Examples(pool.x.to(seen.device), pool.y.to(seen.device))
-    trained = train_shadows(seen.task, recipe, placed, inside, key.child("train"), defense=defense, setting=setting)
+    recipe = Recipe.of(setting, records)
+    trained = train_shadows(
+        seen.task, recipe, pool.on(seen.device), inside, key.child("train"), defense=defense, setting=setting
+    )
     usable = trained.final.isfinite().all(1)
     if not bool(usable.any()):
         raise ValueError(f"expected at least 1 shadow model that did not diverge, got 0 of {runs}")

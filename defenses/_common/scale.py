@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from leakgauge.defenses._common.reference import scaled
 from leakgauge.harness.core.checks import positive
@@ -164,13 +165,15 @@ class Scaling:
     def candidates(self, headers: Sequence[bytes], layout: Layout) -> Candidates:
         """The map from candidate updates to numbers that an attacker derives from the scales in n received headers."""
         read = torch.tensor([list(self._read(header, layout)) for header in headers], dtype=torch.float32)
-        numbered = torch.split(torch.arange(1, layout.dim + 1), self._sizes(layout))
-        columns = [_rows(part, self.lanes).T.reshape(-1) for part in numbered]
-        piece = torch.repeat_interleave(torch.arange(len(columns)), torch.tensor([len(part) for part in columns]))
-        table = read.reshape(len(headers), len(columns) if self.mode == "tensor" else 1, -1)
-        lane = torch.arange(len(piece)) % self.lanes
-        means = table[:, piece, lane] if self.mode == "tensor" else torch.zeros(1, 1)
-        return Candidates(self, torch.cat(columns), piece, lane, means, table[..., -1])
+        sizes, lanes = self._sizes(layout), self.lanes
+        table = read.reshape(len(headers), len(sizes), -1)
+        if self.mode != "tensor":
+            return Candidates(self, sizes, torch.zeros(1, 1, lanes), table[..., -1], torch.zeros(1, 1), table[..., -1])
+        columns = torch.tensor([-(-size // lanes) for size in sizes])
+        means, scales = table[..., :-1], table[..., -1]
+        each = means, scales[..., None].expand_as(means)
+        of_numbers = (part.repeat_interleave(columns, 1).flatten(1) for part in each)
+        return Candidates(self, sizes, means, scales, *of_numbers)
 
     def _measure(self, rows: Tensor) -> tuple[Tensor, float]:
         """Means [L, 1] (empty except for `tensor`) and scale of one piece [L, columns], rounded to float32."""
@@ -241,22 +244,23 @@ but an optimizer that starts far away needs a softer wall."""
 class Candidates:
     """The map from n candidate updates, one per message, to the numbers of their messages.
 
-    index: [count], entry of each number, from 1 to d; 0 is zero padding. piece, lane: [count], its scale and row.
-    means: [n, count] and scales: [n, pieces], as sent.
+    sizes: entries of each piece. means: [n, pieces, L] and scales: [n, pieces], as sent. center, spread: [n, count] or
+    [n, 1], mean and scale of each number.
     """
 
     scaling: Scaling
-    index: Tensor
-    piece: Tensor
-    lane: Tensor
+    sizes: Sequence[int]
     means: Tensor
     scales: Tensor
+    center: Tensor
+    spread: Tensor
 
     def numbers(self, updates: Tensor) -> Tensor:
         """[n, count]: the numbers of updates [n, d] at the sent scales."""
-        centered = self._take(updates) - self.means
-        scales = self.scales[:, self.piece]
-        numbers = torch.where(scales > 0, centered / scales.where(scales > 0, 1.0), 0.0)
+        columns = self._columns(updates)
+        centered = torch.cat([part.flatten(1) for part in columns], 1) if len(columns) > 1 else columns[0].flatten(1)
+        spread, centered = self.spread, centered - self.center
+        numbers = torch.where(spread > 0, centered / spread.where(spread > 0, 1.0), 0.0)
         if self.scaling.mode != "public":
             return numbers
         if self.scaling.lanes == 1:
@@ -269,32 +273,34 @@ class Candidates:
         """[n]: the misfit of the candidates' own scales and means to the sent ones, which also carry information."""
         if self.scaling.mode == "public":
             return updates.new_zeros(len(updates))
-        own, scales = self.measured(updates)
-        lanes, pieces = self.scaling.lanes, self.scales.shape[1]
-        sent = torch.zeros_like(own)
-        group = self.piece * lanes + self.lane
-        sent[:, group] = self.means.expand(len(own), -1).to(own) if self.scaling.mode == "tensor" else 0.0
+        own, scales = self._measured(updates)
         # a constant tensor has scale 0, and its mean determines it
         floor = (_STIFF * self.scales.amax(1, keepdim=True)).clamp(min=1e-12)
         unit = _STIFF * torch.maximum(self.scales, floor)
-        drift = ((own - sent).reshape(len(own), pieces, lanes) / unit[..., None]).square().sum((1, 2))
+        drift = ((own - self.means) / unit[..., None]).square().sum((1, 2))
         return 0.5 * (((scales - self.scales) / unit).square().sum(1) + drift)
 
     def measured(self, updates: Tensor) -> tuple[Tensor, Tensor]:
         """The means [n, pieces L] and the scales [n, pieces] of the updates themselves."""
-        taken = self._take(updates)
-        lanes, pieces = self.scaling.lanes, self.scales.shape[1]
-        group = self.piece * lanes + self.lane
-        columns = torch.bincount(group, minlength=pieces * lanes).to(taken.dtype)
-        means = taken.new_zeros(len(taken), pieces * lanes).index_add(1, group, taken) / columns
-        if self.scaling.mode == "vector":
-            means = torch.zeros_like(means)
-        squares = taken.new_zeros(len(taken), pieces).index_add(1, self.piece, (taken - means[:, group]).square())
-        return means, _SPREAD * (squares / columns[::lanes] + 1e-30).sqrt()
+        means, scales = self._measured(updates)
+        return means.flatten(1), scales
 
-    def _take(self, updates: Tensor) -> Tensor:
-        """[n, count]: the updates' entries in the order of the numbers, zeros as padding."""
-        return torch.cat([updates.new_zeros(len(updates), 1), updates], 1)[:, self.index]
+    def _measured(self, updates: Tensor) -> tuple[Tensor, Tensor]:
+        """`measured`, with means [n, pieces, L]."""
+        means, squares = [], []
+        for part in self._columns(updates):
+            mean = part.mean(1) if self.scaling.mode == "tensor" else part.new_zeros(len(part), part.shape[2])
+            means.append(mean)
+            squares.append((part - mean[:, None]).square().sum((1, 2)) / part.shape[1])
+        return torch.stack(means, 1), _SPREAD * (torch.stack(squares, 1) + 1e-30).sqrt()
+
+    def _columns(self, updates: Tensor) -> list[Tensor]:
+        """[n, columns, L]: the sub-vectors of each piece of the updates [n, d], with zeros as padding."""
+        lanes, found = self.scaling.lanes, []
+        for part in updates.split_with_sizes(list(self.sizes), 1):
+            rows = pad(part, (0, -part.shape[1] % lanes)) if part.shape[1] % lanes else part
+            found.append(rows.reshape(len(rows), lanes, -1).transpose(1, 2))
+        return found
 
 
 def _rows(part: Tensor, lanes: int) -> Tensor:

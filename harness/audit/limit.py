@@ -36,6 +36,7 @@ from leakgauge.harness.core.contract import (
     likelihood_of,
     links_of,
 )
+from leakgauge.harness.core.device import capacity, moved
 from leakgauge.harness.core.errors import NoLikelihood
 from leakgauge.harness.core.rng import Key, integers
 from leakgauge.harness.core.stats import Numbers
@@ -60,6 +61,10 @@ _WITHOUT_KERNEL = 100
 _MESSAGES = 32
 """Fresh messages that estimate the Fisher information: each entry has a standard error of a quarter, the sum over many
 coordinates a standard error of a hundredth."""
+
+_TOGETHER, _MOST, _COPIES = 32, 1024, 16
+"""Number of directions whose gradients are computed at once; on an accelerator the most, with so many float32 numbers
+for each entry of a gradient."""
 
 _STEP = 1e-6
 """Step of the differences, in units of the inputs and in float64; relative error 1e-6 for five models."""
@@ -144,7 +149,7 @@ def limits(seen: Observation, truth: Sequence[Examples], key: Key, only: range |
     except ValueError as error:
         raise NoLimit(str(error)) from error
     keep_freed_memory()
-    most = followed(seen.task, seen.model.params)
+    most = followed(seen.task, seen.model.params)  # not of the device, on which the same errors must come out
     first = seen.sightings[0]
     links = links_of(seen.setting, first.messages)
     wires = [message.wire for message in first.messages]
@@ -155,21 +160,18 @@ def limits(seen: Observation, truth: Sequence[Examples], key: Key, only: range |
         victim = truth[number]
         images, k = len(victim.y), max(1, min(most // len(victim.y), len(axes[1])))
         basis, variances = axes[0][:, :k], axes[1][:k]
-        information = np.zeros((images * k, images * k), order="F")
+        directions = moved(basis * variances.sqrt(), seen.device)
+        information = directions.new_zeros(images * k, images * k).T
         for at, sighting in enumerate(seen.sightings):
-            directions = basis * variances.sqrt()
             try:
                 slopes = _slopes(seen, sighting, number, victim, directions, key.child(number, at), slopes)
             except ValueError as error:
                 if not seen.task.mixes:
                     raise
                 raise NoLimit(str(error)) from error  # a batch norm may need more than one record
-            # the upper triangle; the rows are columns for BLAS
-            information = dsyrk(1.0, slopes.numpy().T, 1.0, information, trans=1, overwrite_c=1)
+            information = _summed(information, slopes)
         off = (victim.x.double().flatten(1) - mean) @ basis
-        found.append(
-            _limit(torch.from_numpy(information), off, variances, len(mean))._replace(basis=basis, linear=linear)
-        )
+        found.append(_limit(information, off, variances, len(mean))._replace(basis=basis, linear=linear))
     return found
 
 
@@ -179,6 +181,14 @@ def followed(task: Task, params: Vector) -> int:
     return min(_DIRECTIONS if fast else _WITHOUT_KERNEL, _ENTRIES // task.layout.dim)
 
 
+def _summed(information: Tensor, slopes: Tensor) -> Tensor:
+    """The information [n, n] plus that of the rows of slopes [n, d]; only the upper triangle has a meaning."""
+    if slopes.device.type != "cpu":
+        return torch.addmm(information, slopes, slopes.T)
+    # the rows are columns for BLAS, and so are those of the information, which is overwritten
+    return torch.from_numpy(dsyrk(1.0, slopes.numpy().T, 1.0, information.numpy(), trans=1, overwrite_c=1))
+
+
 def _limit(information: Tensor, off: Tensor, variances: Tensor, entries: int) -> Limit:
     """The errors, from J' F J (a triangle) and x - m [b, k], in coordinates where the law of images is standard normal.
 
@@ -186,6 +196,7 @@ def _limit(information: Tensor, off: Tensor, variances: Tensor, entries: int) ->
         NoLimit: a number is not finite, or the information spans more than float64 resolves.
     """
     images, k = off.shape
+    off, variances = (part.to(information.device) for part in (off, variances))
     information.diagonal().add_(1.0)
     root, wrong = torch.linalg.cholesky_ex(information, upper=True)
     if bool(wrong) or not bool(root.isfinite().all()):
@@ -193,7 +204,7 @@ def _limit(information: Tensor, off: Tensor, variances: Tensor, entries: int) ->
     posterior = torch.cholesky_inverse(root, upper=True)
 
     def mean_square(squares: Tensor) -> Numbers:
-        return np.asarray((squares.view(images, k) * variances).sum(1).numpy() / entries, np.float64)
+        return np.asarray((squares.view(images, k) * variances).sum(1).cpu().numpy() / entries, np.float64)
 
     # x - estimate = P (x - m) - P J' F times the noise
     missed = (posterior @ (off / variances.sqrt()).flatten()).square()
@@ -214,12 +225,13 @@ def _slopes(
     Args:
         room: overwritten and returned if it has this shape; allocating a new array takes a third of the time.
     """
-    message, params = sighting.messages[number], sighting.model.params.double()
+    message, device = sighting.messages[number], directions.device
+    params = sighting.model.params.double().to(device)
     users, images = message.users, len(victim.y)
     each = images // users
-    labels = targets_of(seen.task, victim.y, torch.float64)
+    labels = targets_of(seen.task, victim.y, torch.float64).to(device)
     factor = _per_record(seen, sighting, message, each)
-    shape, flat, gradients_of = seen.task.input_shape, victim.x.double().flatten(1), _gradients(seen, params)
+    shape, flat, gradients_of = seen.task.input_shape, victim.x.double().flatten(1).to(device), _gradients(seen, params)
 
     def sent(image: int, x: Tensor) -> Tensor:
         """[m, d] the parts of a client's message that come from records x [m, p] with the label of this image."""
@@ -227,15 +239,16 @@ def _slopes(
         return _clipped(gradients_of(x.view(-1, 1, *shape), y), seen.defense.local.clip).mul_(factor)
 
     whole = torch.cat([sent(image, flat[image : image + 1]) for image in range(images)])
-    updates = whole.view(users, each, -1).sum(1)
-    weight = _information(seen, sighting, message, updates.float(), key).double().sqrt()
-    clear = [_clear(seen, update) for update in updates]
+    updates = whole.view(users, each, -1).sum(1).cpu()
+    weight = _information(seen, sighting, message, updates.float(), key).double().sqrt().to(device)
+    clear = [_clear(seen, update).to(device) for update in updates]
     k, d = directions.shape[1], seen.setting.dim
     shape_of_rows = (images * k, d + len(clear[0]))
-    rows = room if room.shape == shape_of_rows else torch.empty(shape_of_rows, dtype=torch.float64)
+    rows = room if room.shape == shape_of_rows else torch.empty(shape_of_rows, dtype=torch.float64, device=device)
+    together = _TOGETHER if device.type == "cpu" else max(_TOGETHER, min(_MOST, capacity(device) // (_COPIES * d)))
     for image in range(images):
         user, of_image = image // each, rows[image * k : (image + 1) * k]
-        for row, part in zip(torch.split(of_image, 32), torch.split(directions.T, 32), strict=True):
+        for row, part in zip(torch.split(of_image, together), torch.split(directions.T, together), strict=True):
             slope = sent(image, flat[image] + _STEP * part).sub_(whole[image]).div_(_STEP)
             row[:, d:] = slope @ clear[user].T
             torch.mul(slope, weight[user], out=row[:, :d])
@@ -268,7 +281,9 @@ def _gradients(seen: Observation, params: Tensor) -> Callable[[Tensor, Tensor], 
     kernel, task = kernel_of(seen.task, params, 1), seen.task
     if kernel is not None:
         return lambda x, y: kernel.trace(x, y)[0]
-    # mapping over several records would take several times as long
+    if params.device.type != "cpu":
+        return lambda x, y: gradients(task, params, x, y)
+    # on the CPU, mapping over several records would take several times as long
     return lambda x, y: torch.cat([gradients(task, params, x[i : i + 1], y[i : i + 1]) for i in range(len(x))])
 
 

@@ -39,7 +39,7 @@ def run(
         workers: worker processes; default one per core; 0: work in this process.
         engine: `workers` of this machine, or `ray`.
         address: HOST:PORT of a Ray cluster; default a private Ray of this machine.
-        device: where clients train, `cpu` or `cuda`.
+        device: where clients train and attacks compute, `cpu` or `cuda`.
         allow_code: whether a TOML file may name code to import, as in `module:Class`; a `Study` object always may.
         progress: show progress: live in a terminal and in a notebook, else one line for each finished job.
         merge: keep the cells of other studies in the folder; without this, such a folder is refused.

@@ -25,7 +25,7 @@ def run(
     workers: cli.WorkersOption = None,
     engine: cli.EngineOption = "workers",
     address: cli.AddressOption = None,
-    device: Annotated[str, typer.Option(help="Where clients train and searches compute: cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Where clients train and attacks compute: cpu or cuda.")] = "cpu",
     images: ImagesOption = "public",
     only: Annotated[
         str, typer.Option(help="Only cells whose line in 'show' holds this pattern, as in 'gaussian*map*seed 0'.")

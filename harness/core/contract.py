@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from leakgauge.harness.core.claim import Breach, Claim, Horizon, nothing_promised
+from leakgauge.harness.core.device import moved
 from leakgauge.harness.core.errors import NoLikelihood
 from leakgauge.harness.core.law import Law, StepLaw
 from leakgauge.harness.core.rng import Key
@@ -89,6 +90,10 @@ class Examples(NamedTuple):
 
     x: Tensor
     y: Tensor
+
+    def on(self, device: torch.device | str) -> Examples:
+        """The examples on a device."""
+        return Examples(moved(self.x, device), moved(self.y, device))
 
 
 @dataclass(frozen=True)
@@ -194,6 +199,7 @@ class Likelihood(Protocol):
         """[n] scores of update [n, d], one candidate for each of n received messages.
 
         If the channel superposes messages, update is [n, users, d]: the updates that it added up in each message.
+        The update may be on an accelerator; the tensors that the function holds are then copied there (`core.device`).
         """
 
 
@@ -519,7 +525,7 @@ class Observation:
         suspect: the client in whose data membership is in question; None: in any client's data.
         others: data of the clients that are not attacked, by client number, without the victims' rows.
         labels: the labels of each victim's images, sorted; only if granted.
-        device: where the adversary searches and trains; everything else is on the CPU.
+        device: where the adversary searches and trains; all tensors of the observation are on the CPU.
     """
 
     view: View
@@ -550,7 +556,7 @@ class Observation:
         """The same with the parameters of the attacked rounds on the device, for a search."""
 
         def there(model: Snapshot) -> Snapshot:
-            return model._replace(params=model.params.to(self.device))
+            return model._replace(params=moved(model.params, self.device))
 
         later = tuple(sighting._replace(model=there(sighting.model)) for sighting in self.later)
         return dataclasses.replace(self, model=None if self.model is None else there(self.model), later=later)

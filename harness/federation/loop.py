@@ -178,7 +178,7 @@ def train(
     params = task.init(key.child("init"))
     training = Training(make_setting(task, spec, clients, defense.local), params)
     run = _Run(
-        task, spec, defense, _placed(clients, device), _on(test, device), key, engine, keep, device, strict, training
+        task, spec, defense, _placed(clients, device), test.on(device), key, engine, keep, device, strict, training
     )
     state = defense.init(training.setting)
     schedule = _Schedule(spec)
@@ -389,10 +389,5 @@ class _Run:
 def _placed(clients: Mapping[int, Examples], device: str) -> Mapping[int, Examples]:
     """The clients' data on a device."""
     if isinstance(clients, Holdings):
-        return Holdings(_on(clients.data, device), clients.rows)
-    return {number: _on(data, device) for number, data in clients.items()}
-
-
-def _on(data: Examples, device: str) -> Examples:
-    """Examples on a device."""
-    return Examples(data.x.to(device), data.y.to(device))
+        return Holdings(clients.data.on(device), clients.rows)
+    return {number: data.on(device) for number, data in clients.items()}

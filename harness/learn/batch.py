@@ -1,8 +1,9 @@
 """Local training: the only place that decides how clients' steps are computed.
 
-Measured (`make bench`): on a CPU a lean loop over clients is fastest for convolutions, where `vmap` takes 1.5-2 times
-as long; a batched product over clients is fastest for dense stacks; `vmap` over clients is for a GPU, and for hundreds
-of clients of a tiny model. Every result records its engine. The engines agree within a tested tolerance.
+Measured (`make bench`, `benchmarks/gpu.py`): on a CPU a lean loop over clients is fastest for convolutions, where
+`vmap` takes 1.5-2 times as long, and on a GPU `vmap` is; a batched product over clients is fastest for dense stacks.
+`vmap` is also for hundreds of clients of a tiny model. Every result records its engine. The engines agree within a
+tested tolerance.
 """
 
 from __future__ import annotations
@@ -153,9 +154,9 @@ def choose_engine(task: ModelTask, device: torch.device | str = "cpu") -> Engine
     """The fastest engine for this model on this device, by measurement; `loop` for a model that mixes records."""
     if task.mixes:
         return "loop"
-    if torch.device(device).type != "cpu":
-        return "vmap"
-    return "dense" if task.model.widths is not None and task.softmax else "loop"
+    if task.model.widths is not None and task.softmax:
+        return "dense"
+    return "loop" if torch.device(device).type == "cpu" else "vmap"
 
 
 def check_records(task: ModelTask, rule: LocalRule | LocalPlan) -> None:
@@ -254,6 +255,7 @@ def _gradient(
     rows = torch.from_numpy(work.places(index)).to(work.data.x.device)
     x, y = work.data.x[rows], work.data.y[rows]
     keep = task.dropout_masks(work.key.child("dropout", number), len(index))
+    keep = keep and [mask.to(x.device) for mask in keep]
     if plan.clip is None and not plan.poisson:
         return list(torch.autograd.grad(task.loss_at(tensors, x, y, keep), tensors))
     clip = math.inf if plan.clip is None else plan.clip
@@ -305,7 +307,7 @@ def _train_many(
                     velocity[row] += _noise(task, client, number, plan)
         if plan.gradient:
             return
-        everybody = bool(step.running.all())
+        everybody = all(number < len(used) for used in batches)  # on the host: an accelerator would have to wait
         local.sub_(velocity if everybody else velocity * step.running[:, None], alpha=plan.lr)
     local.sub_(starts)
 
@@ -328,7 +330,7 @@ def _gather(
         keep = task.dropout_masks(client.key.child("dropout", number), len(pick))
         if keep is not None:
             keeps.append([torch.cat([mask, mask.new_ones(size - len(pick), *mask.shape[1:])]) for mask in keep])
-    stacked = [torch.stack(masks) for masks in zip(*keeps, strict=True)] if keeps else None
+    stacked = [torch.stack(masks).to(device) for masks in zip(*keeps, strict=True)] if keeps else None
     places = torch.from_numpy(rows).to(device)
     x, y = (_taken(part, places) for part in zip(*(client.data for client in work), strict=True))
     return _Step(

@@ -184,7 +184,7 @@ def _headline(job: Job, place: Place) -> str:
     if job.kind == "search":
         return f"{run_search(cell, job.victims, store, place.root, place.device)} victims"
     if job.kind != "attack":
-        return f"{run_limit(cell, job.victims, store, place.root)} victims"
+        return f"{run_limit(cell, job.victims, store, place.root, place.device)} victims"
     first = run_attack(cell, store, place.root, job.parts, place.device).estimates[0]
     return f"{first.name} {'n/a' if first.value is None else format(first.value, '.3f')}"
 

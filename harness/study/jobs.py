@@ -38,6 +38,7 @@ from leakgauge.harness.core.contract import (
     Setting,
     claim_of,
 )
+from leakgauge.harness.core.device import capacity
 from leakgauge.harness.core.result import (
     AuditRecord,
     BreachRecord,
@@ -78,6 +79,9 @@ from leakgauge.harness.study.score import (
 )
 from leakgauge.harness.study.splits import groups, limit_id, named, victims_of
 from leakgauge.harness.study.store import Arrays, Store, arrays_digest
+
+_COPIES, _STATE = 16, 2**20
+"""Numbers that a search on an accelerator holds for each victim: copies of its gradient, and its inputs' steps."""
 
 _ASKED = 8
 """The number of clients that test a malicious server's broadcast; each test takes about a second."""
@@ -309,28 +313,29 @@ def stored_scene(spec: TrainingSpec, store: Store, root: Path) -> Scene:
 def run_search(cell: Cell, victims: range, store: Store, root: Path, device: str = "cpu") -> int:
     """Attack some victims of a cell in whole groups, and store the guesses; returns the number of victims."""
     start = time.perf_counter()
-    seen, _ = observe_cell(cell, store, root)
-    found = _searched(cell, dataclasses.replace(seen, device=device), [], victims)
+    seen, _ = observe_cell(cell, store, root, device)
+    found = _searched(cell, seen, [], victims)
     assert isinstance(found, Reconstruction)  # only reconstructions are split
     arrays, seconds = of_guesses(found), time.perf_counter() - start
     store.write_part(named(cell.id, victims), arrays, seconds, _code_behind(cell, store))
     return len(victims)
 
 
-def run_limit(cell: Cell, victims: range, store: Store, root: Path) -> int:
+def run_limit(cell: Cell, victims: range, store: Store, root: Path, device: str = "cpu") -> int:
     """Compute the limit of some victims of a cell's target, and store it; returns the number of victims."""
     start = time.perf_counter()
-    seen, truth = observe_cell(cell, store, root)
+    seen, truth = observe_cell(cell, store, root, device)
     arrays = of_limits(_limits(stored_scene(cell.training, store, root), seen, truth, cell.target, victims))
     name, seconds = named(limit_id(cell), victims), time.perf_counter() - start
     store.write_part(name, arrays, seconds, _code_behind(cell, store))
     return len(victims)
 
 
-def observe_cell(cell: Cell, store: Store, root: Path) -> tuple[Observation, Truth]:
-    """What the adversary of a cell of a stored training sees, and the truth."""
+def observe_cell(cell: Cell, store: Store, root: Path, device: str = "cpu") -> tuple[Observation, Truth]:
+    """What the adversary of a cell of a stored training sees, and the truth; `device` is where it computes."""
     view = View.parse(cell.threat)
-    return observe(seen_by(stored_scene(cell.training, store, root), view, root), view, cell.target)
+    seen, truth = observe(seen_by(stored_scene(cell.training, store, root), view, root), view, cell.target)
+    return dataclasses.replace(seen, device=device), truth
 
 
 def _searched(
@@ -346,6 +351,8 @@ def _searched(
     size = attack.at_once(seen.setting.dim)
     if size is None or cell.target.kind == "members" or seen.messages is None:
         return attack.run(seen, key)
+    if seen.device != "cpu":  # which takes about as long for a hundred victims as for one
+        size = max(size, capacity(torch.device(seen.device)) // (_COPIES * seen.setting.dim + _STATE))
     guesses = {i: guess for part, one in known for i, guess in zip(part, one.guesses, strict=True)}
     words = next((one.prior for _, one in known), "")
     wanted = range(len(seen.messages)) if victims is None else victims
@@ -363,16 +370,16 @@ def run_attack(cell: Cell, store: Store, root: Path, parts: Sequence[str] = (), 
 
     Args:
         parts: names of stored parts of the attack and of its limit; missing victims are computed.
-        device: where searches compute.
+        device: where searches and limits compute.
     """
     start = time.perf_counter()
     scene = stored_scene(cell.training, store, root)
     attack = registry.build_attack(cell.attack)
-    seen, truth = observe_cell(cell, store, root)
+    seen, truth = observe_cell(cell, store, root, device)
     stored = [(one, store.read_part(one, _code_behind(cell, store))) for one in parts if one.startswith(cell.id)]
     known = [(victims_of(name), to_guesses(arrays)) for name, arrays in stored if arrays is not None]
-    found = _searched(cell, dataclasses.replace(seen, device=device), known)
-    bounds = bounds_of(cell, store, root, parts) if cell.limit and isinstance(found, Reconstruction) else None
+    found = _searched(cell, seen, known)
+    bounds = bounds_of(cell, store, root, parts, device) if cell.limit and isinstance(found, Reconstruction) else None
     estimates, arrays = scored(found, truth, bounds, scene.task.columns)
     flags = cell_flags(attack, scene.defense, cell.target, found, truth, estimates, bounds.limits if bounds else "")
     made = None if attack.floor else _promise_of(cell, seen, store, root)
@@ -388,7 +395,7 @@ def run_attack(cell: Cell, store: Store, root: Path, parts: Sequence[str] = (), 
         "flags": [to_data(one) for one in flags],
         "arrays": arrays_digest(arrays),
     }
-    execution = Execution("cpu", torch.get_num_threads(), scene.engine)
+    execution = Execution(device, torch.get_num_threads(), scene.engine)
     result = Result(cell, execution, environment(), estimates, flags, fingerprint(content, 64))
     spent = sum(store.seconds(store.part(name)) or 0.0 for name, _ in stored)
     store.write_result(result, arrays, spent + time.perf_counter() - start, _code_behind(cell, store))
@@ -408,11 +415,11 @@ class Bounds(NamedTuple):
     proved: Proved | None
 
 
-def bounds_of(cell: Cell, store: Store, root: Path, parts: Sequence[str] = ()) -> Bounds:
+def bounds_of(cell: Cell, store: Store, root: Path, parts: Sequence[str] = (), device: str = "cpu") -> Bounds:
     """The bounds of a cell, which are the same for every attack on its target; `parts` as for `run_attack`."""
     written, whole = (store.training(cell.training.id) / "kept.npz").stat().st_mtime_ns, limit_id(cell)
     stored = tuple(one for one in parts if one.startswith(whole))
-    return _bounds(store.folder, root, written, _Asked(cell), stored)
+    return _bounds(store.folder, root, written, _Asked(cell), stored, device)
 
 
 class _Asked:
@@ -429,11 +436,11 @@ class _Asked:
 
 
 @functools.lru_cache(maxsize=8)
-def _bounds(folder: Path, root: Path, written: int, asked: _Asked, parts: tuple[str, ...]) -> Bounds:
+def _bounds(folder: Path, root: Path, written: int, asked: _Asked, parts: tuple[str, ...], device: str) -> Bounds:
     """`bounds_of`, cached for the next attacks on the same messages."""
     cell, store = asked.cell, Store(folder)
     scene, target = _scene(folder, cell.training.id, root, written), cell.target
-    seen, truth = observe_cell(cell, store, root)
+    seen, truth = observe_cell(cell, store, root, device)
     among = 1 + truth.rivals
     claim = _claim(scene, target.looks_at) if seen.messages and among > 1 else None
     proved = proved_identification(claim, seen.view.threat, among) if claim else None
