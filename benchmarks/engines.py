@@ -2,10 +2,11 @@
 
     python benchmarks/engines.py [--turns 3] [--cells 48] [--workers 2] [--cluster]
 
-Each run has its own folder. "All" is the time from the call to the end of the run, with imports in the workers; "jobs"
-is the time from the start of the first attack. With `--cluster`, runs join a cluster of this machine that is already
-there, as with `leakgauge run --address`; without, each run starts a Ray of its own. Bar: Ray takes at most 1.10 times
-as long as worker processes. Needs the environment of `.ci/ray`.
+Each run has its own folder and, like a command, its own process, in which no worker is warm. "All" is the time from the
+call to the end of the run, with imports in the workers; "jobs" is the time from the start of the first attack. With
+`--cluster`, runs join a cluster of this machine that is already there, as with `leakgauge run --address`; without, each
+run starts a Ray of its own. Bar: Ray takes at most 1.10 times as long as worker processes. Needs the environment of
+`.ci/ray`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import argparse
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
@@ -27,9 +30,12 @@ from leakgauge.harness.study.schedule import Progress
 from leakgauge.harness.study.study import Study
 
 
-def timed(study: Study, workers: int, engine: Open | None) -> tuple[float, float]:
+def timed(study: Study, workers: int, ray: bool, address: str | None) -> tuple[float, float]:
     """Seconds of a run, and of its attacks."""
+    from leakgauge.harness.study.ray_engine import RayEngine
+
     first: list[float] = []
+    engine: Open | None = partial(RayEngine, address=address, slots=workers) if ray else None
 
     def listen(progress: Progress, outcome: Outcome | None) -> None:
         if progress.running and not progress.running[0].startswith("training") and not first:
@@ -60,18 +66,17 @@ def cluster(wanted: bool, workers: int) -> Iterator[str | None]:
 
 def main() -> None:
     """Print the seconds of each turn, and the ratios."""
-    from leakgauge.harness.study.ray_engine import RayEngine
-
     parser = argparse.ArgumentParser()
     for name, default in {"turns": 3, "cells": 48, "workers": 2}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--cluster", action="store_true", help="join a cluster that is already there")
     asked = parser.parse_args()
     study, ratios = equal(asked.cells, 1.0), list[tuple[float, float]]()
-    with cluster(asked.cluster, asked.workers) as address:
-        ray = partial(RayEngine, address=address, slots=asked.workers)
+    fresh = ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1)
+    with fresh as processes, cluster(asked.cluster, asked.workers) as address:
         for turn in range(asked.turns):
-            ours, theirs = (timed(study, asked.workers, engine) for engine in (None, ray))
+            runs = (processes.submit(timed, study, asked.workers, ray, address) for ray in (False, True))
+            ours, theirs = (run.result() for run in runs)
             ratios.append((theirs[0] / ours[0], theirs[1] / ours[1]))
             both = {"workers": ours, "Ray": theirs}
             texts = [f"{name} {all_:.1f} s (jobs {jobs:.1f})" for name, (all_, jobs) in both.items()]

@@ -62,6 +62,7 @@ def test_the_simulated_device_refuses_tensors_of_the_cpu_and_counts_reads():
     ],
 )
 @pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.table(3)
 def test_a_search_on_another_device_has_the_results_of_the_cpu(attack, changes, kernels, monkeypatch):
     if not kernels:
         for module in (matching, features):
@@ -131,6 +132,7 @@ def scored(name, shared, place):
 
 
 @pytest.mark.parametrize(("name", "shared"), LIKELIHOODS)
+@pytest.mark.table(5)
 def test_every_likelihood_computes_where_the_update_is(name, shared):
     here, slope, _ = scored(name, shared, torch.clone)
     with Elsewhere():
@@ -178,6 +180,7 @@ MODELS = ["linear", "mlp-small", "cnn2", "cnn3", "lenet-dlg", "svm"]
 
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.table(5)
 def test_clients_train_on_the_device_to_the_updates_of_the_cpu(model, plan):
     here = trained(model, PLANS[plan], "cpu")
     with Elsewhere():
