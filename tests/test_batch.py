@@ -178,7 +178,8 @@ def test_the_engine_goes_with_the_model_and_the_device():
     assert choose_engine(small_task()) == "dense"
     assert choose_engine(small_task("cnn2", (1, 16, 16))) == "loop"
     assert choose_engine(small_task("svm")) == "loop"
-    assert choose_engine(small_task(), "cuda") == "vmap"
+    assert choose_engine(small_task(), "cuda") == "dense"
+    assert choose_engine(small_task("cnn2", (1, 16, 16)), "cuda") == "vmap"
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ def test_the_limit_on_the_device_is_the_limit_of_the_cpu(defense, model, images)
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("kind", [IDLG, InvertingGradients])
+@pytest.mark.parametrize("kind", [IDLG, InvertingGradients, MAP])
 @pytest.mark.parametrize("kernels", [True, False])
 def test_a_search_on_an_accelerator_seldom_waits_for_its_numbers(kind, kernels, monkeypatch):
     if not kernels:
