@@ -102,8 +102,11 @@ def take(given: argparse.Namespace) -> dict[str, Any]:
     data: dict[str, Any] = json.loads(JSON.read_text()) if JSON.exists() else {}
     machine, everything = measure_machine(), not (given.only or given.quick or given.scale)
     print(machine, flush=True)
-    asked = {"command": "make bench", "commit": commit(), "machine": machine_text(), "rates": asdict(machine)}
+    now = {"command": "make bench", "commit": commit(), "machine": machine_text(), "rates": asdict(machine)}
     data = {} if everything else data
+    # what stays in the file was measured then, at that commit
+    asked = {name: data.get(name, value) for name, value in now.items()}
+    asked["scale commit"] = now["commit"] if everything or given.scale else data.get("scale commit", asked["commit"])
     parts = {"rows": data.get("rows", {}), "quick": data.get("quick", {}), "scale": data.get("scale", {})}
     if everything or (given.only and not given.quick):
         rows = run(named(builds(False), given.only), given.seconds, machine)

@@ -40,7 +40,7 @@ from leakgauge.harness.study.store import load_run  # noqa: E402
 from leakgauge.reports.html import render  # noqa: E402
 
 CELLS, MANY_CELLS = (100, 400), 2000
-CLIENTS, MANY_CLIENTS, TURNS = (1000, 4000), 100_000, 100
+CLIENTS, MANY_CLIENTS, TURNS, REPEATED = (10_000, 40_000), 100_000, 100, 40
 CODED, MANY_NUMBERS = ("none", "gaussian", "jopeq", "top-k"), 40_000_000
 RESNET18 = 11_689_512
 TRAINED, ROUNDS, BATCH, STEPS = ("none", "top-k"), 100, 32, 5
@@ -100,7 +100,7 @@ def federation(name: str, clients: int) -> dict[str, float]:
     go(1)
     taken: list[float] = []
     megabytes = peak_of(lambda: taken.append(go(1)))
-    each = max(0.0, (go(6) - taken[0]) / 5)
+    each = max(0.0, (go(1 + REPEATED) - taken[0]) / REPEATED)  # many, because the start takes seconds
     return {"start s": max(0.0, taken[0] - each), "round s": each, "MB": megabytes}
 
 
@@ -216,7 +216,7 @@ def tables(data: Mapping[str, Any]) -> str:
     """The tables of docs/scale.md."""
     scale, machine = data["scale"], Machine(**data["rates"])
     rows = {name: Row.of(row) for name, row in data["rows"].items()}
-    parts = [f"At commit {data['commit']}, on {data['machine']}; processor time of one core."]
+    parts = [f"At commit {data['scale commit']}, on {data['machine']}; processor time of one core."]
     parts += ["\n## Many cells\n", *many_cells(scale["cells"])]
     parts += ["\n## A million clients\n", *many_clients(scale)]
     parts += ["\n## Large models\n", *many_numbers(scale, rows, machine)]
@@ -227,7 +227,7 @@ def main() -> None:
     """Measure, and print the tables."""
     torch.set_num_threads(1)
     rates = vars(measure_machine())
-    data = {"scale": json.loads(json.dumps(measure())), "rates": rates, "rows": {}, "commit": "", "machine": ""}
+    data = {"scale": json.loads(json.dumps(measure())), "rates": rates, "rows": {}, "scale commit": "", "machine": ""}
     print(tables(data))
 
 
