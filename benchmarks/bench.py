@@ -102,11 +102,9 @@ def take(given: argparse.Namespace) -> dict[str, Any]:
     data: dict[str, Any] = json.loads(JSON.read_text()) if JSON.exists() else {}
     machine, everything = measure_machine(), not (given.only or given.quick or given.scale)
     print(machine, flush=True)
-    now = {"command": "make bench", "commit": commit(), "machine": machine_text(), "rates": asdict(machine)}
     data = {} if everything else data
-    # what stays in the file was measured then, at that commit
-    asked = {name: data.get(name, value) for name, value in now.items()}
-    asked["scale commit"] = now["commit"] if everything or given.scale else data.get("scale commit", asked["commit"])
+    now = {"command": "make bench", "machine": machine_text(), "rates": asdict(machine)}
+    asked = {name: data.get(name, value) for name, value in now.items()}  # those of the rows that stay
     parts = {"rows": data.get("rows", {}), "quick": data.get("quick", {}), "scale": data.get("scale", {})}
     if everything or (given.only and not given.quick):
         rows = run(named(builds(False), given.only), given.seconds, machine)
@@ -116,7 +114,8 @@ def take(given: argparse.Namespace) -> dict[str, Any]:
         parts["quick"] = (parts["quick"] if given.only else {}) | {name: asdict(row) for name, row in rows.items()}
     if everything or given.scale:
         parts["scale"] = forecast.measure()
-    return asked | parts
+    fresh = {name: commit() for name, part in parts.items() if part != data.get(name)}
+    return asked | {"commits": data.get("commits", {}) | fresh} | parts
 
 
 def named(every: Rows, names: Sequence[str] | None) -> Rows:
@@ -132,7 +131,7 @@ def quick(names: Sequence[str] | None) -> int:
     data = json.loads(JSON.read_text())
     then = {name: Row.of(row) for name, row in data["quick"].items() if not names or name.startswith(tuple(names))}
     faults = check(now, then, lambda name: run({name: chosen[name]}, AGAIN, None, MORE)[name])
-    print(f"{len(now)} rows in {took:.0f} s, compared with commit {data['commit']}: ", end="")
+    print(f"{len(now)} rows in {took:.0f} s, compared with commit {data['commits']['quick']}: ", end="")
     print("\n".join([f"{len(faults)} faults", *faults]) if faults else "no row is 1.3 times worse")
     return int(bool(faults))
 
@@ -159,9 +158,8 @@ def pages() -> None:
         path.write_text(between(path.read_text(), text))
 
 
-def between(page: str, text: str) -> str:
+def between(page: str, text: str, begin: str = "<!-- made by make bench -->\n", end: str = "<!-- end -->") -> str:
     """The page with `text` between its two markers."""
-    begin, end = "<!-- made by make bench -->\n", "<!-- end -->"
     head, _, rest = page.partition(begin)
     _, _, tail = rest.partition(end)
     if not rest or not tail:
@@ -173,7 +171,7 @@ def performance(data: Mapping[str, Any]) -> str:
     """The tables of docs/performance.md."""
     rates = Machine(**data["rates"])
     parts = [
-        f"`{data['command']}` at commit {data['commit']}, on {data['machine']}.\n",
+        f"`{data['command']}` at commit {data['commits']['rows']}, on {data['machine']}.\n",
         "| one core | |\n|---|---|",
         f"| one pass over memory, read and write | {rates.bytes_per_s / 1e9:.3g} GB/s |",
         f"| product of two 1024 x 1024 matrices, float32 | {rates.flops_per_s / 1e9:.3g} GFLOP/s |",

@@ -216,7 +216,7 @@ def tables(data: Mapping[str, Any]) -> str:
     """The tables of docs/scale.md."""
     scale, machine = data["scale"], Machine(**data["rates"])
     rows = {name: Row.of(row) for name, row in data["rows"].items()}
-    parts = [f"At commit {data['scale commit']}, on {data['machine']}; processor time of one core."]
+    parts = [f"At commit {data['commits']['scale']}, on {data['machine']}; processor time of one core."]
     parts += ["\n## Many cells\n", *many_cells(scale["cells"])]
     parts += ["\n## A million clients\n", *many_clients(scale)]
     parts += ["\n## Large models\n", *many_numbers(scale, rows, machine)]
@@ -227,7 +227,13 @@ def main() -> None:
     """Measure, and print the tables."""
     torch.set_num_threads(1)
     rates = vars(measure_machine())
-    data = {"scale": json.loads(json.dumps(measure())), "rates": rates, "rows": {}, "scale commit": "", "machine": ""}
+    data = {
+        "scale": json.loads(json.dumps(measure())),
+        "rates": rates,
+        "rows": {},
+        "commits": {"scale": ""},
+        "machine": "",
+    }
     print(tables(data))
 
 

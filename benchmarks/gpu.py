@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from _victims import observed, photographs
@@ -52,7 +52,13 @@ AT_ONCE = 32
 """Images of a search on the GPU; a search on the CPU has 8."""
 
 PLAN = LocalPlan(gradient=False, steps=5, epochs=None, batch=32, lr=0.1, momentum=0.9)
-Run = Callable[[], Tensor]
+
+
+class Run(NamedTuple):
+    """One run of a case, and how many units of work it does."""
+
+    go: Callable[[], Tensor]
+    amount: int = 1
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ def local(name: str, shape: tuple[int, ...], clients: int, engine: Engine | None
     work = [Work(data, Key(1).child(k), rng.subset(Key(3).child(k), 10_000, 200)) for k in range(clients)]
     chosen = choose_engine(task, device) if engine is None or device == "cpu" else engine
     params = task.init(Key(0)).to(device)
-    return lambda: train_clients(task, params, work, PLAN, chosen).updates
+    return Run(lambda: train_clients(task, params, work, PLAN, chosen).updates)
 
 
 def matching(name: str, count: int, kind: type[ModelTask], device: str) -> Run:
@@ -91,7 +97,7 @@ def matching(name: str, count: int, kind: type[ModelTask], device: str) -> Run:
     there = partial(moved, device=device)
     function = evaluator(task, there(params), SquaredDistance(there(targets)), images=1, labels=there(y))
     candidates, instances = there(x.flatten(1)), there(torch.arange(count))
-    return lambda: function(candidates, instances).gradient
+    return Run(lambda: function(candidates, instances).gradient)
 
 
 def search(attack: str, name: str, more: dict[str, Scalar], device: str) -> Run:
@@ -103,11 +109,9 @@ def search(attack: str, name: str, more: dict[str, Scalar], device: str) -> Run:
     noise: dict[str, Scalar] = {} if name == "none" else {"noise_std": 0.01}
     noise |= {"clip": 1000.0} if name == "gaussian" else {}
     seen = replace(observed(victims, registry.build("defense", name, noise), Key(4)), device=device)
-    seen, made = (
-        seen.of(range(8)) if device == "cpu" else seen,
-        registry.build("attack", attack, {"evaluations": 200} | more),
-    )
-    return lambda: torch.stack([guess.x for guess in made.run(seen, Key(5)).guesses[:8]])
+    count = 8 if device == "cpu" else AT_ONCE
+    seen, made = seen.of(range(count)), registry.build("attack", attack, {"evaluations": 200} | more)
+    return Run(lambda: torch.stack([guess.x for guess in made.run(seen, Key(5)).guesses[:8]]), count)
 
 
 def likelihood(name: str, dim: int, device: str) -> Run:
@@ -123,7 +127,7 @@ def likelihood(name: str, dim: int, device: str) -> Run:
     links = Links(setting, [one.sender for one in clients], [one.shared for one in clients])
     score = Placed(likelihood_of(defense, here.state, received, links), torch.device(device))
     x = moved(0.5 * updates, device).requires_grad_()
-    return lambda: torch.autograd.grad(score(x).sum(), x)[0]
+    return Run(lambda: torch.autograd.grad(score(x).sum(), x)[0])
 
 
 def shadows(name: str, runs: int, device: str) -> Run:
@@ -131,7 +135,7 @@ def shadows(name: str, runs: int, device: str) -> Run:
     task = ModelTask(build(name, (1, 28, 28), 10))
     pool = Examples(rng.normal(Key(1), (1000, 1, 28, 28)), torch.arange(1000) % 10).on(device)
     recipe = Recipe(2, 1, LocalPlan(False, None, 2, 50, 0.05, 0.9))
-    return lambda: train_shadows(task, recipe, pool, halves(Key(2), runs, 1000, 500), Key(3)).final
+    return Run(lambda: train_shadows(task, recipe, pool, halves(Key(2), runs, 1000, 500), Key(3)).final)
 
 
 def limit(name: str, device: str) -> Run:
@@ -142,7 +146,7 @@ def limit(name: str, device: str) -> Run:
     seen = observed(victims, registry.build("defense", "gaussian", {"clip": 1000.0, "noise_std": 0.01}), Key(4))
     seen = replace(seen, device=device)
     truth = [Examples(victims.x, victims.y)]
-    return lambda: torch.from_numpy(limits(seen, truth, Key(5))[0].error)[:, None]
+    return Run(lambda: torch.from_numpy(limits(seen, truth, Key(5))[0].error)[:, None])
 
 
 def norms() -> str:
@@ -185,11 +189,11 @@ CASES: dict[str, Callable[[str], Run]] = {
 }
 
 
-def measured(name: str, make: Callable[[str], Run]) -> Row:
-    """Run a case on both devices in turns; the seconds of a search are those of one image."""
+def measured(make: Callable[[str], Run]) -> Row:
+    """Run a case on both devices in turns; seconds are those of a unit of work."""
     runs = make("cpu"), make("cuda")
     torch.cuda.reset_peak_memory_stats()
-    here, there = (run().detach().cpu().double().flatten(1) for run in runs)
+    here, there = (run.go().detach().cpu().double().flatten(1) for run in runs)
     off = (there - here).abs().amax(1) / here.abs().max()
     taken: tuple[list[float], list[float]] = ([], [])
     end = time.perf_counter() + SECONDS
@@ -197,10 +201,8 @@ def measured(name: str, make: Callable[[str], Run]) -> Row:
         for run, seconds in zip(runs, taken, strict=True):
             torch.cuda.synchronize()
             start = time.perf_counter()
-            run().detach().cpu()
-            seconds.append(time.perf_counter() - start)
-    if name.startswith("search"):
-        taken = [one / 8 for one in taken[0]], [one / AT_ONCE for one in taken[1]]
+            run.go().detach().cpu()
+            seconds.append((time.perf_counter() - start) / run.amount)
     ratios = [cpu / gpu for cpu, gpu in zip(*taken, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
     cpu, gpu = map(statistics.median, taken)
@@ -227,12 +229,10 @@ def table(data: Mapping[str, Any]) -> str:
 
 def pages(source: Path) -> None:
     """Write the table of docs/performance.md."""
+    from bench import between
+
     page = ROOT / "docs" / "performance.md"
-    head, begin, rest = page.read_text().partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"expected a page with the lines {BEGIN.strip()!r} and {END!r}")
-    page.write_text(f"{head}{begin}\n{table(json.loads(source.read_text()))}\n\n{end}{tail}")
+    page.write_text(between(page.read_text(), table(json.loads(source.read_text())), BEGIN, END))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -255,7 +255,7 @@ def main(arguments: Sequence[str]) -> int:
     for name, make in CASES.items():
         if given.only and not name.startswith(tuple(given.only)):
             continue
-        row = measured(name, make)
+        row = measured(make)
         data["rows"][name] = asdict(row)
         print(
             f"{name:<42} {1e3 * row.cpu:9.2f} ms {1e3 * row.gpu:9.2f} ms {row.ratio:8.3g} "

@@ -151,7 +151,7 @@ class Scaling:
             return updates.new_zeros(len(updates), 0)
         header, _ = self.normalize(updates[0].float(), layout)
         means, scales = self.candidates([header], layout).measured(updates)
-        return torch.cat([means, scales], 1) if self.mode == "tensor" else scales
+        return torch.cat([means.flatten(1), scales], 1) if self.mode == "tensor" else scales
 
     def sent_in_clear(self, received: Sequence[bytes], layout: Layout) -> Tensor:
         """[n, h] float64: the numbers of `in_clear`, from the headers of n messages."""
@@ -273,7 +273,7 @@ class Candidates:
         """[n]: the misfit of the candidates' own scales and means to the sent ones, which also carry information."""
         if self.scaling.mode == "public":
             return updates.new_zeros(len(updates))
-        own, scales = self._measured(updates)
+        own, scales = self.measured(updates)
         # a constant tensor has scale 0, and its mean determines it
         floor = (_STIFF * self.scales.amax(1, keepdim=True)).clamp(min=1e-12)
         unit = _STIFF * torch.maximum(self.scales, floor)
@@ -281,12 +281,7 @@ class Candidates:
         return 0.5 * (((scales - self.scales) / unit).square().sum(1) + drift)
 
     def measured(self, updates: Tensor) -> tuple[Tensor, Tensor]:
-        """The means [n, pieces L] and the scales [n, pieces] of the updates themselves."""
-        means, scales = self._measured(updates)
-        return means.flatten(1), scales
-
-    def _measured(self, updates: Tensor) -> tuple[Tensor, Tensor]:
-        """`measured`, with means [n, pieces, L]."""
+        """The means [n, pieces, L] and the scales [n, pieces] of the updates themselves."""
         means, squares = [], []
         for part in self._columns(updates):
             mean = part.mean(1) if self.scaling.mode == "tensor" else part.new_zeros(len(part), part.shape[2])

@@ -149,7 +149,7 @@ def limits(seen: Observation, truth: Sequence[Examples], key: Key, only: range |
     except ValueError as error:
         raise NoLimit(str(error)) from error
     keep_freed_memory()
-    most = followed(seen.task, seen.model.params)  # not of the device, on which the same errors must come out
+    most = followed(seen.task, seen.model.params)  # of parameters on the CPU: equally many on every device
     first = seen.sightings[0]
     links = links_of(seen.setting, first.messages)
     wires = [message.wire for message in first.messages]
