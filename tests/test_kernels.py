@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy, one_hot
 from leakgauge.attacks._engine.matching import SquaredDistance, evaluator
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.learn import gradients as learn
 from leakgauge.harness.learn.gradients import gradients, kernel_of
 from leakgauge.harness.learn.kernels import Kernel
 from leakgauge.harness.learn.layers import (
@@ -110,10 +111,11 @@ def test_exactly_the_covered_models_have_known_layers():
     assert chains == COVERED
 
 
-def test_a_kernel_is_used_where_it_is_faster():
+@pytest.mark.parametrize(("loops", "slower"), [(True, ["cnn3"]), (False, ["cnn2", "cnn3", "lenet5", "cnn-udp"])])
+def test_a_kernel_is_used_where_it_is_faster(loops, slower, monkeypatch):
+    monkeypatch.setattr(learn, "library_for", lambda params: object() if loops else None)
     chosen = [(name, b) for name in (*COVERED, "resnet20", "svm") for b in (1, 4) if is_by_hand(named(name), b)]
-    slower = [("cnn2", 4), ("cnn3", 4), ("lenet5", 4), ("cnn-udp", 4)]
-    assert chosen == [(name, b) for name in COVERED for b in (1, 4) if (name, b) not in slower]
+    assert chosen == [(name, b) for name in COVERED for b in (1, 4) if (name, b) not in [(n, 4) for n in slower]]
     task = named("lenet-dlg")
     assert not is_by_hand(Mapped(task.model), 1)
     assert not is_by_hand(dataclasses.replace(task, model=dataclasses.replace(task.model, l2=0.1)), 1)
@@ -123,9 +125,11 @@ def is_by_hand(task, images, **how):
     return kernel_of(task, task.init(KEY), images, **how) is not None
 
 
-def test_an_evaluation_goes_by_hand_through_residual_blocks_where_that_is_faster():
-    chosen = [(name, b) for name in RESIDUAL for b in (1, 4, 5) if is_by_hand(named(name), b, blocks=True)]
-    assert chosen == [("resnet20", 1), ("resnet20-bn", 1), ("resnet20-bn", 4)]
+@pytest.mark.parametrize(("loops", "most"), [(True, (8, 8)), (False, (1, 4))])
+def test_an_evaluation_goes_by_hand_through_residual_blocks_where_that_is_faster(loops, most, monkeypatch):
+    monkeypatch.setattr(learn, "library_for", lambda params: object() if loops else None)
+    chosen = [(name, b) for name in RESIDUAL for b in (1, 4, 5, 8, 9) if is_by_hand(named(name), b, blocks=True)]
+    assert chosen == [(name, b) for name, m in zip(RESIDUAL, most, strict=True) for b in (1, 4, 5, 8, 9) if b <= m]
     assert not any(is_by_hand(named(name), 1) for name in RESIDUAL)
 
 

@@ -6,9 +6,17 @@ import scipy.optimize
 import torch
 
 from leakgauge.attacks._engine.matching import Evaluation
+from leakgauge.attacks._search import lbfgs
 from leakgauge.attacks._search.lbfgs import Status, Stop, _Memory, minimize
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["loops", "torch"])
+def memory(request, monkeypatch):
+    """Every test with the compiled loops, if there are any, and without them."""
+    if not request.param:
+        monkeypatch.setattr(lbfgs, "library_for", lambda tensor: None)
 
 
 class Calls:
@@ -57,6 +65,7 @@ def test_directions_equal_those_of_the_two_loop_recursion(pairs, size):
     steps = draw("steps", pairs, n, width)
     changes = steps * torch.linspace(0.5, 3, width, dtype=torch.float64) + 0.05 * draw("changes", pairs, n, width)
     memory = _Memory.empty(steps[0], size)
+    steps, changes = (one.to(lbfgs._PAIRS).double() for one in (steps, changes))
     for step, change in zip(steps, changes, strict=True):
         gradient = draw("gradient", n, width)
         found = memory.directions(torch.ones(n, dtype=torch.bool), step, change, gradient)

@@ -93,6 +93,7 @@ def test_other_candidates_change_a_value_by_rounding_only(chunk):
 def test_of_large_models_few_candidates_are_computed_at_once(monkeypatch):
     task, params, x, y = scene("cnn2", shape=(1, 16, 16))
     misfit = SquaredDistance(rng.normal(KEY.child("targets"), (5, task.layout.dim)))
+    monkeypatch.setattr(matching, "kernel_of", lambda *args, **rest: None)
     whole = evaluator(task, params, misfit, images=2, labels=y)
     monkeypatch.setattr(matching, "_WIDE", 2 * task.layout.dim + 1)
     parts = evaluator(task, params, misfit, images=2, labels=y)

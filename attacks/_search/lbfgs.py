@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from leakgauge.attacks._engine.matching import Function
+from leakgauge.harness.core.native import Library, library_for
 
 _ARMIJO = 1e-4
 """Share of the decrease predicted by the slope that a step must achieve (Nocedal & Wright 2006, sec. 3.1)."""
@@ -27,6 +28,11 @@ _SHORTEST = 2.0**-20
 
 _HISTORY = 100
 """Number of accepted pairs in memory; gradient matching needs 50 or more (measured)."""
+
+_PAIRS = torch.bfloat16
+"""Pairs are rounded to this type: with compiled loops, most of the time goes into reading them. With rounded pairs, 32
+searches of `idlg` and `dlg` took .99 of the evaluations with pairs in single precision, and reached the same values.
+"""
 
 _WINDOW = 200
 """Number of evaluations between checks for stalling."""
@@ -92,7 +98,7 @@ def minimize(function: Function, start: Tensor, stop: Stop, watch: int | None = 
     n, turn, watch = len(start), 0, watch or (1 if start.device.type == "cpu" else UNWATCHED)
     ends = start.new_zeros(n, dtype=torch.int64)
     found = Minima(start.clone(), start.new_full((n,), torch.inf), ends.clone(), ())
-    search, memory = _Search.begin(start, stop.tolerance), _Memory.empty(start, min(_HISTORY, stop.evaluations))
+    search, memory = _Search.begin(start, stop.tolerance), _memory(start, min(_HISTORY, stop.evaluations))
     while len(search.instance):
         turn += 1
         _turn(search, memory, function, looks=watch == 1)
@@ -188,7 +194,7 @@ class _Memory:
         self.turns += 1
         used = slice(min(self.turns + 1, slots))
         inverse, gram, rings = self.inverse[:, used, used], self.gram[:, used, used], self.pairs[:, used].flatten(1, 2)
-        pair = torch.stack([step, change], dim=1)
+        pair = torch.stack([step, change], dim=1).to(_PAIRS).to(step.dtype)
         lengths, change_squared = torch.bmm(pair, pair.mT).unbind(1)
         step_squared, curvature = lengths.unbind(1)
         kept = accepted & (curvature > _CURVATURE * (step_squared.sqrt() * change_squared[:, 1].sqrt()))
@@ -221,7 +227,50 @@ class _Memory:
         return direction.addcmul_(self.scale.to(gradient.dtype), gradient).neg_()
 
 
-_State = TypeVar("_State", _Search, _Memory)
+@dataclass
+class _NativeMemory:
+    """The same as `_Memory` on a CPU, by compiled loops in single precision.
+
+    With 100 pairs of 3,072 numbers, it takes a third of the time of matrix products for 8 problems, a fifth for one.
+
+    pairs: [n, m, 2, D], the bits of a ring of the last m accepted pairs. curvature, count, scale: see `_Memory`.
+    """
+
+    native: Library
+    pairs: Tensor
+    curvature: Tensor
+    count: Tensor
+    scale: Tensor
+
+    @classmethod
+    def empty(cls, native: Library, start: Tensor, size: int) -> _NativeMemory:
+        """A memory without pairs."""
+        n, width = start.shape
+        curvature, scale = (start.new_zeros(*shape, dtype=torch.float64) for shape in ((n, size), (n,)))
+        pairs = start.new_empty(n, size, 2, width, dtype=torch.int16)
+        return cls(native, pairs, curvature, start.new_zeros(n, dtype=torch.int64), scale)
+
+    def forget(self, rows: Tensor) -> None:
+        """Drop the pairs of the problems `rows` [n] bool."""
+        self.count.masked_fill_(rows, 0)
+
+    def directions(self, accepted: Tensor, step: Tensor, change: Tensor, gradient: Tensor) -> Tensor:
+        """Implement `_Memory.directions`."""
+        n, slots, _, width = self.pairs.shape
+        given = [one.float().contiguous() for one in (step, change, gradient)]
+        weights, found = self.curvature.new_empty(slots), torch.empty_like(given[0])
+        arrays = (self.pairs, self.curvature, self.count, self.scale, accepted.contiguous(), *given, weights, found)
+        self.native.directions(n, slots, width, _CURVATURE, *(one.data_ptr() for one in arrays))
+        return found.to(gradient.dtype)
+
+
+def _memory(start: Tensor, size: int) -> _Memory | _NativeMemory:
+    """A memory of `size` pairs without pairs."""
+    native = library_for(start)
+    return _Memory.empty(start, size) if native is None else _NativeMemory.empty(native, start, size)
+
+
+_State = TypeVar("_State", bound=_Search | _Memory | _NativeMemory)
 
 
 def _take(state: _State, rows: Tensor) -> _State:
@@ -230,7 +279,7 @@ def _take(state: _State, rows: Tensor) -> _State:
     return dataclasses.replace(state, **parts)
 
 
-def _turn(search: _Search, memory: _Memory, function: Function, *, looks: bool) -> None:
+def _turn(search: _Search, memory: _Memory | _NativeMemory, function: Function, *, looks: bool) -> None:
     """Evaluate one trial point of each problem and choose the next direction and step.
 
     looks: whether the host checks if any problem must restart from steepest descent, to skip that work otherwise.

@@ -15,6 +15,7 @@ from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy, one_hot, softplus
 
 from leakgauge.harness.core.contract import Task
+from leakgauge.harness.core.native import library_for
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.kernels import Kernel
 from leakgauge.harness.learn.layers import Chain, Conv, Network
@@ -24,8 +25,14 @@ _TOGETHER = 32
 """Number of instances whose gradients are computed at once; the patches of an image take up to 2 MB."""
 
 
-_MIXED = 4
-"""Maximum number of images per instance for a kernel with batch norms, which keeps patches of 14 MB per image."""
+_IN_BLOCKS = 8
+"""Maximum number of images per instance for a kernel of residual blocks, which keeps 8 MB per image of a ResNet-20."""
+
+_PATCHES = 4
+"""The same without compiled loops and with batch norms: it keeps patches of 14 MB per image."""
+
+_FEW = 64
+"""With more channels, and more than one image, the compiled loops are not faster: 1.0 to 1.4 for `cnn3`."""
 
 
 def gradients(task: Task, params: Vector, x: Tensor, y: Tensor) -> Tensor:
@@ -70,27 +77,29 @@ def kernel_of(task: Task, params: Vector, images: int, *, blocks: bool = False) 
     """The hand-written kernel if it supports the task and is faster; None: use `vmap`.
 
     Args:
-        blocks: whether networks with residual blocks may use a kernel: relative to the usual loop, a ResNet-20 takes
-            0.5 to 0.7 of the time with one image; with four, 0.8 with batch norm, and no less time with group norm.
+        blocks: whether networks with residual blocks may use a kernel.
 
-    Time of `vmap` over time by hand, measured on one busy CPU core (`benchmarks/matching.py`), 3x32x32, 8 instances or
-    more: 1.5 to 2.5 for the LeNet of DLG with one image and 1.2 to 1.4 with four, 3 to 6 for `mlp` (in smaller chunks
-    by hand), 1.1 to 1.4 for `cnn2` and `lenet5` with one image, but 0.6 to 1.0 with four: a first convolution of stride
-    1 has a window per pixel, and few channels share the cost of copying it. On an NVIDIA H200 (`benchmarks/gpu.py`)
-    with one image: 3.4 and 5.2 for the LeNet with 8 and 256 instances, 5.7 for `mlp`, 6.5 for a ResNet-20.
+    Time of `vmap` over time by hand, measured on one CPU core (`benchmarks/matching.py`), 3x32x32, 8 instances or more,
+    with the compiled loops of `learn.convolution`: 4 for the LeNet of DLG with one image and 3 with four, 4 for `cnn2`
+    with one or four, 3 for `lenet5`. Without them: 2.4 and 1.6 for the LeNet, 1.5 to 1.7 for `cnn2` and `lenet5` with
+    one image, but 0.8 with four: a first convolution of stride 1 has a window per pixel, and few channels share the
+    cost of copying it. `mlp`: 3 to 6 (in smaller chunks by hand). A ResNet-20: with the loops 1.8 with one image, 1.2
+    to 1.6 with 8; without them 1.2 with one image, and with four only if it has batch norms.
+
+    On an NVIDIA H200 (`benchmarks/gpu.py`) with one image: 3.4 and 5.2 for the LeNet with 8 and 256 instances, 5.7 for
+    `mlp`, 6.5 for a ResNet-20.
     """
     if type(task) is not ModelTask or not task.softmax or task.model.l2:
         return None
-    chain = task.model.apply
+    chain, compiled = task.model.apply, library_for(params) is not None
     if isinstance(chain, Network):
-        fast = blocks and images <= (_MIXED if task.mixes else 1)
-        return Kernel(chain, task.layout, params) if fast else None
+        most = _IN_BLOCKS if compiled else _PATCHES if task.mixes else 1
+        return Kernel(chain, task.layout, params) if blocks and images <= most else None
     if not isinstance(chain, Chain):
         return None
-    strides = [layer.stride for layer in chain.layers if isinstance(layer, Conv)]
-    if images > 1 and strides and strides[0] == 1:
-        return None
-    return Kernel(chain, task.layout, params)
+    convs = [layer for layer in chain.layers if isinstance(layer, Conv)]
+    slow = any(one.outputs > _FEW for one in convs) if compiled else bool(convs) and convs[0].stride == 1
+    return None if images > 1 and slow else Kernel(chain, task.layout, params)
 
 
 def takes_numbers(task: Task) -> bool:

@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, max_pool2d, pad, softplus
 
+from leakgauge.harness.core.native import Library, library_for
 from leakgauge.harness.core.vec import Layout, Vector
+from leakgauge.harness.learn.convolution import NativeConvStep
 from leakgauge.harness.learn.layers import (
     TINY,
     Block,
@@ -140,7 +142,7 @@ class Trace:
         """The slopes of sum_i <slopes_i, gradients_i> + <of_outputs_i, outputs_i>, with both [m, ...] held fixed."""
         first, steps = self._kernel.first, self._tape.steps
         with torch.inference_mode():
-            along = self._parts if slopes is self._gradients else self._kernel.split(slopes)
+            along = self._parts if slopes is self._gradients else self._kernel.split(slopes.contiguous())
             t: Tensor | None = None
             for step, directions in zip(steps[first:], along[first:], strict=True):
                 t = step.tangent(t, directions)
@@ -208,6 +210,9 @@ def _maker(layer: Layer | Block, tensors: Iterator[Tensor]) -> Maker:
     own = [] if isinstance(layer, Block) else [next(tensors) for _ in range(layer.owns)]
     match layer:
         case Conv():
+            native = library_for(own[0])
+            if native is not None:
+                return partial(_native_conv, native, layer, own)
             return partial(_ConvStep, _Filters(layer, *own))
         case Dense():
             weight, bias = own
@@ -221,6 +226,11 @@ def _maker(layer: Layer | Block, tensors: Iterator[Tensor]) -> Maker:
         case Dropout():
             raise TypeError("expected layers without dropout")
     return _PLAIN[type(layer)]
+
+
+def _native_conv(native: Library, layer: Conv, own: Sequence[Tensor], shape: Shape, scratch: _Scratch) -> _Step:
+    """The step of a convolution by compiled loops."""
+    return NativeConvStep(native, layer, own, shape, scratch.new)
 
 
 class _Softmax:

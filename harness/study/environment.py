@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from leakgauge.harness.core.cell import Cell, PartSpec, TaskSpec, TrainingSpec, fingerprint
 from leakgauge.harness.core.code import imported, task_code
+from leakgauge.harness.core.native import VERSION, library
 from leakgauge.harness.core.result import Environment
 
 if TYPE_CHECKING:
@@ -118,7 +119,8 @@ def shipped(kind: Literal["defense", "attack"], name: str) -> bool:
 def package() -> str:
     """The digest of the sources of this package at the first call in this process."""
     digest, root = hashlib.sha256(), Path(__file__).parents[2]
-    for path in sorted(file for folder in SOURCES for file in (root / folder).rglob("*.py")):
+    files = (file for folder in SOURCES for kind in ("py", "c") for file in (root / folder).rglob(f"*.{kind}"))
+    for path in sorted(files):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
     return digest.hexdigest()
@@ -139,8 +141,9 @@ def environment() -> Environment:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    """The versions of the packages that numbers depend on."""
-    return {name: importlib.metadata.version(name) for name in _PACKAGES}
+    """The versions of the packages that numbers depend on, and of the compiled loops."""
+    loops = "none" if library() is None else str(VERSION)
+    return {name: importlib.metadata.version(name) for name in _PACKAGES} | {"compiled loops": loops}
 
 
 def numerics() -> dict[str, Any]:

@@ -28,6 +28,8 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
+from leakgauge.harness.core.native import library
+
 HERE = Path(__file__).parent
 ROUNDED = 2
 STUDIES = {
@@ -131,7 +133,9 @@ def _arithmetic():
     found = [square, torch.linalg.solve(square, wave), *torch.linalg.eigh(square), torch.linalg.svdvals(wave)]
     found += [single @ single.T, torch.nn.functional.conv2d(image, image[:, :, :5, :5], padding=2), single.exp()]
     found += [torch.from_numpy(np.linalg.svd(wave.numpy(), compute_uv=False))]
-    return hashlib.sha256(b"".join(one.contiguous().numpy().tobytes() for one in found)).hexdigest()[:16]
+    digest = hashlib.sha256(b"".join(one.contiguous().numpy().tobytes() for one in found))
+    digest.update(f"compiled loops: {library() is not None}".encode())
+    return digest.hexdigest()[:16]
 
 
 def stored(name):
