@@ -114,7 +114,11 @@ def take(given: argparse.Namespace) -> dict[str, Any]:
         parts["quick"] = (parts["quick"] if given.only else {}) | {name: asdict(row) for name, row in rows.items()}
     if everything or given.scale:
         parts["scale"] = forecast.measure()
-    fresh = {name: commit() for name, part in parts.items() if part != data.get(name)}
+    fresh = {
+        f"rows {' '.join(given.only)}" if given.only and name == "rows" else name: commit()
+        for name, part in parts.items()
+        if part != data.get(name)
+    }
     return asked | {"commits": data.get("commits", {}) | fresh} | parts
 
 
@@ -170,8 +174,10 @@ def between(page: str, text: str, begin: str = "<!-- made by make bench -->\n", 
 def performance(data: Mapping[str, Any]) -> str:
     """The tables of docs/performance.md."""
     rates = Machine(**data["rates"])
+    again = (name.partition(" ") + (at,) for name, at in data["commits"].items() if name.startswith("rows "))
+    later = "".join(f" Rows of {' and '.join(names.split())} at commit {at}." for _, _, names, at in again)
     parts = [
-        f"`{data['command']}` at commit {data['commits']['rows']}, on {data['machine']}.\n",
+        f"`{data['command']}` at commit {data['commits']['rows']}, on {data['machine']}.{later}\n",
         "| one core | |\n|---|---|",
         f"| one pass over memory, read and write | {rates.bytes_per_s / 1e9:.3g} GB/s |",
         f"| product of two 1024 x 1024 matrices, float32 | {rates.flops_per_s / 1e9:.3g} GFLOP/s |",
