@@ -108,17 +108,14 @@ def take(given: argparse.Namespace) -> dict[str, Any]:
     parts = {"rows": data.get("rows", {}), "quick": data.get("quick", {}), "scale": data.get("scale", {})}
     if everything or (given.only and not given.quick):
         rows = run(named(builds(False), given.only), given.seconds, machine)
-        parts["rows"] |= {name: asdict(row) for name, row in rows.items()}
+        parts["rows"] = parts["rows"] | {name: asdict(row) for name, row in rows.items()}
     if everything or given.quick:
         rows = run(named(builds(True), given.only), given.seconds, None)
         parts["quick"] = (parts["quick"] if given.only else {}) | {name: asdict(row) for name, row in rows.items()}
     if everything or given.scale:
         parts["scale"] = forecast.measure()
-    fresh = {
-        f"rows {' '.join(given.only)}" if given.only and name == "rows" else name: commit()
-        for name, part in parts.items()
-        if part != data.get(name)
-    }
+    some = f" {' and '.join(given.only)}" if given.only else ""
+    fresh = {name + some: commit() for name, part in parts.items() if part != data.get(name)}
     return asked | {"commits": data.get("commits", {}) | fresh} | parts
 
 
@@ -174,8 +171,8 @@ def between(page: str, text: str, begin: str = "<!-- made by make bench -->\n", 
 def performance(data: Mapping[str, Any]) -> str:
     """The tables of docs/performance.md."""
     rates = Machine(**data["rates"])
-    again = (name.partition(" ") + (at,) for name, at in data["commits"].items() if name.startswith("rows "))
-    later = "".join(f" Rows of {' and '.join(names.split())} at commit {at}." for _, _, names, at in again)
+    again = {name.removeprefix("rows "): at for name, at in data["commits"].items() if name.startswith("rows ")}
+    later = "".join(f" Rows that begin with {names}: at commit {at}." for names, at in again.items())
     parts = [
         f"`{data['command']}` at commit {data['commits']['rows']}, on {data['machine']}.{later}\n",
         "| one core | |\n|---|---|",
