@@ -10,6 +10,7 @@ from leakgauge.attacks._engine.matching import SquaredDistance, evaluator
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn import gradients as learn
+from leakgauge.harness.learn import kernels
 from leakgauge.harness.learn.gradients import gradients, kernel_of
 from leakgauge.harness.learn.kernels import Kernel
 from leakgauge.harness.learn.layers import (
@@ -171,6 +172,14 @@ def test_residual_blocks_and_norms_in_any_order(groups):
     second = (Conv("conv2", 6, 6, 3, padding=1, bias=False), SoftRelu(0.3))
     layers = (Block(path, 2), Block(second), Norm("norm3", 6, groups // 2), MaxPool(), Mean(), Dense("fc", 6, CLASSES))
     assert_both_agree(chained(*layers, shape=(4, 10, 13), kind=Network))
+
+
+@pytest.mark.parametrize("loops", [True, False])
+def test_a_norm_may_stand_directly_before_a_convolution(loops, monkeypatch):
+    if not loops:
+        monkeypatch.setattr(kernels, "library_for", lambda tensor: None)
+    layers = (Conv("conv1", 1, 4, 3, padding=1), Norm("norm", 4, 2), Conv("conv2", 4, 5, 3), Mean())
+    assert_both_agree(chained(*layers, Dense("fc", 5, CLASSES)))
 
 
 def test_a_network_scores_by_running_statistics_and_trains_by_those_of_the_batch():

@@ -452,7 +452,7 @@ class _NormStep:
         return torch.addcmul(self.bias, self.u.view(self.shape), self.scale)
 
     def backward(self, d: Tensor, into: Sequence[Tensor], on: bool) -> Tensor:
-        self.d = d.contiguous()
+        self.d = d.clone(memory_format=torch.contiguous_format)  # a convolution's next pass may overwrite d
         torch.sum(self.d * self.u.view(self.shape), (2, 3, 4), out=into[0])
         torch.sum(self.d, (2, 3, 4), out=into[1])
         for own, now, result in zip(self.running, (self.mean, self.variance), into[2:], strict=False):
