@@ -5,6 +5,7 @@ import shutil
 import pytest
 import torch
 
+from leakgauge.attacks._engine.matching import SquaredDistance
 from leakgauge.attacks._search import lbfgs
 from leakgauge.harness.core import native, rng
 from leakgauge.harness.core.rng import Key
@@ -113,6 +114,19 @@ def test_the_loops_make_kernels_faster_for_several_images_behind_a_first_stride_
     assert [kernel_of(t, p, 2) is None for t, p in zip(tasks, params, strict=True)] == [False, True]
     assert [kernel_of(t, p, 1) is None for t, p in zip(tasks, params, strict=True)] == [False, False]
     assert [kernel_of(t, p.bfloat16(), 2) is None for t, p in zip(tasks, params, strict=True)] == [True, True]
+
+
+@both
+@pytest.mark.parametrize("width", [1, 7, 32, 61, 1024, 5000])
+def test_the_squared_distance_and_its_slope_are_those_of_torch(width, dtype):
+    targets, gradients, instances = draw("targets", 4, width), draw("gradients", 3, width), torch.tensor([2, 0, 2])
+    misfit = SquaredDistance(targets.to(dtype), scale=0.5)
+    found = misfit.sloped(gradients.to(dtype), instances)
+    assert (found.value.dtype, found.factor) == (dtype, 1.0)
+    misses = gradients - targets[instances]
+    assert_close((found.slope, found.value), (misses, misses.square().sum(1) / 2), SHARE[dtype])
+    mixed = SquaredDistance(targets.float()).sloped(gradients.clone(), instances)
+    assert_close([mixed.slope], [gradients - targets.float()[instances]], 1e-12)
 
 
 @needs_loops

@@ -14,6 +14,7 @@ from torch.linalg import vector_norm
 
 from leakgauge.harness.core.contract import Task
 from leakgauge.harness.core.device import capacity
+from leakgauge.harness.core.native import library_for
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.gradients import gradients, keep_freed_memory, kernel_of, takes_numbers
 from leakgauge.harness.learn.kernels import Kernel
@@ -112,8 +113,14 @@ class SquaredDistance:
 
         It works in place, because each pass over d numbers takes time with 100 classes.
         """
-        misses = gradients.sub_(self._sought(instances))
-        return Sloped(self.scale * vector_norm(misses, dim=1).square_(), misses, 2 * self.scale)
+        sought, native = self._sought(instances), library_for(gradients)
+        if native is None or sought.dtype != gradients.dtype:
+            squares = vector_norm(gradients.sub_(sought), dim=1).square_()
+        else:  # in one pass instead of two
+            squares, (m, width) = gradients.new_empty(len(gradients), dtype=torch.float64), gradients.shape
+            native.subtract(m, width, gradients.data_ptr(), sought.data_ptr(), squares.data_ptr())
+            squares = squares.to(gradients.dtype)
+        return Sloped(self.scale * squares, gradients, 2 * self.scale)
 
 
 def evaluator(

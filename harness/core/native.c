@@ -39,7 +39,7 @@ enum { BYTES = 32, TILE = 4 };
     }
 
 /* Raised with each change of a function's arguments. */
-int leakgauge_version(void) { return 1; }
+int leakgauge_version(void) { return 2; }
 
 #define JOINED(a, b) a##b
 #define NAMED(a, b) JOINED(a, b)
@@ -268,6 +268,30 @@ EACH_PROCESSOR void NAME(leakgauge_weights_)(const integer *plan, integer m, con
                     OF_TILE(CALL, outs - o, taps - t)
 #undef CALL
                 }
+}
+
+/* found -= sought in m rows of `width` numbers, and the squared lengths of the rows. */
+EACH_PROCESSOR void NAME(leakgauge_subtract_)(integer m, integer width, REAL *found, const REAL *sought,
+                                              double *squares) {
+    enum { BLOCK = 1024 }; /* sums of blocks are added in double precision */
+    for (; m > 0; m--, found += width, sought += width, squares++) {
+        *squares = 0;
+        for (integer from = 0; from < width; from += BLOCK) {
+            const integer end = from + BLOCK < width ? from + BLOCK : width;
+            vector sum[TILE];
+            integer k = from;
+            UNROLLED for (int j = 0; j < TILE; j++) sum[j] = (vector){0};
+            for (; k + TILE * LANES <= end; k += TILE * LANES)
+                UNROLLED for (int j = 0; j < TILE; j++) {
+                    vector *at = (vector *)(found + k + j * LANES);
+                    *at -= *(const vector *)(sought + k + j * LANES);
+                    sum[j] += *at * *at;
+                }
+            REAL rest = NAME(sum_of_)((sum[0] + sum[1]) + (sum[2] + sum[3]));
+            for (; k < end; k++) found[k] -= sought[k], rest += found[k] * found[k];
+            *squares += rest;
+        }
+    }
 }
 
 #undef vector

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-VERSION = 1
+VERSION = 2
 """What `leakgauge_version` returns: a library that was compiled from an older file is not used."""
 
 _BYTES = 32
@@ -27,6 +27,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
         *(_POINTER, _INTEGER, _POINTER),
     ],
     "weights": [_POINTER, _INTEGER, _POINTER, _POINTER, _POINTER, _INTEGER],
+    "subtract": [_INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER],
     "directions": [_INTEGER, _INTEGER, _INTEGER, ctypes.c_double, *[_POINTER] * 10],
 }
 
@@ -49,6 +50,7 @@ class Library:
             function.argtypes, function.restype = _ARGUMENTS[name], None
         self.spread, self.correlate = functions["spread"], functions["correlate"]
         self.weights, self.directions = functions["weights"], functions["directions"]
+        self.subtract = functions["subtract"]
         self.lanes = _BYTES // (4 if real == "float" else 8)
         """Numbers that are computed at once."""
 
