@@ -121,7 +121,7 @@ def test_the_loops_make_kernels_faster_for_several_images_behind_a_first_stride_
 def test_the_squared_distance_and_its_slope_are_those_of_torch(width, dtype):
     targets, gradients, instances = draw("targets", 4, width), draw("gradients", 3, width), torch.tensor([2, 0, 2])
     misfit = SquaredDistance(targets.to(dtype), scale=0.5)
-    found = misfit.sloped(gradients.to(dtype), instances)
+    found = misfit.sloped(gradients.to(dtype, copy=True), instances)
     assert (found.value.dtype, found.factor) == (dtype, 1.0)
     misses = gradients - targets[instances]
     assert_close((found.slope, found.value), (misses, misses.square().sum(1) / 2), SHARE[dtype])
