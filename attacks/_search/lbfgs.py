@@ -30,8 +30,9 @@ _HISTORY = 100
 """Number of accepted pairs in memory; gradient matching needs 50 or more (measured)."""
 
 _PAIRS = torch.bfloat16
-"""Pairs are rounded to this type: with compiled loops, most of the time goes into reading them. With rounded pairs, 32
-searches of `idlg` and `dlg` took .99 of the evaluations with pairs in single precision, and reached the same values.
+"""Pairs are rounded to this type, because much of a search is reading them. Of 48 images, `idlg` and `dlg` recovered 45
+with rounded pairs and 46 with pairs in single precision, in .99 of the evaluations; `map` behind three defenses took .97
+to 1.11 of them, to a mean SSIM of .7072, .7117 and .7203 instead of .7072, .7117 and .7187.
 """
 
 _WINDOW = 200
