@@ -31,8 +31,8 @@ _HISTORY = 100
 
 _PAIRS = torch.bfloat16
 """Pairs are rounded to this type, because much of a search is reading them. Of 48 images, `idlg` and `dlg` recovered 45
-with rounded pairs and 46 with pairs in single precision, in .99 of the evaluations; `map` behind three defenses took .97
-to 1.11 of them, to a mean SSIM of .7072, .7117 and .7203 instead of .7072, .7117 and .7187.
+with rounded pairs and 46 with pairs in single precision, in .99 of the evaluations; `map` behind three defenses took
+.97 to 1.11 of them, to a mean SSIM of .7072, .7117 and .7203 instead of .7072, .7117 and .7187.
 """
 
 _WINDOW = 200

@@ -26,10 +26,10 @@ _TOGETHER = 32
 
 
 _IN_BLOCKS = 8
-"""Maximum number of images per instance for a kernel of residual blocks, which keeps 8 MB per image of a ResNet-20."""
+"""Maximum number of images per instance for a kernel of residual blocks, which keeps 14 MB per image of a ResNet-20."""
 
 _PATCHES = 4
-"""The same without compiled loops and with batch norms: it keeps patches of 14 MB per image."""
+"""The same without compiled loops and with batch norms: it also keeps patches, of 14 MB per image."""
 
 _FEW = 64
 """With more channels, and more than one image, the compiled loops are not faster: 1.0 to 1.4 for `cnn3`."""
@@ -79,8 +79,8 @@ def kernel_of(task: Task, params: Vector, images: int, *, blocks: bool = False) 
     Args:
         blocks: whether networks with residual blocks may use a kernel.
 
-    Time of `vmap` over time by hand, measured on one CPU core (`benchmarks/matching.py`), 3x32x32, 8 instances or more,
-    with the compiled loops of `learn.convolution`: 4 for the LeNet of DLG with one image and 3 with four, 4 for `cnn2`
+    Time of `vmap` over time by hand, measured on one CPU core, 3x32x32, 2 to 8 instances, with the compiled loops of
+    `learn.convolution` (`benchmarks/matching.py`): 4 for the LeNet of DLG with one image and 3 with four, 4 for `cnn2`
     with one or four, 3 for `lenet5`. Without them: 2.4 and 1.6 for the LeNet, 1.5 to 1.7 for `cnn2` and `lenet5` with
     one image, but 0.8 with four: a first convolution of stride 1 has a window per pixel, and few channels share the
     cost of copying it. `mlp`: 3 to 6 (in smaller chunks by hand). A ResNet-20: with the loops 1.8 with one image, 1.2
