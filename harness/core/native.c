@@ -38,6 +38,15 @@ enum { BYTES = 32, TILE = 4 };
     default: OF_TWO(CALL, TILE, y) \
     }
 
+/* A plan lists, as `harness.learn.convolution` writes it:
+   spread: rows; step; phases; entries of a map, of its row, of a larger map; for each phase its first column, its place
+     and its number of columns; for each row its place.
+   correlate: outs; ins; distances of the weights of two outs and of two ins, of the inputs of two channels and of two
+     instances, of the outputs of two channels, of two instances and of two neighbors; phases; for each phase: taps;
+     places; (weight, input) of each tap; (input, output, number of neighbors) of each place.
+   weights: outs; ins; distances of weights and inputs as above, of the slopes of two channels and of two instances;
+     taps; places; (weight, input) of each tap; (input, slope) of each place. */
+
 /* Raised with each change of a function's arguments. */
 int leakgauge_version(void) { return 2; }
 
@@ -55,7 +64,7 @@ int leakgauge_version(void) { return 2; }
 typedef uint16_t half;
 typedef half halves __attribute__((vector_size(16), aligned(2), may_alias));
 typedef uint32_t bits __attribute__((vector_size(32)));
-enum { WIDTH = 8, AT_ONCE = 4, PER_LINE = 32 };
+enum { WIDTH = 8, AT_ONCE = 4 }; /* together one line of memory */
 
 #define UNPACKED(from) ((vector_float)(__builtin_convertvector(*(const halves *)(from), bits) << 16))
 
