@@ -9,8 +9,8 @@ from torch.nn.functional import cross_entropy, one_hot
 from leakgauge.attacks._engine.matching import SquaredDistance, evaluator
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.learn import convolution
 from leakgauge.harness.learn import gradients as learn
-from leakgauge.harness.learn import kernels
 from leakgauge.harness.learn.gradients import gradients, kernel_of
 from leakgauge.harness.learn.kernels import Kernel
 from leakgauge.harness.learn.layers import (
@@ -177,7 +177,7 @@ def test_residual_blocks_and_norms_in_any_order(groups):
 @pytest.mark.parametrize("loops", [True, False])
 def test_a_norm_may_stand_directly_before_a_convolution(loops, monkeypatch):
     if not loops:
-        monkeypatch.setattr(kernels, "library_for", lambda tensor: None)
+        monkeypatch.setattr(convolution, "library_for", lambda tensor: None)
     layers = (Conv("conv1", 1, 4, 3, padding=1), Norm("norm", 4, 2), Conv("conv2", 4, 5, 3), Mean())
     assert_both_agree(chained(*layers, Dense("fc", 5, CLASSES)))
 

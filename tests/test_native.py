@@ -9,8 +9,8 @@ from leakgauge.attacks._engine.matching import SquaredDistance
 from leakgauge.attacks._search import lbfgs
 from leakgauge.harness.core import native, rng
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.learn import kernels
-from leakgauge.harness.learn.convolution import NativeConvStep
+from leakgauge.harness.learn import convolution
+from leakgauge.harness.learn.convolution import _NativeConvStep
 from leakgauge.harness.learn.gradients import kernel_of
 from leakgauge.harness.learn.kernels import Kernel
 from leakgauge.harness.learn.layers import Chain, Conv, Dense, Flatten, Sigmoid
@@ -46,7 +46,7 @@ def passes(task, dtype, m=3, b=2, loops=True):
     y, v = draw("y", m, b, task.classes, dtype=dtype).softmax(2), draw("v", m, task.layout.dim, dtype=dtype)
     with pytest.MonkeyPatch.context() as patch:
         if not loops:
-            patch.setattr(kernels, "library_for", lambda tensor: None)
+            patch.setattr(convolution, "library_for", lambda tensor: None)
         kernel = Kernel(task.model.apply, task.layout, params)
     for scale in (0.5, 1.0):  # the second evaluation reuses the memory of the first
         gradients, trace = kernel.trace(scale * x, y)
@@ -69,7 +69,7 @@ def assert_close(found, expected, share):
 def test_an_installation_with_a_compiler_has_the_loops_and_uses_them():
     task = between((3, 1, 1), (9, 9))
     steps = Kernel(task.model.apply, task.layout, task.init(KEY))._tape(torch.zeros(1, 1, 2, 9, 9)).steps
-    assert [type(step) is NativeConvStep for step in steps] == [True, False, True, False, False, False]
+    assert [type(step) is _NativeConvStep for step in steps] == [True, False, True, False, False, False]
     assert isinstance(lbfgs._memory(torch.zeros(1, 3), 2), lbfgs._NativeMemory)
     assert native.library_for(torch.zeros(1, dtype=torch.bfloat16)) is None
 

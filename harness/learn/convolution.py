@@ -1,7 +1,7 @@
-"""Convolutions of gradient matching by compiled loops (`harness/core/native.c`), for many instances at once.
+"""Convolutions of gradient matching, for many instances at once: by compiled loops, or by products of patches.
 
 Each instance has weights or slopes of its own for a few small maps. As products of matrices, half of the time goes into
-copies of patches. The loops read the maps themselves, copied into margins of zeros.
+copies of patches. The loops (`harness/core/native.c`) read the maps themselves, copied into margins of zeros.
 
 An input u, counted with the padding, is place q of phase f: u = stride q + f. The phases of a row are kept apart, so
 that neighbors in a phase are neighbors in memory. Forward, output y reads the inputs stride y + k, k in the kernel, so
@@ -11,17 +11,48 @@ place y + k // stride of phase k % stride. Backward, place q of phase f reads th
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import product
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from leakgauge.harness.core.native import Library
+from leakgauge.harness.core.native import Library, library_for
 from leakgauge.harness.learn.layers import Conv
 
 Shape = tuple[int, ...]
+
+
+class Scratch:
+    """Allocates memory with the type and device of a tensor."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.like = like.new_empty(0)
+        self.spare = self.like
+
+    def new(self, *shape: int) -> Tensor:
+        """Zeros [*shape]."""
+        return self.like.new_zeros(shape)
+
+    def shared(self, *shape: int) -> Tensor:
+        """[*shape], one block for all callers: only for results that the next operation consumes."""
+        if self.spare.numel() < math.prod(shape):
+            self.spare = self.new(math.prod(shape))
+        return self.spare[: math.prod(shape)].view(shape)
+
+
+def conv_maker(layer: Conv, own: Sequence[Tensor]) -> Callable[[Shape, Scratch], _NativeConvStep | _PatchConvStep]:
+    """The maker of the steps of a convolution with these tensors; what is the same in every step is computed here."""
+    native = library_for(own[0])
+    return (
+        partial(_PatchConvStep, _Filters(layer, *own))
+        if native is None
+        else partial(_NativeConvStep, native, layer, own)
+    )
 
 
 class _Rows(NamedTuple):
@@ -39,14 +70,11 @@ class _Rows(NamedTuple):
 _NOTHING = _Rows(None, 0)
 
 
-class NativeConvStep:
-    """A `_Step` of `harness.learn.kernels`, which describes the passes, on the CPU."""
+class _NativeConvStep:
+    """A `_Step` of `harness.learn.kernels`, which describes the passes, by compiled loops."""
 
-    def __init__(
-        self, native: Library, layer: Conv, own: Sequence[Tensor], shape: Shape, new: Callable[..., Tensor]
-    ) -> None:
-        """Take the layer's tensors, the shape of its input, and a function that makes zeros of a shape."""
-        m, ins, b, *_ = shape
+    def __init__(self, native: Library, layer: Conv, own: Sequence[Tensor], shape: Shape, scratch: Scratch) -> None:
+        (m, ins, b, *_), new = shape, scratch.new
         self.native, self.m, self.plans, self.biased = native, m, _plans(layer, native.lanes, *shape[1:]), layer.bias
         self.shape: Shape = (m, layer.outputs, b, *self.plans.sides)
         self.own = [one.contiguous() for one in own]
@@ -57,12 +85,10 @@ class NativeConvStep:
         self.out, self.moved, self.back = new(*self.shape), new(*self.shape), new(*shape)
 
     def forward(self, h: Tensor) -> Tensor:
-        """The layer's output."""
         self._pad(self.plans.spread, h, self.ahead)
         return self._correlate(self.plans.forward, self.out, [(self.ahead, self.weight)], self.bias)
 
     def backward(self, d: Tensor, into: Sequence[Tensor], on: bool) -> Tensor:
-        """The loss's slope in the input, and its gradient, in `into`."""
         self._pad(self.plans.spread_back, d, self.behind)
         inputs, slopes, found = self.ahead.data_ptr(), self.behind.data_ptr(), _Rows.of(into[0])
         self.native.weights(self.plans.weights.data_ptr(), self.m, inputs, slopes, *found)
@@ -71,7 +97,6 @@ class NativeConvStep:
         return self._correlate(self.plans.backward, self.back, [(self.behind, self.weight)]) if on else d
 
     def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
-        """The derivative of the output."""
         self.along = along[0]
         terms = [(self.ahead, _Rows.of(self.along))]
         if t is not None:
@@ -81,7 +106,6 @@ class NativeConvStep:
         return self._correlate(self.plans.forward, self.moved, terms, bias)
 
     def reverse(self, a: Tensor) -> Tensor:
-        """The slope of <v, g> in the input."""
         self._pad(self.plans.spread_back, a, self.behind_of_a)
         terms = [(self.behind, _Rows.of(self.along)), (self.behind_of_a, self.weight)]
         return self._correlate(self.plans.backward, self.back, terms)
@@ -242,3 +266,172 @@ def _plans(layer: Conv, lanes: int, ins: int, b: int, height: int, width: int) -
 def _flat(rows: Iterable[tuple[int, ...]]) -> Iterator[int]:
     """All entries of the rows."""
     return (entry for row in rows for entry in row)
+
+
+class _PatchConvStep:
+    """A convolution as products of weights with patches of its input maps [m, inputs, b, height, width]."""
+
+    def __init__(self, filters: _Filters, shape: Shape, scratch: Scratch) -> None:
+        layer, (m, inputs, b, *sides) = filters.layer, shape
+        after = [(side + 2 * layer.padding - layer.kernel) // layer.stride + 1 for side in sides]
+        self.filters, self.shape = filters, (m, layer.outputs, b, *after)
+        self.bias, shared = filters.bias, (filters.forth, filters.back)
+        self.forth, self.back = (one.expand(m, -1, -1) for one in shared)
+        self.patches, self.patches_of_t = (filters.ahead(shape, scratch, keep) for keep in (True, False))
+        self.patches_back, self.patches_of_a = (
+            filters.behind(self.shape, sides, scratch, keep) for keep in (True, False)
+        )
+        square = (layer.kernel, layer.kernel)
+        self.weights = scratch.shared(m, *filters.forth.shape[1:])
+        self.in_order = self.weights.view(m, layer.outputs, *square, inputs).permute(0, 1, 4, 2, 3)
+        self.padded = scratch.new(m, filters.forth.numel() + 1)  # the last entry stays zero
+        self.along = self.padded[:, :-1].view(self.weights.shape)
+        self.along_in_order = self.along.view(m, layer.outputs, *square, inputs).permute(0, 1, 4, 2, 3)
+        self.turned = scratch.new(m, *filters.back.shape[1:])
+        columns = (m, layer.outputs, b * math.prod(after))
+        self.out, self.moved = scratch.new(*columns), scratch.new(*columns)
+        self.product = scratch.new(m, filters.back.shape[1], self.patches_back.positions)
+        self.unphased = filters.unphased(b, sides)
+        self.maps = self.product.view(shape) if self.unphased is None else scratch.new(*shape)
+
+    def forward(self, h: Tensor) -> Tensor:
+        if self.bias is None:
+            torch.bmm(self.forth, self.patches(h), out=self.out)
+        else:
+            torch.baddbmm(self.bias, self.forth, self.patches(h), out=self.out)
+        return self.out.view(self.shape)
+
+    def backward(self, d: Tensor, into: Sequence[Tensor], on: bool) -> Tensor:
+        columns = d.flatten(2)
+        torch.bmm(columns, self.patches.rows, out=self.weights)
+        into[0].copy_(self.in_order)
+        if self.bias is not None:
+            torch.sum(columns, dim=2, out=into[1])
+        torch.bmm(self.back, self.patches_back(d), out=self.product) if on else self.patches_back(d)
+        return self._unphase() if on else d
+
+    def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
+        self.along_in_order.copy_(along[0])
+        if self.bias is None:
+            torch.bmm(self.along, self.patches.columns, out=self.moved)
+        else:
+            torch.baddbmm(along[1][:, :, None], self.along, self.patches.columns, out=self.moved)
+        if t is not None:
+            self.moved.baddbmm_(self.forth, self.patches_of_t(t))
+        return self.moved.view(self.shape)
+
+    def reverse(self, a: Tensor) -> Tensor:
+        torch.index_select(self.padded, 1, self.filters.turned, out=self.turned.flatten(1))
+        torch.bmm(self.turned, self.patches_back.columns, out=self.product)
+        self.product.baddbmm_(self.back, self.patches_of_a(a))
+        return self._unphase()
+
+    def _unphase(self) -> Tensor:
+        """The product as maps with the input's height and width."""
+        if self.unphased is not None:
+            torch.index_select(self.product.flatten(1), 1, self.unphased, out=self.maps.flatten(1))
+        return self.maps
+
+
+class _Filters:
+    """A convolution's weights as matrices that multiply patches.
+
+    In the backward pass, input u (counted with the padding) contributes to the outputs o with u = stride o + k, k in
+    the kernel. With u = stride q + phase and k = stride j + phase, o is q - j: windows of `reach` outputs, one product
+    for all phases. Entries are reordered by `index_select` from a list of their places, which takes a third to a tenth
+    of the time of copying the permuted view.
+
+    Attributes:
+        forth: [1, outputs, kernel * kernel * inputs].
+        back: [1, stride * stride * inputs, reach * reach * outputs], for the backward product.
+        turned: the place of each entry of `back` in `forth` with a zero appended.
+    """
+
+    def __init__(self, layer: Conv, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.layer, self.bias = layer, None if bias is None else bias[:, None]
+        self.reach = -(-layer.kernel // layer.stride)
+        self.start = layer.padding // layer.stride
+        self.forth = weight.permute(0, 2, 3, 1).reshape(1, layer.outputs, -1)
+        places = torch.arange(weight.numel(), device=weight.device).view(layer.outputs, *weight.shape[2:], -1)
+        self.turned = self._turn(places.permute(0, 3, 1, 2))
+        zeroed = torch.cat([self.forth.flatten(), weight.new_zeros(1)])
+        self.back = zeroed[self.turned].view(1, layer.stride**2 * layer.inputs, -1)
+        self._unphased: dict[tuple[int, ...], Tensor] = {}
+
+    def _turn(self, places: Tensor) -> Tensor:
+        """Compute `turned` from the places of the weights' entries."""
+        stride, reach = self.layer.stride, self.reach
+        missing = stride * reach - self.layer.kernel
+        full = pad(places, (0, missing, 0, missing), value=places.numel())
+        split = full.view(*places.shape[:2], reach, stride, reach, stride).flip(2, 4)
+        return split.permute(3, 5, 1, 2, 4, 0).flatten()
+
+    def ahead(self, shape: Shape, scratch: Scratch, keep: bool) -> _Windows:
+        """The patches of maps of this shape, [m, kernel * kernel * inputs, positions of the output]."""
+        margins = [(self.layer.padding, self.layer.padding)] * 2
+        return _Windows(shape, margins, self.layer.kernel, self.layer.stride, scratch, keep)
+
+    def behind(self, shape: Shape, sides: Sequence[int], scratch: Scratch, keep: bool) -> _Windows:
+        """The patches of outputs, [m, reach * reach * outputs, positions of the input / stride].
+
+        sides: height and width of the input.
+        """
+        before = self.reach - 1 - self.start
+        margins = [(before, self._end(side) - have) for side, have in zip(sides, shape[3:], strict=True)]
+        return _Windows(shape, margins, self.reach, 1, scratch, keep)
+
+    def unphased(self, b: int, sides: Sequence[int]) -> Tensor | None:
+        """The place in the backward product of each entry of the maps [inputs, b, *sides]; None: the same place."""
+        stride, skipped = self.layer.stride, self.layer.padding % self.layer.stride
+        if stride == 1:
+            return None
+        if (b, *sides) not in self._unphased:
+            counts = [self._end(side) - self.start for side in sides]
+            count = stride**2 * self.layer.inputs * b * math.prod(counts)
+            places = torch.arange(count, device=self.turned.device)
+            phases = places.view(stride, stride, self.layer.inputs, b, *counts)
+            full = phases.permute(2, 3, 4, 0, 5, 1).flatten(4).flatten(2, 3)
+            part = full[..., skipped : skipped + sides[0], skipped : skipped + sides[1]]
+            self._unphased[b, *sides] = part.flatten()
+        return self._unphased[b, *sides]
+
+    def _end(self, side: int) -> int:
+        """One past the last q of an input with this height or width."""
+        return (self.layer.padding + side - 1) // self.layer.stride + 1
+
+
+class _Windows:
+    """All windows of maps [m, channels, b, height, width] in margins of zeros (before, after) of rows and columns.
+
+    Channels come last in the padded maps, so runs of kernel * channels entries are copied: a fifth of the time of
+    torch's `unfold`.
+
+    Attributes:
+        rows: [m, b * positions, kernel * kernel * channels], windows of the last maps.
+        columns: the same, transposed.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        margins: Sequence[tuple[int, int]],
+        kernel: int,
+        stride: int,
+        scratch: Scratch,
+        keep: bool,
+    ) -> None:
+        m, channels, b, height, width = shape
+        (top, bottom), (left, right) = margins
+        padded = scratch.new(m, b, top + height + bottom, left + width + right, channels)
+        self._inside = padded[:, :, top : top + height, left : left + width].permute(0, 4, 1, 2, 3)
+        self._all = padded.unfold(2, kernel, stride).unfold(3, kernel, stride).permute(0, 1, 2, 3, 5, 6, 4)
+        self._copy = (scratch.new if keep else scratch.shared)(*self._all.shape)
+        self.positions = b * math.prod(self._all.shape[2:4])
+        self.rows = self._copy.view(m, self.positions, -1)
+        self.columns = self.rows.transpose(1, 2)
+
+    def __call__(self, maps: Tensor) -> Tensor:
+        """`columns` of these maps."""
+        self._inside.copy_(maps)
+        self._copy.copy_(self._all)
+        return self.columns

@@ -16,11 +16,10 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, max_pool2d, pad, softplus
+from torch.nn.functional import linear, max_pool2d, softplus
 
-from leakgauge.harness.core.native import Library, library_for
 from leakgauge.harness.core.vec import Layout, Vector
-from leakgauge.harness.learn.convolution import NativeConvStep
+from leakgauge.harness.learn.convolution import Scratch, Shape, conv_maker
 from leakgauge.harness.learn.layers import (
     TINY,
     Block,
@@ -95,7 +94,7 @@ class Kernel:
         for place, tape in enumerate(self._free):
             if tape.shape == x.shape:
                 return self._free.pop(place)
-        shape, steps, scratch = (len(x), x.shape[2], x.shape[1], *x.shape[3:]), [], _Scratch(x)
+        shape, steps, scratch = (len(x), x.shape[2], x.shape[1], *x.shape[3:]), [], Scratch(x)
         for make in self._makers:
             steps.append(make(shape, scratch))
             shape = steps[-1].shape
@@ -154,27 +153,6 @@ class Trace:
         return Pulled(a.transpose(1, 2).clone(memory_format=torch.contiguous_format), y.clone())
 
 
-class _Scratch:
-    """Allocates memory with the type and device of a tensor."""
-
-    def __init__(self, like: Tensor) -> None:
-        self.like = like.new_empty(0)
-        self.spare = self.like
-
-    def new(self, *shape: int) -> Tensor:
-        """Zeros [*shape]."""
-        return self.like.new_zeros(shape)
-
-    def shared(self, *shape: int) -> Tensor:
-        """[*shape], one block for all callers: only for results that the next operation consumes."""
-        if self.spare.numel() < math.prod(shape):
-            self.spare = self.new(math.prod(shape))
-        return self.spare[: math.prod(shape)].view(shape)
-
-
-Shape = tuple[int, ...]
-
-
 class _Step(Protocol):
     """A layer in one evaluation; each pass keeps the results that later passes need.
 
@@ -201,7 +179,7 @@ class _Step(Protocol):
         """The slope of <v, g> in the input, from a, its slope in the output."""
 
 
-Maker = Callable[[Shape, _Scratch], _Step]
+Maker = Callable[[Shape, Scratch], _Step]
 """Makes a layer's step from the shape of its input, [m, channels, b, ...]."""
 
 
@@ -210,10 +188,7 @@ def _maker(layer: Layer | Block, tensors: Iterator[Tensor]) -> Maker:
     own = [] if isinstance(layer, Block) else [next(tensors) for _ in range(layer.owns)]
     match layer:
         case Conv():
-            native = library_for(own[0])
-            if native is not None:
-                return partial(_native_conv, native, layer, own)
-            return partial(_ConvStep, _Filters(layer, *own))
+            return conv_maker(layer, own)
         case Dense():
             weight, bias = own
             return partial(_DenseStep, weight, bias)
@@ -226,11 +201,6 @@ def _maker(layer: Layer | Block, tensors: Iterator[Tensor]) -> Maker:
         case Dropout():
             raise TypeError("expected layers without dropout")
     return _PLAIN[type(layer)]
-
-
-def _native_conv(native: Library, layer: Conv, own: Sequence[Tensor], shape: Shape, scratch: _Scratch) -> _Step:
-    """The step of a convolution by compiled loops."""
-    return NativeConvStep(native, layer, own, shape, scratch.new)
 
 
 class _Softmax:
@@ -268,7 +238,7 @@ class _Linear:
 class _DenseStep:
     """A dense layer."""
 
-    def __init__(self, weight: Tensor, bias: Tensor, shape: Shape, scratch: _Scratch) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor, shape: Shape, scratch: Scratch) -> None:
         self.weight, self.bias, self.shape = weight, bias, (*shape[:2], len(bias))
         self.moved, self.back = scratch.new(*self.shape), scratch.new(*shape)
 
@@ -295,7 +265,7 @@ class _DenseStep:
 class _Smooth:
     """An entry-by-entry function."""
 
-    def __init__(self, shape: Shape, scratch: _Scratch) -> None:
+    def __init__(self, shape: Shape, scratch: Scratch) -> None:
         self.shape, self.one = shape, scratch.new().fill_(1.0)
         self.h, self.slope, self.d, self.t, self.a, self.bend = (scratch.new(*shape) for _ in range(6))
         self.bent = False
@@ -329,7 +299,7 @@ class _SigmoidStep(_Smooth):
 class _SoftReluStep(_Smooth):
     """softplus(z / width) width, whose slope is the sigmoid of z / width."""
 
-    def __init__(self, width: float, shape: Shape, scratch: _Scratch) -> None:
+    def __init__(self, width: float, shape: Shape, scratch: Scratch) -> None:
         super().__init__(shape, scratch)
         self.width = width
 
@@ -362,7 +332,7 @@ class _ReluStep(_Smooth):
 class _MaxPoolStep:
     """The maximum of each 2 x 2 window; the choice of the entry is treated as constant."""
 
-    def __init__(self, shape: Shape, scratch: _Scratch) -> None:
+    def __init__(self, shape: Shape, scratch: Scratch) -> None:
         self.before, self.shape = shape, (*shape[:3], shape[3] // 2, shape[4] // 2)
 
     def forward(self, h: Tensor) -> Tensor:
@@ -403,7 +373,7 @@ class _FixedStep:
 class _FlattenStep(_FixedStep):
     """Turns maps into rows."""
 
-    def __init__(self, shape: Shape, scratch: _Scratch) -> None:
+    def __init__(self, shape: Shape, scratch: Scratch) -> None:
         self.before = (shape[0], shape[2], shape[1], *shape[3:])
         self.shape = (*self.before[:2], math.prod(self.before[2:]))
 
@@ -417,7 +387,7 @@ class _FlattenStep(_FixedStep):
 class _MeanStep(_FixedStep):
     """Turns maps into rows of their means."""
 
-    def __init__(self, shape: Shape, scratch: _Scratch) -> None:
+    def __init__(self, shape: Shape, scratch: Scratch) -> None:
         self.before, self.entries = shape, math.prod(shape[3:])
         self.shape: Shape = (shape[0], shape[2], shape[1])
 
@@ -435,7 +405,7 @@ class _NormStep:
     along an error e and a tangent t, both held fixed, is -(u mean(e J t) + mean(u t) J e + mean(u e) J t) / deviation.
     """
 
-    def __init__(self, layer: Norm, tensors: Sequence[Tensor], shape: Shape, scratch: _Scratch) -> None:
+    def __init__(self, layer: Norm, tensors: Sequence[Tensor], shape: Shape, scratch: Scratch) -> None:
         self.shape, self.running, m = shape, tensors[2:], shape[0]
         self.scale, self.bias = (one[:, None, None, None] for one in tensors[:2])
         self.sets = (m, layer.groups or layer.channels, -1, shape[2], math.prod(shape[3:]))
@@ -491,7 +461,7 @@ class _NormStep:
 class _BlockStep:
     """A path of layers, plus a shortcut."""
 
-    def __init__(self, block: Block, makers: Sequence[Maker], shape: Shape, scratch: _Scratch) -> None:
+    def __init__(self, block: Block, makers: Sequence[Maker], shape: Shape, scratch: Scratch) -> None:
         self.before, self.shape, self.stride, self.steps = shape, shape, block.stride, []
         for make in makers:
             self.steps.append(make(self.shape, scratch))
@@ -536,71 +506,6 @@ class _BlockStep:
         return whole
 
 
-class _ConvStep:
-    """A convolution as products of weights with patches of its input maps [m, inputs, b, height, width]."""
-
-    def __init__(self, filters: _Filters, shape: Shape, scratch: _Scratch) -> None:
-        layer, (m, inputs, b, *sides) = filters.layer, shape
-        after = [(side + 2 * layer.padding - layer.kernel) // layer.stride + 1 for side in sides]
-        self.filters, self.shape = filters, (m, layer.outputs, b, *after)
-        self.bias, shared = filters.bias, (filters.forth, filters.back)
-        self.forth, self.back = (one.expand(m, -1, -1) for one in shared)
-        self.patches, self.patches_of_t = (filters.ahead(shape, scratch, keep) for keep in (True, False))
-        self.patches_back, self.patches_of_a = (
-            filters.behind(self.shape, sides, scratch, keep) for keep in (True, False)
-        )
-        square = (layer.kernel, layer.kernel)
-        self.weights = scratch.shared(m, *filters.forth.shape[1:])
-        self.in_order = self.weights.view(m, layer.outputs, *square, inputs).permute(0, 1, 4, 2, 3)
-        self.padded = scratch.new(m, filters.forth.numel() + 1)  # the last entry stays zero
-        self.along = self.padded[:, :-1].view(self.weights.shape)
-        self.along_in_order = self.along.view(m, layer.outputs, *square, inputs).permute(0, 1, 4, 2, 3)
-        self.turned = scratch.new(m, *filters.back.shape[1:])
-        columns = (m, layer.outputs, b * math.prod(after))
-        self.out, self.moved = scratch.new(*columns), scratch.new(*columns)
-        self.product = scratch.new(m, filters.back.shape[1], self.patches_back.positions)
-        self.unphased = filters.unphased(b, sides)
-        self.maps = self.product.view(shape) if self.unphased is None else scratch.new(*shape)
-
-    def forward(self, h: Tensor) -> Tensor:
-        if self.bias is None:
-            torch.bmm(self.forth, self.patches(h), out=self.out)
-        else:
-            torch.baddbmm(self.bias, self.forth, self.patches(h), out=self.out)
-        return self.out.view(self.shape)
-
-    def backward(self, d: Tensor, into: Sequence[Tensor], on: bool) -> Tensor:
-        columns = d.flatten(2)
-        torch.bmm(columns, self.patches.rows, out=self.weights)
-        into[0].copy_(self.in_order)
-        if self.bias is not None:
-            torch.sum(columns, dim=2, out=into[1])
-        torch.bmm(self.back, self.patches_back(d), out=self.product) if on else self.patches_back(d)
-        return self._unphase() if on else d
-
-    def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
-        self.along_in_order.copy_(along[0])
-        if self.bias is None:
-            torch.bmm(self.along, self.patches.columns, out=self.moved)
-        else:
-            torch.baddbmm(along[1][:, :, None], self.along, self.patches.columns, out=self.moved)
-        if t is not None:
-            self.moved.baddbmm_(self.forth, self.patches_of_t(t))
-        return self.moved.view(self.shape)
-
-    def reverse(self, a: Tensor) -> Tensor:
-        torch.index_select(self.padded, 1, self.filters.turned, out=self.turned.flatten(1))
-        torch.bmm(self.turned, self.patches_back.columns, out=self.product)
-        self.product.baddbmm_(self.back, self.patches_of_a(a))
-        return self._unphase()
-
-    def _unphase(self) -> Tensor:
-        """The product as maps with the input's height and width."""
-        if self.unphased is not None:
-            torch.index_select(self.product.flatten(1), 1, self.unphased, out=self.maps.flatten(1))
-        return self.maps
-
-
 _PLAIN: dict[type[Layer], Maker] = {
     Sigmoid: _SigmoidStep,
     Relu: _ReluStep,
@@ -609,107 +514,3 @@ _PLAIN: dict[type[Layer], Maker] = {
     Mean: _MeanStep,
 }
 """Makers of layers without settings."""
-
-
-class _Filters:
-    """A convolution's weights as matrices that multiply patches.
-
-    In the backward pass, input u (counted with the padding) contributes to the outputs o with u = stride o + k, k in
-    the kernel. With u = stride q + phase and k = stride j + phase, o is q - j: windows of `reach` outputs, one product
-    for all phases. Entries are reordered by `index_select` from a list of their places, which takes a third to a tenth
-    of the time of copying the permuted view.
-
-    Attributes:
-        forth: [1, outputs, kernel * kernel * inputs].
-        back: [1, stride * stride * inputs, reach * reach * outputs], for the backward product.
-        turned: the place of each entry of `back` in `forth` with a zero appended.
-    """
-
-    def __init__(self, layer: Conv, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.layer, self.bias = layer, None if bias is None else bias[:, None]
-        self.reach = -(-layer.kernel // layer.stride)
-        self.start = layer.padding // layer.stride
-        self.forth = weight.permute(0, 2, 3, 1).reshape(1, layer.outputs, -1)
-        places = torch.arange(weight.numel(), device=weight.device).view(layer.outputs, *weight.shape[2:], -1)
-        self.turned = self._turn(places.permute(0, 3, 1, 2))
-        zeroed = torch.cat([self.forth.flatten(), weight.new_zeros(1)])
-        self.back = zeroed[self.turned].view(1, layer.stride**2 * layer.inputs, -1)
-        self._unphased: dict[tuple[int, ...], Tensor] = {}
-
-    def _turn(self, places: Tensor) -> Tensor:
-        """Compute `turned` from the places of the weights' entries."""
-        stride, reach = self.layer.stride, self.reach
-        missing = stride * reach - self.layer.kernel
-        full = pad(places, (0, missing, 0, missing), value=places.numel())
-        split = full.view(*places.shape[:2], reach, stride, reach, stride).flip(2, 4)
-        return split.permute(3, 5, 1, 2, 4, 0).flatten()
-
-    def ahead(self, shape: Shape, scratch: _Scratch, keep: bool) -> _Windows:
-        """The patches of maps of this shape, [m, kernel * kernel * inputs, positions of the output]."""
-        margins = [(self.layer.padding, self.layer.padding)] * 2
-        return _Windows(shape, margins, self.layer.kernel, self.layer.stride, scratch, keep)
-
-    def behind(self, shape: Shape, sides: Sequence[int], scratch: _Scratch, keep: bool) -> _Windows:
-        """The patches of outputs, [m, reach * reach * outputs, positions of the input / stride].
-
-        sides: height and width of the input.
-        """
-        before = self.reach - 1 - self.start
-        margins = [(before, self._end(side) - have) for side, have in zip(sides, shape[3:], strict=True)]
-        return _Windows(shape, margins, self.reach, 1, scratch, keep)
-
-    def unphased(self, b: int, sides: Sequence[int]) -> Tensor | None:
-        """The place in the backward product of each entry of the maps [inputs, b, *sides]; None: the same place."""
-        stride, skipped = self.layer.stride, self.layer.padding % self.layer.stride
-        if stride == 1:
-            return None
-        if (b, *sides) not in self._unphased:
-            counts = [self._end(side) - self.start for side in sides]
-            count = stride**2 * self.layer.inputs * b * math.prod(counts)
-            places = torch.arange(count, device=self.turned.device)
-            phases = places.view(stride, stride, self.layer.inputs, b, *counts)
-            full = phases.permute(2, 3, 4, 0, 5, 1).flatten(4).flatten(2, 3)
-            part = full[..., skipped : skipped + sides[0], skipped : skipped + sides[1]]
-            self._unphased[b, *sides] = part.flatten()
-        return self._unphased[b, *sides]
-
-    def _end(self, side: int) -> int:
-        """One past the last q of an input with this height or width."""
-        return (self.layer.padding + side - 1) // self.layer.stride + 1
-
-
-class _Windows:
-    """All windows of maps [m, channels, b, height, width] in margins of zeros (before, after) of rows and columns.
-
-    Channels come last in the padded maps, so runs of kernel * channels entries are copied: a fifth of the time of
-    torch's `unfold`.
-
-    Attributes:
-        rows: [m, b * positions, kernel * kernel * channels], windows of the last maps.
-        columns: the same, transposed.
-    """
-
-    def __init__(
-        self,
-        shape: Shape,
-        margins: Sequence[tuple[int, int]],
-        kernel: int,
-        stride: int,
-        scratch: _Scratch,
-        keep: bool,
-    ) -> None:
-        m, channels, b, height, width = shape
-        (top, bottom), (left, right) = margins
-        padded = scratch.new(m, b, top + height + bottom, left + width + right, channels)
-        self._inside = padded[:, :, top : top + height, left : left + width].permute(0, 4, 1, 2, 3)
-        self._all = padded.unfold(2, kernel, stride).unfold(3, kernel, stride).permute(0, 1, 2, 3, 5, 6, 4)
-        self._copy = (scratch.new if keep else scratch.shared)(*self._all.shape)
-        self.positions = b * math.prod(self._all.shape[2:4])
-        self.rows = self._copy.view(m, self.positions, -1)
-        self.columns = self.rows.transpose(1, 2)
-
-    def __call__(self, maps: Tensor) -> Tensor:
-        """`columns` of these maps."""
-        self._inside.copy_(maps)
-        self._copy.copy_(self._all)
-        return self.columns
