@@ -1,11 +1,12 @@
-"""Training, attacks, likelihoods and limits on a GPU compared with one core of its host.
+"""Training, attacks, likelihoods, limits and audits on a GPU compared with one core of its host.
 
     python benchmarks/gpu.py [--only NAME ...] [--json FILE]    # measure; FILE gets the rows
     python benchmarks/gpu.py --pages FILE                       # write the table of docs/performance.md from FILE
 
 Both devices run in turns in one process, with wall-clock seconds up to the copy of the results to the CPU. A result has
-a row for each client, image, message or model. `difference` is the largest difference in a row between the results of
-the two devices, as a share of the largest number on the CPU: the median over the rows, and `largest`, the largest.
+a row for each client, image, message, model or audit. `difference` is the largest difference in a row between the
+results of the two devices, as a share of the largest number on the CPU: the median over the rows, and `largest`, the
+largest.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from torch.nn.functional import one_hot
 
 from leakgauge.attacks._engine.matching import SquaredDistance, evaluator
 from leakgauge.attacks._engine.shadows import Recipe, halves, train_shadows
+from leakgauge.harness.audit import standalone
 from leakgauge.harness.audit.limit import limits
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import Scalar
@@ -149,6 +151,16 @@ def limit(name: str, device: str) -> Run:
     return Run(lambda: torch.from_numpy(limits(seen, truth, Key(5))[0].error)[:, None])
 
 
+def audit(name: str, rounds: int | None, by: str, device: str) -> Run:
+    """A whole audit of a defense at its defaults: its bound."""
+    return Run(lambda: bound(standalone.audit(name, {}, {}, rounds, by=by, seed=0, device=device)))
+
+
+def bound(found: dict[str, Any]) -> Tensor:
+    """The bound of an audit, as a row."""
+    return torch.tensor([[found["audited"]["epsilon_lower"]]])
+
+
 def norms() -> str:
     """How many of 100 updates have the same norm on both devices: the norm of a clip decides the bytes of a message."""
     rows = rng.normal(Key(1), (100, 203_530))
@@ -186,6 +198,9 @@ CASES: dict[str, Callable[[str], Run]] = {
     "shadow models, cnn2, 64 runs": partial(shadows, "cnn2", 64),
     "limit, lenet-dlg, 3x32x32": partial(limit, "lenet-dlg"),
     "limit, cnn2, 3x32x32": partial(limit, "cnn2"),
+    "audit, trials, gaussian": partial(audit, "gaussian", None, "trials"),
+    "audit, trials, dp-sgd, 3 rounds": partial(audit, "dp-sgd", 3, "trials"),
+    "audit, messages, jopeq": partial(audit, "jopeq", 50, "messages"),
 }
 
 

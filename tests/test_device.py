@@ -15,6 +15,7 @@ from leakgauge.attacks.inverting_gradients import InvertingGradients
 from leakgauge.attacks.map import MAP
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.laplace import Laplace
+from leakgauge.harness.audit import standalone
 from leakgauge.harness.audit.limit import limits
 from leakgauge.harness.core.contract import Links
 from leakgauge.harness.core.device import Placed
@@ -24,7 +25,8 @@ from leakgauge.harness.federation import registry
 from leakgauge.harness.learn.batch import LocalPlan, Work, choose_engine, train_clients
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
-from leakgauge.harness.study.jobs import run_attack
+from leakgauge.harness.study import jobs
+from leakgauge.harness.study.jobs import keep_for, run_attack, run_training
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import Store
 from leakgauge.harness.study.study import resolve
@@ -207,6 +209,48 @@ def test_the_limit_on_the_device_is_the_limit_of_the_cpu(defense, model, images)
         np.testing.assert_allclose(other.average, one.average, rtol=1e-6)
 
 
+AUDITS = [
+    ("gaussian", {"trials": 60}),
+    ("dp-sgd", {"trials": 60, "rounds": 2}),  # local training
+    ("laplace", {"by": "messages", "rounds": 8}),
+]
+
+
+def audited(name, asked, device):
+    """An audit on a device."""
+    rest = {key: value for key, value in asked.items() if key != "rounds"}
+    return standalone.audit(name, {}, {}, asked.get("rounds"), seed=1, device=device, **rest)["audited"]
+
+
+@pytest.mark.parametrize(("name", "asked"), AUDITS)
+def test_an_audit_on_the_device_counts_what_the_cpu_counts(name, asked, monkeypatch):
+    monkeypatch.setattr(standalone, "available", lambda device: True)
+    here = audited(name, asked, None)
+    assert here["device"] == "cpu"
+    with Elsewhere() as device:
+        there = audited(name, asked, str(DEVICE))
+    assert device.reads.total()
+    assert there == here | {"device": str(DEVICE)}
+
+
+def test_a_study_audits_on_the_device_of_its_training(tmp_path, monkeypatch):
+    places = []
+    monkeypatch.setattr(
+        jobs, "audit_for_study", lambda *asked: places.append(asked[4:]) or standalone.audit_for_study(*asked)
+    )
+    federation = {"clients": 2, "rounds": 1, "samples": 20, "algorithm": "fedsgd", "batch": 1, "test_samples": 20}
+    made = resolve(study_table(federation, ["gaussian"], [{"name": "prior"}], limit=False, audit=30))
+    (spec,) = made.trainings
+    keep, root = keep_for(made.cells), default_root()
+    here = run_training(spec, keep, Store(tmp_path / "here"), root)
+    with Elsewhere():
+        there = run_training(spec, keep, Store(tmp_path / "there"), root, str(DEVICE))
+    assert here.audited is not None
+    assert here.audited.trials == 30
+    assert there.audited == here.audited
+    assert places[-1] == (str(DEVICE),)
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("kind", [IDLG, InvertingGradients, MAP])
 @pytest.mark.parametrize("kernels", [True, False])
@@ -283,3 +327,11 @@ def test_the_limit_on_a_gpu_is_the_limit_of_the_cpu(model, images):
     here, there = (limits(dataclasses.replace(seen, device=device), truth, Key(1)) for device in ("cpu", "cuda"))
     for one, other in zip(here, there, strict=True):
         np.testing.assert_allclose(other.error, one.error, rtol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "asked"), AUDITS)
+def test_an_audit_on_a_gpu_has_the_bound_of_the_cpu(name, asked):
+    here, there = (audited(name, asked, device) for device in ("cpu", "cuda"))
+    assert there["distinguisher"] == here["distinguisher"]
+    assert there["strict"] == pytest.approx(here["strict"], rel=0.05, abs=0.05)

@@ -166,20 +166,20 @@ def test_a_claim_that_one_kind_cannot_audit_is_refused_with_the_kinds_that_can(n
 
 
 def test_all_unused_and_invalid_options_are_reported_together():
-    lines = refused(
-        "gaussian", {}, {"participants": 3, "dim": 36}, trials=10, confidence=2.0, threat="me", by="messages"
-    )
+    wrong = {"trials": 10, "confidence": 2.0, "threat": "me", "device": "tpu"}
+    lines = refused("gaussian", {}, {"participants": 3, "dim": 36}, **wrong, by="messages")
     assert lines == [
         "audit: trials: got 10, which an audit by messages does not use",
         "audit: confidence: got 2.0, expected 0 < confidence < 1",
         "audit: threat: got 'me', known: server, colluding-server, malicious-server, aggregator, eavesdropper, "
         "participant, public",
+        "audit: device: got 'tpu', expected cpu, or cuda if there is one",
         "audit: setting.participants: got 3, expected all of 10 clients",
         "audit: setting.dim: got 36, the model that is trained has 650",
     ]
     assert refused("gaussian", by="guess") == ["audit: by: got 'guess', known: trials, messages, one-run, cosine"]
-    lines = refused("dp-fedavg", {}, trials=5, confidence=0.9, threat="server", by="cosine")
-    assert [line.split(":")[1] for line in lines] == [" trials", " confidence", " threat"]
+    lines = refused("dp-fedavg", {}, trials=5, confidence=0.9, threat="server", device="cpu", by="cosine")
+    assert [line.split(":")[1] for line in lines] == [" trials", " confidence", " threat", " device"]
 
 
 def test_too_many_samples_and_a_single_round_are_refused():

@@ -36,7 +36,14 @@ _PILOT_SHARE = 0.25
 
 
 def audit_messages(
-    deployment: Deployment, updates: Tensor, claim: Claim, threat: Threat, confidence: float, key: Key
+    deployment: Deployment,
+    updates: Tensor,
+    claim: Claim,
+    threat: Threat,
+    confidence: float,
+    key: Key,
+    *,
+    device: str = "cpu",
 ) -> AuditResult:
     """A lower bound of the epsilon of one message, from all messages of a run with a canary in each.
 
@@ -59,6 +66,7 @@ def audit_messages(
         updates: [T, clients, d] the clients' updates in a run, before the defense.
         claim: of one round.
         threat: an adversary who sees messages; without the shared keys it reads them as an outsider.
+        device: where likelihoods are computed.
 
     Guarantees:
         Above the largest epsilon of a round with probability at most 1 - confidence. If the claim's proof is a
@@ -76,7 +84,8 @@ def audit_messages(
     check_confidence(confidence)
     defense, setting, history = deployment
     alone = claim.relation is Relation.ADD_REMOVE or defense.parts(setting).self_scaled
-    run = Messages(deployment, updates, threat, alone, real_run(deployment, updates, threat, key.child("real")))
+    real = real_run(deployment, updates, threat, key.child("real"))
+    run = Messages(deployment, updates, threat, alone, real, device)
     asked = (defense, setting, claim.unit, claim.relation, key.child("pairs"))
     inputs = [pair for pair in (*pairs(*asked), *varied(*asked)) if not pair.reverses]
     first, gaussian = max(1, math.floor(_PILOT_SHARE * len(history))), is_gaussian(claim, threat)

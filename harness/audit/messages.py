@@ -38,13 +38,17 @@ class Real(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Messages:
-    """A run with a canary in each message: on top of the real update [T, clients, d], or `alone`."""
+    """A run with a canary in each message: on top of the real update [T, clients, d], or `alone`.
+
+    Likelihoods are computed on the device.
+    """
 
     deployment: Deployment
     updates: Tensor
     threat: Threat
     alone: bool
     real: Real
+    device: str = "cpu"
 
     @property
     def defense(self) -> Defense[Any, Any]:
@@ -120,7 +124,7 @@ class Messages:
         if only in (None, "ratios"):
             with suppress(NoLikelihood):
                 likelihood = likelihood_of(self.defense, self.deployment.history[number], sent.received, links)
-                ratios = log_ratios(likelihood, *self._inputs(canary, number, hypotheses=True))
+                ratios = log_ratios(likelihood, *self._inputs(canary, number, hypotheses=True), self.device)
         if only in (None, "estimates"):
             estimates = canary.seen(_estimates(self.deployment, number, sent, self.threat), self._trials(number))
             before = canary.seen(self.real.before[number], self._trials(number))

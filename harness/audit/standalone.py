@@ -48,6 +48,7 @@ from leakgauge.harness.audit.trials import Deployment, Mechanism
 from leakgauge.harness.core.cell import PartSpec, Scalar
 from leakgauge.harness.core.claim import Claim, Horizon, Relation, Unit
 from leakgauge.harness.core.contract import Defense, Setting, claim_of
+from leakgauge.harness.core.device import available
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.labels import assumption, odds
 from leakgauge.harness.core.result import AssumedBound, AuditRecord, LawRecord
@@ -103,9 +104,9 @@ class _Kind(NamedTuple):
 
 
 _KINDS = {
-    "trials": _Kind(_SMALL, None, frozenset({"trials", "budget", "confidence", "threat"})),
+    "trials": _Kind(_SMALL, None, frozenset({"trials", "budget", "confidence", "threat", "device"})),
     # 10 clients x 200 rounds: 2,000 messages
-    "messages": _Kind({**_ALL, "dim": DIGITS_DIM, "clients": 10}, 200, frozenset({"confidence", "threat"})),
+    "messages": _Kind({**_ALL, "dim": DIGITS_DIM, "clients": 10}, 200, frozenset({"confidence", "threat", "device"})),
     # as many coordinates as canaries, so that no canary is noise to another
     "one-run": _Kind({**_ALL, "dim": 1000, "clients": 1000}, 10, frozenset({"confidence", "threat"})),
     # one canary per hundred coordinates
@@ -124,6 +125,7 @@ def audit(
     budget: float | None = None,
     confidence: float | None = None,
     threat: str | None = None,
+    device: str | None = None,
     seed: int,
     by: str = "trials",
 ) -> dict[str, Any]:
@@ -134,6 +136,7 @@ def audit(
     | by, delta, unit | all | delta and unit of the claim |
     | pair | all | the name of the pair of inputs 0 and 1 |
     | epsilon_lower, confidence, threat, method, any_mechanism | all but cosine | as in `engine.AuditResult` |
+    | device | trials, messages | as the argument |
     | assumes | all but cosine | what the bound assumes: nothing, or the law's family |
     | trials | trials | the number of trials with each of the two inputs |
     | needed | trials | the trials that would show 0.9 of the proved epsilon; null: more than 10^12, or no proof |
@@ -161,12 +164,15 @@ def audit(
             most as many as needed. The result states their number, and depends on the time only through it.
         confidence: of the lower bound; by default 0.95.
         threat: the adversary; by default the strongest that the claim names. All adversaries see decoded rounds.
+        device: where clients train and likelihoods are computed: `cpu` (the default) or `cuda`, for trials and
+            messages. Messages are encoded and decoded on the CPU, so the other kinds would compute nothing there.
 
     Raises:
         UnknownNameError: as `claims.claim`.
         StudyError: as `claims.claim`; an option that this `by` does not use; a claim that this `by` cannot audit.
     """
-    _check_options(setting, by, {"trials": trials, "budget": budget, "confidence": confidence, "threat": threat})
+    options = {"trials": trials, "budget": budget, "confidence": confidence, "threat": threat, "device": device}
+    _check_options(setting, by, options)
     started, kind, key = time.monotonic(), _KINDS[by], Key(seed, ("audit",))
     given = kind.rounds if rounds is None else rounds
     deployment = prepare(name, parameters, setting, given, None, kind.setting, most=_RUN)
@@ -181,14 +187,15 @@ def audit(
         _check_fit(name, deployment.defense, claim, adversary, by)
         law = None if by == "cosine" else check_law(deployment.defense, deployment.setting, key.child("law"))
         if by == "messages":
-            found = _by_messages(training, claim, adversary, level, key)
+            found = _by_messages(training, claim, adversary, level, key, device or "cpu")
         elif by == "one-run":
             found = _by_one_run(deployment, claim, adversary, level, key)
         elif by == "cosine":
             found = _by_cosine(deployment, claim, key)
         else:
             much = (trials or _usual(claim, adversary, level)) if budget is None else _Budget(budget, started)
-            found = _by_trials(deployment, claim, adversary, much, law, level, key)
+            mechanism = Mechanism(*deployment, adversary, device or "cpu")
+            found = _by_trials(mechanism, claim, much, law, level, key)
         inspected = _inspected(claim, found, law)
     except ValueError as error:
         raise error if isinstance(error, StudyError) else StudyError(name, [str(error)]) from error
@@ -199,7 +206,7 @@ def audit(
     return claim_to_json(name, deployment, record_claim(claim)) | {"audited": row} | found.judged
 
 
-def audit_for_study(spec: PartSpec, study: Setting, trials: int, key: Key) -> AuditRecord:
+def audit_for_study(spec: PartSpec, study: Setting, trials: int, key: Key, device: str = "cpu") -> AuditRecord:
     """A lower bound of a defense's epsilon, in the small federation of `leakgauge audit`.
 
     Args:
@@ -207,6 +214,7 @@ def audit_for_study(spec: PartSpec, study: Setting, trials: int, key: Key) -> Au
             momentum, at most `MOST_STEPS` steps, the share of records in a batch. It covers one round if the defense
             promises one round, else at most `MOST_ROUNDS`.
         trials: the number of counted trials with each of the two inputs.
+        device: where clients train and likelihoods are computed.
 
     Guarantees:
         The same arguments give the same record.
@@ -218,7 +226,7 @@ def audit_for_study(spec: PartSpec, study: Setting, trials: int, key: Key) -> Au
     deployment = prepare_audit(spec.name, spec.parameters, *audited_part(spec, study))
     defense, setting, history = deployment
     claim = claim_of(defense, history, setting)
-    mechanism = Mechanism(*deployment, strongest_adversary(claim))
+    mechanism = Mechanism(*deployment, strongest_adversary(claim), device)
     found = audit_mechanism(mechanism, claim, trials, CONFIDENCE, key)
     law = check_law(defense, setting, key.child("law"))
     assuming = _assumed(mechanism, claim, law, trials, CONFIDENCE, key)
@@ -373,16 +381,16 @@ def _assumed(
 
 
 def _by_trials(
-    deployment: Deployment,
+    mechanism: Mechanism,
     claim: Claim,
-    adversary: Threat,
     trials: int | _Budget,
     law: LawRecord | None,
     confidence: float,
     key: Key,
 ) -> _Found:
     """An audit by `harness.audit.engine`, and by `harness.audit.assumed`."""
-    mechanism, enough = Mechanism(*deployment, adversary), needed(claim, adversary, confidence)
+    adversary = mechanism.threat
+    enough = needed(claim, adversary, confidence)
     tests = screen(mechanism, claim, trials if isinstance(trials, int) else TRIALS, confidence, key)
     if isinstance(trials, _Budget):
         trials = trials.affords(mechanism, tests[0].test, claim, enough, key.child("timing"))
@@ -396,17 +404,19 @@ def _by_trials(
         most = claim.proved.epsilon(0.0) if claim.delta == 0 else math.inf
         sampled = ratios_delta(zeros, ones, claim.epsilon, confidence, most)
     assuming = _assumed(mechanism, claim, law, trials, confidence, key)
-    row = {"trials": trials, "needed": enough, **_positives(found)}
+    row = {"device": mechanism.device, "trials": trials, "needed": enough, **_positives(found)}
     row["assuming"] = [dataclasses.asdict(one) for one in assuming]
     return _bound(claim, found, row, sampled)._replace(assuming=assuming)
 
 
-def _by_messages(training: DigitsTraining, claim: Claim, adversary: Threat, confidence: float, key: Key) -> _Found:
+def _by_messages(
+    training: DigitsTraining, claim: Claim, adversary: Threat, confidence: float, key: Key, device: str
+) -> _Found:
     """An audit by `canaries.audit_messages`."""
-    updates, deployment = training.run()
-    found = audit_messages(deployment, updates, claim, adversary, confidence, key)
+    updates, deployment = training.run(device)
+    found = audit_messages(deployment, updates, claim, adversary, confidence, key, device=device)
     messages, rounds = found.counts.positives + found.counts.negatives, len(updates)
-    size = {"messages": messages, "pilot": rounds * updates.shape[1] - messages, "rounds": rounds}
+    size = {"messages": messages, "pilot": rounds * updates.shape[1] - messages, "rounds": rounds, "device": device}
     return _bound(claim, found, size | _positives(found))
 
 
@@ -464,6 +474,8 @@ def _option_problem(name: str, value: Any, by: str) -> str:
         return f"budget: got {value:g} s, expected a time above zero"
     if name == "confidence" and not 0 < value < 1:
         return f"confidence: got {value}, expected 0 < confidence < 1"
+    if name == "device" and not available(value):
+        return f"device: got {value!r}, expected cpu, or cuda if there is one"
     if name == "threat" and value not in known:
         return f"threat: got {value!r}, known: {', '.join(known)}"
     return ""

@@ -61,15 +61,22 @@ class DigitsTraining:
         setting = make_setting(task, spec, clients, deployment.defense.local)
         return cls(deployment.defense, task, spec, clients, digits.test, setting, key.child("training"))
 
-    def run(self) -> tuple[Tensor, Deployment]:
-        """[T, clients, d] the updates before the defense, trained again from each round's model, and the deployment."""
-        engine, defense = choose_engine(self.task), self.defense
+    def run(self, device: str = "cpu") -> tuple[Tensor, Deployment]:
+        """[T, clients, d] the updates before the defense, trained again from each round's model, and the deployment.
+
+        Args:
+            device: where the clients train.
+        """
+        engine, defense = choose_engine(self.task, device), self.defense
         keep = Keep(models=frozenset(range(self.spec.rounds)))
-        run = train(self.task, self.spec, defense, self.clients, self.test, self.key, engine=engine, keep=keep)
+        placed = {number: own.on(device) for number, own in self.clients.items()}
+        asked = (self.task, self.spec, defense, self.clients, self.test, self.key)
+        run = train(*asked, engine=engine, keep=keep, device=device)
         updates, history = [], [defense.init(self.setting)]
         for number, lr in enumerate(run.learning_rates):
             plan = make_plan(self.spec, lr, defense.local, defense.step_noise(self.setting))
-            work = [Work(own, client_key(self.key, number, k).child("train")) for k, own in self.clients.items()]
-            updates.append(train_clients(self.task, run.models[number], work, plan, engine).updates)
+            work = [Work(own, client_key(self.key, number, k).child("train")) for k, own in placed.items()]
+            params = run.models[number].to(device)
+            updates.append(train_clients(self.task, params, work, plan, engine).updates.cpu())
             history.append(defense.advance(history[-1], run.feedback[number]))
         return torch.stack(updates), Deployment(defense, self.setting, tuple(history[:-1]))

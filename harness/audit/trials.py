@@ -18,6 +18,7 @@ from torch import Tensor
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Relation, Unit
 from leakgauge.harness.core.contract import Defense, Examples, Likelihood, Links, Sender, Setting, likelihood_of
+from leakgauge.harness.core.device import Placed, moved
 from leakgauge.harness.core.errors import NoLikelihood
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import SEES, Threat
@@ -52,8 +53,8 @@ class Inputs(NamedTuple):
     Attributes:
         name: for people.
         zero, one: [d], the update, or the update without the noise of local training; [v, d] for v pairs.
-        draw: (1 or 0, negated or not, trials, key) -> [n, d] updates, if local training is random; None: the update
-            is fixed.
+        draw: (1 or 0, negated or not, trials, key, device) -> [n, d] updates, if local training is random; the clients
+            train on the device. None: the update is fixed.
         focus: the unit's coordinates, if others also move to keep the norm; the adversary sees only these. None: all.
             [f], or [v, f] for v pairs.
         senders: the sender of each pair; if empty, client 0 with the smallest number of samples.
@@ -63,7 +64,7 @@ class Inputs(NamedTuple):
     name: str
     zero: Tensor
     one: Tensor
-    draw: Callable[[int, bool, int, Key], Tensor] | None = None
+    draw: Callable[[int, bool, int, Key, str], Tensor] | None = None
     focus: Tensor | None = None
     senders: tuple[Sender, ...] = ()
     reverses: bool = False
@@ -141,12 +142,14 @@ class Mechanism:
     Args:
         history: the public state of each round.
         threat: the adversary. An adversary without the shared keys reads messages as an outsider.
+        device: where clients train and likelihoods are computed; messages are encoded and decoded on the CPU.
     """
 
     defense: Defense[Any, Any]
     setting: Setting
     history: tuple[Any, ...]
     threat: Threat
+    device: str = "cpu"
 
     @property
     def sees_messages(self) -> bool:
@@ -225,7 +228,7 @@ class Mechanism:
     def _updates(self, inputs: Inputs, bit: int, negated: bool, trials: Tensor, key: Key) -> Tensor:
         """[n, d] updates of one round."""
         if inputs.draw is not None:
-            return inputs.draw(bit, negated, len(trials), key)
+            return inputs.draw(bit, negated, len(trials), key, self.device)
         updates = in_turn(inputs.one if bit else inputs.zero, trials)
         return -updates if negated else updates
 
@@ -267,13 +270,15 @@ class Mechanism:
         links = links if "shared" in SEES[self.threat] else links._replace(shared=None)
         trials = torch.arange(len(wires))
         zero, one = (sign * in_turn(update, trials) for update in inputs.hypotheses)
-        return log_ratios(likelihood_of(self.defense, state, wires, links), zero, one)
+        return log_ratios(likelihood_of(self.defense, state, wires, links), zero, one, self.device)
 
 
-def log_ratios(likelihood: Likelihood, zero: Tensor, one: Tensor) -> Tensor:
+def log_ratios(likelihood: Likelihood, zero: Tensor, one: Tensor, device: str) -> Tensor:
     """[n] float64 log-likelihood ratios of the updates `one` [n, d] to `zero`; 0 if both are impossible."""
+    there = Placed(likelihood, torch.device(device))
     with torch.no_grad():
-        ratios = likelihood(zero).double() - likelihood(one).double()
+        low, high = (there(moved(update, device)).double() for update in (zero, one))
+    ratios = (low - high).cpu()
     return ratios.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
 
 
@@ -352,9 +357,11 @@ def _records(defense: Defense[Any, Any], setting: Setting, relation: Relation) -
             x[0, 0], y[0] = CANARY[0], CANARY[1] if bool(bit) is not negated else -CANARY[1]
         return Examples(x, y)
 
-    def draw(bit: int, negated: bool, trials: int, key: Key) -> Tensor:
-        work = [Work(data(bit, negated=negated), key.child(trial)) for trial in range(trials)]
-        return train_clients(task, start, work, plan, "vmap").updates  # many clients of a small model
+    def draw(bit: int, negated: bool, trials: int, key: Key, device: str) -> Tensor:
+        own = data(bit, negated=negated).on(device)
+        work = [Work(own, key.child(trial)) for trial in range(trials)]
+        # many clients of a small model
+        return train_clients(task, moved(start, device), work, plan, "vmap").updates.cpu()
 
     still = LocalPlan(plan.gradient, plan.steps, None, 0, plan.lr, plan.momentum, plan.clip)
     zero, one = (train_clients(task, start, [Work(data(bit), Key(0))], still, "loop").updates[0] for bit in (0, 1))

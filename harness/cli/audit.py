@@ -65,6 +65,9 @@ def audit(
     threat: Annotated[
         str | None, typer.Option(help="The adversary; default: the one in the claim that sees most.")
     ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Where clients train and likelihoods are computed: cpu (the default) or cuda.")
+    ] = None,
     setting: cli.SettingOption = None,
     seed: Annotated[int, typer.Option(help="Seed of every random draw.")] = 0,
     as_json: cli.JsonOption = False,
@@ -85,6 +88,7 @@ def audit(
             budget=budget,
             confidence=confidence,
             threat=threat,
+            device=device,
             seed=seed,
         )
     _print_claim(found, as_json)

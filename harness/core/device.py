@@ -25,6 +25,11 @@ def moved(found: Tensor, device: torch.device | str) -> Tensor:
     return found.to(device)
 
 
+def available(device: str) -> bool:
+    """Whether a study or an audit can compute on the device called so."""
+    return device == "cpu" or (device.split(":")[0] == "cuda" and torch.cuda.is_available())
+
+
 def capacity(device: torch.device) -> int:
     """How many float32 numbers fit in half of the free memory of an accelerator; 2^28 if that is unknown."""
     return torch.cuda.mem_get_info(device)[0] // 8 if device.type == "cuda" else 2**28

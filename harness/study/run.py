@@ -124,10 +124,11 @@ def run_study(
         StoreError: the folder cannot be written, or another process writes to it.
         Interrupted: Ctrl-C, SIGTERM or SIGHUP; finished results are kept.
     """
+    from leakgauge.harness.core.device import available
     from leakgauge.harness.data import default_root
     from leakgauge.harness.study.environment import folders
 
-    if device != "cpu" and engine is None and not _has(device):
+    if engine is None and not available(device):
         raise StudyError(study.name, [f"device: got {device!r}, expected cpu, or cuda if there is one"])
     if workers is None and device != "cpu" and engine is None:
         workers = 1
@@ -222,13 +223,6 @@ def _solved(study: Study, session: _Session, listen: Listener) -> Study:
     if not cells:
         raise StudyError(study.name, list(goals))
     return replace(study, cells=cells, goals=goals)
-
-
-def _has(device: str) -> bool:
-    """Whether torch can compute on this device."""
-    import torch
-
-    return device.split(":")[0] == "cuda" and torch.cuda.is_available()
 
 
 def check_data(study: Study, root: Path) -> dict[str, tuple[str, bool]]:
