@@ -44,6 +44,7 @@ from leakgauge.harness.learn.batch import Engine, LocalPlan, Work, choose_engine
 from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
+from leakgauge.harness.study.joint import joined
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- made by benchmarks/gpu.py -->\n", "<!-- end of the GPU -->"
@@ -52,6 +53,16 @@ FEWEST, SECONDS = 3, 1.0
 
 AT_ONCE = 32
 """Images of a search on the GPU; a search on the CPU has 8."""
+
+BEHIND: dict[str, dict[str, Scalar]] = {
+    "none": {},
+    "gaussian": {"clip": 1000.0, "noise_std": 0.01},
+    "laplace": {"noise_std": 0.01},
+    "jopeq": {},
+    "sdq": {},
+    "sqsgd": {},
+}
+"""Defenses of cells that share a batch."""
 
 PLAN = LocalPlan(gradient=False, steps=5, epochs=None, batch=32, lr=0.1, momentum=0.9)
 
@@ -114,6 +125,19 @@ def search(attack: str, name: str, more: dict[str, Scalar], device: str) -> Run:
     count = 8 if device == "cpu" else AT_ONCE
     seen, made = seen.of(range(count)), registry.build("attack", attack, {"evaluations": 200} | more)
     return Run(lambda: torch.stack([guess.x for guess in made.run(seen, Key(5)).guesses[:8]]), count)
+
+
+def cells(attack: str, more: dict[str, Scalar], device: str) -> Run:
+    """An attack with 200 evaluations on 8 photographs behind each of `BEHIND`: a GPU takes all cells in one batch."""
+    victims, made = photographs(8, 100, Key(3)), registry.build("attack", attack, {"evaluations": 200} | more)
+    behind = [observed(victims, registry.build("defense", name, options), Key(4)) for name, options in BEHIND.items()]
+    seens = [replace(seen, device=device) for seen in behind]
+    batches = seens if device == "cpu" else [joined(seens)]
+
+    def go() -> Tensor:
+        return torch.stack([guess.x for seen in batches for guess in made.run(seen, Key(5)).guesses])
+
+    return Run(go, 8 * len(seens))
 
 
 def likelihood(name: str, dim: int, device: str) -> Run:
@@ -190,6 +214,8 @@ CASES: dict[str, Callable[[str], Run]] = {
     "search, map, gaussian": partial(search, "map", "gaussian", {}),
     "search, map without the closed form, gaussian": partial(search, "map", "gaussian", {"solve": False}),
     "search, map without the closed form, laplace": partial(search, "map", "laplace", {"solve": False}),
+    "cells, idlg, 6 defenses": partial(cells, "idlg", {}),
+    "cells, map without the closed form, 6 defenses": partial(cells, "map", {"solve": False}),
     **{
         f"likelihood, {name}, 203,530 entries": partial(likelihood, name, 203_530)
         for name in ("gaussian", "laplace", "jopeq", "sdq", "cepam-gaussian", "sqsgd", "piecewise", "ota")

@@ -46,7 +46,7 @@ class Simulated:
         return None
 
 
-def simulate(folder, cells, slots, seconds, deaths=None, stored=(), learned=()):
+def simulate(folder, cells, slots, seconds, deaths=None, stored=(), learned=(), batches=False):
     """The engine and the progress after all jobs; `learned`: jobs that ended before."""
     trainings = {cell.training.id: cell.training for cell in cells}
     of = {name: tuple(cell for cell in cells if cell.training.id == name) for name in trainings}
@@ -56,7 +56,8 @@ def simulate(folder, cells, slots, seconds, deaths=None, stored=(), learned=()):
     for job in learned:
         known.learn(job, seconds(job))
     progress = Progress(len(cells))
-    made = Schedule(Store(folder), progress, lambda *_: None, jobs, attacks, pace=known, slots=slots)
+    asked = (Store(folder), progress, lambda *_: None, jobs, attacks)
+    made = Schedule(*asked, pace=known, slots=slots, batches=batches)
     engine = Simulated(slots, seconds, deaths)
     supervise(made, engine)
     return engine, progress

@@ -66,7 +66,8 @@ def encoded(setting, defense, updates, images, key):
     messages = []
     for i, (update, count) in enumerate(zip(updates, images, strict=True)):
         own, sender = key.child("client", i), Sender(i, 8)
-        wire, _ = defense.encode(None, None, update, Link(setting, sender, own.child("shared")), own.child("private"))
+        link, memory = Link(setting, sender, own.child("shared")), defense.remember(setting)
+        wire, _ = defense.encode(defense.init(setting), memory, update, link, own.child("private"))
         messages.append(Message(0, sender, wire, own.child("shared"), count, setting.steps))
     return tuple(messages)
 
@@ -85,7 +86,7 @@ def sent(task, batches, defense=None, steps=0, lr=0.1, params=None):
             here = here - lr * gradient
         updates.append(here - params if steps else gradient)
     messages = encoded(setting, defense, updates, [len(y) for _, y in batches], KEY)
-    model = Snapshot(0, params, None)
+    model = Snapshot(0, params, defense.init(setting))
     return Observation(View.parse("server"), setting, task, defense, lr, messages=messages, model=model)
 
 
@@ -124,8 +125,8 @@ def make(task=LENET, n=3, images=1, defense=None, sends="gradient", lr=0.1, step
         defense,
         lr,
         messages=messages,
-        model=Snapshot(0, params, None),
-        models=(Snapshot(0, params, None),),
+        model=Snapshot(0, params, defense.init(setting)),
+        models=(Snapshot(0, params, defense.init(setting)),),
         final=params,
         auxiliary=Examples(aside, torch.tensor([2] * 7 + [1] * 5) % classes),
         candidates=Examples(x.flatten(0, 1), y.flatten()),

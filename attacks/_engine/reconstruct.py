@@ -253,21 +253,18 @@ class _Group:
         search, labels, prior = self.search, self.labels, self.search.explains.prior
         assert labels is not None
         assert prior is not None
-        found = None
         behind = [
             objective(replace(self.seen, task=task), self.sightings, labels, search.explains).at(nats)
             for task, nats in soft
         ]
-        strengths = self._strengths(float(goal.nothing.max()))
-        stages = [(function, search.warm // 2 // len(soft)) for function in behind]
-        stages += [(goal.at(nats), int(_LAST * search.evaluations) // len(strengths)) for nats in strengths]
-        z, least = start, _share(_TOLERANCE, goal)[rows]
-        for function, most in stages:
-            found = minimize(_Subset(function, rows), z, Stop(max(1, most), least, decrease=search.decrease))
-            z = found.x
-            best.evaluations[rows] += found.evaluations
-        assert found is not None
-        x = self._mapped(z, prior.inputs)
+        z, least = start, _share(_TOLERANCE, goal)
+        for function in behind:
+            stop = Stop(max(1, search.warm // 2 // len(soft)), least[rows], decrease=search.decrease)
+            z, _, used, _ = minimize(_Subset(function, rows), z, stop)
+            best.evaluations[rows] += used
+        found = self._staged(goal, rows, z, int(_LAST * search.evaluations), lambda strength: least)
+        best.evaluations[rows] += found.evaluations
+        x = self._mapped(found.x, prior.inputs)
         images = self._each(x).view(len(rows), labels.shape[1], *self.seen.task.input_shape)
         theirs = [s._replace(messages=tuple(s.messages[i] for i in rows.tolist())) for s in self.sightings]
         bound = explained_at(self.seen, theirs, images.nan_to_num(0.0), labels[rows], search.explains, key)
@@ -292,7 +289,6 @@ class _Group:
             found.
         """
         labels, order, tolerance = self.labels, self._order(key, restart), _share(_TOLERANCE, goal)
-        strengths = self._strengths(float(goal.nothing.max()))
         if labels is not None and order is not None:
             labels = labels[:, order]
             goal = objective(self.seen, self.sightings, labels, self.search.explains)
@@ -302,13 +298,10 @@ class _Group:
         else:
             z, used, evaluations = begun, torch.zeros_like(rows), int(_AFTER * evaluations)
         explains = self.search.explains
-        for strength in strengths:
-            least = tolerance[rows].clamp(max=_TOLERANCE * strength)
-            stop = Stop(max(1, evaluations // len(strengths)), least, decrease=self.search.decrease)
-            found = minimize(_Subset(goal.at(strength), rows), z, stop)
-            z, used = found.x, used + found.evaluations
+        found = self._staged(goal, rows, z, evaluations, lambda strength: tolerance.clamp(max=_TOLERANCE * strength))
+        used = used + found.evaluations
         if explains.prior is not None:
-            found = found._replace(x=self._mapped(z, explains.prior.inputs))
+            found = found._replace(x=self._mapped(found.x, explains.prior.inputs))
         # the objective is only a distance, which is zero at the truth
         if explains.kind == "l2" and explains.prior is None and not explains.unroll:
             found = self._refined(found, labels, rows, tolerance)
@@ -392,20 +385,44 @@ class _Group:
             return found._replace(evaluations=used)
         exact = tuple(s._replace(model=s.model._replace(params=s.model.params.double())) for s in self.sightings)
         distance = objective(self.seen, exact, labels, self.search.explains).at(math.inf)
-        stop = Stop(int(spare[near].min()), tolerance[rows[near]].double(), decrease=self.search.decrease)
+        most, least = int(spare[near].max()), tolerance[rows[near]].double()
+        stop = Stop(most, least, decrease=self.search.decrease, each=spare[near])
         better = minimize(_Subset(distance, rows[near]), found.x[near].double(), stop)
         used[near] = better.evaluations
         x, value = found.x.clone(), found.value.clone()
         x[near], value[near] = better.x.to(x.dtype), better.value.to(value.dtype)
         return found._replace(x=x, value=value, evaluations=used)
 
-    def _strengths(self, whole: float) -> list[float]:
+    def _staged(
+        self, goal: Objective, rows: Tensor, z: Tensor, evaluations: int, least: Callable[[float], Tensor]
+    ) -> Minima:
+        """The minima from z [m, D] of searches in stages of growing weight, for the victims `rows` [m].
+
+        A victim's stages depend only on its own misfit, and share the evaluations.
+
+        Args:
+            least: the tolerances [n] of a stage, by its weight.
+        """
+        found = Minima(z.clone(), z.new_zeros(len(z)), torch.zeros_like(rows), ())
+        stages = [self._strengths(whole) for whole in goal.nothing[rows].tolist()]
+        for strengths in sorted(set(stages)):
+            at = torch.tensor([i for i, own in enumerate(stages) if own == strengths], device=rows.device)
+            x, victims = z[at], rows[at]
+            for strength in strengths:
+                most = max(1, evaluations // len(strengths))
+                stop = Stop(most, least(strength)[victims], decrease=self.search.decrease)
+                x, found.value[at], used, _ = minimize(_Subset(goal.at(strength), victims), x, stop)
+                found.evaluations[at] += used
+            found.x[at] = x
+        return found
+
+    def _strengths(self, whole: float) -> tuple[float, ...]:
         """The messages' weight in each stage of a search; in the last stage, their full weight."""
         strengths, strength = [], self.search.ease
         while strength * _STAGE < whole:
             strengths.append(strength)
             strength *= _STAGE
-        return [*strengths, math.inf]
+        return (*strengths, math.inf)
 
     def _order(self, key: Key, restart: int) -> Tensor | None:
         """The order in which labels are assigned to steps, another in every restart; None: unchanged."""

@@ -72,8 +72,8 @@ def _imitated(seen: Observation, sighting: Sighting, x: Tensor, labels: Tensor, 
         each = gradients(seen.task, params, x, targets_of(seen.task, labels, params.dtype))
     each = each.nan_to_num(0.0, 0.0, 0.0)  # if a model diverged: no client sends this
     updates, messages = update_per_gradient(seen.setting, sighting)[:, None] * each.cpu(), []
-    for number, (message, update) in enumerate(zip(sighting.messages, updates, strict=True)):
-        own = key.child(number)
+    for message, update in zip(sighting.messages, updates, strict=True):
+        own = key.child(message.sender.number)
         client = Client.of(message.sender, update, seen.defense.remember(seen.setting), own)
         silent = here.silent([message.sender], own) if seen.defense.superposes else []
         (wire,) = here.exchange([client, *silent], own.child("channel")).received

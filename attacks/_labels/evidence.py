@@ -53,9 +53,19 @@ class _Directions(NamedTuple):
 
 
 def label_chances(
-    task: Task, params: Vector, layer: LastLayer, gradients: Tensor, images: Sequence[int], examples: Examples, key: Key
+    task: Task,
+    params: Vector,
+    layer: LastLayer,
+    gradients: Tensor,
+    images: Sequence[int],
+    examples: Examples,
+    keys: Sequence[Key],
 ) -> list[Tensor]:
-    """For each gradient, [classes, images[i]]: entry [c, k - 1] is the probability of at least k labels c."""
+    """For each gradient, [classes, images[i]]: entry [c, k - 1] is the probability of at least k labels c.
+
+    Args:
+        keys: one for each gradient.
+    """
     share, shown = expected_share(examples, task.classes), _shown(task, params, layer, examples)
     found = [prior(share, size) for size in images]
     if not all(bool(part.isfinite().all()) for part in shown):
@@ -75,7 +85,7 @@ def label_chances(
     for size in sorted(set(images)):
         which = [i for i, count in enumerate(images) if count == size and usable[i]]
         sums = Sums(size * value[which], (size * noise[which, None]).square() * square, proven[which])
-        sampled = chances(kinds, sums, size, len(readings), [key.child(i) for i in which])
+        sampled = chances(kinds, sums, size, len(readings), [keys[i] for i in which])
         for i, chance in zip(which, sampled, strict=True):
             found[i] = chance
     return found

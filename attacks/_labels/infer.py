@@ -13,7 +13,7 @@ from leakgauge.attacks._engine.objective import Kind, gradients_of_round
 from leakgauge.attacks._labels.evidence import expected_share, label_chances
 from leakgauge.attacks._labels.last_layer import SURE, LastLayer, last_layer, mean_input, noise_of, rows_of
 from leakgauge.attacks._labels.posterior import joined, most_expected, prior
-from leakgauge.harness.core.contract import Attack, Examples, Observation, Task
+from leakgauge.harness.core.contract import Attack, Examples, Message, Observation, Task
 from leakgauge.harness.core.rng import Key, uniform
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.gradients import takes_numbers
@@ -75,19 +75,20 @@ def labels_of(seen: Observation, gradients: Tensor, source: LabelSource, key: Ke
         return _granted(seen)
     assert seen.model is not None
     assert seen.messages is not None
-    images = [message.images for message in seen.messages]
-    return restore(seen.task, seen.model.params, gradients, images, key, seen.auxiliary)
+    images, numbers = _sizes(seen.messages)
+    return restore(seen.task, seen.model.params, gradients, images, key, seen.auxiliary, numbers)
 
 
 def labels_over_rounds(seen: Observation, source: LabelSource, key: Key) -> tuple[Tensor, ...]:
     """Same as `labels_of`, from all observed rounds, whose evidence is added up as if they were independent."""
     if source == "given":
         return _granted(seen)
-    images = [message.images for message in seen.sightings[0].messages]
-    rounds = []
+    first, rounds = seen.sightings[0].messages, []
+    images, numbers = _sizes(first)
     for number, sighting in enumerate(seen.sightings):
         received = gradients_of_round(seen, sighting)
-        rounds.append(_chances(seen.task, sighting.model.params, received, images, key.child(number), seen.auxiliary))
+        asked = (seen.task, sighting.model.params, received, images, key.child(number), seen.auxiliary)
+        rounds.append(_chances(*asked, numbers))
     if len(rounds) == 1:
         return tuple(map(most_expected, rounds[0]))
     share = torch.full((seen.task.classes,), 1 / seen.task.classes, dtype=torch.float64)
@@ -95,6 +96,11 @@ def labels_over_rounds(seen: Observation, source: LabelSource, key: Key) -> tupl
         share = expected_share(seen.auxiliary, seen.task.classes)
     victims = zip(images, zip(*rounds, strict=True), strict=True)
     return tuple(most_expected(joined(each, prior(share, size))) for size, each in victims)
+
+
+def _sizes(messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+    """The numbers of images and the senders' numbers of messages."""
+    return [message.images for message in messages], [message.sender.number for message in messages]
 
 
 def _granted(seen: Observation) -> tuple[Tensor, ...]:
@@ -116,7 +122,13 @@ def apportion(counts: Tensor, size: int) -> Tensor:
 
 
 def restore(
-    task: Task, params: Vector, gradients: Tensor, images: Sequence[int], key: Key, auxiliary: Examples | None = None
+    task: Task,
+    params: Vector,
+    gradients: Tensor,
+    images: Sequence[int],
+    key: Key,
+    auxiliary: Examples | None = None,
+    numbers: Sequence[int] | None = None,
 ) -> tuple[Tensor, ...]:
     """Restore the labels behind each gradient.
 
@@ -136,6 +148,7 @@ def restore(
         key: draws dummy inputs, or the samples behind the probabilities.
         auxiliary: data of the same kind. All its labels are counted, and at most 400 evenly spaced examples are
             evaluated. None or empty: not used.
+        numbers: distinguish the gradients' draws; None: 0, 1, 2, ...
 
     Returns:
         [images[i]] int64 each, sorted.
@@ -161,16 +174,23 @@ def restore(
         rows instead of their sums; integer counts by their probability instead of a rounded solution; an estimate of
         the noise.
     """
-    return tuple(map(most_expected, _chances(task, params, gradients, images, key, auxiliary)))
+    return tuple(map(most_expected, _chances(task, params, gradients, images, key, auxiliary, numbers)))
 
 
 def _chances(
-    task: Task, params: Vector, gradients: Tensor, images: Sequence[int], key: Key, auxiliary: Examples | None
+    task: Task,
+    params: Vector,
+    gradients: Tensor,
+    images: Sequence[int],
+    key: Key,
+    auxiliary: Examples | None,
+    numbers: Sequence[int] | None,
 ) -> list[Tensor]:
     """For each gradient, [classes, images[i]]: entry [c, k - 1] is the probability of at least k labels c."""
     layer = last_layer(task)
     if auxiliary is not None and len(auxiliary.y):
-        return label_chances(task, params, layer, gradients, images, auxiliary, key.child("draws"))
+        keys = [key.child("draws", number) for number in numbers or range(len(images))]
+        return label_chances(task, params, layer, gradients, images, auxiliary, keys)
     counts = _explained(task, params, layer, gradients, images, key)
     return [(row[:, None] >= torch.arange(1, size + 1)).double() for row, size in zip(counts, images, strict=True)]
 

@@ -58,6 +58,7 @@ class Stop:
     Attributes:
         evaluations: maximum number for one problem.
         tolerance: [n]; a problem has converged at this value or below.
+        each: [n] int64, lower maximum numbers of single problems; None: `evaluations` for all.
         decrease: a problem has stalled if `_WINDOW` evaluations lower the value by less than this share of its size, if
             no step along the gradient lowers the value, or if the gradient is zero.
     """
@@ -65,6 +66,7 @@ class Stop:
     evaluations: int
     tolerance: Tensor
     decrease: float = 1e-2
+    each: Tensor | None = None
 
 
 class Minima(NamedTuple):
@@ -319,4 +321,6 @@ def _reasons(search: _Search, turn: int, stop: Stop) -> Tensor:
         stalled = stalled | ~(search.mark - search.value >= stop.decrease * search.value.abs())
         search.mark = search.value
     spent = torch.full_like(stalled, turn >= stop.evaluations)
+    if stop.each is not None:
+        spent |= turn >= stop.each[search.instance]
     return torch.stack([search.value.isinf(), search.value <= search.tolerance, stalled, spent])

@@ -29,6 +29,7 @@ class Job(NamedTuple):
         cells: the cells that need the training; for a trial, the cells that determine the kept rounds; else one cell.
         part: the victims of a search or a limit: the first, and the end.
         parts: the parts that an attack reads.
+        beside: cells whose victims an attack on an accelerator may search in the same batch (`study.joint`).
     """
 
     kind: Literal["training", "trial", "attack", "search", "limit"]
@@ -36,6 +37,7 @@ class Job(NamedTuple):
     cells: tuple[Cell, ...]
     part: tuple[int, int] = (0, 0)
     parts: tuple[str, ...] = ()
+    beside: tuple[Cell, ...] = ()
 
     @property
     def victims(self) -> range:
@@ -54,7 +56,8 @@ class Job(NamedTuple):
     def reads(self) -> tuple[str, ...]:
         """The folders that the job reads, relative to the store; they are finished when the job starts."""
         parts = tuple(f"parts/{name}" for name in self.parts)
-        return () if self.kind in ("training", "trial") else (f"trainings/{self.training.id}", *parts)
+        trainings = (f"trainings/{one.id}" for one in (self.training, *(cell.training for cell in self.beside)))
+        return () if self.kind in ("training", "trial") else (*trainings, *parts)
 
     @property
     def writes(self) -> str:
@@ -185,7 +188,7 @@ def _headline(job: Job, place: Place) -> str:
         return f"{run_search(cell, job.victims, store, place.root, place.device)} victims"
     if job.kind != "attack":
         return f"{run_limit(cell, job.victims, store, place.root, place.device)} victims"
-    first = run_attack(cell, store, place.root, job.parts, place.device).estimates[0]
+    first = run_attack(cell, store, place.root, job.parts, place.device, job.beside).estimates[0]
     return f"{first.name} {'n/a' if first.value is None else format(first.value, '.3f')}"
 
 

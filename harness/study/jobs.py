@@ -29,6 +29,7 @@ from leakgauge.harness.core.cell import (
 )
 from leakgauge.harness.core.claim import Claim
 from leakgauge.harness.core.contract import (
+    Attack,
     Defense,
     Examples,
     Labels,
@@ -65,8 +66,9 @@ from leakgauge.harness.learn.partition import Holdings, partition
 from leakgauge.harness.learn.prior import gaussian_prior
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.cache import known
-from leakgauge.harness.study.environment import code_of, environment
+from leakgauge.harness.study.environment import code_of, environment, shipped
 from leakgauge.harness.study.flags import cell_flags, notice_flag, promise_flags, training_flags
+from leakgauge.harness.study.joint import Batches, fits
 from leakgauge.harness.study.parts import of_guesses, of_limits, to_guesses, to_limits
 from leakgauge.harness.study.recorded import as_recorded, clients_of, problems, shared_key, sizes_of
 from leakgauge.harness.study.replay import from_arrays, holds, to_arrays
@@ -85,6 +87,10 @@ _COPIES, _STATE = 16, 2**20
 
 _ASKED = 8
 """The number of clients that test a malicious server's broadcast; each test takes about a second."""
+
+
+_BATCHES = Batches()
+"""What this process found for cells whose jobs have not come yet."""
 
 
 class Prepared(NamedTuple):
@@ -348,11 +354,9 @@ def _searched(
     """
     attack = registry.build_attack(cell.attack)
     key = attack_key(cell.training.seed, cell.attack, cell.target)
-    size = attack.at_once(seen.setting.dim)
+    size = _size(attack, seen)
     if size is None or cell.target.kind == "members" or seen.messages is None:
         return attack.run(seen, key)
-    if seen.device != "cpu":  # which takes about as long for a hundred victims as for one
-        size = max(size, capacity(torch.device(seen.device)) // (_COPIES * seen.setting.dim + _STATE))
     guesses = {i: guess for part, one in known for i, guess in zip(part, one.guesses, strict=True)}
     words = next((one.prior for _, one in known), "")
     wanted = range(len(seen.messages)) if victims is None else victims
@@ -365,12 +369,60 @@ def _searched(
     return Reconstruction(tuple(guesses[i] for i in wanted), words)
 
 
-def run_attack(cell: Cell, store: Store, root: Path, parts: Sequence[str] = (), device: str = "cpu") -> Result:
+def _size(attack: Attack, seen: Observation) -> int | None:
+    """How many victims an attack takes at once; None: all."""
+    size = attack.at_once(seen.setting.dim)
+    if size is None or seen.device == "cpu":
+        return size
+    # an accelerator takes about as long for a hundred victims as for one
+    return max(size, capacity(torch.device(seen.device)) // (_COPIES * seen.setting.dim + _STATE))
+
+
+class _Batch(NamedTuple):
+    """The guesses for a cell, and the seconds spent for it by other jobs less those spent here for other cells."""
+
+    found: Reconstruction
+    elsewhere: float
+
+
+def _in_batch(cell: Cell, seen: Observation, beside: Sequence[Cell], store: Store, root: Path) -> _Batch | None:
+    """The guesses for a cell that is searched in a batch with others, now or before; None: it is searched alone."""
+
+    def name(of: Cell) -> str:
+        return f"{store.folder.absolute()} {of.id} {(store.training(of.training.id) / 'kept.npz').stat().st_mtime_ns}"
+
+    if (before := _BATCHES.take(name(cell))) is not None:
+        return _Batch(*before)
+    attack = registry.build_attack(cell.attack)
+    size = _size(attack, seen)
+    # another attack may ask a defense for what a batch does not have
+    if not beside or size is None or not shipped("attack", cell.attack.name):
+        return None
+    others = (
+        (name(one), functools.partial(lambda of: observe_cell(of, store, root, seen.device)[0], one))
+        for one in beside
+        if fits(seen, registry.build_defense(one.training.defense))
+    )
+    start, key = time.perf_counter(), attack_key(cell.training.seed, cell.attack, cell.target)
+    here = _BATCHES.search(attack, key, (name(cell), seen), others, size)
+    return None if here is None else _Batch(here[0], here[1] - (time.perf_counter() - start))
+
+
+def run_attack(
+    cell: Cell,
+    store: Store,
+    root: Path,
+    parts: Sequence[str] = (),
+    device: str = "cpu",
+    beside: Sequence[Cell] = (),
+) -> Result:
     """Attack one cell of a stored training, score it, and store the result.
 
     Args:
         parts: names of stored parts of the attack and of its limit; missing victims are computed.
         device: where searches and limits compute.
+        beside: cells of stored trainings whose victims may be searched in the same batch; for their own attacks, this
+            process keeps what it finds.
     """
     start = time.perf_counter()
     scene = stored_scene(cell.training, store, root)
@@ -378,7 +430,8 @@ def run_attack(cell: Cell, store: Store, root: Path, parts: Sequence[str] = (), 
     seen, truth = observe_cell(cell, store, root, device)
     stored = [(one, store.read_part(one, _code_behind(cell, store))) for one in parts if one.startswith(cell.id)]
     known = [(victims_of(name), to_guesses(arrays)) for name, arrays in stored if arrays is not None]
-    found = _searched(cell, seen, known)
+    batch = None if known else _in_batch(cell, seen, beside, store, root)
+    found = _searched(cell, seen, known) if batch is None else batch.found
     bounds = bounds_of(cell, store, root, parts, device) if cell.limit and isinstance(found, Reconstruction) else None
     estimates, arrays = scored(found, truth, bounds, scene.task.columns)
     flags = cell_flags(attack, scene.defense, cell.target, found, truth, estimates, bounds.limits if bounds else "")
@@ -398,6 +451,7 @@ def run_attack(cell: Cell, store: Store, root: Path, parts: Sequence[str] = (), 
     execution = Execution(device, torch.get_num_threads(), scene.engine)
     result = Result(cell, execution, environment(), estimates, flags, fingerprint(content, 64))
     spent = sum(store.seconds(store.part(name)) or 0.0 for name, _ in stored)
+    spent += 0.0 if batch is None else batch.elsewhere
     store.write_result(result, arrays, spent + time.perf_counter() - start, _code_behind(cell, store))
     return result
 

@@ -50,10 +50,17 @@ class _Session:
     ) -> None:
         """Do all jobs, except attacks on the `finished` cells."""
         slots = self.engine.slots
+        # one process finds the guesses and uses them later; a limit is for one cell
+        batches = self.place.device != "cpu" and slots == 1 and isinstance(self.engine, Here | Workers)
+        batches = batches and self.limits == NO_LIMITS
         progress = Progress(total=total, skipped=len(finished), workers=slots, notes=self.notes)
         listen(progress, None)
         schedule = Schedule(
-            *(self.store, progress, listen, trainings, attacks), pace=self.pace, finished=finished, slots=slots
+            *(self.store, progress, listen, trainings, attacks),
+            pace=self.pace,
+            finished=finished,
+            slots=slots,
+            batches=batches,
         )
         supervise(schedule, self.engine, self.limits)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 
 from leakgauge.harness.core.cell import Cell
@@ -18,7 +18,7 @@ from leakgauge.harness.core.result import Failure
 from leakgauge.harness.federation import registry
 from leakgauge.harness.study.engine import Job, Outcome
 from leakgauge.harness.study.pace import Pace
-from leakgauge.harness.study.splits import limit_id, named, shares, victims_of
+from leakgauge.harness.study.splits import family, limit_id, named, shares, victims_of
 from leakgauge.harness.study.store import Store, StoreError
 
 _SHARED = 1.0
@@ -100,6 +100,7 @@ class Schedule:
         finished: the ids of the cells that need no attack.
         pace: the expected time of jobs.
         slots: how many jobs run at a time; with one slot nothing is split, else into at most 2 * slots parts.
+        batches: whether an attack may search the victims of other cells, too. All trainings then run first.
     """
 
     def __init__(
@@ -113,9 +114,11 @@ class Schedule:
         pace: Pace,
         finished: Collection[str] = (),
         slots: int = 1,
+        batches: bool = False,
     ) -> None:
         self.store, self.progress, self.listen = store, progress, listen
-        self.finished, self.pace, self.slots = finished, pace, slots
+        self.finished, self.pace, self.slots, self.batches = finished, pace, slots, batches
+        self.relatives: dict[Hashable, list[_Task]] = {}  # the attacks that a batch may join, by what they share
         self.heap: list[tuple[float, int, _Task]] = []  # tasks that may start, the longest chain first
         self.families: dict[str, list[tuple[float, int, _Task]]] = {}  # the attacks in the heap, by training
         self.open: dict[str, _Task] = {}  # tasks that have not ended, by the folder that they write
@@ -136,8 +139,18 @@ class Schedule:
                 continue
             task.taken = True
             self.has[slot] = task.job.training.id
+            if task.job.kind == "attack":
+                task.job = task.job._replace(beside=self._beside(task))
             return task.job
         return None
+
+    def _beside(self, task: _Task) -> tuple[Cell, ...]:
+        """The other cells whose attacks may start and share what a batch needs."""
+        group = self.relatives.get(family(task.job.cells[0])) if self.batches else None
+        if group is None:
+            return ()
+        group[:] = [one for one in group if not one.taken]
+        return tuple(one.job.cells[0] for one in group if not one.waits)
 
     def started(self, job: Job) -> None:
         """Report the start of a job."""
@@ -227,6 +240,8 @@ class Schedule:
         self.open[attack.job.writes], attack.waits = attack, waits
         limit = limit_id(attack.job.cells[0])
         self.users[limit] = self.users.get(limit, 0) + 1
+        if self.batches and (common := family(attack.job.cells[0])) is not None:
+            self.relatives.setdefault(common, []).append(attack)
         return attack
 
     def _close(self, writes: str) -> _Task | None:
@@ -263,7 +278,8 @@ class Schedule:
     def _push(self, task: _Task) -> None:
         """Let a task start when its turn comes."""
         self.numbers += 1
-        entry = -(task.cost + task.later), self.numbers, task
+        first = self.batches and task.job.kind in ("training", "trial")
+        entry = -math.inf if first else -(task.cost + task.later), self.numbers, task
         heapq.heappush(self.heap, entry)
         if task.job.kind not in ("training", "trial"):
             heapq.heappush(self.families.setdefault(task.job.training.id, []), entry)
@@ -271,7 +287,9 @@ class Schedule:
     def _pick(self, slot: int) -> _Task | None:
         """A job on the slot's training; if there is none, or another job is urgent, the job with the longest chain."""
         first, own = _top(self.heap), _top(self.families.get(self.has.get(slot, ""), []))
-        if first is None or own is None or first.cost + first.later >= _URGENT * self.left / max(1, self.slots):
+        if first is None or own is None or (self.batches and first.job.kind in ("training", "trial")):
+            return first
+        if first.cost + first.later >= _URGENT * self.left / max(1, self.slots):
             return first
         return own
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Hashable
 
 from leakgauge.harness.core.cell import Cell, fingerprint
 from leakgauge.harness.core.result import to_data
@@ -11,6 +12,18 @@ from leakgauge.harness.core.result import to_data
 def limit_id(cell: Cell) -> str:
     """The id of the limit of a cell's target: the same for every attack on it."""
     return fingerprint({"limit": [cell.training.id, cell.threat, to_data(cell.target)]})
+
+
+def family(cell: Cell) -> Hashable | None:
+    """What the cells of a batch on an accelerator have in common; None: the cell is attacked alone.
+
+    They attack messages of round 0 that were made with the same first model; only their defenses may differ.
+    """
+    target, spec = cell.target, cell.training
+    of_first = (target.round, target.rounds, target.users) == (0, 1, 1) and target.kind != "members"
+    if not of_first or spec.malice is not None:
+        return None
+    return cell.attack.key, target, cell.threat, spec.task, spec.federation, spec.seed
 
 
 def named(whole: str, victims: range) -> str:

@@ -1,0 +1,216 @@
+"""Several cells as one batch on an accelerator, where a search takes about as long for a hundred victims as for one.
+
+The victims of a batch need the same parameters. So it has cells that attack the common first model: their seed, model,
+data and federation are the same, and their defenses differ. Every attack that searches victims in groups takes such a
+batch, because each message's sender tells the defense and the state behind the message.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from leakgauge.harness.core.contract import (
+    Attack,
+    Defense,
+    Likelihood,
+    Link,
+    Links,
+    LocalRule,
+    Observation,
+    Reconstruction,
+    Sender,
+    Setting,
+    likelihood_of,
+)
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Vector
+
+
+class _Member(Sender):
+    """A sender in one of several federations, with the number of the federation."""
+
+    federation: int
+
+    @classmethod
+    def of(cls, sender: Sender, federation: int) -> _Member:
+        """The sender with its federation."""
+        made = cls(*sender)
+        made.federation = federation
+        return made
+
+
+@dataclass(frozen=True)
+class Several(Defense[Any, Any]):
+    """The defenses of several federations with one setting and one rule for local training.
+
+    It has what a search for the inputs behind messages uses; the state is a tuple, with one state per federation.
+    """
+
+    each: tuple[Defense[Any, Any], ...]
+    known: dict[int, tuple[object, Likelihood]] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def local(self) -> LocalRule:
+        """The common rule."""
+        return self.each[0].local
+
+    def step_noise(self, setting: Setting) -> float:
+        """The common noise."""
+        return self.each[0].step_noise(setting)
+
+    def encode(self, state: Any, memory: Any, update: Vector, link: Link, private: Key) -> tuple[bytes, Any]:
+        """The first message of a client, by its own federation's defense."""
+        at = _federation(link.sender)
+        wire, _ = self.each[at].encode(state[at], self.each[at].remember(link.setting), update, link, private)
+        return wire, None
+
+    def transmit(self, state: Any, wires: Sequence[bytes], links: Links, channel: Key) -> Sequence[bytes]:
+        """Each message through its own federation's channel."""
+        found: list[bytes] = []
+        for wire, sender in zip(wires, links.senders, strict=True):
+            at = _federation(sender)
+            found += self.each[at].transmit(state[at], [wire], Links(links.setting, [sender], None), channel)
+        return found
+
+    def estimate(self, state: Any, received: bytes, link: Link) -> Vector:
+        """The estimate of the message's own defense."""
+        at = _federation(link.sender)
+        return self.each[at].estimate(state[at], received, link)
+
+    def likelihood(self, state: Any, received: Sequence[bytes], links: Links) -> Likelihood:
+        """The likelihoods of the messages' own defenses, one after the other."""
+        parts, sizes = list[Likelihood](), list[int]()
+        for at, members in itertools.groupby(range(len(received)), lambda i: _federation(links.senders[i])):
+            first, *others = members
+            here = slice(first, first + 1 + len(others))
+            keys = None if links.shared is None else links.shared[here]
+            wires, theirs = received[here], Links(links.setting, links.senders[here], keys)
+            asked = wires, theirs.senders, keys
+            if at not in self.known or self.known[at][0] != asked:
+                self.known[at] = asked, likelihood_of(self.each[at], state[at], wires, theirs)
+            parts.append(self.known[at][1])
+            sizes.append(len(wires))
+
+        def score(update: Tensor) -> Tensor:
+            pieces = zip(parts, torch.split(update, sizes), strict=True)
+            return torch.cat([part(piece) for part, piece in pieces])
+
+        return score
+
+
+def _federation(sender: Sender) -> int:
+    """The federation of a sender."""
+    assert isinstance(sender, _Member)  # `joined` made it
+    return sender.federation
+
+
+def joined(seens: Sequence[Observation]) -> Observation:
+    """One observation of all victims, in order, without what only single federations have.
+
+    Args:
+        seens: with messages and models of one round, and equal in all that `alike` compares.
+    """
+    first, messages, states = seens[0], [], []
+    for number, seen in enumerate(seens):
+        assert seen.messages is not None
+        assert seen.model is not None
+        states.append(seen.model.state)
+        messages += [one._replace(sender=_Member.of(one.sender, number)) for one in seen.messages]
+    assert first.model is not None
+    return dataclasses.replace(
+        first,
+        defense=Several(tuple(seen.defense for seen in seens)),
+        messages=tuple(messages),
+        model=first.model._replace(state=tuple(states)),
+        labels=None if first.labels is None else tuple(own for seen in seens for own in seen.labels or ()),
+        models=None,
+        final=None,
+        others=None,
+    )
+
+
+def fits(seen: Observation, defense: Defense[Any, Any]) -> bool:
+    """Whether a federation with this defense may share a batch with an observation."""
+    mine = seen.defense
+    return (
+        not (mine.superposes or defense.superposes)
+        and mine.local == defense.local
+        and mine.step_noise(seen.setting) == defense.step_noise(seen.setting)
+    )
+
+
+def alike(seen: Observation, other: Observation) -> bool:
+    """Whether two observations of one attack, target and adversary have the same setting and parameters."""
+    one, two = seen.model, other.model
+    return (
+        one is not None
+        and two is not None
+        and not (seen.later or other.later)
+        and (seen.setting, seen.lr) == (other.setting, other.lr)
+        and torch.equal(one.params, two.params)
+    )
+
+
+class Batches:
+    """The guesses that this process found in batches, until the jobs of their cells ask for them."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[Reconstruction, float]] = {}
+        self._alone: set[str] = set()
+
+    def take(self, name: str) -> tuple[Reconstruction, float] | None:
+        """The guesses for a cell and its share of the batch's seconds; None: they were not found yet."""
+        return self._found.pop(name, None)
+
+    def search(
+        self,
+        attack: Attack,
+        key: Key,
+        own: tuple[str, Observation],
+        others: Iterable[tuple[str, Callable[[], Observation]]],
+        size: int,
+    ) -> tuple[Reconstruction, float] | None:
+        """Attack a cell with others in one batch: the same as `take` for the cell; the other cells' guesses are kept.
+
+        Args:
+            own, others: the name and the observation of the cell and of cells whose defenses fit; those that are not
+                alike are left out.
+            size: the most victims of a batch.
+
+        Returns:
+            None: no other cell joins, or the attack fails; each cell is then attacked alone.
+        """
+        name, seen = own
+        if name in self._alone or seen.messages is None or seen.task.columns:
+            return None
+        start, batch, victims = time.perf_counter(), {name: seen}, len(seen.messages)
+        for other, look in others:
+            if victims + len(seen.messages) > size:
+                break
+            if other in self._found or other in self._alone:
+                continue
+            theirs = look()
+            if theirs.messages is not None and alike(seen, theirs):
+                batch[other] = theirs
+                victims += len(theirs.messages)
+        if len(batch) == 1:
+            return None
+        try:
+            found = attack.run(joined(list(batch.values())), key)
+        except (ValueError, RuntimeError):  # of one defense, or of the memory
+            self._alone.update(batch)
+            return None
+        assert isinstance(found, Reconstruction)  # only reconstructions have groups
+        guesses, seconds = iter(found.guesses), (time.perf_counter() - start) / len(batch)
+        for each, theirs in batch.items():
+            mine = tuple(itertools.islice(guesses, len(theirs.messages or ())))
+            self._found[each] = Reconstruction(mine, found.prior), seconds
+        return self.take(name)
