@@ -15,7 +15,7 @@ from leakgauge.attacks.inverting_gradients import InvertingGradients
 from leakgauge.attacks.map import MAP
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.laplace import Laplace
-from leakgauge.harness.audit import standalone
+from leakgauge.harness.audit import standalone, training, trials
 from leakgauge.harness.audit.limit import limits
 from leakgauge.harness.core.contract import Links
 from leakgauge.harness.core.device import Placed
@@ -227,10 +227,26 @@ def test_an_audit_on_the_device_counts_what_the_cpu_counts(name, asked, monkeypa
     monkeypatch.setattr(standalone, "available", lambda device: True)
     here = audited(name, asked, None)
     assert here["device"] == "cpu"
-    with Elsewhere() as device:
+    places = {"likelihoods": set(), "training": set()}
+
+    class Spied(Placed):
+        def __call__(self, x):
+            found = super().__call__(x)
+            places["likelihoods"].add((x.device.type, self.stays))
+            return found
+
+    def trains(task, params, work, *rest):
+        places["training"].add((params.device.type, work[0].data.x.device.type))
+        return train_clients(task, params, work, *rest)
+
+    monkeypatch.setattr(trials, "Placed", Spied)
+    monkeypatch.setattr(training if asked.get("by") else trials, "train_clients", trains)
+    with Elsewhere():
         there = audited(name, asked, str(DEVICE))
-    assert device.reads.total()
     assert there == here | {"device": str(DEVICE)}
+    assert places["likelihoods"] == {(DEVICE.type, False)}
+    if name != "gaussian":  # whose updates are given
+        assert (DEVICE.type, DEVICE.type) in places["training"]
 
 
 def test_a_study_audits_on_the_device_of_its_training(tmp_path, monkeypatch):

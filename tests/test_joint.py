@@ -88,6 +88,9 @@ def test_other_rules_of_training_sums_and_other_parameters_do_not_join():
         make(defense=registry.build("defense", name, {}), n=2, task=MLP).seen for name in ("none", "dp-sgd", "none")
     )
     assert not fits(none, private.defense)
+    quiet = registry.build("defense", "udp", {})
+    assert quiet.step_noise(none.setting) == 0.0
+    assert not fits(none, quiet)
     assert not fits(none, registry.build("defense", "ota", {}))
     assert alike(none, other)
     params = other.model.params.clone()

@@ -119,6 +119,15 @@ def test_problems_that_are_watched_seldom_end_at_the_next_look():
     assert (set(spent.status), set(spent.evaluations.tolist())) == ({Status.SPENT}, {21})
 
 
+def test_each_problem_may_have_its_own_budget():
+    function, _ = quadratics(6, 30)
+    budgets = torch.tensor([3, 7, 21, 21, 30, 1])
+    stop = until(6, evaluations=21, tolerance=0.0, each=budgets)
+    found = minimize(function, torch.zeros(6, 30, dtype=torch.float64), stop)
+    assert set(found.status) == {Status.SPENT}
+    assert found.evaluations.tolist() == [3, 7, 21, 21, 21, 1]
+
+
 def test_directions_stay_those_of_the_two_loop_recursion_after_many_pairs():
     # an error of the inverse that a pair leaves behind would grow from pair to pair
     n, width, size = 2, 30, 8

@@ -242,6 +242,9 @@ def test_the_truth_explains_its_message_and_another_image_does_not(defense):
     other = x.roll(1, 0)
     bound = explained_at(seen, seen.sightings, other[:, None], labels, explains, Key(6))
     assert not bool((goal.messages(other.flatten(1), torch.arange(8)).value <= bound).any())
+    few = seen.of(range(5, 8))
+    part = explained_at(few, few.sightings, other[5:, None], labels[5:], explains, Key(6))
+    torch.testing.assert_close(part, bound[5:], rtol=1e-4, atol=1e-4)  # whatever the other victims
 
 
 @pytest.mark.table(2)
