@@ -12,7 +12,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn import convolution
 from leakgauge.harness.learn.convolution import _NativeConvStep
 from leakgauge.harness.learn.gradients import kernel_of
-from leakgauge.harness.learn.kernels import Kernel
+from leakgauge.harness.learn.kernels import Kernel, Outer
 from leakgauge.harness.learn.layers import Chain, Conv, Dense, Flatten, Sigmoid
 from leakgauge.harness.learn.models import Model, build
 from leakgauge.harness.learn.tasks import ModelTask
@@ -127,6 +127,43 @@ def test_the_squared_distance_and_its_slope_are_those_of_torch(width, dtype):
     assert_close((found.slope, found.value), (misses, misses.square().sum(1) / 2), SHARE[dtype])
     mixed = SquaredDistance(targets.float()).sloped(gradients.clone(), instances)
     assert_close([mixed.slope], [gradients - targets.float()[instances]], 1e-12)
+
+
+@both
+@needs_loops
+@pytest.mark.parametrize("before", [0, 1, 40])
+@pytest.mark.parametrize(("outs", "ins"), [(1, 1), (3, 8), (10, 70), (2, 3000)])
+def test_the_squared_distance_computes_an_outer_product_on_the_way(before, outs, ins, dtype):
+    slopes, inputs = draw("slopes", 3, outs).to(dtype), draw("inputs", 3, ins).to(dtype)
+    gradients, instances = draw("gradients", 3, before + outs * ins + outs).to(dtype), torch.tensor([2, 0, 2])
+    misfit = SquaredDistance(draw("targets", 4, gradients.shape[1]).to(dtype))
+    whole = gradients.clone()
+    whole[:, before : before + outs * ins] = (slopes[:, :, None] * inputs[:, None]).flatten(1)
+    expected = misfit.sloped(whole, instances)
+    found = misfit.sloped(gradients, instances, Outer(before, slopes, inputs))
+    assert_close((found.slope, found.value), (expected.slope, expected.value), SHARE[dtype])
+
+
+@needs_loops
+@pytest.mark.parametrize(
+    ("name", "images", "outer"), [("lenet-dlg", 1, True), ("mlp-small", 1, True), ("cnn2", 2, False)]
+)
+def test_a_trace_leaves_out_only_the_outer_product_of_the_last_layer(name, images, outer):
+    task = ModelTask(build(name, (1, 16, 16), 4))
+    kernel = kernel_of(task, task.init(KEY), images)
+    x, y = draw("x", 2, images, 1, 16, 16).float(), draw("y", 2, images, 4).float().softmax(2)
+    for _ in range(2):
+        expected, whole = kernel.trace(x, y)
+        found, part = kernel.trace(x, y, whole=False)
+        assert whole.outer is None
+        assert (part.outer is not None) == outer
+        if outer:
+            first, slopes, inputs = part.outer
+            products = (slopes[:, :, None] * inputs[:, None]).flatten(1)
+            found[:, first : first + products.shape[1]] = products
+        assert torch.equal(found, expected)
+        directions = draw("v", *expected.shape).float()
+        assert torch.equal(part.pull(directions).x, whole.pull(directions).x)
 
 
 @needs_loops

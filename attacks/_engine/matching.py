@@ -14,10 +14,10 @@ from torch.linalg import vector_norm
 
 from leakgauge.harness.core.contract import Task
 from leakgauge.harness.core.device import capacity
-from leakgauge.harness.core.native import library_for
+from leakgauge.harness.core.native import Library, library_for
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.gradients import gradients, keep_freed_memory, kernel_of, takes_numbers
-from leakgauge.harness.learn.kernels import Kernel
+from leakgauge.harness.learn.kernels import Kernel, Outer
 
 _T = TypeVar("_T")
 
@@ -108,17 +108,31 @@ class SquaredDistance:
         """Implement `Misfit`."""
         return self.scale * (gradients - self.targets.index_select(0, instances)).square().sum(dim=1)
 
-    def sloped(self, gradients: Tensor, instances: Tensor) -> Sloped:
+    def native(self, like: Tensor) -> Library | None:
+        """The compiled loops, if they can compute with gradients like this tensor."""
+        return library_for(like) if like.dtype == self.targets.dtype else None
+
+    def sloped(self, gradients: Tensor, instances: Tensor, outer: Outer | None = None) -> Sloped:
         """The value of `__call__` and its slope, without a graph; overwrites `gradients` [m, d].
 
-        It works in place, because each pass over d numbers takes time with 100 classes.
+        It works in place, because each pass over d numbers takes time with 100 classes: the compiled loops read and
+        write a number once, and compute an outer product on the way.
+
+        Args:
+            outer: sets entries of the gradients first; only for compiled loops.
         """
-        sought, native = self._sought(instances), library_for(gradients)
-        if native is None or sought.dtype != gradients.dtype:
+        sought, native = self._sought(instances), self.native(gradients)
+        if native is None:
             squares = vector_norm(gradients.sub_(sought), dim=1).square_()
-        else:  # in one pass instead of two
+        else:
             squares, (m, width) = gradients.new_empty(len(gradients), dtype=torch.float64), gradients.shape
-            native.subtract(m, width, gradients.data_ptr(), sought.data_ptr(), squares.data_ptr())
+            arrays = (one.data_ptr() for one in (gradients, sought, squares))
+            if outer is None:
+                native.subtract(m, width, *arrays, width, 0, 0, None, None)
+            else:
+                first, slopes, inputs = outer
+                sizes = first, slopes.shape[1], inputs.shape[1]
+                native.subtract(m, width, *arrays, *sizes, slopes.data_ptr(), inputs.data_ptr())
             squares = squares.to(gradients.dtype)
         return Sloped(self.scale * squares, gradients, 2 * self.scale)
 
@@ -197,8 +211,12 @@ class Evaluator:
     def _by_hand(self, kernel: Kernel, candidates: Tensor, instances: Tensor) -> Evaluation:
         """Evaluate one chunk with the kernel; only the misfit may record a graph."""
         x, y = self._batch(candidates.detach(), instances)
-        gradients, trace = kernel.trace(x, y)
-        value, slopes, factor = _sloped(self.misfit, gradients, instances)
+        if isinstance(self.misfit, SquaredDistance):
+            gradients, trace = kernel.trace(x, y, whole=self.misfit.native(x) is None)
+            value, slopes, factor = self.misfit.sloped(gradients, instances, trace.outer)
+        else:
+            gradients, trace = kernel.trace(x, y)
+            value, slopes, factor = _sloped(self.misfit, gradients, instances)
         if not torch.is_grad_enabled():
             return Evaluation(value, torch.zeros_like(candidates))
         pulled = trace.pull(slopes)
@@ -228,8 +246,6 @@ class Evaluator:
 
 def _sloped(misfit: Misfit, gradients: Tensor, instances: Tensor) -> Sloped:
     """The misfit [m] and its slope in the gradients [m, d]; under `torch.no_grad`, the slope has no meaning."""
-    if isinstance(misfit, SquaredDistance):
-        return misfit.sloped(gradients, instances)
     if not torch.is_grad_enabled():
         return Sloped(misfit(gradients, instances), gradients)
     leaf = gradients.requires_grad_()

@@ -645,7 +645,7 @@ class Attack(ABC):
         """How many victims one `run` takes if the model has `dim` parameters; None: all victims of a target.
 
         A target with more victims is split into groups of this size, in order, perhaps on several workers: `run` sees
-        one group and must not need the others.
+        one group and must not need the others. On an accelerator, groups are larger.
         """
         return None
 

@@ -48,7 +48,7 @@ enum { BYTES = 32, TILE = 4 };
      taps; places; (weight, input) of each tap; (input, slope) of each place. */
 
 /* Raised with each change of a function's arguments. */
-int leakgauge_version(void) { return 2; }
+int leakgauge_version(void) { return 3; }
 
 #define JOINED(a, b) a##b
 #define NAMED(a, b) JOINED(a, b)
@@ -278,27 +278,43 @@ EACH_PROCESSOR void NAME(leakgauge_weights_)(const integer *plan, integer m, con
                 }
 }
 
-/* found -= sought in m rows of `width` numbers, and the squared lengths of the rows. */
-EACH_PROCESSOR void NAME(leakgauge_subtract_)(integer m, integer width, REAL *found, const REAL *sought,
-                                              double *squares) {
+/* found -= sought in `width` numbers, or found = factor * input - sought if there is an input; the squared length. */
+INLINE double NAME(subtracted_)(integer width, REAL *found, const REAL *sought, REAL factor, const REAL *input) {
     enum { BLOCK = 1024 }; /* sums of blocks are added in double precision */
-    for (; m > 0; m--, found += width, sought += width, squares++) {
-        *squares = 0;
-        for (integer from = 0; from < width; from += BLOCK) {
-            const integer end = from + BLOCK < width ? from + BLOCK : width;
-            vector sum[TILE];
-            integer k = from;
-            UNROLLED for (int j = 0; j < TILE; j++) sum[j] = (vector){0};
-            for (; k + TILE * LANES <= end; k += TILE * LANES)
-                UNROLLED for (int j = 0; j < TILE; j++) {
-                    vector *at = (vector *)(found + k + j * LANES);
-                    *at -= *(const vector *)(sought + k + j * LANES);
-                    sum[j] += *at * *at;
-                }
-            REAL rest = NAME(sum_of_)((sum[0] + sum[1]) + (sum[2] + sum[3]));
-            for (; k < end; k++) found[k] -= sought[k], rest += found[k] * found[k];
-            *squares += rest;
+    double squares = 0;
+    for (integer from = 0; from < width; from += BLOCK) {
+        const integer end = from + BLOCK < width ? from + BLOCK : width;
+        vector sum[TILE];
+        integer k = from;
+        UNROLLED for (int j = 0; j < TILE; j++) sum[j] = (vector){0};
+        for (; k + TILE * LANES <= end; k += TILE * LANES)
+            UNROLLED for (int j = 0; j < TILE; j++) {
+                vector *at = (vector *)(found + k + j * LANES);
+                if (input) *at = factor * *(const vector *)(input + k + j * LANES);
+                *at -= *(const vector *)(sought + k + j * LANES);
+                sum[j] += *at * *at;
+            }
+        REAL rest = NAME(sum_of_)((sum[0] + sum[1]) + (sum[2] + sum[3]));
+        for (; k < end; k++) {
+            found[k] = (input ? factor * input[k] : found[k]) - sought[k];
+            rest += found[k] * found[k];
         }
+        squares += rest;
+    }
+    return squares;
+}
+
+/* found -= sought in m rows of `width` numbers, and the squared lengths of the rows. The numbers of a row from `first`
+   on are first set to the products of `outs` slopes and `ins` inputs, of which each row has its own. */
+EACH_PROCESSOR void NAME(leakgauge_subtract_)(integer m, integer width, REAL *found, const REAL *sought,
+                                              double *squares, integer first, integer outs, integer ins,
+                                              const REAL *slopes, const REAL *inputs) {
+    const integer after = first + outs * ins;
+    for (; m > 0; m--, found += width, sought += width, slopes += outs, inputs += ins, squares++) {
+        *squares = NAME(subtracted_)(first, found, sought, 0, 0);
+        for (integer o = 0, at = first; o < outs; o++, at += ins)
+            *squares += NAME(subtracted_)(ins, found + at, sought + at, slopes[o], inputs);
+        *squares += NAME(subtracted_)(width - after, found + after, sought + after, 0, 0);
     }
 }
 

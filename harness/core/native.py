@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-VERSION = 2
+VERSION = 3
 """What `leakgauge_version` returns: a library that was compiled from an older file is not used."""
 
 _BYTES = 32
@@ -27,7 +27,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
         *(_POINTER, _INTEGER, _POINTER),
     ],
     "weights": [_POINTER, _INTEGER, _POINTER, _POINTER, _POINTER, _INTEGER],
-    "subtract": [_INTEGER, _INTEGER, _POINTER, _POINTER, _POINTER],
+    "subtract": [_INTEGER, _INTEGER, *[_POINTER] * 3, *[_INTEGER] * 3, _POINTER, _POINTER],
     "directions": [_INTEGER, _INTEGER, _INTEGER, ctypes.c_double, *[_POINTER] * 10],
 }
 

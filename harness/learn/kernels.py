@@ -46,6 +46,17 @@ class Pulled(NamedTuple):
     y: Tensor
 
 
+class Outer(NamedTuple):
+    """The gradient of the last layer's weights at one input, from entry `first` of a gradient on: an outer product.
+
+    slopes: [m, outputs], of the loss; inputs: [m, inputs].
+    """
+
+    first: int
+    slopes: Tensor
+    inputs: Tensor
+
+
 _KEPT = 4
 """Maximum number of unused tapes that are kept for the next evaluation of their shape. A kept tape saves nearly all
 allocations: with new memory and views, a single image behind the LeNet of DLG took three times as long."""
@@ -69,14 +80,16 @@ class Kernel:
         self.first = next(position for position, owns in enumerate(self._owns) if owns)
         """The position of the first layer with parameters."""
         self._free: list[_Tape] = []
+        self._before = sum(layout.sizes[: sum(self._owns[:-1])])  # entries of the layers before the last
 
     @torch.no_grad()
-    def trace(self, x: Tensor, y: Tensor) -> tuple[Tensor, Trace]:
+    def trace(self, x: Tensor, y: Tensor, *, whole: bool = True) -> tuple[Tensor, Trace]:
         """Gradients [m, d], each the mean over the b inputs of an instance, and the trace that computes their slopes.
 
         Args:
             x: [m, b, *input_shape]; do not modify it while the trace is in use.
             y: [m, b, classes] probabilities; if linear, the loss's slopes with respect to the outputs.
+            whole: False leaves out the entries that `Trace.outer` describes, if there are any; the caller sets them.
         """
         gradients = x.new_empty(len(x), self._layout.dim)
         with torch.inference_mode():  # operations and views take a sixth less time
@@ -85,9 +98,18 @@ class Kernel:
                 h = step.forward(h)
             head = self._head(h, y)
             d = head.slope
+            outer = None if whole else self._outer(tape, d)
             for position in reversed(range(self.first, len(tape.steps))):
                 d = tape.steps[position].backward(d, into[position], position > self.first)
-        return gradients, Trace(self, tape, head, gradients, into)
+        return gradients, Trace(self, tape, head, gradients, into, outer)
+
+    def _outer(self, tape: _Tape, d: Tensor) -> Outer | None:
+        """The outer product of the last layer, if it is dense and the instances have one input each."""
+        step = tape.steps[-1]
+        if not isinstance(step, _DenseStep) or d.shape[1] != 1:
+            return None
+        step.product = False
+        return Outer(self._before, d[:, 0].contiguous(), step.h[:, 0].contiguous())
 
     def _tape(self, x: Tensor) -> _Tape:
         """A free tape for inputs like x, or a new one."""
@@ -124,9 +146,16 @@ class Trace:
     """
 
     def __init__(
-        self, kernel: Kernel, tape: _Tape, head: _Softmax | _Linear, gradients: Tensor, parts: list[list[Tensor]]
+        self,
+        kernel: Kernel,
+        tape: _Tape,
+        head: _Softmax | _Linear,
+        gradients: Tensor,
+        parts: list[list[Tensor]],
+        outer: Outer | None,
     ) -> None:
         self._kernel, self._tape, self._head, self._gradients, self._parts = kernel, tape, head, gradients, parts
+        self.outer = outer
 
     def __del__(self) -> None:
         self._kernel.give_back(self._tape)
@@ -241,6 +270,8 @@ class _DenseStep:
     def __init__(self, weight: Tensor, bias: Tensor, shape: Shape, scratch: Scratch) -> None:
         self.weight, self.bias, self.shape = weight, bias, (*shape[:2], len(bias))
         self.moved, self.back = scratch.new(*self.shape), scratch.new(*shape)
+        self.product = True
+        """Whether the next backward pass computes the weights' gradient."""
 
     def forward(self, h: Tensor) -> Tensor:
         self.h = h
@@ -248,8 +279,10 @@ class _DenseStep:
 
     def backward(self, d: Tensor, into: Sequence[Tensor], on: bool) -> Tensor:
         self.d = d
-        product = torch.mul if d.shape[1] == 1 else torch.bmm  # for one row, mul takes half the time
-        product(d.transpose(1, 2), self.h, out=into[0])
+        if self.product:
+            product = torch.mul if d.shape[1] == 1 else torch.bmm  # for one row, mul takes half the time
+            product(d.transpose(1, 2), self.h, out=into[0])
+        self.product = True
         torch.sum(d, dim=1, out=into[1])
         return torch.matmul(d, self.weight) if on else d
 
