@@ -118,10 +118,24 @@ def test_no_batch_has_more_victims_than_fit():
     assert found.take("1") is found.take("3") is None
 
 
-def test_if_one_cell_of_a_batch_fails_each_is_attacked_alone():
+def test_a_cell_that_cannot_be_observed_does_not_join():
+    seens, found = observations(task=MLP), Batches()
+
+    def lost():
+        raise OSError("its training is gone")
+
+    others = [("lost", lost), ("2", lambda: seens[2])]
+    guesses, _ = found.search(InvertingGradients(evaluations=2), Key(1), ("0", seens[0]), others, size=100)
+    assert len(guesses.guesses) == 2
+    assert found.take("2") is not None
+    assert found.take("lost") is None
+
+
+@pytest.mark.parametrize("error", [NoLikelihood, KeyError])
+def test_if_one_cell_of_a_batch_fails_each_is_attacked_alone(error):
     class Silent(type(registry.build("defense", "laplace", {}))):
         def likelihood(self, state, received, links):
-            raise NoLikelihood("states none")
+            raise error("states none")
 
     seens, found = observations(task=MLP), Batches()
     broken = dataclasses.replace(seens[1], defense=Silent())

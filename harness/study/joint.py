@@ -197,7 +197,11 @@ class Batches:
                 break
             if other in self._found or other in self._alone:
                 continue
-            theirs = look()
+            try:
+                theirs = look()
+            except Exception:  # its own job reports the error
+                self._alone.add(other)
+                continue
             if theirs.messages is not None and alike(seen, theirs):
                 batch[other] = theirs
                 victims += len(theirs.messages)
@@ -205,7 +209,7 @@ class Batches:
             return None
         try:
             found = attack.run(joined(list(batch.values())), key)
-        except (ValueError, RuntimeError):  # of one defense, or of the memory
+        except Exception:  # of one defense, whose own job reports it, or of the memory
             self._alone.update(batch)
             return None
         assert isinstance(found, Reconstruction)  # only reconstructions have groups
