@@ -17,7 +17,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation import registry
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
-from leakgauge.harness.study import jobs
+from leakgauge.harness.study import joint
 from leakgauge.harness.study.engine import Job
 from leakgauge.harness.study.joint import Batches, alike, fits, joined
 from leakgauge.harness.study.run import run_study
@@ -110,11 +110,12 @@ def test_no_batch_has_more_victims_than_fit():
     attack = InvertingGradients(evaluations=2, labels="given")
     assert found.search(attack, Key(1), ("0", seens[0]), others, size=3) is None
     assert not looked
-    guesses, seconds = found.search(attack, Key(1), ("0", seens[0]), others, size=7)
+    guesses, elsewhere = found.search(attack, Key(1), ("0", seens[0]), others, size=7)
     assert looked == [1, 2]
     assert len(guesses.guesses) == 2
-    assert seconds > 0
-    assert found.take("1")[1] == seconds
+    share = found.take("1").elsewhere
+    assert share > 0
+    assert elsewhere == pytest.approx(-2 * share)  # spent for two others
     assert found.take("1") is found.take("3") is None
 
 
@@ -165,7 +166,7 @@ def test_a_study_on_a_device_attacks_cells_of_the_first_model_together(tmp_path,
         monkeypatch.setattr(kind, "run", lambda self, seen, key, run=run: runs.append(seen) or run(self, seen, key))
     monkeypatch.setattr(devices, "available", lambda device: True)
     if not room:
-        monkeypatch.setattr(jobs, "capacity", lambda device: 0)
+        monkeypatch.setattr(joint, "capacity", lambda device: 0)
         monkeypatch.setattr(MAP, "at_once", lambda self, dim: 2)
     with Elsewhere():
         there = run_study(made, tmp_path / "there", workers=0, device=str(DEVICE))

@@ -29,7 +29,6 @@ from leakgauge.harness.core.cell import (
 )
 from leakgauge.harness.core.claim import Claim
 from leakgauge.harness.core.contract import (
-    Attack,
     Defense,
     Examples,
     Labels,
@@ -39,7 +38,6 @@ from leakgauge.harness.core.contract import (
     Setting,
     claim_of,
 )
-from leakgauge.harness.core.device import capacity
 from leakgauge.harness.core.result import (
     AuditRecord,
     BreachRecord,
@@ -68,7 +66,7 @@ from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.cache import known
 from leakgauge.harness.study.environment import code_of, environment, shipped
 from leakgauge.harness.study.flags import cell_flags, notice_flag, promise_flags, training_flags
-from leakgauge.harness.study.joint import Batches, fits
+from leakgauge.harness.study.joint import Batches, Found, at_once, fits
 from leakgauge.harness.study.parts import of_guesses, of_limits, to_guesses, to_limits
 from leakgauge.harness.study.recorded import as_recorded, clients_of, problems, shared_key, sizes_of
 from leakgauge.harness.study.replay import from_arrays, holds, to_arrays
@@ -81,9 +79,6 @@ from leakgauge.harness.study.score import (
 )
 from leakgauge.harness.study.splits import groups, limit_id, named, victims_of
 from leakgauge.harness.study.store import Arrays, Store, arrays_digest
-
-_COPIES, _STATE = 16, 2**20
-"""Numbers that a search on an accelerator holds for each victim: copies of its gradient, and its inputs' steps."""
 
 _ASKED = 8
 """The number of clients that test a malicious server's broadcast; each test takes about a second."""
@@ -354,7 +349,7 @@ def _searched(
     """
     attack = registry.build_attack(cell.attack)
     key = attack_key(cell.training.seed, cell.attack, cell.target)
-    size = _size(attack, seen)
+    size = at_once(attack, seen)
     if size is None or cell.target.kind == "members" or seen.messages is None:
         return attack.run(seen, key)
     guesses = {i: guess for part, one in known for i, guess in zip(part, one.guesses, strict=True)}
@@ -369,32 +364,16 @@ def _searched(
     return Reconstruction(tuple(guesses[i] for i in wanted), words)
 
 
-def _size(attack: Attack, seen: Observation) -> int | None:
-    """How many victims an attack takes at once; None: all."""
-    size = attack.at_once(seen.setting.dim)
-    if size is None or seen.device == "cpu":
-        return size
-    # an accelerator takes about as long for a hundred victims as for one
-    return max(size, capacity(torch.device(seen.device)) // (_COPIES * seen.setting.dim + _STATE))
-
-
-class _Batch(NamedTuple):
-    """The guesses for a cell, and the seconds spent for it by other jobs less those spent here for other cells."""
-
-    found: Reconstruction
-    elsewhere: float
-
-
-def _in_batch(cell: Cell, seen: Observation, beside: Sequence[Cell], store: Store, root: Path) -> _Batch | None:
+def _in_batch(cell: Cell, seen: Observation, beside: Sequence[Cell], store: Store, root: Path) -> Found | None:
     """The guesses for a cell that is searched in a batch with others, now or before; None: it is searched alone."""
 
     def name(of: Cell) -> str:
         return f"{store.folder.absolute()} {of.id} {(store.training(of.training.id) / 'kept.npz').stat().st_mtime_ns}"
 
     if (before := _BATCHES.take(name(cell))) is not None:
-        return _Batch(*before)
+        return before
     attack = registry.build_attack(cell.attack)
-    size = _size(attack, seen)
+    size = at_once(attack, seen)
     # another attack may ask a defense for what a batch does not have
     if not beside or size is None or not shipped("attack", cell.attack.name):
         return None
@@ -403,9 +382,8 @@ def _in_batch(cell: Cell, seen: Observation, beside: Sequence[Cell], store: Stor
         for one in beside
         if fits(seen, registry.build_defense(one.training.defense))
     )
-    start, key = time.perf_counter(), attack_key(cell.training.seed, cell.attack, cell.target)
-    here = _BATCHES.search(attack, key, (name(cell), seen), others, size)
-    return None if here is None else _Batch(here[0], here[1] - (time.perf_counter() - start))
+    key = attack_key(cell.training.seed, cell.attack, cell.target)
+    return _BATCHES.search(attack, key, (name(cell), seen), others, size)
 
 
 def run_attack(
@@ -431,7 +409,7 @@ def run_attack(
     stored = [(one, store.read_part(one, _code_behind(cell, store))) for one in parts if one.startswith(cell.id)]
     known = [(victims_of(name), to_guesses(arrays)) for name, arrays in stored if arrays is not None]
     batch = None if known else _in_batch(cell, seen, beside, store, root)
-    found = _searched(cell, seen, known) if batch is None else batch.found
+    found = _searched(cell, seen, known) if batch is None else batch.result
     bounds = bounds_of(cell, store, root, parts, device) if cell.limit and isinstance(found, Reconstruction) else None
     estimates, arrays = scored(found, truth, bounds, scene.task.columns)
     flags = cell_flags(attack, scene.defense, cell.target, found, truth, estimates, bounds.limits if bounds else "")

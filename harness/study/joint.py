@@ -12,7 +12,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,8 +30,20 @@ from leakgauge.harness.core.contract import (
     Setting,
     likelihood_of,
 )
+from leakgauge.harness.core.device import capacity
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
+
+_COPIES, _STATE = 16, 2**20
+"""Numbers that a search on an accelerator holds for each victim: copies of its gradient, and its inputs' steps."""
+
+
+def at_once(attack: Attack, seen: Observation) -> int | None:
+    """How many victims an attack takes at once; None: all."""
+    size = attack.at_once(seen.setting.dim)
+    if size is None or seen.device == "cpu":
+        return size
+    return max(size, capacity(torch.device(seen.device)) // (_COPIES * seen.setting.dim + _STATE))
 
 
 class _Member(Sender):
@@ -159,15 +171,22 @@ def alike(seen: Observation, other: Observation) -> bool:
     )
 
 
+class Found(NamedTuple):
+    """The guesses for a cell, and the seconds spent for it by other jobs, less those spent by its own for others."""
+
+    result: Reconstruction
+    elsewhere: float
+
+
 class Batches:
     """The guesses that this process found in batches, until the jobs of their cells ask for them."""
 
     def __init__(self) -> None:
-        self._found: dict[str, tuple[Reconstruction, float]] = {}
+        self._found: dict[str, Found] = {}
         self._alone: set[str] = set()
 
-    def take(self, name: str) -> tuple[Reconstruction, float] | None:
-        """The guesses for a cell and its share of the batch's seconds; None: they were not found yet."""
+    def take(self, name: str) -> Found | None:
+        """The guesses for a cell; None: they were not found yet."""
         return self._found.pop(name, None)
 
     def search(
@@ -177,7 +196,7 @@ class Batches:
         own: tuple[str, Observation],
         others: Iterable[tuple[str, Callable[[], Observation]]],
         size: int,
-    ) -> tuple[Reconstruction, float] | None:
+    ) -> Found | None:
         """Attack a cell with others in one batch: the same as `take` for the cell; the other cells' guesses are kept.
 
         Args:
@@ -216,5 +235,6 @@ class Batches:
         guesses, seconds = iter(found.guesses), (time.perf_counter() - start) / len(batch)
         for each, theirs in batch.items():
             mine = tuple(itertools.islice(guesses, len(theirs.messages or ())))
-            self._found[each] = Reconstruction(mine, found.prior), seconds
-        return self.take(name)
+            self._found[each] = Found(Reconstruction(mine, found.prior), seconds)
+        own_share = self._found.pop(name)
+        return own_share._replace(elsewhere=seconds * (1 - len(batch)))
