@@ -19,6 +19,7 @@ from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study import joint
 from leakgauge.harness.study.engine import Job
+from leakgauge.harness.study.environment import shipped
 from leakgauge.harness.study.joint import Batches, alike, fits, joined
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.splits import family
@@ -149,7 +150,7 @@ def test_if_one_cell_of_a_batch_fails_each_is_attacked_alone(error):
 
 
 FEDERATION = {"clients": 2, "rounds": 2, "samples": 20, "algorithm": "fedsgd", "batch": 1, "test_samples": 20}
-NAMED = ["none", {"name": "gaussian", "clip": 1.0, "noise_std": 0.001}, "laplace", "dp-sgd"]
+NAMED = ["none", {"name": "gaussian", "clip": 1.0, "noise_std": 0.001}, "laplace+sdq", "dp-sgd"]
 ATTACKS = [
     {"name": "map", "evaluations": 20, "warm": 0, "target": {"count": 2, "batch": 1}},
     {"name": "inverting-gradients", "evaluations": 8, "target": {"round": 1, "count": 2, "batch": 1}},
@@ -216,3 +217,11 @@ def test_a_job_reads_the_trainings_of_the_cells_beside_it():
     job = Job("attack", first.training, (first,), beside=(second,))
     assert job.reads == (f"trainings/{first.training.id}", f"trainings/{second.training.id}")
     assert capacity(DEVICE) == 2**28
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [("laplace", True), ("laplace+sdq", True), ("mine:Own", False), ("laplace+mine:Own", False), ("lap", False)],
+)
+def test_a_cascade_is_shipped_if_all_its_parts_are(name, ours):
+    assert shipped("defense", name) == ours

@@ -45,7 +45,7 @@ def known(kind: type[T], defense: PartSpec, question: dict[str, Any], compute: C
         question: all arguments of `compute` besides the defense, as data.
     """
     root = environment.cache_folder()
-    if root is None or not all(environment.shipped("defense", name) for name in defense.name.split("+")):
+    if root is None or not environment.shipped("defense", defense.name):
         return compute()
     behind = _behind()
     if behind is None:

@@ -110,9 +110,9 @@ def _code(
 
 
 def shipped(kind: Literal["defense", "attack"], name: str) -> bool:
-    """Whether a defense or attack is a file of this package; determined without a slow import."""
-    file = name.replace("-", "_")
-    return file.isidentifier() and (Path(__file__).parents[2] / f"{kind}s" / f"{file}.py").is_file()
+    """Whether a defense, all parts of a cascade, or an attack are files of this package, without a slow import."""
+    folder, files = Path(__file__).parents[2] / f"{kind}s", name.replace("-", "_").split("+")
+    return all(file.isidentifier() and (folder / f"{file}.py").is_file() for file in files)
 
 
 @functools.cache

@@ -374,12 +374,14 @@ def _in_batch(cell: Cell, seen: Observation, beside: Sequence[Cell], store: Stor
         return before
     attack = registry.build_attack(cell.attack)
     size = at_once(attack, seen)
-    # another attack may ask a defense for what a batch does not have
-    if not beside or size is None or not shipped("attack", cell.attack.name):
+    # a user's attack may ask a defense for what a batch does not have, and a user's defense may need the CPU
+    mine = shipped("attack", cell.attack.name) and shipped("defense", cell.training.defense.name)
+    if not (beside and size and mine):
         return None
     others = (
         (name(one), functools.partial(lambda of: observe_cell(of, store, root, seen.device)[0], one))
         for one in beside
+        if shipped("defense", one.training.defense.name)
         if fits(seen, registry.build_defense(one.training.defense))
     )
     key = attack_key(cell.training.seed, cell.attack, cell.target)

@@ -101,8 +101,8 @@ class Several(Defense[Any, Any]):
         """The likelihoods of the messages' own defenses, one after the other."""
         parts, sizes = list[Likelihood](), list[int]()
         for at, members in itertools.groupby(range(len(received)), lambda i: _federation(links.senders[i])):
-            first, *others = members
-            here = slice(first, first + 1 + len(others))
+            places = list(members)
+            here = slice(places[0], places[-1] + 1)
             keys = None if links.shared is None else links.shared[here]
             wires, theirs = received[here], Links(links.setting, links.senders[here], keys)
             asked = wires, theirs.senders, keys
