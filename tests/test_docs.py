@@ -1,6 +1,7 @@
 """The documentation is complete; its examples are run by tests/test_site.py and tests/test_commands.py."""
 
 import re
+import subprocess
 import tomllib
 
 from leakgauge.harness import data
@@ -50,3 +51,15 @@ def test_no_file_names_a_path_of_the_machine_it_was_written_on():
         if path.is_file() and path.suffix in (".py", ".md", ".toml", ".txt", ".html", ".css", ".js", "") and not hidden:
             text = path.read_text("utf-8", errors="ignore")
             assert not any(word in text for word in forbidden), path
+
+
+def test_one_command_counts_the_lines_and_files_of_the_product():
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    product = ("harness/", "attacks/", "defenses/", "reports/", "leakgauge/")
+    files = [ROOT / name for name in tracked if name.startswith(product) and name.endswith(".py")]
+    lines = sum(path.read_bytes().count(b"\n") for path in files)
+    said = subprocess.run([ROOT / ".ci" / "size"], cwd="/", capture_output=True, text=True, check=True).stdout
+    assert said == f"{lines} lines in {len(files)} files\n"
+    first = subprocess.run([ROOT / ".ci" / "size", "HEAD"], capture_output=True, text=True, check=True).stdout
+    assert re.fullmatch(r"\d+ lines in \d+ files\n", first)
+    assert any("skeletons" in path.parts for path in files)

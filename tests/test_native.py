@@ -167,10 +167,12 @@ def test_a_trace_leaves_out_only_the_outer_product_of_the_last_layer(name, image
 
 
 @needs_loops
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-4), (torch.float64, 1e-12)])
 @pytest.mark.parametrize("width", [1, 7, 32, 61, 300])
-def test_directions_are_those_of_matrix_products_in_double_precision(width):
+def test_directions_are_those_of_matrix_products_in_double_precision(width, dtype, close):
     n, size, turns = 3, 5, 14
-    compiled = lbfgs._NativeMemory.empty(native.library(), torch.zeros(n, width), size)
+    start = torch.zeros(n, width, dtype=dtype)
+    compiled = lbfgs._NativeMemory.empty(native.library_for(start), start, size)
     exact = lbfgs._Memory.empty(torch.zeros(n, width, dtype=torch.float64), size)
     steps, gradients = draw("steps", turns, n, width).float(), draw("gradients", turns, n, width).float()
     changes = (steps.double() * (1 + draw("curvature", n, width).abs())).float()
@@ -180,10 +182,11 @@ def test_directions_are_those_of_matrix_products_in_double_precision(width):
         if number == 9:
             for memory in (compiled, exact):
                 memory.forget(torch.tensor([False, True, False]))
-        found = compiled.directions(accepted, step, change, gradient)
+        found = compiled.directions(accepted, *(one.to(dtype) for one in (step, change, gradient)))
+        assert found.dtype == dtype
         expected = exact.directions(accepted, step.double(), change.double(), gradient.double())
-        near = 1e-4 * float(expected.nan_to_num().abs().max())
-        assert torch.allclose(found.double(), expected, rtol=1e-4, atol=near, equal_nan=True)
+        near = close * float(expected.nan_to_num().abs().max())
+        assert torch.allclose(found.double(), expected, rtol=close, atol=near, equal_nan=True)
         assert torch.equal(compiled.count, exact.count)
 
 

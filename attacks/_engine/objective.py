@@ -60,7 +60,7 @@ def update_per_gradient(setting: Setting, sighting: Sighting) -> Tensor:
 
 
 def received_gradients(seen: Observation, *, numbers: bool = False) -> Tensor:
-    """[n, d]: the defense's own estimate of the gradient behind each message of the first round.
+    """[n, d]: the defense's own estimate of the gradient behind each message of the first round, in the model's dtype.
 
     An update of several steps counts as one step of their total length, -update / (lr * steps): the gradient at the
     round's model up to first order in lr * steps. A sum of several users' messages counts as their mean.
@@ -83,8 +83,8 @@ def gradients_of_round(seen: Observation, sighting: Sighting, *, numbers: bool =
         advice = "; for a regression, use analytic, dlg, or map with given labels" if regression else ""
         raise ValueError(f"expected a softmax cross-entropy loss for gradient matching, got another loss{advice}")
     here = Round(seen.defense, seen.setting, sighting.model.state, sighting.model.round)
-    estimates = [here.read(message) for message in sighting.messages]
-    return torch.stack(estimates) / update_per_gradient(seen.setting, sighting)[:, None]
+    estimates = torch.stack([here.read(message) for message in sighting.messages])
+    return estimates.to(sighting.model.params.dtype) / update_per_gradient(seen.setting, sighting)[:, None]
 
 
 class Objective(NamedTuple):

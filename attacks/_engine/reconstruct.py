@@ -148,7 +148,7 @@ def match(
     for _, victims in sorted(alike.items()):
         known = None if labels is None else torch.stack([labels[i] for i in victims]).to(seen.device)
         theirs = tuple(s._replace(messages=tuple(s.messages[i] for i in victims)) for s in sightings)
-        group = _Group(here, theirs, targets[victims].to(seen.device), known, search)
+        group = _Group(here, theirs, targets[victims].to(sightings[0].model.params), known, search)
         for i, guess in zip(victims, group.run(key), strict=True):
             guesses[i] = guess
     return tuple(guesses)
@@ -441,7 +441,7 @@ class _Group:
             x = draw(own.child("inputs"), (message.images, *task.input_shape)).flatten()
             logits = rng.normal(own.child("labels"), (message.images, task.classes)).flatten()
             rows.append(x if self.labels is not None else torch.cat([x, logits]))
-        return torch.stack(rows).to(self.targets.device)
+        return torch.stack(rows).to(self.targets)
 
 
 def _share(share: float, goal: Objective) -> Tensor:

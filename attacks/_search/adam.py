@@ -20,6 +20,10 @@ _MEMORIES = (0.9, 0.999)
 _TINY = 1e-8
 """Added to the root mean square of signs, which is zero only if every gradient was zero."""
 
+_ROUNDING = 64.0
+"""Multiple of the machine's precision: a smaller share of a problem's largest slope is rounding. Adam would make it a
+full step, in a direction that depends on the processor."""
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -68,7 +72,7 @@ def descend(function: Function, start: Tensor, schedule: Schedule) -> Minima:
 
     Source: Kingma and Ba 2015; Geiping et al. 2020, sec. 4 and its published code: the sign of the gradient goes into
         Adam, the step size decays, every iterate is projected. Differs: returns the best iterate instead of the last;
-        each problem ends separately.
+        each problem ends separately; slopes that are only rounding count as zero.
     """
     n, watch = len(start), 1 if start.device.type == "cpu" else UNWATCHED
     x = schedule.project(start)
@@ -92,6 +96,8 @@ def descend(function: Function, start: Tensor, schedule: Schedule) -> Minima:
                 live, x, gradient, mean, square, over = live[on], x[on], gradient[on], mean[on], square[on], over[:, on]
             if not len(live):
                 break
+        sizes, share = gradient.abs(), _ROUNDING * torch.finfo(x.dtype).eps
+        gradient = torch.where(sizes > share * sizes.amax(1, keepdim=True), gradient, 0.0)
         sign, tiny = (gradient.sign(), _TINY) if schedule.signed else (gradient, torch.finfo(x.dtype).tiny)
         mean.lerp_(sign, 1 - _MEMORIES[0])
         square.lerp_(sign.square(), 1 - _MEMORIES[1])

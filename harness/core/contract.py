@@ -95,6 +95,10 @@ class Examples(NamedTuple):
         """The examples on a device."""
         return Examples(moved(self.x, device), moved(self.y, device))
 
+    def double(self) -> Examples:
+        """The examples in double precision; labels stay whole numbers."""
+        return Examples(self.x.double(), self.y.double() if self.y.is_floating_point() else self.y)
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -560,6 +564,21 @@ class Observation:
 
         later = tuple(sighting._replace(model=there(sighting.model)) for sighting in self.later)
         return dataclasses.replace(self, model=None if self.model is None else there(self.model), later=later)
+
+    def double(self) -> Observation:
+        """The same with the attacked rounds' models and auxiliary data in double precision, for a search.
+
+        A search carries the last digits of single precision on, so that it may end at other inputs on another
+        processor.
+        """
+
+        def exact(model: Snapshot) -> Snapshot:
+            return model._replace(params=model.params.double())
+
+        later = tuple(sighting._replace(model=exact(sighting.model)) for sighting in self.later)
+        auxiliary = None if self.auxiliary is None else self.auxiliary.double()
+        model = None if self.model is None else exact(self.model)
+        return dataclasses.replace(self, model=model, later=later, auxiliary=auxiliary)
 
     def of(self, victims: range) -> Observation:
         """The observation restricted to some victims, numbered by their messages."""

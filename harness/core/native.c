@@ -12,7 +12,7 @@
 
 typedef int64_t integer;
 
-enum { BYTES = 32, TILE = 4 };
+enum { BYTES = 32, TILE = 4, WIDTH = 8, AT_ONCE = 4 };
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLLED _Pragma("GCC unroll 8")
@@ -48,25 +48,10 @@ enum { BYTES = 32, TILE = 4 };
      taps; places; (weight, input) of each tap; (input, slope) of each place. */
 
 /* Raised with each change of a function's arguments. */
-int leakgauge_version(void) { return 3; }
-
-#define JOINED(a, b) a##b
-#define NAMED(a, b) JOINED(a, b)
-#define NAME(name) NAMED(name, REAL)
-
-#define REAL float
-#include "native.c"
-#undef REAL
-#define REAL double
-#include "native.c"
+int leakgauge_version(void) { return 4; }
 
 /* Pairs of L-BFGS, in the 16 bits of bfloat16, because reading them takes most of the time. */
 typedef uint16_t half;
-typedef half halves __attribute__((vector_size(16), aligned(2), may_alias));
-typedef uint32_t bits __attribute__((vector_size(32)));
-enum { WIDTH = 8, AT_ONCE = 4 }; /* together one line of memory */
-
-#define UNPACKED(from) ((vector_float)(__builtin_convertvector(*(const halves *)(from), bits) << 16))
 
 INLINE float unrounded(half from) {
     const union { uint32_t bits; float value; } both = {(uint32_t)from << 16};
@@ -79,77 +64,15 @@ INLINE half rounded(float from) {
     return (half)((both.bits + 0x7fff + (both.bits >> 16 & 1)) >> 16);
 }
 
-/* q += factor * row, then the product of q and `next`; fetches what the next two calls read, at these distances. */
-INLINE float move(float *q, float factor, const half *row, const half *next, integer width, integer one, integer two) {
-    vector_float sum[AT_ONCE];
-    integer k = 0;
-    UNROLLED for (int j = 0; j < AT_ONCE; j++) sum[j] = (vector_float){0};
-    for (; k + AT_ONCE * WIDTH <= width; k += AT_ONCE * WIDTH) {
-        __builtin_prefetch(next + one + k);
-        __builtin_prefetch(next + two + k);
-        UNROLLED for (int j = 0; j < AT_ONCE; j++) {
-            const integer i = k + j * WIDTH;
-            const vector_float moved = *(vector_float *)(q + i) + UNPACKED(row + i) * factor;
-            *(vector_float *)(q + i) = moved;
-            sum[j] += moved * UNPACKED(next + i);
-        }
-    }
-    float all = sum_of_float((sum[0] + sum[1]) + (sum[2] + sum[3]));
-    for (; k < width; k++) q[k] += factor * unrounded(row[k]), all += q[k] * unrounded(next[k]);
-    return all;
-}
+#define JOINED(a, b) a##b
+#define NAMED(a, b) JOINED(a, b)
+#define NAME(name) NAMED(name, REAL)
 
-/* The pair (step, change) becomes the newest of at most `slots` pairs [slots, 2, width] if it has enough curvature. */
-INLINE void store(integer slots, integer width, half *pairs, double *curvature, integer *count, double *scale,
-                  const float *step, const float *change, double least) {
-    half *to = pairs + 2 * width * (*count % slots);
-    double b[WIDTH] = {0}, s[WIDTH] = {0}, c[WIDTH] = {0}; /* in single precision, products of small numbers vanish */
-    for (integer k = 0; k < width; k += WIDTH)
-        for (integer lane = 0; lane < WIDTH && k + lane < width; lane++) {
-            const double x = unrounded(rounded(step[k + lane])), y = unrounded(rounded(change[k + lane]));
-            b[lane] += x * y, s[lane] += x * x, c[lane] += y * y;
-        }
-    double both = 0, steps = 0, changes = 0;
-    for (integer lane = 0; lane < WIDTH; lane++) both += b[lane], steps += s[lane], changes += c[lane];
-    if (!(both > least * sqrt(steps) * sqrt(changes))) return;
-    for (integer k = 0; k < width; k++) to[k] = rounded(step[k]), to[width + k] = rounded(change[k]);
-    curvature[*count % slots] = both;
-    *scale = both / changes;
-    ++*count;
-}
-
-/* Directions -H g of n problems [n, width] by the two-loop recursion (Nocedal & Wright 2006, Algorithm 7.4), after
-   storing the pairs of accepted steps; NaN without pairs. `weights` has room for `slots` numbers. */
-EACH_PROCESSOR void leakgauge_directions(integer n, integer slots, integer width, double least, half *pairs,
-                                         double *curvature, integer *count, double *scale, const uint8_t *accepted,
-                                         const float *step, const float *change, const float *gradient, double *weights,
-                                         float *out) {
-    for (integer i = 0; i < n; i++, step += width, change += width, gradient += width, out += width) {
-        half *own = pairs + i * 2 * slots * width;
-        double *of_own = curvature + i * slots;
-        if (accepted[i]) store(slots, width, own, of_own, count + i, scale + i, step, change, least);
-        const integer have = count[i] < slots ? count[i] : slots, last = count[i] - 1, first = count[i] - have;
-        for (integer k = 0; k < width; k++) out[k] = have ? -gradient[k] : NAN;
-        if (!have) continue;
-#define STEP(j) (own + 2 * width * ((j) % slots))
-#define CHANGE(j) (STEP(j) + width)
-        float product = move(out, 0, STEP(last), STEP(last), width, width, -2 * width);
-        for (integer j = last; j >= first; j--) {
-            weights[j % slots] = product / of_own[j % slots];
-            const half *next = STEP(j > first ? j - 1 : j);
-            product = move(out, -(float)weights[j % slots], CHANGE(j), next, width, width, -2 * width);
-        }
-        for (integer k = 0; k < width; k++) out[k] *= (float)scale[i];
-        product = move(out, 0, STEP(first), CHANGE(first), width, -width, 2 * width);
-        for (integer j = first; j <= last; j++) {
-            const double weight = weights[j % slots] - product / of_own[j % slots];
-            const half *next = CHANGE(j < last ? j + 1 : j);
-            product = move(out, (float)weight, STEP(j), next, width, -width, 2 * width);
-        }
-#undef STEP
-#undef CHANGE
-    }
-}
+#define REAL float
+#include "native.c"
+#undef REAL
+#define REAL double
+#include "native.c"
 
 #else /* once for each type */
 
@@ -318,6 +241,87 @@ EACH_PROCESSOR void NAME(leakgauge_subtract_)(integer m, integer width, REAL *fo
     }
 }
 
+typedef half NAME(halves_) __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+typedef uint32_t NAME(bits_) __attribute__((vector_size(4 * LANES)));
+typedef float NAME(singles_) __attribute__((vector_size(4 * LANES)));
+
+#define UNPACKED(from) \
+    __builtin_convertvector((NAME(singles_))(__builtin_convertvector(*(const NAME(halves_) *)(from), NAME(bits_)) << 16), \
+                            vector)
+
+/* q += factor * row, then the product of q and `next`; fetches what the next two calls read, at these distances. */
+INLINE REAL NAME(move_)(REAL *q, REAL factor, const half *row, const half *next, integer width, integer one, integer two) {
+    vector sum[AT_ONCE];
+    integer k = 0;
+    UNROLLED for (int j = 0; j < AT_ONCE; j++) sum[j] = (vector){0};
+    for (; k + AT_ONCE * LANES <= width; k += AT_ONCE * LANES) {
+        __builtin_prefetch(next + one + k);
+        __builtin_prefetch(next + two + k);
+        UNROLLED for (int j = 0; j < AT_ONCE; j++) {
+            const integer i = k + j * LANES;
+            const vector moved = *(vector *)(q + i) + UNPACKED(row + i) * factor;
+            *(vector *)(q + i) = moved;
+            sum[j] += moved * UNPACKED(next + i);
+        }
+    }
+    REAL all = NAME(sum_of_)((sum[0] + sum[1]) + (sum[2] + sum[3]));
+    for (; k < width; k++) q[k] += factor * unrounded(row[k]), all += q[k] * unrounded(next[k]);
+    return all;
+}
+
+/* The pair (step, change) becomes the newest of at most `slots` pairs [slots, 2, width] if it has enough curvature. */
+INLINE void NAME(store_)(integer slots, integer width, half *pairs, double *curvature, integer *count, double *scale,
+                  const REAL *step, const REAL *change, double least) {
+    half *to = pairs + 2 * width * (*count % slots);
+    double b[WIDTH] = {0}, s[WIDTH] = {0}, c[WIDTH] = {0}; /* in single precision, products of small numbers vanish */
+    for (integer k = 0; k < width; k += WIDTH)
+        for (integer lane = 0; lane < WIDTH && k + lane < width; lane++) {
+            const double x = unrounded(rounded(step[k + lane])), y = unrounded(rounded(change[k + lane]));
+            b[lane] += x * y, s[lane] += x * x, c[lane] += y * y;
+        }
+    double both = 0, steps = 0, changes = 0;
+    for (integer lane = 0; lane < WIDTH; lane++) both += b[lane], steps += s[lane], changes += c[lane];
+    if (!(both > least * sqrt(steps) * sqrt(changes))) return;
+    for (integer k = 0; k < width; k++) to[k] = rounded(step[k]), to[width + k] = rounded(change[k]);
+    curvature[*count % slots] = both;
+    *scale = both / changes;
+    ++*count;
+}
+
+/* Directions -H g of n problems [n, width] by the two-loop recursion (Nocedal & Wright 2006, Algorithm 7.4), after
+   storing the pairs of accepted steps; NaN without pairs. `weights` has room for `slots` numbers. */
+EACH_PROCESSOR void NAME(leakgauge_directions_)(integer n, integer slots, integer width, double least, half *pairs,
+                                         double *curvature, integer *count, double *scale, const uint8_t *accepted,
+                                         const REAL *step, const REAL *change, const REAL *gradient, double *weights,
+                                         REAL *out) {
+    for (integer i = 0; i < n; i++, step += width, change += width, gradient += width, out += width) {
+        half *own = pairs + i * 2 * slots * width;
+        double *of_own = curvature + i * slots;
+        if (accepted[i]) NAME(store_)(slots, width, own, of_own, count + i, scale + i, step, change, least);
+        const integer have = count[i] < slots ? count[i] : slots, last = count[i] - 1, first = count[i] - have;
+        for (integer k = 0; k < width; k++) out[k] = have ? -gradient[k] : NAN;
+        if (!have) continue;
+#define STEP(j) (own + 2 * width * ((j) % slots))
+#define CHANGE(j) (STEP(j) + width)
+        REAL product = NAME(move_)(out, 0, STEP(last), STEP(last), width, width, -2 * width);
+        for (integer j = last; j >= first; j--) {
+            weights[j % slots] = product / of_own[j % slots];
+            const half *next = STEP(j > first ? j - 1 : j);
+            product = NAME(move_)(out, -(REAL)weights[j % slots], CHANGE(j), next, width, width, -2 * width);
+        }
+        for (integer k = 0; k < width; k++) out[k] *= (REAL)scale[i];
+        product = NAME(move_)(out, 0, STEP(first), CHANGE(first), width, -width, 2 * width);
+        for (integer j = first; j <= last; j++) {
+            const double weight = weights[j % slots] - product / of_own[j % slots];
+            const half *next = CHANGE(j < last ? j + 1 : j);
+            product = NAME(move_)(out, (REAL)weight, STEP(j), next, width, -width, 2 * width);
+        }
+#undef STEP
+#undef CHANGE
+    }
+}
+
+#undef UNPACKED
 #undef vector
 #undef LANES
 #endif

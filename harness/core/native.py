@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-VERSION = 3
+VERSION = 4
 """What `leakgauge_version` returns: a library that was compiled from an older file is not used."""
 
 _BYTES = 32
@@ -44,8 +44,7 @@ class Library:
         loaded = ctypes.CDLL(str(path))
         if not hasattr(loaded, "leakgauge_version") or loaded.leakgauge_version() != VERSION:
             raise OSError(f"{path} is of another version")
-        suffix = {"directions": ""}  # of one type only
-        functions = {name: loaded[f"leakgauge_{name}{suffix.get(name, f'_{real}')}"] for name in _ARGUMENTS}
+        functions = {name: loaded[f"leakgauge_{name}_{real}"] for name in _ARGUMENTS}
         for name, function in functions.items():
             function.argtypes, function.restype = _ARGUMENTS[name], None
         self.spread, self.correlate = functions["spread"], functions["correlate"]

@@ -3,7 +3,8 @@
 Measured (`make bench`, `benchmarks/gpu.py`): on a CPU a lean loop over clients is fastest for convolutions, where
 `vmap` takes 1.5-2 times as long, and on a GPU `vmap` is; a batched product over clients is fastest for dense stacks.
 `vmap` is also for hundreds of clients of a tiny model. Every result records its engine. The engines agree within a
-tested tolerance.
+tested tolerance. `double` computes in double precision and rounds the updates at the end: they are then the same on
+every processor, as fingerprints of the code need.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from leakgauge.harness.learn.clipping import (
 )
 from leakgauge.harness.learn.tasks import ModelTask
 
-Engine = Literal["loop", "dense", "vmap"]
+Engine = Literal["loop", "dense", "vmap", "double"]
 Indices = npt.NDArray[np.int64]
 
 _CHUNK = 5
@@ -211,6 +212,10 @@ def train_clients(task: ModelTask, params: Tensor, work: Sequence[Work], plan: L
     d = task.layout.dim
     if params.shape not in ((d,), (len(work), d)):
         raise ValueError(f"expected params [{d}] or [{len(work)}, {d}], got {list(params.shape)}")
+    if engine == "double":
+        exact = [one._replace(data=one.data.double()) for one in work]
+        updates, batches = train_clients(task, params.double(), exact, plan, choose_engine(task, params.device))
+        return Trained(updates.to(params.dtype), batches)
     check_records(task, plan)
     if task.mixes and engine != "loop":
         raise ValueError(f"expected engine 'loop' for model {task.model.name!r}, got {engine!r}: it mixes records")

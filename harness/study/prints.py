@@ -16,7 +16,20 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.cases import training_identity
 from leakgauge.harness.core.cell import Cell, Target, TrainingSpec, fingerprint
 from leakgauge.harness.core.claim import Claim, Proof
-from leakgauge.harness.core.contract import Defense, Feedback, Likelihood, LocalRule, Sender, claim_of, likelihood_of
+from leakgauge.harness.core.contract import (
+    Attack,
+    Defense,
+    Feedback,
+    Labels,
+    Likelihood,
+    LocalRule,
+    Membership,
+    Observation,
+    Reconstruction,
+    Sender,
+    claim_of,
+    likelihood_of,
+)
 from leakgauge.harness.core.errors import NoLikelihood
 from leakgauge.harness.core.labels import UNDEFENDED
 from leakgauge.harness.core.prints import DRAWN, DRAWS, STATISTICS, Print
@@ -29,7 +42,7 @@ from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.loop import Training, make_plan, train
 from leakgauge.harness.federation.observe import observe
 from leakgauge.harness.federation.round import Client, Exchange, Round
-from leakgauge.harness.learn.batch import Work, choose_engine, train_clients
+from leakgauge.harness.learn.batch import Engine, Work, train_clients
 from leakgauge.harness.study.jobs import (
     Prepared,
     attack_key,
@@ -230,7 +243,7 @@ def _draws(spec: TrainingSpec, ready: Prepared) -> Iterator[Print]:
     keys = [_KEY.child("trained", at) for at in range(DRAWS)]
     plans = [make_plan(spec.federation, spec.federation.lr, *rule) for rule in ((), (defense.local, noise))]
     plain, own = (
-        train_clients(ready.task, params, [Work(records, key) for key in keys], plan, choose_engine(ready.task)).updates
+        train_clients(ready.task, params, [Work(records, key) for key in keys], plan, "double").updates
         for plan in plans
     )
     found = []
@@ -257,7 +270,7 @@ def _of_training(spec: TrainingSpec, cells: Sequence[Cell], ready: Prepared, roo
     malice = spec.malice and replace(spec.malice, target=_few(spec.malice.target))
     small = replace(spec, federation=replace(spec.federation, rounds=1), malice=malice)
     asked = [_small(cell, small) for cell in cells]
-    engine = choose_engine(ready.task)
+    engine: Engine = "double"
     trained = train(
         *(ready.task, small.federation, ready.defense, ready.holdings, ready.test, ready.key.child("training")),
         engine=engine,
@@ -272,7 +285,8 @@ def _of_training(spec: TrainingSpec, cells: Sequence[Cell], ready: Prepared, roo
         try:
             view = View.parse(cell.threat)
             seen, truth = observe(seen_by(scene, view, root), view, cell.target)
-            found = registry.build_attack(cell.attack).run(seen, attack_key(spec.seed, cell.attack, cell.target))
+            attack, key = registry.build_attack(cell.attack), attack_key(spec.seed, cell.attack, cell.target)
+            found = attack.run(seen, key) if own.target.kind == "members" else _searched(attack, seen, key)
             estimates, _ = scored(found, truth, None, scene.task.columns)
         except ValueError as error:
             yield Print("attack", spec.defense.key, own.attack.key, case, fingerprint(str(error)))
@@ -281,6 +295,17 @@ def _of_training(spec: TrainingSpec, cells: Sequence[Cell], ready: Prepared, roo
         yield Print(
             "attack", spec.defense.key, own.attack.key, case, numbers=_plain(torch.tensor(numbers, dtype=torch.float64))
         )
+
+
+def _searched(attack: Attack, seen: Observation, key: Key) -> Reconstruction | Labels | Membership:
+    """The attack's result in double precision, so that it does not hang on the last digits of single precision.
+
+    A user's attack that cannot mix the two gets single precision.
+    """
+    try:
+        return attack.run(seen.double(), key)
+    except (RuntimeError, TypeError):
+        return attack.run(seen, key)
 
 
 def _of_model(trained: Training) -> tuple[float, ...]:

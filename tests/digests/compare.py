@@ -5,9 +5,12 @@
     python tests/digests/compare.py record       run the four studies, and store their digests
 
 A digest covers every number of a result and the bytes of its arrays: messages, models, pictures, scores. It leaves out
-texts, versions and times. Another processor adds in another order and rounds differently; then only the ids of the
-cells and trainings, and the claimed and proved epsilons, are compared. Processors of one name may round differently
-too, as a few reference computations show; then estimates are compared to four digits.
+texts, versions and times. Another processor adds in another order and rounds differently, so each has its own file,
+`STUDY.PROCESSOR.json`. A digest of a few reference computations is part of the name, because processors of one name may
+round differently, and so do other kernels (`ATEN_CPU_CAPABILITY`) and an installation without compiled loops. `record`
+removes the files of other processors: their numbers changed, too. If this processor has no file, the digests are made
+here, with the code of the commit that recorded last, and the command says so. Ids and claims are compared with every
+file.
 
 MKL rounds the closed form's linear algebra in one of two ways, depending on the memory layout of the process (about
 1 process in 14 differs). So up to `ROUNDED` cells of a study may differ if their estimates agree to four digits.
@@ -18,10 +21,13 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +37,11 @@ from threadpoolctl import threadpool_limits
 from leakgauge.harness.core.native import library
 
 HERE = Path(__file__).parent
+TREE = HERE.parents[1]
+CODE = ("harness", "attacks", "defenses", "reports", "studies", "leakgauge", "tests/digests/*.toml")
+"""What decides the numbers of the studies."""
+FLAGS = ("-O3", "-g0", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
+"""As for the compiled loops in pyproject.toml."""
 ROUNDED = 2
 STUDIES = {
     "demo": "demo",
@@ -107,6 +118,11 @@ def digests(folder):
     return found
 
 
+def promised(found):
+    """The ids, and the digests of claims, which are the same on every processor."""
+    return {key: pair[1] if key.startswith("training") else "" for key, pair in found.items()}
+
+
 def processor():
     """The processor and its vector instructions: they decide how sums are rounded."""
     try:
@@ -138,22 +154,72 @@ def _arithmetic():
     return digest.hexdigest()[:16]
 
 
-def stored(name):
-    return json.loads((HERE / f"{name}.json").read_text("utf-8"))
+def slug():
+    """The name of this processor, and how it rounds, for a file's name."""
+    return re.sub(r"[^a-z0-9]+", "-", f"{processor()} {arithmetic()}".lower()).strip("-")
+
+
+def own_file(name):
+    return HERE / f"{name}.{slug()}.json"
+
+
+def stored(path):
+    return json.loads(path.read_text("utf-8"))
+
+
+def store(name, folder):
+    data = {"processor": processor(), "arithmetic": arithmetic(), "digests": digests(folder)}
+    own_file(name).write_text(json.dumps(data, indent=1) + "\n", "utf-8")
+
+
+def git(*words):
+    done = subprocess.run(["git", *words], cwd=TREE, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@contextmanager
+def checkout(commit):
+    """A temporary worktree of a commit, with compiled loops if this installation has them."""
+    with tempfile.TemporaryDirectory() as parent:
+        tree = Path(parent) / "tree"
+        git("worktree", "add", "--quiet", "--detach", str(tree), commit)
+        try:
+            if library() is not None:
+                core = tree / "harness" / "core"
+                subprocess.run(["cc", *FLAGS, core / "native.c", "-o", core / "_native.so", "-lm"], check=True)
+            yield tree
+        finally:
+            git("worktree", "remove", "--force", str(tree))
+
+
+def make(name, folder):
+    """Make the digests of a study that this processor lacks, with the code of the commit that recorded last."""
+    commit = git("log", "-1", "--format=%H", "--", f"tests/digests/{name}.*.json")
+    assert commit, f"no commit recorded digests of {name}: the whole history is needed"
+    if not git("diff", "--name-only", commit, "--", *CODE):
+        store(name, folder)
+        return print(f"{name}: no digests of this processor ({slug()}); stored these, of the code that recorded last")
+    print(f"{name}: no digests of this processor ({slug()}); made with the code of {commit[:12]}, which recorded last")
+    with checkout(commit) as tree, tempfile.TemporaryDirectory() as out:
+        before = tree / Path(STUDIES[name]).relative_to(TREE) if isinstance(STUDIES[name], Path) else STUDIES[name]
+        run(before, Path(out) / name, tree)
+        store(name, Path(out) / name)
+    return None
 
 
 def compare(name, folder):
-    """One line for each difference between a folder of results and the digests stored under `name`."""
-    was, now = stored(name), digests(folder)
-    lines = [f"{name}: {key} is missing" for key in was["digests"] if key not in now]
-    lines += [f"{name}: {key} is new" for key in now if key not in was["digests"]]
-    both = {key: (pair, now[key]) for key, pair in was["digests"].items() if key in now}
-    if was["processor"] != processor():
-        print(f"{name}: recorded on {was['processor']}; here only ids and claims are compared")
-        return lines + [f"{name}: {key} differs" for key, (a, b) in both.items() if key[0] == "t" and a[1] != b[1]]
-    if was.get("arithmetic") != arithmetic():
-        print(f"{name}: recorded where linear algebra rounds differently; here estimates are compared to four digits")
-        return lines + [f"{name}: {key} differs" for key, (a, b) in both.items() if a[1] != b[1]]
+    """One line for each difference between a folder of results and the digests stored of this study."""
+    others = [path for path in sorted(HERE.glob(f"{name}.*.json")) if path != own_file(name)]
+    if not own_file(name).exists():
+        make(name, folder)
+    was, now = stored(own_file(name))["digests"], digests(folder)
+    lines = [f"{name}: {key} is missing" for key in was if key not in now]
+    lines += [f"{name}: {key} is new" for key in now if key not in was]
+    for path in others:
+        if promised(stored(path)["digests"]) != promised(now):
+            lines.append(f"{name}: ids or claims differ from those of {path.name}")
+    both = {key: (pair, now[key]) for key, pair in was.items() if key in now}
     near = [key for key, (a, b) in both.items() if key[0] == "c" and a[0] != b[0] and a[1] == b[1]]
     if 0 < len(near) <= ROUNDED:
         print(f"{name}: rounded differently, equal to four digits: {', '.join(near)}")
@@ -161,10 +227,11 @@ def compare(name, folder):
     return lines + [f"{name}: {key} differs" for key, (a, b) in both.items() if a != b]
 
 
-def run(name, folder):
-    """Run a study by the command."""
-    command = [sys.executable, "-m", "leakgauge", "run", str(STUDIES[name]), "--out", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True)
+def run(study, folder, tree=TREE):
+    """Run a study by the command of the code in `tree`."""
+    env = {**os.environ, "PYTHONPATH": str(tree)}
+    command = [sys.executable, "-m", "leakgauge", "run", str(study), "--out", str(folder)]
+    done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
     assert done.returncode in (0, 5), done.stdout + done.stderr
 
 
@@ -175,12 +242,13 @@ def main(verb, *folders):
     else:
         found = {name: Path(tempfile.mkdtemp()) / name for name in folders or STUDIES}
         for name, folder in found.items():
-            run(name, folder)
+            run(STUDIES[name], folder)
     lines = []
     for name, folder in found.items():
         if verb == "record":
-            data = {"processor": processor(), "arithmetic": arithmetic(), "digests": digests(folder)}
-            (HERE / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n", "utf-8")
+            for path in HERE.glob(f"{name}.*.json"):
+                path.unlink()
+            store(name, folder)
         else:
             lines += compare(name, folder)
             print(f"{name}: {len(digests(folder))} digests compared")

@@ -1,0 +1,123 @@
+"""Fingerprints do not hang on last digits: they are the same whatever rounds, and other for a weaker attack."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from leakgauge.attacks._engine import prior, reconstruct
+from leakgauge.attacks._search import adam, lbfgs
+from leakgauge.harness.core.contract import Attack
+from leakgauge.harness.core.prints import Print
+from leakgauge.harness.study import prints
+from leakgauge.harness.study.study import load_study
+
+CELLS = """
+name = "digits"
+threats = ["server", "server+labels"]
+tasks = [{ data = "digits", model = ["mlp-small", "lenet-dlg"] }]
+federations = [{ clients = 10, rounds = 1, algorithm = "fedsgd", batch = 32, lr = 1.0 }]
+defenses = [{ name = "none" }, { name = "sdq", bits = 1 }]
+limit = false
+attacks = [
+    { name = "map", objective = ["l2", "likelihood"], target = { count = 2 } },
+    { name = "idlg", target = { count = 2 } },
+    { name = "inverting-gradients", target = { count = 2 } },
+]
+"""
+SCRIPT = """
+import json, sys
+from leakgauge.harness.core import native
+if sys.argv[2] == "plain":
+    native.library = lambda real="float": None
+from leakgauge.harness.study.prints import take
+from leakgauge.harness.study.study import load_study
+print(json.dumps([[*one.key, one.digest, *one.numbers] for one in take(load_study(sys.argv[1]).cells)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory):
+    path = tmp_path_factory.mktemp("study") / "digits.toml"
+    path.write_text(CELLS)
+    return path
+
+
+@pytest.fixture(scope="module")
+def here(cells):
+    return {one.key: one for one in prints.take(load_study(cells).cells)}
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("kernels", "loops"),
+    [
+        ({"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}, "plain"),
+        ({"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "AVX2"}, "compiled"),
+    ],
+)
+def test_other_kernels_give_the_same_fingerprints(kernels, loops, cells, here):
+    env = {**os.environ, **kernels, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", SCRIPT, cells, loops], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert len(rows) == len(here)
+    for what, defense, attack, case, digest, *numbers in rows:
+        one = here[what, defense, attack, case]
+        assert one.like(Print(*one.key, digest, tuple(numbers))), one
+        if what == "attack":  # far within the tolerance: no search carries last digits on
+            pairs = zip(one.numbers, numbers, strict=True)
+            assert all(math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-6) for a, b in pairs), (one, numbers)
+
+
+WEAKER = {
+    "half of the evaluations": lambda patch: patch.setattr(prints, "_EVALUATIONS", 10),
+    "no prior": lambda patch: patch.setattr(prior.ImagePrior, "energy", lambda self, z, x: z.sum((1, 2)) * 0),
+    "a longer step": lambda patch: patch.setattr(adam.Schedule, "size", lambda self, used: 2 * self.step),
+    "a short memory": lambda patch: patch.setattr(lbfgs, "_HISTORY", 1),
+    "no closed form": lambda patch: patch.setattr(reconstruct._Group, "_try_closed_form", lambda *given: None),
+    "the wrong start": lambda patch: patch.setattr(
+        reconstruct._Group, "_starts", lambda self, key, restart: torch.ones(len(self.targets), 64).to(self.targets)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WEAKER)
+@pytest.mark.table(3)
+def test_a_weaker_attack_has_another_fingerprint(name, cells, here, monkeypatch):
+    WEAKER[name](monkeypatch)
+    found = prints.take([one for one in load_study(cells).cells if one.training.task.model == "mlp-small"])
+    changed = {one.what for one in found if not one.like(here[one.key])}
+    assert changed == {"attack"}
+
+
+def test_a_users_attack_that_cannot_mix_precisions_gets_single_precision(here, cells, monkeypatch):
+    asked = []
+
+    class Single(Attack):
+        """Multiplies the parameters by numbers of its own."""
+
+        @property
+        def needs(self):
+            return frozenset({"messages", "models"})
+
+        def run(self, seen, key):
+            asked.append(seen.model.params.dtype)
+            return seen.model.params @ torch.ones(len(seen.model.params))
+
+    (cell, *_) = load_study(cells).cells
+    kept = []
+
+    def searched(attack, seen, key):
+        kept.append(prints_searched(Single(), seen, key))
+        return prints_searched(attack, seen, key)
+
+    prints_searched = prints._searched
+    monkeypatch.setattr(prints, "_searched", searched)
+    prints.take([cell])
+    assert asked == [torch.float64, torch.float32]
+    assert kept[0].dtype == torch.float32
