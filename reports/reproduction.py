@@ -74,4 +74,5 @@ def scoreboard(recipes: Sequence[Reproduced]) -> str:
         for one in here:
             rows = [(one.name, each.text, each.verdict, each.measured, each.statement.printed) for each in one.judged]
             lines += [table_row(map(plain, row)) for row in rows]
+        lines += ["", *(f"- {plain(one.name)}: {plain(note)}." for one in here for note in one.notes)]
     return "\n".join(lines) + "\n"

@@ -59,8 +59,8 @@ def reproduce(
         for one in done:
             for file, content in chart_files(charts_of(one.figures), slug(one.name), kinds):
                 write_atomically(out / "figures" / file, content)
-            for judged in one.judged:
-                say(f"{judged.verdict:12} {one.name}: {judged.text}: {judged.measured}")
+            say(*(f"{'NOTE':12} {one.name}: {note}" for note in one.notes))
+            say(*(f"{each.verdict:12} {one.name}: {each.text}: {each.measured}" for each in one.judged))
         say("", f"{out / 'index.html'} has the figures, reproduce.json the numbers, scoreboard.md the claims")
         if any(one.failures for one in done):
             raise typer.Exit(cli.INCOMPLETE)

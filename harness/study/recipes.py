@@ -6,6 +6,7 @@ A recipe is a study's TOML file with a few more keys. It is only data, without c
 |---|---|
 | `source` | the paper, and its table or figure |
 | `unstated` | what the paper does not state, and the value or sweep used instead, one line each |
+| `printed` | what the paper prints: `parameter`, `value`, `place`; the `path` of what runs; `why` that differs |
 | `formulas` | functions of a defense (`FORMULAS` of its module), or of any defense's messages (`messages.`), with |
 | | arguments; lists are swept, nothing is trained; values with a `seed` are measured, those without are exact |
 | `scale.SIZE` | values that replace those of the study at this size; a table is merged into each table of a list |
@@ -15,7 +16,7 @@ A recipe is a study's TOML file with a few more keys. It is only data, without c
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import resources
@@ -24,7 +25,8 @@ from typing import Any
 
 from leakgauge.harness.core.cell import Size
 from leakgauge.harness.core.errors import StudyError, unknown
-from leakgauge.harness.core.points import Value
+from leakgauge.harness.core.labels import value_text
+from leakgauge.harness.core.points import Value, of_cell, paths_of
 from leakgauge.harness.data import DataMissing, load
 from leakgauge.harness.federation import registry
 from leakgauge.harness.study.study import Study, expand, resolve
@@ -40,12 +42,8 @@ STAND_INS = {
 }
 """The data set that a recipe uses if the files of another are missing; the row states the substitution."""
 
-_EXTRA = ("source", "unstated", "formulas", "scale", "missing")
-_NOTHING: Table = {
-    "tasks": [{"data": "digits", "model": "linear"}],
-    "federations": [{}],
-    "defenses": [{"name": "none"}],
-}
+_EXTRA = ("source", "unstated", "printed", "formulas", "scale", "missing")
+_NOTHING = {"tasks": [{"data": "digits", "model": "linear"}], "federations": [{}], "defenses": [{"name": "none"}]}
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class Recipe:
         study: the study to run, with its figures and claims; `trains` states whether anything runs.
         unstated: what the paper does not state.
         missing: why the recipe cannot run; empty if it can.
-        notes: substitutes for missing data.
+        notes: substitutes for missing data, then each printed parameter that runs with another value.
         formulas: tables of formulas with single arguments.
     """
 
@@ -114,12 +112,28 @@ def recipe(source: str, size: Size, root: Path) -> Recipe:
     formulas = [one for each in table.get("formulas", []) for one in expand(each)]
     study = resolve({"name": name, **({} if trains else _NOTHING), **there}, name, spelled=not formulas)
     return Recipe(
-        *(name, table.get("source", ""), study, trains),
-        unstated=tuple(table.get("unstated", ())),
-        missing=table.get("missing", lacking),
-        notes=notes,
-        formulas=tuple(formulas),
+        *(name, table.get("source", ""), study, trains, (*table.get("unstated", ()),), table.get("missing", lacking)),
+        *((*notes, *_departures(name, table.get("printed", []), study, formulas)), tuple(formulas)),
     )
+
+
+def _departures(recipe: str, printed: list[Table], study: Study, formulas: list[Table]) -> Iterator[str]:
+    """A line for each printed parameter that runs with other values, or that has no path."""
+    rows = formulas[:]
+    for cell in study.cells:
+        its = cell.training.federation
+        rows.append(paths_of(cell.training) | of_cell(cell) | {"records": its.samples and its.samples // its.clients})
+    known, needed = {"None"}.union(*rows), {"parameter", "value", "place"}
+    for one in printed:
+        if not isinstance(one, dict) or one.keys() - {"path", "why"} != needed or str(one.get("path")) not in known:
+            raise StudyError(recipe, [f"printed: expected parameter, value, place, and a path that runs, got {one}"])
+        path, value = one.get("path"), one["value"]
+        there = dict.fromkeys(map(value_text, value if isinstance(value, list) else [value]))
+        here = dict.fromkeys(value_text(row[path]) for row in rows if path and row.get(path) is not None)
+        if not path or (here and here.keys() != there.keys()):
+            runs = f", here {', '.join(here)}" if path else ""
+            why = one.get("why", "the run is smaller than the paper's")
+            yield f"not as printed, {one['parameter']}: {', '.join(there)} ({one['place']}){runs}: {why}"
 
 
 def _merged(table: Table, over: Table) -> Table:

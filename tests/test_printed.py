@@ -1,0 +1,464 @@
+"""What the papers print, against what the recipes run: each difference is a line on the page, and nothing else is.
+
+`PAPER` was typed from the text of the papers, not from the recipes, so that a recipe that changes fails here.
+"""
+
+import functools
+import html
+import math
+import re
+import tomllib
+from fnmatch import fnmatch
+
+import pytest
+from typer.testing import CliRunner
+
+from leakgauge.defenses._jopeq.privacy import surrogate_scale
+from leakgauge.defenses._jopeq.quantizer import scalar_lattice
+from leakgauge.defenses._ota.formulas import Channel, allocate, rayleigh_gains
+from leakgauge.defenses._privquant import choose
+from leakgauge.defenses.sqsgd import SqSGD
+from leakgauge.harness.cli.main import app
+from leakgauge.harness.core.cell import Size
+from leakgauge.harness.core.errors import StudyError
+from leakgauge.harness.core.lines import Reproduced
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.learn import models
+from leakgauge.harness.study.recipes import _EXTRA, _NOTHING, _departures, _merged, recipe, recipes
+from leakgauge.harness.study.study import expand, resolve
+from leakgauge.reports.reproduction import reproduction, scoreboard
+from tests.page_case import ROOT
+from tests.test_recipes import SMALL
+
+
+def of_defense(name):
+    return lambda cell: cell.training.defense.parameters.get(name)
+
+
+def of_federation(name):
+    return lambda cell: getattr(cell.training.federation, name)
+
+
+def records(cell):
+    """The samples of a client; None means a share of the whole training set."""
+    spec = cell.training.federation
+    return None if spec.samples is None else math.floor(spec.samples / spec.clients)
+
+
+RUNS = {
+    "records of a client": records,
+    "records of a user": records,
+    "training images": of_federation("samples"),
+    "test images": of_federation("test_samples"),
+    "model": lambda cell: cell.training.task.model,
+    "models": lambda cell: cell.training.task.model,
+    "data": lambda cell: cell.training.task.data,
+    "images": lambda cell: cell.target.count,
+    "learning rate": of_federation("lr"),
+    "step at t = 1, 1/(lambda t)": of_federation("lr"),
+    "clients": of_federation("clients"),
+    "clients U": of_federation("clients"),
+    "participants K": of_federation("participants"),
+    "rounds": of_federation("rounds"),
+    "rounds T": of_federation("rounds"),
+    "batch": of_federation("batch"),
+    "momentum": of_federation("momentum"),
+    "local steps": of_federation("local_steps"),
+    "factor of the learning rate": of_federation("decay"),
+    "curves": of_federation("evaluate_on"),
+    "digits of a client": of_federation("labels"),
+    "T at the start": of_defense("rounds"),
+    "clip C": of_defense("clip"),
+    "norm bound U": of_defense("clip"),
+    "delta": of_defense("delta"),
+    "delta of a round": of_defense("delta"),
+    "epsilon": of_defense("epsilon"),
+    "epsilon of a round": of_defense("epsilon"),
+    "bits": of_defense("bits"),
+    "bits R": of_defense("bits"),
+    "zeta of CRD": of_defense("zeta"),
+    "beta of CRD": of_defense("beta"),
+    "alpha": of_defense("alpha"),
+    "beta": of_defense("beta"),
+    "sampling ratio r": of_defense("ratio"),
+    "radius and step of the quantizer": of_defense("gamma"),
+    "norm that scales an update": of_defense("scale"),
+    "power": of_defense("power"),
+    "receiver's noise": of_defense("noise_variance"),
+    "law of the gains": of_defense("fading"),
+    "sigma": of_defense("noise_std"),
+    "b": of_defense("noise_scale"),
+    "dimension n": of_defense("dimension"),
+}
+"""What runs, by the name of the parameter, read from a cell without the paths of the recipe."""
+
+JOPEQ = {"radius and step of the quantizer": {"paper"}, "norm that scales an update": {"vector"}}
+MNIST = JOPEQ | {"training images": {60_000}, "clients": {10}, "learning rate": {0.1}}
+TESTED = {"test images": {10_000}}
+INVERTED = JOPEQ | {"clients": {1}}
+UDP = {"clients U": {50}, "delta": {0.001}, "clip C": {"median"}}
+MLP = UDP | TESTED | {"model": {"mlp"}, "records of a client": {800}}
+CRD = MLP | {"data": {"mnist"}, "zeta of CRD": {0.001}}
+FIVE = {"T at the start": {200}, "epsilon": {4.0, 8.0, 12.0, 16.0, 20.0}, "beta of CRD": {0.9}, "zeta of CRD": {0.001}}
+CEPAM = {
+    "clients": {30},
+    "records of a client": {2000},
+    "momentum": {0.9},
+    "local steps": {15},
+    "learning rate": {0.01},
+}
+CEPAM |= TESTED | {"factor of the learning rate": {0.5}}
+SQSGD = {"model": {"119,850 weights"}, "clients": {10}, "records of a client": {6000}, "batch": {32}, "rounds": {9400}}
+SQSGD |= {"learning rate": {0.001}, "norm bound U": {10.0}, "alpha": {1.0}}
+SQSGD |= {"beta": {1.0}}
+OTA = {"records of a user": {20}, "epsilon of a round": {1.2}, "delta of a round": {1e-4}, "receiver's noise": {1.0}}
+OTA |= {"law of the gains": {"rayleigh"}, "step at t = 1, 1/(lambda t)": {1000.0}, "rounds T": {1000}}
+PAPER = {
+    "jopeq/figure-2": MNIST | {"epsilon": {3.0, 3.5, 4.0}},
+    "jopeq/figure-3": MNIST | TESTED | {"model": {"linear"}, "epsilon": {4.0}, "bits R": {1}},
+    "jopeq/table-1": MNIST | TESTED | {"models": {"linear", "mlp-small", "cnn2"}},
+    "jopeq/table-2": MNIST
+    | TESTED
+    | {"clients": {30}, "training images": {50_000}, "model": {"cnn3"}, "bits R": {1, 2}, "epsilon": {2.0, 3.0}},
+    "jopeq/figure-4": INVERTED | {"images": {70}, "epsilon": {3.0}, "bits R": {8}},
+    "jopeq/figure-5": INVERTED | {"bits R": {4, 8, 16, 32}},
+    "jopeq/figure-6": INVERTED | {"epsilon": {10.0}},
+    "udp/figure-4": UDP
+    | {"data": {"IPUMS-US"}, "model": {"svm"}, "records of a client": {128}, "participants K": {50, 30}},
+    "udp/figure-5": MLP | {"participants K": {50}},
+    "udp/figure-6": MLP | {"participants K": {30}},
+    "udp/figure-7": CRD | {"beta of CRD": {0.9}, "epsilon": {"several"}},
+    "udp/figure-[89]": CRD | {"beta of CRD": {0.9}, "T at the start": {200}, "participants K": {50, 30}},
+    "udp/figure-10": CRD | {"beta of CRD": {0.9}, "T at the start": {200}, "participants K": {50, 30}},
+    "udp/figure-11": UDP | TESTED | {"records of a client": {800}, "participants K": {30}} | FIVE,
+    "udp/figure-12": MLP | {"digits of a client": {4}} | FIVE,
+    "udp/figure-13": UDP | TESTED | {"model": {"mlp"}} | FIVE,
+    "udp/figure-1[45]": CRD | {"T at the start": {200}, "beta of CRD": {0.5, 0.6, 0.7, 0.8, 0.9}},
+    "sqsgd/figure-1": SQSGD
+    | {"data": {"mnist", "emnist"}, "bits": {1, 3, 5}, "epsilon": {400.0}, "sampling ratio r": {0.005}},
+    "sqsgd/figure-2": SQSGD
+    | {"data": {"mnist", "emnist"}, "bits": {4}, "epsilon": {200.0, 300.0, 400.0}, "sampling ratio r": {0.005}},
+    "sqsgd/figure-3": SQSGD
+    | {"data": {"mnist", "emnist"}, "bits": {4}, "epsilon": {200.0, 300.0, 400.0}, "sampling ratio r": {"equal bytes"}},
+    "sqsgd/figure-4": SQSGD | {"bits": {4}, "epsilon": {2000.0}, "sampling ratio r": {0.001, 0.005, 0.01, 0.05}},
+    "sqsgd/figure-5": SQSGD | {"bits": {1, 3, 5, 7}, "epsilon": {400.0}},
+    "ota/figure-4[ab]": OTA | {"power": {1000.0}},
+    "ota/figure-4c": OTA,
+    "cepam/figure-1?": CEPAM | {"curves": {"validation"}, "sigma": {0.1}, "dimension n": {1, 2, 3}},
+    "cepam/figure-2?": CEPAM | {"curves": {"validation"}, "b": {0.1}},
+    "cepam/figure-3": CEPAM,
+    "cepam/table-1": CEPAM | {"sigma": {0.1}, "dimension n": {1, 2, 3}},
+    "cepam/table-2": CEPAM | {"b": {0.1}},
+}
+"""The printed settings by recipe: in the harness's spelling, or in words that no run can equal."""
+
+UNPRINTED = ("beyond/frontier", "mvu/scalar-estimation", "ota/figure-2", "udp/figure-3")
+"""No paper, a paper whose text is not at hand, a figure without printed settings, and a recipe that cannot run."""
+
+FORMULAS = ("ota/bound-17", "ota/figure-3", "udp/figure-2")
+
+
+@functools.cache
+def written(name, size):
+    """A recipe's study with one seed, its formulas, and its lines, whatever data sets are here."""
+    table = tomllib.loads(recipes()[name].read_text("utf-8"))
+    kept = {key: value for key, value in table.items() if key not in _EXTRA}
+    scaled = _merged(kept, table.get("scale", {}).get(size, {})) | {"name": name, "seeds": [0]}
+    formulas = [one for each in table.get("formulas", []) for one in expand(each)]
+    study = resolve(scaled if "tasks" in scaled else _NOTHING | scaled, spelled=not formulas)
+    return study, formulas, tuple(_departures(name, table.get("printed", []), study, formulas))
+
+
+def line(name, parameter, size=Size.QUICK):
+    """The first line of a recipe about one parameter, or nothing."""
+    return next((one for one in written(name, size)[2] if one.startswith(f"not as printed, {parameter}: ")), "")
+
+
+def paper_of(name):
+    (found,) = [printed for pattern, printed in PAPER.items() if fnmatch(name, pattern)]
+    return found
+
+
+def test_every_recipe_of_a_paper_is_compared_with_its_text():
+    compared = {name for name in recipes() for pattern in PAPER if fnmatch(name, pattern)}
+    assert {*recipes()} == compared | {*UNPRINTED, *FORMULAS}
+    assert not [name for name in UNPRINTED if "printed" in tomllib.loads(recipes()[name].read_text("utf-8"))]
+
+
+@pytest.mark.parametrize("size", Size)
+@pytest.mark.parametrize("name", [name for name in recipes() if name not in (*UNPRINTED, *FORMULAS)])
+@pytest.mark.matrix
+def test_a_setting_that_runs_otherwise_than_the_paper_prints_has_a_line_and_no_other_has(name, size):
+    study = written(name, size)[0]
+    for parameter, printed in paper_of(name).items():
+        runs = {RUNS[parameter](cell) for cell in study.cells} - {None}
+        said = line(name, parameter, size)
+        assert bool(said) == bool(runs and runs != printed), (parameter, runs, said)
+        here = re.search(r"\), here (.*?): ", said)
+        shown = {f"{one:g}" if isinstance(one, float) else str(one) for one in runs}
+        assert not said or {*here[1].split(", ")} == shown
+
+
+@pytest.mark.parametrize("name", [name for name in recipes() if name not in UNPRINTED])
+@pytest.mark.matrix
+def test_a_difference_at_the_size_of_the_paper_has_a_reason_of_its_own(name):
+    smaller = [one for one in written(name, Size.PAPER)[2] if one.endswith(": the run is smaller than the paper's")]
+    assert smaller == ([line(name, "images", Size.PAPER)] if name == "jopeq/figure-4" else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter"),
+    [
+        *((f"jopeq/{name}", "radius and step of the quantizer") for name in ("figure-2", "figure-3", "table-1")),
+        ("jopeq/figure-2", "claim"),
+        ("jopeq/figure-5", "claim"),
+        ("jopeq/figure-5", "bits R"),
+        *((f"udp/figure-{n}", parameter) for n in (7, 8, 9, 10, 14, 15) for parameter in ("model", "data")),
+        *((f"udp/figure-{n}", "records of a client") for n in range(5, 16)),
+        *((f"udp/figure-{n}", "claim") for n in (7, 8, 9)),
+        *((f"sqsgd/figure-{n}", "coordinates sent") for n in (1, 2, 3, 4, 5)),
+        *((f"sqsgd/figure-{n}", "panel") for n in (1, 2, 3)),
+        ("sqsgd/figure-3", "sampling ratio r"),
+        ("ota/figure-4c", "claim"),
+        *((f"ota/{name}", "epsilon of a user") for name in ("figure-3", "bound-17")),
+        *((f"cepam/{name}", "gamma") for name in ("figure-1a", "figure-1b", "figure-2a", "figure-2b", "figure-3")),
+        *((f"cepam/{name}", "gamma") for name in ("table-1", "table-2")),
+        ("cepam/figure-3", "gamma of Theorem 12"),
+        # siblings
+        ("udp/figure-4", "data"),
+        *((f"udp/figure-{n}", "clip C") for n in range(4, 16)),
+        *((f"ota/figure-4{letter}", "rounds T") for letter in "bc"),
+        *((f"jopeq/figure-{n}", "clients") for n in (4, 5, 6)),
+        *((f"cepam/{name}", "what halves the learning rate") for name in ("figure-1a", "table-2")),
+    ],
+)
+def test_the_known_departures_are_on_the_page(name, parameter):
+    assert line(name, parameter)
+
+
+def weights(model, shape=(1, 28, 28)):
+    return models.build(model, shape, 10).layout.dim
+
+
+def sent(size, ratio=0.005):
+    return SqSGD(ratio=ratio).sent(size)
+
+
+def kept(size, bits, epsilon=400.0, ratio=0.005):
+    """m of PrivQuant; 1 means that it changes nothing."""
+    return choose(sent(size, ratio), 1 << bits, epsilon).normalizer
+
+
+LENET = 119_850
+SMALL_ONES = {"mlp-small": 25_818, "lenet5": 61_706, "resnet110": 1_727_674}
+
+
+def test_the_numbers_of_weights_are_those_of_the_models():
+    assert {name: weights(name) for name in SMALL_ONES} == SMALL_ONES
+    assert "lenet5 has 61,706 weights" in line("sqsgd/figure-1", "model")
+    assert "mlp-small with 25,818" in line("sqsgd/figure-1", "model")
+    assert "1,727,674 weights" in line("sqsgd/figure-4", "model")
+
+
+def test_the_coordinates_that_sqsgd_sends_and_where_privquant_changes_nothing():
+    small, large = SMALL_ONES["mlp-small"], SMALL_ONES["lenet5"]
+    assert sent(LENET) == 512
+    for n in (1, 2, 3):
+        said = line(f"sqsgd/figure-{n}", "coordinates sent")
+        assert f"{sent(small)} with mlp-small and {sent(large)} with lenet5" in said
+    assert [round(kept(small, bits), 2) for bits in (1, 3, 5)] == [1, 1, 0.9]
+    assert [round(kept(LENET, bits), 2) for bits in (1, 3)] == [1, 0.57]
+    assert [round(kept(small, 4, epsilon), 2) for epsilon in (200.0, 300.0, 400.0)] == [0.68, 0.87, 1]
+    assert round(kept(LENET, 4), 2) == 0.45
+    study = written("sqsgd/figure-5", Size.PAPER)[0]
+    given = [cell.training.defense.parameters for cell in study.cells]
+    pairs = dict.fromkeys((one["bits"], one["ratio"]) for one in given)
+    said = line("sqsgd/figure-5", "coordinates sent")
+    for size, place in ((small, " with mlp-small, where"), (large, " with lenet5;"), (LENET, "")):
+        *first, last = (str(sent(size, ratio)) for _, ratio in pairs)
+        assert f"{', '.join(first)} and {last}{place}" in said
+    assert all(round(kept(small, bits, 400.0, ratio), 6) == 1 for bits, ratio in pairs)
+    *first, last = (str(sent(small, ratio) * bits // 8) for bits, ratio in pairs)
+    assert f"{', '.join(first)} and {last} bytes with mlp-small" in line("sqsgd/figure-5", "bits of a message")
+    assert all(sent(large, ratio) == 2 * sent(small, ratio) for _, ratio in pairs)
+
+
+def test_the_coordinates_of_the_resnet():
+    ratios, said = (0.001, 0.005, 0.01, 0.05), line("sqsgd/figure-4", "coordinates sent")
+    for size, before, after in (
+        (1_722_224, "sent: ", " ("),
+        (weights("resnet20"), "resnet110; ", " with resnet20"),
+        (SMALL_ONES["mlp-small"], "resnet20, ", " with mlp-small"),
+    ):
+        *first, last = (str(sent(size, ratio)) for ratio in ratios)
+        assert f"{before}{', '.join(first)} and {last}{after}" in said
+    assert [sent(SMALL_ONES["resnet110"], ratio) for ratio in ratios] == [sent(1_722_224, ratio) for ratio in ratios]
+    assert [round(kept(SMALL_ONES["mlp-small"], 4, 2000.0, ratio), 2) for ratio in ratios] == [1, 1, 1, 0.79]
+    assert [round(kept(1_722_224, 4, 2000.0, ratio), 2) for ratio in ratios] == [0.79, 0.23, 0.15, 0.07]
+
+
+def test_the_bytes_of_the_three_methods():
+    said = line("sqsgd/figure-3", "sampling ratio r")
+    for model, methods in (("mlp-small", (64, 320, 480, 640, 226)), ("lenet5", (128, 241))):
+        size = SMALL_ONES[model]
+        points = math.ceil(113 * math.ceil(math.log2(2 * size)) / 8)
+        values = [4 * max(1, int(epsilon / 2.5)) for epsilon in (200, 300, 400)] if model == "mlp-small" else []
+        assert (sent(size) * 4 // 8, *values, points) == methods
+        assert all(re.search(rf"\b{count}\b", said) for count in methods)
+
+
+def test_more_power_changes_nothing_from_20_db_on():
+    study = written("ota/figure-4c", Size.PAPER)[0]
+    assert "20 and 30 dB" in line("ota/figure-4c", "claim")
+    noise = {}
+    for cell in study.cells:
+        given, users = cell.training.defense.parameters, cell.training.federation.clients
+        gains = rayleigh_gains(Key(given["channel_seed"]).child("gains"), users)
+        found = allocate(Channel(gains, given["power"], 1.0), (given["epsilon"],) * users, given["delta"], 1.0)
+        noise.setdefault(given["power"], []).append(found.gradient_variance)
+    assert noise[1000.0] == pytest.approx(noise[100.0], rel=1e-12)
+    assert max(noise[1.0]) > 2 * max(noise[100.0])
+
+
+def test_the_records_that_give_the_printed_epsilon_of_cepam():
+    chance = 1 - (1 - 1 / 1666) ** 15
+    assert round(math.log1p(chance * math.expm1(5.9)), 2) == 1.45
+    assert "1,666 is the number" in line("cepam/table-1", "records of a client")
+
+
+def test_gammas_above_the_printed_epsilon_of_cepam():
+    bound = 5000 * 0.1 / (2 * 15)
+    said = [line(f"cepam/{name}", "gamma") for name in ("figure-2a", "figure-2b", "table-2")]
+    assert all(f"at most {bound:.1f}" in one for one in said)
+    for gamma, dim in ((53.6, weights("mlp-small")), (26.7, weights("cnn2"))):
+        assert gamma == round(math.sqrt(dim) / 3, 1)
+        assert gamma > bound
+        assert all(f"{round(2 * 15 * gamma / 0.1):,} at {gamma}" in one for one in said)
+
+
+def test_the_rate_of_cepam_never_falls_at_quick():
+    for name in ("figure-1a", "figure-1b", "figure-2a", "figure-2b", "figure-3", "table-1", "table-2"):
+        assert "quick evaluates every 10 rounds" in line(f"cepam/{name}", "what halves the learning rate")
+        for spec in {cell.training.federation for cell in written(f"cepam/{name}", Size.QUICK)[0].cells}:
+            assert (spec.schedule, spec.evaluate_every, spec.rounds) == ("plateau", 10, 30)
+            assert spec.rounds / spec.evaluate_every < spec.patience
+            assert spec.validation == 0
+
+
+def test_the_radius_that_runs_is_that_of_the_authors_code():
+    said = line("jopeq/figure-2", "radius and step of the quantizer")
+    assert "1.5 sqrt(1 + 8/epsilon^2) with step 2 gamma/(2^R + 1)" in said
+    for bits, epsilon in ((1, 4.0), (4, 3.0)):
+        gamma = 1.5 * math.sqrt(1 + 8 / epsilon**2)
+        assert scalar_lattice(bits, epsilon, "reference").step == pytest.approx(2 * gamma / (2**bits + 1))
+        assert scalar_lattice(bits, epsilon, "paper").step == pytest.approx(2 * (2 * bits + 1 / epsilon) / 2**bits)
+    step = scalar_lattice(1, 4.0, "reference").step
+    assert 2 * surrogate_scale(4.0, step) ** 2 + step**2 / 12 == pytest.approx(2 * (2 / 4.0) ** 2)
+
+
+def test_what_is_said_of_every_size_holds_at_every_size():
+    for n in (1, 2, 3, 5):
+        runs = [{cell.training.task.model for cell in written(f"sqsgd/figure-{n}", size)[0].cells} for size in Size]
+        assert runs == [{"mlp-small"}, {"mlp-small"}, {"lenet5"}]
+    runs = [{cell.training.task.model for cell in written("sqsgd/figure-4", size)[0].cells} for size in Size]
+    assert runs == [{"mlp-small"}, {"resnet20"}, {"resnet110"}]
+    for size in Size:
+        sums = {(one.training.defense.name, one.training.federation) for one in written("ota/figure-4b", size)[0].cells}
+        assert {one.rounds * (one.clients if name == "ota-orthogonal" else 1) for name, one in sums} == {300}
+        assert {cell.training.federation.rounds for cell in written("ota/figure-4c", size)[0].cells} == {300}
+        images = {cell.training.federation for cell in written("jopeq/figure-4", size)[0].cells}
+        assert {(one.algorithm, one.batch, one.rounds) for one in images} == {("fedsgd", 1, 30)}
+
+
+def test_what_is_said_of_the_claims_holds_for_the_claims():
+    def claims(name):
+        return written(name, Size.QUICK)[0].claims
+
+    (flat,) = [one for one in claims("jopeq/figure-2") if one.that == "flat"]
+    assert flat.margin == 0.3
+    named = [{one.a.get("defense.name"), one.b.get("defense.name")} for one in claims("jopeq/figure-5")]
+    assert named
+    assert {"jopeq", "laplace"} not in named
+    for name in ("udp/figure-8", "udp/figure-9"):
+        assert all(one.at == {"federation.rounds": 200} for one in claims(name))
+    (matters,) = claims("udp/figure-7")
+    assert (matters.margin, matters.a, matters.b) == (0.005, {"defense.rounds": 150}, {"defense.rounds": 300})
+    saturates, better, *_ = claims("cepam/figure-3")
+    assert (saturates.that, saturates.margin) == ("within", 0.01)
+    assert better.a["defense.noise_std"] == 1.0
+
+
+PRINTED = """printed = [
+    { parameter = "clients", value = 2, place = "section 1", path = "federation.clients" },
+    { parameter = "rounds", value = 50, place = "section 2", path = "federation.rounds" },
+    { parameter = "deviation", value = [10, 20.0], place = "Table 1", path = "defense.noise_std", why = "one & one" },
+    { parameter = "records", value = 30, place = "section 3", path = "records" },
+    { parameter = "test", value = "all", place = "section 4", why = "here a few" },
+]
+"""
+LINES = [
+    "not as printed, rounds: 50 (section 2), here 2: the run is smaller than the paper's",
+    "not as printed, deviation: 10, 20 (Table 1), here 10: one & one",
+    "not as printed, test: all (section 4): here a few",
+]
+
+
+def small_with(tmp_path, printed, clients=2):
+    text = SMALL.replace("seeds =", f"{printed}seeds =").replace('"mnist"', '"digits"')
+    (tmp_path / "small.toml").write_text(text.replace("clients = 2", f"clients = {clients}"))
+    return str(tmp_path / "small.toml")
+
+
+def test_the_terminal_the_page_and_the_files_state_each_difference_beside_the_verdicts(tmp_path):
+    words = ["-o", str(tmp_path / "out"), "--data", str(tmp_path), "--workers", "0"]
+    done = CliRunner().invoke(app, ["reproduce", small_with(tmp_path, PRINTED), *words])
+    assert done.exit_code == 0, done.output
+    shown, page = done.output.splitlines(), html.unescape((tmp_path / "out" / "index.html").read_text())
+    for one in LINES:
+        assert f"NOTE         small: {one}" in shown
+        assert f'<p class="note">{one}.</p>' in page
+        assert one in (tmp_path / "out" / "reproduce.json").read_text()
+    (verdict,) = [number for number, one in enumerate(shown) if "small: noise costs accuracy" in one]
+    assert shown[verdict - 3 : verdict] == [f"NOTE         small: {one}" for one in LINES]
+    assert (tmp_path / "out" / "scoreboard.md").read_text().count("- small: not as printed, ") == 3
+
+
+@pytest.mark.parametrize(("clients", "records"), [(2, 30), (3, 20), (7, 8)])
+def test_a_line_follows_what_runs(clients, records, tmp_path):
+    notes = recipe(small_with(tmp_path, PRINTED, clients), Size.QUICK, tmp_path).notes
+    found = [one.partition(": the run")[0] for one in notes if one not in LINES]
+    expected = [f"clients: 2 (section 1), here {clients}", f"records: 30 (section 3), here {records}"]
+    assert found == [f"not as printed, {one}" for one in expected if clients != 2]
+
+
+def test_a_size_at_which_a_setting_is_as_printed_has_no_line_about_it(tmp_path):
+    assert recipe(small_with(tmp_path, PRINTED), Size.PAPER, tmp_path).notes == tuple(LINES[1:])
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ('path = "records"', 'path = "recrds"'),
+        ('path = "records"', "path = [1]"),
+        ('path = "records"', 'paths = "records"'),
+        (', place = "section 3"', ""),
+        ("{ parameter", '"clients", { parameter'),
+    ],
+)
+def test_a_printed_parameter_that_cannot_be_compared_is_refused(right, wrong, tmp_path):
+    path = small_with(tmp_path, PRINTED.replace(right, wrong, 1))
+    with pytest.raises(StudyError, match="printed: expected parameter, value, place, and a path that runs, got"):
+        recipe(path, Size.QUICK, tmp_path)
+
+
+@pytest.mark.matrix
+def test_the_pages_of_the_documentation_and_of_the_command_hold_every_line():
+    for size in (Size.QUICK, Size.STANDARD):
+        notes = {name: written(name, size)[2] for name in recipes() if name not in UNPRINTED}
+        made = [Reproduced(name, "", "", size, (), lines, "", (), (), (), ()) for name, lines in notes.items()]
+        board = [one for one in scoreboard(made).splitlines() if "not as printed, " in one]
+        assert len(board) == sum(map(len, notes.values()))
+        page = (ROOT / "docs" / f"reproduction-{size}.md").read_text("utf-8")
+        assert sorted(one for one in page.splitlines() if one in board or "not as printed, " in one) == sorted(board)
+        shown = html.unescape(reproduction(made))
+        assert not [one for lines in notes.values() for one in lines if f'<p class="note">{one}.</p>' not in shown]
