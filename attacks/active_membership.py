@@ -131,9 +131,10 @@ def _front(task: Task, params: Vector) -> tuple[Callable[[Tensor], Tensor], list
     name = task.model.name if isinstance(task, ModelTask) else "the model"
     layers = task.model.apply.layers if isinstance(task, ModelTask) and isinstance(task.model.apply, Chain) else ()
     body = tuple(itertools.takewhile(lambda layer: not isinstance(layer, Dense), layers))
-    between = [layer for layer in layers[len(body) : -1] if not isinstance(layer, (Dense, Dropout))]
-    if not between or not all(isinstance(layer, Relu) for layer in between):
-        raise ValueError(f"active-membership needs a dense layer with ReLU before another dense layer; {name} has none")
+    head = [type(layer) for layer in layers[len(body) :] if not isinstance(layer, Dropout)]
+    if head[1:2] != [Relu] or not {*head} <= {Dense, Relu}:
+        text = "active-membership needs a dense layer with ReLU before another dense layer"
+        raise ValueError(f"{text} (of your own: in a plain nn.Sequential); {name} has none")
     if not task.softmax:
         raise ValueError("active-membership needs a softmax cross-entropy loss; this model has another loss")
     tensors = task.layout.split(params)

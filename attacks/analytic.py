@@ -23,14 +23,14 @@ from leakgauge.harness.learn.gradients import gradients, takes_numbers, targets_
 class Analytic(Attack):
     """Solves for a message's single image by linear equations, layer by layer from the last, without a search.
 
-    Must know: one message of each victim, with one image, and the model of its round: `lenet-dlg`, or dense layers with
-    ReLU between them (`linear`, `mlp`, `mlp-small`); a server or an eavesdropper does. Without the shared key, it uses
-    an outsider's estimate. The defense's estimate is treated as the gradient itself. A common factor, for example from
-    a clip, changes nothing.
+    Must know: one message of each victim, with one image, and the model of its round: `lenet-dlg`, or any model whose
+    first layer is dense with a bias (`linear`, `mlp`, `mlp-small`); a server or an eavesdropper does. Without the
+    shared key, it uses an outsider's estimate. The defense's estimate is treated as the gradient itself. A common
+    factor, for example from a clip, changes nothing.
 
     Cannot: solve for batches, or behind max-pooling, group norm or ReLU convolutions; it then returns a `failure`, and
-    `map` and `idlg` can be used. Each convolution magnifies the noise; dense stacks average it over the first layer's
-    units. An update is treated as its mean step, which is exact for one step.
+    `map` and `idlg` can be used. Each convolution magnifies the noise; a dense first layer averages it over its units.
+    An update is treated as its mean step, which is exact for one step.
 
     On models of a federation, fresh and after 100 rounds (study `trained-models`: 8 photographs, undefended, mean
     SSIM, floor 0.25): 1.000 and 1.000 behind sigmoid with stride and behind dense ReLU layers.
@@ -44,7 +44,8 @@ class Analytic(Attack):
             default is for noise-free float32 gradients; 1e-12 to 1e-8 give the same images.
 
     Raises:
-        ValueError: ridge is not in (0, 1); in `run`: a loss that is neither softmax cross-entropy nor squared.
+        ValueError: ridge is not in (0, 1); in `run`: a loss that is neither softmax cross-entropy nor squared,
+            or a last layer that is not dense.
 
     Source: Zhu and Blaschko 2021 (R-GAP), for sigmoid and with weighted equations (see `attacks._solve.layerwise`); for
         dense layers, Phong et al. 2017 and Geiping et al. 2020, Prop. 3.1.
@@ -80,7 +81,7 @@ def _refusal(params: Vector, form: ClosedForm | None, message: Message, target: 
     if not bool(params.isfinite().all()):
         return "the model is not finite"
     if form is None:
-        return "expected lenet-dlg or a model of dense layers with ReLU, got another model; use map or idlg instead"
+        return "expected lenet-dlg or a dense first layer with trained bias, got another model; use map or idlg instead"
     if message.images != 1:
         return f"expected one image per message, got {message.images}; use map or idlg instead"
     return unusable(target)
@@ -101,8 +102,10 @@ def _guess(task: Task, params: Vector, form: ClosedForm | None, message: Message
         return failed(task, message, str(error))
     if not bool(x.isfinite().all()):
         return failed(task, message, "the equations have no finite solution")
-    if regression:  # the last bias's gradient is 2 (score - y)
-        label = task.outputs(params, x)[:, 0] - task.layout.split(target)[-1] / 2
+    if regression:  # the gradient is 2 (score - y) times the score's own
+        score = task.outputs(params, x)[:, 0]
+        (own,) = gradients(task, params, x[None], (score - 0.5)[None])
+        label = score - own @ target / own.square().sum() / 2
     else:
         (label,) = restore(task, params, target[None], [1], key)
     (own,) = gradients(task, params, x[None], targets_of(task, label, params.dtype)[None])

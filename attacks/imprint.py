@@ -11,8 +11,9 @@ from torch import Tensor
 
 from leakgauge.attacks._engine.objective import received_gradients
 from leakgauge.attacks._engine.reconstruct import failed, unusable
+from leakgauge.attacks._solve.closed_form import is_dense_stack
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Attack, Guess, Message, Observation, Reconstruction, Task
+from leakgauge.harness.core.contract import Attack, Guess, Message, Observation, Reconstruction
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.tasks import ModelTask
@@ -82,10 +83,11 @@ class Imprint(Attack):
     def broadcast(self, seen: Observation, key: Key) -> Vector:
         """The imprint: directions and quantiles of the auxiliary data, and one code for each class."""
         assert seen.auxiliary is not None
-        task, flat = seen.task, seen.auxiliary.x.flatten(1)
+        task = seen.task
+        assert isinstance(task, ModelTask)
         if refusal := _refusal(task):
             raise ValueError(refusal)
-        shapes = task.layout.shapes
+        shapes, flat = task.layout.shapes, task.model.scale.apply(seen.auxiliary.x).flatten(1)
         (hidden, inputs), groups = shapes[0], min(self.groups, shapes[0][1])
         if (rows := hidden // groups) < 2:
             raise ValueError(
@@ -109,8 +111,9 @@ class Imprint(Attack):
     def run(self, seen: Observation, key: Key) -> Reconstruction:
         """The records found, in no order, then the fillers; the objective is the unexplained energy of all bins."""
         assert seen.auxiliary is not None
+        assert isinstance(seen.task, ModelTask)
         (messages, model, _), targets = seen.sightings[0], received_gradients(seen).double()
-        layer, like = _read(seen.task, model.params), seen.auxiliary.x
+        layer, like = _read(seen.task, model.params), seen.task.model.scale.apply(seen.auxiliary.x)
         both = zip(messages, targets, strict=True)
         return Reconstruction(tuple(_guess(seen.task, layer, message, target, like) for message, target in both))
 
@@ -132,16 +135,17 @@ class _Layer(NamedTuple):
         return distance
 
 
-def _refusal(task: Task) -> str:
+def _refusal(task: ModelTask) -> str:
     """Why a model takes no imprint; an empty string if it takes one."""
-    if isinstance(task, ModelTask) and task.model.widths is not None and len(task.layout.shapes) >= 4:
+    fits, name = is_dense_stack(task) and len(task.layout.shapes) >= 4, task.model.name
+    if fits and not task.model.dropout:
         return "" if task.softmax else "imprint needs a softmax cross-entropy loss; this model has another loss"
-    name = task.model.name if isinstance(task, ModelTask) else "the model"
-    why = "begins with a convolution" if len(task.layout.shapes[0]) > 2 else "has no such layers"
+    begins = "begins with a convolution" if len(task.layout.shapes[0]) > 3 else "has no such layers"
+    why = "has dropout" if fits else begins
     return f"imprint needs a dense first layer with ReLU and a dense layer behind it; {name} {why}; use trap-weights"
 
 
-def _read(task: Task, params: Vector) -> _Layer | str:
+def _read(task: ModelTask, params: Vector) -> _Layer | str:
     """The imprint in the parameters, or the reason why there is no imprint."""
     if refusal := _refusal(task):
         return refusal
@@ -157,7 +161,7 @@ def _read(task: Task, params: Vector) -> _Layer | str:
     return _Layer(weight, tensors[1][: int(counts.sum())].view(len(weight), -1), slopes)
 
 
-def _guess(task: Task, layer: _Layer | str, message: Message, target: Tensor, like: Tensor) -> Guess:
+def _guess(task: ModelTask, layer: _Layer | str, message: Message, target: Tensor, like: Tensor) -> Guess:
     """The records of one message, then means of the auxiliary inputs `like`; `layer` may be a reason for failure."""
     if why := unusable(target) or (layer if isinstance(layer, str) else ""):
         return failed(task, message, why)
@@ -176,7 +180,8 @@ def _guess(task: Task, layer: _Layer | str, message: Message, target: Tensor, li
     left = (counts.round().long() - y.bincount(minlength=task.classes)).clamp(min=0)
     rest = torch.cat([torch.arange(task.classes).repeat_interleave(left), y.new_zeros(missing)])[:missing]
     x = torch.cat([x.to(like.dtype), like.flatten(1).mean(0).expand(missing, -1)])
-    return Guess(x.view(-1, *task.input_shape), torch.cat([y, rest]), float(bins.square().sum()), 1)
+    x = task.model.scale.stored(x.view(-1, *task.input_shape))
+    return Guess(x, torch.cat([y, rest]), float(bins.square().sum()), 1)
 
 
 def _factor(slopes: Tensor, noise: float, unit: Tensor, last: Tensor, images: int) -> Tensor:

@@ -12,12 +12,13 @@ from torch.nn.functional import linear, one_hot, relu
 
 from leakgauge.attacks._engine.objective import received_gradients
 from leakgauge.attacks._engine.reconstruct import failed, unusable
-from leakgauge.attacks._solve.closed_form import DenseForm, closed_form
+from leakgauge.attacks._solve.closed_form import is_dense_stack
 from leakgauge.attacks._solve.spear import FirstLayer, Undecided, find
 from leakgauge.harness.core.contract import Attack, Guess, Message, Observation, Reconstruction, Task
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.gradients import gradients
+from leakgauge.harness.learn.tasks import ModelTask
 
 _UNEXPLAINED = 0.5
 """Largest share of a tensor of the received gradient that the batch may leave unexplained, up to a factor. Exact
@@ -97,8 +98,7 @@ def _refusal(task: Task, params: Vector) -> str:
     if not bool(params.isfinite().all()):
         return "the model is not finite"
     shapes = task.layout.shapes
-    # only dense stacks start with a matrix; the ridge does not matter for them
-    if len(shapes[0]) != 2 or not isinstance(closed_form(task, params, ridge=1e-10), DenseForm):
+    if not is_dense_stack(task):
         return "expected a model of dense layers with ReLU, got another model; use map instead"
     if len(shapes) == 2:
         return "expected a model with a hidden layer, got none; use map instead, or analytic for one image"
@@ -113,7 +113,8 @@ def _guess(task: Task, params: Vector, message: Message, target: Tensor, samples
         y = _labels(tensors, received, found.x)
     except (Undecided, LinAlgError) as error:
         return failed(task, message, str(error))
-    x = found.x.reshape(-1, *task.input_shape).to(params.dtype)
+    assert isinstance(task, ModelTask)
+    x = task.model.scale.stored(found.x.reshape(-1, *task.input_shape)).to(params.dtype)
     (own,) = gradients(task, params, x[None], one_hot(y, task.classes).to(params.dtype)[None])
     if not bool(own.isfinite().all()) or _unexplained(task, own, target) > _UNEXPLAINED:
         return failed(task, message, _why(message), found.drawn)

@@ -17,7 +17,7 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Task
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.table import Column, likeliest_number, parts, records
-from leakgauge.harness.learn.layers import Chain, Dense, Flatten
+from leakgauge.harness.learn.layers import Chain, Dense, Flatten, Scale
 from leakgauge.harness.learn.tasks import ModelTask
 
 _CLASSES = 24
@@ -309,20 +309,21 @@ class FirstLayer:
     Attributes:
         rows: [n, o, p + 1], gradients of weight and bias.
         noise: [n], variance of their entries.
-        slopes, inputs: [n, o] and [n, p], the factors of the outer product.
+        slopes, inputs: [n, o] and [n, p], the factors of the outer product; the layer takes the inputs with `scale`.
     """
 
     rows: Tensor
     noise: Tensor
     slopes: Tensor
     inputs: Tensor
+    scale: Scale
 
     @classmethod
     def of(cls, task: Task, targets: Tensor) -> FirstLayer | None:
         """From gradients `targets` [n, d]; None if the model does not begin with a dense layer or most are zero."""
-        chain = task.model.apply if isinstance(task, ModelTask) else None
-        layers = chain.layers if isinstance(chain, Chain) else ()
-        if not isinstance(next((one for one in layers if not isinstance(one, Flatten)), None), Dense):
+        if not isinstance(task, ModelTask) or not isinstance(chain := task.model.apply, Chain):
+            return None
+        if not isinstance(next(layer for layer in chain.layers if not isinstance(layer, (Flatten, Scale))), Dense):
             return None
         weight, bias = task.layout.split(targets)[:2]
         rows = torch.cat([weight, bias[:, :, None]], 2).double()
@@ -331,7 +332,8 @@ class FirstLayer:
         inputs, slopes, error = outer(rows)
         spread = rows[0].numel() - rows.shape[2]
         noise = rows.square().sum((1, 2)) / (1 + 1 / (rows.shape[1] * error.square())) / max(spread, 1)
-        return cls(rows, noise.clamp(min=1e-12 * rows.square().mean((1, 2)) + 1e-300), slopes, inputs)
+        noise, scale = noise.clamp(min=1e-12 * rows.square().mean((1, 2)) + 1e-300), task.model.scale
+        return cls(rows, noise, slopes, scale.stored(inputs), scale)
 
     def settle(self, mixture: Mixture, x: Tensor, key: Key) -> tuple[FirstLayer, Settled]:
         """Fitted slopes and typical records [n, 1, p], starting from records x."""
@@ -345,7 +347,7 @@ class FirstLayer:
 
     def _with(self, inputs: Tensor) -> FirstLayer:
         """The same with the slopes that fit inputs [n, p] best."""
-        whole = _with_one(inputs)
+        whole = _with_one(self.scale.apply(inputs))
         return replace(self, slopes=(self.rows @ whole[:, :, None])[:, :, 0] / whole.square().sum(1, keepdim=True))
 
     def least(self, x: Tensor) -> Tensor:
@@ -354,7 +356,8 @@ class FirstLayer:
 
     def __call__(self, candidates: Tensor, instances: Tensor) -> Evaluation:
         """Implement `Function`, without slopes."""
-        rows, slopes, inputs = self.rows[instances], self.slopes[instances], _with_one(candidates.double())
+        rows, slopes = self.rows[instances], self.slopes[instances]
+        inputs = _with_one(self.scale.apply(candidates.double()))
         off = rows.square().sum((1, 2)) - 2 * ((rows.mT @ slopes[:, :, None])[:, :, 0] * inputs).sum(1)
         off = off + slopes.square().sum(1) * inputs.square().sum(1)
         return Evaluation(off / (2 * self.noise[instances]), torch.zeros_like(candidates))

@@ -69,8 +69,8 @@ def trap(task: Task, x: Tensor, key: Key) -> Vector:
     chain = task.model.apply if isinstance(task, ModelTask) else None
     if not isinstance(chain, Chain) or not task.softmax:
         raise ValueError(
-            "trap-weights needs a chain of convolutions and dense layers with a softmax cross-entropy loss; "
-            "this model or its loss is different"
+            "trap-weights needs a chain of convolutions and dense layers (of your own: a plain nn.Sequential) with a "
+            "softmax cross-entropy loss; this model or its loss is different"
         )
     if len(x) < 2:
         raise ValueError(f"expected at least 2 auxiliary inputs to fit the trap weights, got {len(x)}")
@@ -128,11 +128,11 @@ def _carry(layer: Conv, h: Tensor, *, first: bool, last: bool, rectified: bool) 
 
 
 def _placed(layer: Conv, weight: Tensor, h: Tensor, mean: float, std: Tensor) -> list[Tensor]:
-    """Weight and bias that give each output channel this mean and standard deviation over h, if it varies at all."""
+    """The tensors that give each output channel this mean and standard deviation over h, if it varies at all."""
     out = conv2d(h, weight, stride=layer.stride, padding=layer.padding)
     varies = out.std((0, 2, 3))
     factor = std / varies.clamp(min=max(_RIDGE * float(varies.max()), 1e-6))
-    return [weight * factor[:, None, None, None], mean - out.mean((0, 2, 3)) * factor]
+    return [weight * factor[:, None, None, None], mean - out.mean((0, 2, 3)) * factor][: layer.owns]
 
 
 def _spread(h: Tensor, weight: Tensor, layer: Conv) -> Tensor:

@@ -24,7 +24,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.gradients import kernel_of
 from leakgauge.harness.learn.kernels import Kernel
-from leakgauge.harness.learn.layers import Chain, Dense
+from leakgauge.harness.learn.layers import Chain, Dense, Flatten, Scale
 from leakgauge.harness.learn.tasks import ModelTask
 
 CLEAN = 0.15
@@ -95,8 +95,12 @@ class Features:
         layers = task.model.apply.layers
         first = next(position for position, layer in enumerate(layers) if isinstance(layer, Dense))
         before, owned = Chain(layers[:first]), sum(layer.owns for layer in layers[:first])
+        if not owned and not all(isinstance(layer, (Flatten, Scale)) for layer in before.layers):
+            return None
         weight, bias = task.layout.split(targets)[owned : owned + 2]
         features, slopes, error = outer(torch.cat([weight, bias[:, :, None]], 2).double())
+        if not owned:
+            features = task.model.scale.stored(features.view(-1, *task.input_shape)).flatten(1)
         trust = (_WEIGHT * features.shape[1] / (2 * math.prod(task.input_shape) * error)).clamp(max=1)
         layout, dtype = before.tensors.layout, targets.dtype
         known = targets[:, : layout.dim]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -12,9 +13,8 @@ from torch import Tensor
 from leakgauge.attacks._solve.layerwise import Evidence, Geometry, Inverse, inverse, pulled_back
 from leakgauge.harness.core.contract import Task
 from leakgauge.harness.core.rng import Key, uniform
-from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.learn.layers import Chain, dense_stack
-from leakgauge.harness.learn.models import Apply, Scaled, build
+from leakgauge.harness.learn.models import Apply, Model, build
 from leakgauge.harness.learn.tasks import ModelTask
 
 _EDGE = 1e-9
@@ -47,34 +47,57 @@ class ClosedForm(Protocol):
 def closed_form(task: Task, params: Tensor, ridge: float) -> ClosedForm | None:
     """The closed form of this model; None if it has no closed form.
 
-    A model is recognized by its tensors and, because the tensors do not show the activations, by its scores for a few
-    inputs.
+    A model is recognized by its tensors and, for a few inputs, by its gradients or scores: tensors do not show the
+    activations.
 
     Args:
         params: [d] finite.
         ridge: see `Analytic`.
     """
-    scale = task.model.apply if isinstance(task, ModelTask) else None
-    if isinstance(task, ModelTask) and isinstance(scale, Scaled):
-        inner = closed_form(replace(task, model=replace(task.model, apply=scale.apply)), params, ridge)
-        return None if inner is None else _Stored(inner, scale)
-    exact, layout, shape = params.double(), task.layout, task.input_shape
-    widths = [math.prod(shape), *(width for tensor in layout.shapes[::2] for width in tensor[:1])]
-    dense = Chain(tuple(dense_stack(widths)))
-    if layout.shapes == dense.tensors.layout.shapes and _agree(task, exact, dense):
-        return DenseForm(layout, shape)
+    if not isinstance(task, ModelTask):
+        return None
+    exact, shape = params.double(), task.input_shape
+    if (at := _entrance(task, exact)) is not None:
+        return DenseForm(task.model, at)
     if len(shape) == 3 and task.classes > 1:
         lenet = build("lenet-dlg", shape, task.classes)
-        if layout == lenet.layout and _agree(task, exact, lenet.apply):
-            return _lenet(task, layout.split(exact), ridge)
+        if task.layout.shapes == lenet.layout.shapes and _agree(task, exact, lenet.apply):
+            return _lenet(task.model, task.layout.split(exact), ridge)
     return None
 
 
-def _agree(task: Task, params: Tensor, apply: Apply) -> bool:
+def _entrance(task: ModelTask, params: Tensor) -> int | None:
+    """The position of the weight of a dense layer with a bias that takes the whole input; None: there is none.
+
+    The weight's gradient is then the outer product of the bias's gradient and the input, whatever is behind the layer.
+    """
+    leaf, entries = params.clone().requires_grad_(), math.prod(task.input_shape)
+    x = uniform(Key(0).child("probe"), (1, *task.input_shape), dtype=torch.float64)
+    row, factors = task.model.scale.apply(x).flatten(), uniform(Key(0).child("factors"), (task.classes,))
+    for at, (one, other) in enumerate(itertools.pairwise(task.layout.shapes)):
+        if len(one) == 2 and one == (*other, entries):
+            (slopes,) = torch.autograd.grad((task.outputs(leaf, x) * factors).sum(), leaf)
+            weight, bias = task.layout.split(slopes)[at : at + 2]
+            if torch.dist(weight, torch.outer(bias, row)) <= 1e-6 * weight.norm():
+                return at
+    return None
+
+
+def is_dense_stack(task: Task) -> bool:
+    """Whether a model computes the same as a `dense_stack`; by its scores, as its tensors do not show activations."""
+    widths = [math.prod(task.input_shape), *(width for tensor in task.layout.shapes[::2] for width in tensor[:1])]
+    dense = Chain(tuple(dense_stack(widths)))
+    if not isinstance(task, ModelTask) or task.layout.shapes != dense.tensors.layout.shapes:
+        return False
+    return _agree(task, uniform(Key(0).child("params"), (task.layout.dim,), -1.0, 1.0, dtype=torch.float64), dense)
+
+
+def _agree(task: ModelTask, params: Tensor, apply: Apply) -> bool:
     """Whether task and `apply` have the same scores for a few inputs."""
     x = uniform(Key(0).child("probes"), (4, *task.input_shape), dtype=torch.float64)
     with torch.no_grad():
-        return torch.allclose(task.outputs(params, x), apply(task.layout.split(params), x, None), rtol=1e-6, atol=1e-9)
+        other = apply(task.layout.split(params), task.model.scale.apply(x), None)
+        return torch.allclose(task.outputs(params, x), other, rtol=1e-6, atol=1e-9)
 
 
 def _quotient(weight: Tensor, bias: Tensor) -> Tensor:
@@ -90,45 +113,35 @@ def _quotient(weight: Tensor, bias: Tensor) -> Tensor:
     return weight.T @ rows / rows.square().sum() / unit
 
 
-@dataclass(frozen=True, eq=False)
-class _Stored:
-    """The closed form of a model whose inputs are stored on another scale."""
-
-    inner: ClosedForm
-    scale: Scaled
-
-    def solve(self, gradient: Tensor) -> Tensor:
-        """Implement `ClosedForm`."""
-        return self.scale.stored(self.inner.solve(gradient))
-
-
 @dataclass(frozen=True)
 class DenseForm:
-    """The closed form of a dense stack; it needs only the first layer's gradient.
+    """The closed form of a model that begins with a dense layer, of which it needs only this layer's gradient.
+
+    at: position of the layer's weight in the layout.
 
     Source: Phong et al. 2017, "Privacy-preserving deep learning via additively homomorphic encryption"; Geiping et al.
         2020, Prop. 3.1.
     """
 
-    layout: Layout
-    input_shape: tuple[int, ...]
+    model: Model
+    at: int
 
     def solve(self, gradient: Tensor) -> Tensor:
         """Implement `ClosedForm`."""
-        weight, bias, *_ = self.layout.split(gradient)
-        return _quotient(weight, bias).reshape(self.input_shape)
+        weight, bias = self.model.layout.split(gradient)[self.at : self.at + 2]
+        return self.model.scale.stored(_quotient(weight, bias).reshape(self.model.input_shape))
 
 
-def _lenet(task: Task, tensors: list[Tensor], ridge: float) -> ClosedForm:
+def _lenet(model: Model, tensors: list[Tensor], ridge: float) -> ClosedForm:
     """The closed form of `lenet-dlg`, with prepared convolutions."""
-    channels, height, width = task.input_shape
+    channels, height, width = model.input_shape
     layers = []
     for i, stride in enumerate(_STRIDES):
         geometry = Geometry((channels, height, width), stride, _PADDING)
         kernel, bias = tensors[2 * i : 2 * i + 2]
         layers.append(_Layer(kernel, bias[:, None, None], geometry, inverse(kernel, geometry, ridge)))
         channels, height, width = len(kernel), -(-height // stride), -(-width // stride)
-    return _LeNet(task.layout, tuple(layers), tensors[-2], (channels, height, width))
+    return _LeNet(model, tuple(layers), tensors[-2], (channels, height, width))
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,14 +161,14 @@ class _LeNet:
     head: weight [classes, features] of the dense layer; shape: shape of its input before flattening.
     """
 
-    layout: Layout
+    model: Model
     layers: tuple[_Layer, ...]
     head: Tensor
     shape: tuple[int, int, int]
 
     def solve(self, gradient: Tensor) -> Tensor:
         """Implement `ClosedForm`."""
-        *kernels, weight, bias = self.layout.split(gradient)
+        *kernels, weight, bias = self.model.layout.split(gradient)
         h = _quotient(weight, bias)
         # the scores' slopes again, from all weights and not only the biases, so that noise averages out
         row = torch.cat([h, h.new_ones(1)])
@@ -169,4 +182,4 @@ class _LeNet:
             evidence = Evidence(h.logit() - layer.bias, steep, slope, received)
             h = layer.inverse.solve(evidence)
             slope = pulled_back(slope[None], layer.kernel, layer.geometry)[0]
-        return h
+        return self.model.scale.stored(h)

@@ -131,9 +131,9 @@ def _stuck(chain: Chain, tensors: list[Tensor], x: Tensor) -> Tensor:
     low, high = x[:1].new_full(x[:1].shape, min(0.0, float(x.min()))), x.new_full(x[:1].shape, max(1.0, float(x.max())))
     for layer in chain.layers:
         if isinstance(layer, (Conv, Dense)):
-            weight, bias = next(rest), next(rest)
-            middle = layer.apply((low + high) / 2, weight, bias)
-            radius = layer.apply((high - low) / 2, weight.abs(), torch.zeros_like(bias))
+            weight, *bias = [next(rest) for _ in range(layer.owns)]
+            middle = layer.apply((low + high) / 2, weight, *bias)
+            radius = layer.apply((high - low) / 2, weight.abs(), *map(torch.zeros_like, bias))
             low, high = middle - radius, middle + radius
         elif not isinstance(layer, Dropout):
             before, low, high = (low, high), layer.apply(low), layer.apply(high)

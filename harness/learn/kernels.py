@@ -34,6 +34,7 @@ from leakgauge.harness.learn.layers import (
     Network,
     Norm,
     Relu,
+    Scale,
     Sigmoid,
     SoftRelu,
 )
@@ -74,7 +75,8 @@ class Kernel:
     def __init__(self, network: Chain | Network, layout: Layout, params: Vector, *, linear: bool = False) -> None:
         self._layout, self._head = layout, _Linear if linear else _Softmax
         tensors = iter(layout.split(params.detach().clone()))
-        layers = [layer for layer in network.layers if not isinstance(layer, Dropout)]
+        self.scales = [layer for layer in network.layers if isinstance(layer, Scale)]
+        layers = [layer for layer in network.layers if not isinstance(layer, (Dropout, Scale))]
         self._makers = [_maker(layer, tensors) for layer in layers]
         self._owns = [layer.owns for layer in layers]
         self.first = next(position for position, owns in enumerate(self._owns) if owns)
@@ -91,6 +93,8 @@ class Kernel:
             y: [m, b, classes] probabilities; if linear, the loss's slopes with respect to the outputs.
             whole: False leaves out the entries that `Trace.outer` describes, if there are any; the caller sets them.
         """
+        for scale in self.scales:
+            x = scale.apply(x)
         gradients = x.new_empty(len(x), self._layout.dim)
         with torch.inference_mode():  # operations and views take a sixth less time
             tape, into, h = self._tape(x), self.split(gradients), x.transpose(1, 2)
@@ -179,7 +183,8 @@ class Trace:
             a = a if of_outputs is None else a + of_outputs
             for step in reversed(steps):
                 a = step.reverse(a)
-        return Pulled(a.transpose(1, 2).clone(memory_format=torch.contiguous_format), y.clone())
+        x = a.transpose(1, 2).clone(memory_format=torch.contiguous_format)
+        return Pulled(math.prod((scale.span.to(x) for scale in self._kernel.scales), start=x), y.clone())
 
 
 class _Step(Protocol):

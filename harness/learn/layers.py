@@ -43,9 +43,9 @@ def stack(*layers: Sequence[Slot]) -> Tensors:
 
 def weights(name: str, *shape: int, bias: bool = True) -> list[Slot]:
     """A weight of this shape, [outputs, inputs, ...], and by default a bias [outputs] with the weight's fan-in."""
-    fan_in = math.prod(shape[1:])
-    weight = Slot(f"{name}.weight", shape, fan_in)
-    return [weight, Slot(f"{name}.bias", shape[:1], fan_in)] if bias else [weight]
+    fan_in, of = math.prod(shape[1:]), f"{name}." if name else ""
+    weight = Slot(f"{of}weight", shape, fan_in)
+    return [weight, Slot(f"{of}bias", shape[:1], fan_in)] if bias else [weight]
 
 
 class BatchStatistics(torch.autograd.Function):
@@ -237,6 +237,22 @@ class Mean(_WithoutTensors):
         return h.mean((2, 3))
 
 
+@dataclass(frozen=True, eq=False)
+class Scale(_WithoutTensors):
+    """The original inputs of inputs that are stored as (x - low) / span; low and span are broadcast over one input."""
+
+    low: Tensor
+    span: Tensor
+
+    def apply(self, h: Tensor) -> Tensor:
+        """The original inputs of stored inputs h."""
+        return h * self.span.to(h) + self.low.to(h)
+
+    def stored(self, h: Tensor) -> Tensor:
+        """The stored inputs of original inputs h."""
+        return (h - self.low.to(h)) / self.span.to(h)
+
+
 @dataclass(frozen=True)
 class Dropout(_WithoutTensors):
     """A dropout of this rate on examples of this shape; the caller passes the mask."""
@@ -245,12 +261,12 @@ class Dropout(_WithoutTensors):
     rate: float
 
 
-Layer = Conv | Dense | Norm | Sigmoid | Relu | SoftRelu | MaxPool | Mean | Flatten | Dropout
+Layer = Conv | Dense | Norm | Sigmoid | Relu | SoftRelu | MaxPool | Mean | Flatten | Scale | Dropout
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Layers, each applied to the output of the previous layer; an `Apply` of `harness.learn.models`."""
+    """Layers, each applied to the output of the previous layer, a `Dense` at the end; an `Apply` of `learn.models`."""
 
     layers: tuple[Layer, ...]
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from leakgauge.harness.learn.layers import (
     Network,
     Norm,
     Relu,
+    Scale,
     Sigmoid,
     Trained,
     dense_stack,
@@ -42,6 +43,8 @@ Initialization = Literal["default", "dlg", "zero"]
 
 _STAGES = (16, 32, 64)
 """Channels of the three stages of a ResNet."""
+
+_UNSCALED = Scale(torch.zeros(()), torch.ones(()))
 
 _GROUPS = 2
 """Groups of a norm; best for ResNet-20 on label-skewed clients (Hsieh et al. 2020; issue 1 of their repository)."""
@@ -67,6 +70,7 @@ class Model:
             other's scores. None: they do not differ.
         start: draws the first parameters from a key; None: they are drawn by `fan_in`.
         smooth: the scores are known to be a smooth function of the inputs; a `Chain` determines it by itself.
+        scale: the scale that `apply` undoes, see `scaled`.
     """
 
     name: str
@@ -82,6 +86,7 @@ class Model:
     training: Training | None = None
     start: Callable[[Key, Initialization], Vector] | None = None
     smooth: bool = False
+    scale: Scale = _UNSCALED
 
 
 class _Architecture(NamedTuple):
@@ -124,48 +129,26 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> Model:
     return replace(model, loss="squared") if regression else model
 
 
-@dataclass(frozen=True, eq=False)
-class Scaled:
-    """The scores of a model whose inputs are stored as (x - low) / span."""
-
-    apply: Apply
-    low: Tensor
-    span: Tensor
-
-    def __call__(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
-        """[b, classes] scores of stored inputs x."""
-        return self.apply(tensors, self.original(x), keep)
-
-    def original(self, x: Tensor) -> Tensor:
-        """The original inputs of stored inputs x."""
-        return x * self.span.to(x) + self.low.to(x)
-
-    def stored(self, x: Tensor) -> Tensor:
-        """The stored inputs of original inputs x."""
-        return (x - self.low.to(x)) / self.span.to(x)
-
-
 def scaled(model: Model, low: Tensor | None, span: Tensor | None) -> Model:
     """The model for inputs that are stored as (x - low) / span, or the model itself if low or span is None.
-
-    Its gradients are computed by autograd, because the gradients by hand do not support the scale.
 
     Args:
         low, span: broadcast over one input, see `DataSet`.
     """
     if low is None or span is None:
         return model
-    apply = Scaled(model.apply, low, span)
-    training = None if model.training is None else partial(_train_scaled, apply, model.training)
+    scale, inner, apply = Scale(low, span), model.scale, cast(Any, model.apply)
+    known = isinstance(apply, (Chain, Network))
+    apply = replace(apply, layers=(scale, *apply.layers)) if known else partial(_of_stored, scale, apply)
+    training = None if model.training is None else partial(_of_stored, scale, model.training)
+    both = Scale(low * inner.span + inner.low, span * inner.span)
     name = f"{model.name} with scaled inputs"
-    return replace(model, name=name, apply=apply, widths=None, training=training)
+    return replace(model, name=name, apply=apply, widths=None, training=training, scale=both)
 
 
-def _train_scaled(
-    scale: Scaled, training: Training, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None
-) -> InTraining:
-    """The scores while a client trains, of stored inputs x."""
-    return training(tensors, scale.original(x), keep)
+def _of_stored(scale: Scale, call: Any, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Any:
+    """What `call` returns for stored inputs x."""
+    return call(tensors, scale.apply(x), keep)
 
 
 def names() -> tuple[tuple[str, str], ...]:

@@ -24,7 +24,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import one_hot
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.modules.utils import _pair
 from torch.nn.parameter import is_lazy
 
 from leakgauge.harness.core import rng
@@ -42,7 +43,7 @@ from leakgauge.harness.core.errors import UnknownNameError, unknown
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.learn.gradients import gradients, losses
-from leakgauge.harness.learn.layers import BatchStatistics
+from leakgauge.harness.learn.layers import BatchStatistics, Chain, Conv, Dense, Dropout, Flatten, MaxPool, Relu, Sigmoid
 from leakgauge.harness.learn.models import Initialization, Loss, Model
 from leakgauge.harness.learn.tasks import ModelTask
 
@@ -126,8 +127,9 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, loss: Loss = "c
         made = layout.join([found[one].detach().clone() for one in names])
         net = _Net.of(module, names)
         dropout, mixes = _tried(name, net, layout.split(made), input_shape, outputs)
+        chain = None if mixes else _chain_of(net, layout, made, _inputs(2, input_shape), dropout)
     return Model(
-        *(name, layout, (), input_shape, outputs, net, loss),
+        *(name, layout, (), input_shape, outputs, chain or net, loss),
         dropout=dropout,
         training=net.training if mixes else None,
         start=_Start(fresh, net, made, layout),
@@ -576,6 +578,47 @@ def _dropout(name: str, two: _Dropped, three: _Dropped) -> tuple[_Place, tuple[i
     times = two.shape[axis] // 2
     rest = (*two.shape[:axis], *two.shape[axis + 1 :])
     return _Place(axis, times), rest if times == 1 else (times, *rest), two.rate
+
+
+def _chain_of(net: _Net, layout: Layout, made: Vector, x: Tensor, dropout: Sequence[Any]) -> Chain | None:
+    """The layers of a plain `nn.Sequential`, so that gradients are computed and attacked as those of a shipped model.
+
+    None: other modules, Sequentials with an own forward, hooks, or weights that are tied or frozen; see `_layer`.
+    """
+    axes, drops, layers = x.ndim, iter(dropout), list[Any]([Flatten()] if x.ndim == 2 else [])
+    for path, one in net.module.named_modules(remove_duplicate=False):  # in the order of the calls
+        hooks = one._forward_hooks, one._forward_pre_hooks, one._backward_hooks, one._backward_pre_hooks
+        if any(hooks) or None in layers:
+            return None
+        if type(one) in _MASKS:  # the forward of an active one has been replaced
+            layers += [Dropout(*next(drops, ((), 0.0)))] if "forward" in vars(one) else []
+        elif type(one) is nn.Flatten and (one.start_dim % axes, one.end_dim % axes) == (1, axes - 1):
+            layers, axes = layers + [Flatten()] * (axes > 2), 2
+        elif type(one) is not nn.Identity and type(one).forward is not nn.Sequential.forward:
+            layers.append(_layer(path, one, axes))
+    if not isinstance(layers[-1], Dense) or None in layers:
+        return None
+    chain, tensors = Chain(tuple(layers)), layout.split(made)
+    if (chain.tensors.layout, chain.dropout) != (layout, tuple(dropout)):
+        return None
+    with torch.no_grad():
+        return chain if _near(chain(tensors, x, None), net(tensors, x, None)) else None
+
+
+def _layer(path: str, one: Any, axes: int) -> Conv | Dense | MaxPool | Relu | Sigmoid | None:
+    """A module for inputs with this number of axes as a layer; None: no layer computes the same."""
+    if type(one) is nn.Linear and axes == 2:
+        return Dense(path, one.in_features, one.out_features)
+    if type(one) is nn.Conv2d and axes == 4:
+        sides = {*one.kernel_size}, {*one.stride}, {*one._reversed_padding_repeated_twice}
+        kernel, stride, padding = map(max, sides)
+        alike = sum(map(len, sides)) == 3 and padding < kernel
+        if alike and (one.groups, one.dilation, one.padding_mode) == (1, (1, 1), "zeros"):
+            return Conv(path, one.in_channels, one.out_channels, kernel, stride, padding, one.bias is not None)
+    if type(one) is nn.MaxPool2d and axes == 4:
+        asked = map(_pair, (one.kernel_size, one.stride, one.padding, one.dilation, one.ceil_mode))
+        return MaxPool() if [*asked] == [*map(_pair, (2, 2, 0, 1, False))] else None
+    return Relu() if type(one) is nn.ReLU else Sigmoid() if type(one) is nn.Sigmoid else None
 
 
 @dataclass(frozen=True, eq=False)
