@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import time
 from typing import NamedTuple
 
 import numpy as np
@@ -215,6 +217,58 @@ def test_the_distance_of_means_is_inverted_exactly():
         assert tail == pytest.approx(0.9, abs=1e-6)
     assert distance_lower(0.1, 30, 20, 0.9) == 0
     assert 1e4 < distance_lower(1e9, 1000, 1000, 0.9) < 1e9
+
+
+CONFIDENCES = (0.05, 0.5, 0.955, 0.999, 1 - 1e-8, 1 - 1e-12)
+
+
+def test_the_distance_of_means_is_that_of_scipy_where_scipy_is_right():
+    # its inverse stops early at high and low confidences, so its cdf decides; where that cancels, it is not asked
+    for distance, n, confidence in itertools.product((0.1, 1.0, 4.0), (2, 7, 60, 400), (0.05, 0.5, 0.955, 0.999)):
+        scale = math.sqrt(n / 2)
+        found = distance_lower(distance, n, n, confidence)
+        tail = scipy_stats.nct.cdf(distance * scale, 2 * n - 2, found * scale)
+        if found == 0:
+            assert scipy_stats.t.cdf(distance * scale, 2 * n - 2) <= confidence
+        else:
+            assert tail == pytest.approx(confidence, abs=1e-8)
+            inverse = special.nctdtrinc(2 * n - 2, confidence, distance * scale) / scale
+            assert found == pytest.approx(inverse, rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize("distance", [1e-12, 1e-3, 1.0, 30.0, 1e5, 1e12])
+def test_the_distance_of_means_comes_at_once_and_is_never_too_high(distance):
+    for n, m, confidence in itertools.product((2, 3, 200, 10**6), (2, 200, 10**6), CONFIDENCES):
+        start = time.process_time()
+        found, scale, freedom = distance_lower(distance, n, m, confidence), math.sqrt(n * m / (n + m)), n + m - 2
+        assert time.process_time() - start < 1
+        assert 0 <= found < math.inf
+        # the errors at the limit, by quantiles of the spread: a mean over equal shares
+        shares = (np.arange(20_000) + 0.5) / 20_000
+        spreads = np.sqrt(special.chdtri(freedom, shares) / freedom)
+        errors = special.ndtr(found * scale - distance * scale * spreads).mean()
+        if found > 0 and confidence < 0.9999:
+            assert errors == pytest.approx(1 - confidence, abs=1e-4)
+        # above the limit without the noise of the mean, which only lowers it
+        alone = distance * scale * math.sqrt(special.chdtri(freedom, confidence) / freedom)
+        assert found * scale <= alone + 1e-6 * alone + 12
+
+
+@pytest.mark.parametrize("confidence", [0.9, 0.955, 0.9995])
+def test_far_means_have_the_limit_of_the_spread_alone(confidence):
+    for n in (2, 200, 10**5):  # the normal numbers add nothing at this distance
+        limit = 1e12 * math.sqrt(special.chdtri(2 * n - 2, confidence) / (2 * n - 2))
+        assert limit * (1 - 1e-6) < distance_lower(1e12, n, n, confidence) <= limit
+
+
+def test_extreme_numbers_neither_hang_nor_fail():
+    sizes = [10.0**k for k in (-300, -12, 0, 3, 12, 150, 160, 300)] + [math.inf]
+    for mu, delta in itertools.product(sizes, (1e-300, 1e-15, 1e-5, 0.5)):
+        assert gaussian_epsilon(mu, delta) >= 0
+    assert gaussian_epsilon(1e160, 1e-5) == math.inf  # above the largest float64
+    noise = np.array([-1.0, 0.5, 0.5])
+    for spread, gap in itertools.product((1e-300, 1e-12, 1.0, 1e12), (1.0, 1e5, 1e100)):
+        assert scores_epsilon_lower(spread * noise, spread * noise + gap, 1e-5) >= 0
 
 
 def test_scores_that_cannot_be_gaussian_show_nothing():

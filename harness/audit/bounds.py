@@ -18,6 +18,9 @@ from scipy import optimize, special
 from leakgauge.harness.core.gaussian import check_delta, check_nonnegative, gaussian_epsilon
 from leakgauge.harness.core.stats import Numbers, clopper_pearson
 
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
+_GRID = np.linspace(-12.0, 12.0, 25)  # in spreads: a normal number lies beyond with probability 4e-33
+
 
 class Counts(NamedTuple):
     """Outcomes of an audit's trials at one threshold. A trial is positive if its score is above the threshold."""
@@ -142,12 +145,33 @@ def scores_epsilon_lower(zeros: Numbers, ones: Numbers, delta: float, confidence
 def distance_lower(distance: float, n: int, m: int, confidence: float) -> float:
     """The lower confidence limit for the distance of two Gaussian means, in standard deviations.
 
-    `distance` is the distance observed between n and m numbers. 0 if the limit is negative, or if the noncentral t
-    cannot be computed.
+    `distance` is the distance observed between n and m numbers; 0 if it is infinite, or the limit negative.
+
+    Guarantees:
+        Never above the exact limit: 1 - confidence is taken as smaller, by more than what rounding adds to it.
     """
-    scale = math.sqrt(n * m / (n + m))
-    found = float(special.nctdtrinc(n + m - 2, confidence, distance * scale)) / scale
-    return found if 0 < found < math.inf else 0.0
+    scale, freedom = math.sqrt(n * m / (n + m)), n + m - 2
+    t, errors = distance * scale, (1 - confidence) * (1 - 1e-9) - 1e-12
+    if not 0 < t < math.inf or _noncentral(0.0, t, freedom) >= errors:
+        return 0.0
+    # around `high`, a t below `t` needs S above its quantile or Z below its own: at most twice confidence / 2
+    high = t * math.sqrt(special.chdtri(freedom, confidence / 2) / freedom) - special.ndtri(confidence / 2)
+    found = optimize.brentq(lambda c: _noncentral(c, t, freedom) - errors, 0.0, high, xtol=1e-300, maxiter=1000)
+    return float(found) / scale
+
+
+def _noncentral(center: float, t: float, freedom: int) -> float:
+    """P(Z + center > t S) for a standard normal Z and the spread S of `freedom` degrees: the tail of a noncentral t.
+
+    An integral over Z, in pieces that end on the scales of Z and of t S: scipy's inverse may hang, or end too high.
+    """
+    spreads = np.maximum(1 + _GRID / math.sqrt(2 * freedom), 0.0)
+    ends = np.unique(np.clip(np.concatenate([_GRID, t * spreads - center]), _GRID[0], _GRID[-1]))
+    half = np.diff(ends)[:, None] / 2
+    z = ends[:-1, None] + half * (1 + _NODES)
+    with np.errstate(over="ignore"):
+        below = special.gammainc(freedom / 2, (np.maximum(z + center, 0.0) / t) ** 2 * freedom / 2)
+    return float((half * _WEIGHTS * np.exp(-z * z / 2) * below).sum()) / math.sqrt(2 * math.pi)
 
 
 def split_threshold(zeros: Numbers, ones: Numbers, delta: float, confidence: float = 0.95) -> float:

@@ -52,7 +52,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     check_delta(delta)
     if mu == 0:
         return 0.0
-    if math.isinf(mu) or delta == 0:
+    if math.isinf(mu * mu) or delta == 0:  # epsilon is about mu^2 / 2
         return math.inf
     target = math.log(delta)
     if _log_delta(mu, 0.0) <= target:
