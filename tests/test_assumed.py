@@ -2,6 +2,7 @@
 
 import math
 
+import dp_accounting
 import numpy as np
 import pytest
 
@@ -15,7 +16,7 @@ from leakgauge.harness.audit import assumed, standalone
 from leakgauge.harness.audit.assumed import assumed_bounds
 from leakgauge.harness.audit.engine import STRICT, AuditResult, inspect, needed, strongest_adversary
 from leakgauge.harness.audit.trials import Mechanism
-from leakgauge.harness.core.claim import Claim, Code, Horizon, Proof, Relation, Unit
+from leakgauge.harness.core.claim import Claim, Code, Horizon, Proof, Relation, Unit, claim_over
 from leakgauge.harness.core.result import AssumedBound, LawRecord
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
@@ -49,6 +50,40 @@ def test_a_product_of_a_share_of_the_coordinates_is_audited():
     assert found["message"].numbers == 4  # the shared key selects which
     assert found["message"].proved == pytest.approx(10)
     assert 0.85 < found["message"].epsilon_lower / 10 < 1
+
+
+POISSON = dp_accounting.PoissonSampledDpEvent(0.5, dp_accounting.GaussianDpEvent(2.0))
+
+
+class Sampled(Gaussian):
+    """Its proof has no known epsilon at delta 0."""
+
+    event = POISSON
+
+    def claim(self, history, setting):
+        proof = Proof(self.event, Unit.MESSAGE, "privacy loss distribution", "sampled.")
+        proofs = proof, Proof(self.event, Unit.COORDINATE, "privacy loss distribution", "sampled.")
+        return claim_over(1, 9.0, proof, source="some", delta=1e-5, further=proofs[1:])
+
+
+class Mixed(Sampled):
+    """A sampled step and one of all records."""
+
+    event = dp_accounting.ComposedDpEvent([POISSON, dp_accounting.GaussianDpEvent(4.0)])
+
+
+class ByLaplace(Sampled):
+    """Sampled Laplace noise."""
+
+    event = dp_accounting.PoissonSampledDpEvent(0.5, dp_accounting.LaplaceDpEvent(2.0))
+
+
+@pytest.mark.parametrize("kind", [Sampled, Mixed, ByLaplace])
+def test_a_claim_whose_proof_has_no_epsilon_at_delta_0_is_audited(kind):
+    found = standalone.audit(f"tests.test_assumed:{kind.__name__}", {"noise_std": 4.0}, {}, 1, trials=20, seed=0)
+    assert 0 < found["proved"]["epsilon"] < 9.0
+    assert found["audited"]["assuming"] == []
+    assert found["audited"]["verdict"] == "CONSISTENT"
 
 
 @pytest.mark.parametrize(

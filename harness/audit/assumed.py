@@ -76,8 +76,9 @@ def assumed_bounds(
         confidence: of `AssumedBound.epsilon_lower` and of `AssumedBound.strict`.
     """
     sees = mechanism.sees_messages and "shared" in SEES[mechanism.threat] and not mechanism.defense.superposes
-    proved = min(_proved(claim, Unit.COORDINATE), _proved(claim, Unit.MESSAGE))
-    if claim.delta > 0 or not sees or len(mechanism.history) > 1 or proved == math.inf:
+    if claim.delta > 0 or not sees or len(mechanism.history) > 1:
+        return ()  # before any epsilon at delta 0, which the proof of a claim with delta > 0 need not have
+    if min(_proved(claim, Unit.COORDINATE), _proved(claim, Unit.MESSAGE)) == math.inf:
         return ()
     try:
         return _of_branches(mechanism, claim, trials, confidence, key.child("branches")) or _of_numbers(
