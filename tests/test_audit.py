@@ -128,7 +128,7 @@ def test_an_audit_is_plain_data():
     found = audit("laplace", {"epsilon": 2.0}, {"dim": 4}, None, trials=50, confidence=0.9, seed=0)
     row = json.loads(json.dumps(found))["audited"]
     assert {"epsilon_lower", "confidence", "trials", "distinguisher", "pair"} <= set(row)
-    assert (row["trials"], row["confidence"], row["threat"], row["unit"]) == (50, 0.9, "server", "coordinate")
+    assert (row["trials"], row["confidence"], row["threat"], row["unit"]) == (50, 0.9, "colluding-server", "coordinate")
     assert math.isfinite(row["epsilon_lower"])
 
 

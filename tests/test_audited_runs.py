@@ -61,7 +61,7 @@ def test_a_run_stores_the_audit_with_the_claim_of_the_small_federation(reference
     found = by_defense(load_run(reference))
     audit = found["laplace"].audited
     assert (audit.claimed, audit.unit, audit.horizon, audit.rounds) == (1.0, "coordinate", "one round", 1)
-    assert (audit.trials, audit.confidence, audit.threat) == (20, 0.95, "server")
+    assert (audit.trials, audit.confidence, audit.threat) == (20, 0.95, "colluding-server")
     assert (audit.clients, audit.samples, audit.dim) == (3, 20, 36)
     assert audit.dim != found["laplace"].dim
     assert 0 <= audit.epsilon_lower <= 1.0

@@ -48,7 +48,7 @@ def test_messages_of_a_training_bound_a_gaussian_from_below():
     row = found["audited"]
     assert 3.0 < row["epsilon_lower"] < found["proved"]["epsilon"] == pytest.approx(8.0)
     assert (row["messages"], row["pilot"], row["rounds"]) == (300, 100, 40)
-    assert (row["by"], row["unit"], row["threat"]) == ("messages", "message", "server")
+    assert (row["by"], row["unit"], row["threat"]) == ("messages", "message", "colluding-server")
     assert (found["claimed"]["horizon"], found["setting"]["dim"], found["setting"]["rounds"]) == ("one round", 650, 40)
     assert found["verdict"] == "HOLDS"
     assert found["reason"].endswith("with 150 trials per input.")

@@ -34,7 +34,7 @@ from leakgauge.harness.core.codec import pack_float32, unpack_float32
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, LocalRule, Sender, Setting
 from leakgauge.harness.core.law import Additive, Law, Normal, StepLaw, numbers, projected
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.threats import Threat
+from leakgauge.harness.core.threats import ANYBODY
 from leakgauge.harness.core.vec import Vector
 
 S = TypeVar("S")
@@ -189,7 +189,7 @@ class UDPRounds(Defense[S, None]):
             unit=unit,
             relation=Relation.REPLACE if records else Relation.ANY_TWO,
             horizon=Horizon.of(len(history)),
-            against=frozenset(Threat),
+            against=ANYBODY,
             source=self.source + _BY[self.formula],
             assumes=tuple(self.assumes(setting)),
             proved=_composed(multipliers, unit, why),

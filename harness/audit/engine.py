@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import special
@@ -28,10 +28,11 @@ from leakgauge.harness.audit.space import varied
 from leakgauge.harness.audit.trials import Inputs, Mechanism, Part, Trace, pairs
 from leakgauge.harness.core import accounting
 from leakgauge.harness.core.claim import Claim, Code, Verdict, judge
+from leakgauge.harness.core.contract import Defense
 from leakgauge.harness.core.result import AssumedBound, LawRecord
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
-from leakgauge.harness.core.threats import Threat
+from leakgauge.harness.core.threats import SEES, Threat
 
 STRICT = 0.999
 """Confidence of the bound that decides on verdicts: a displayed bound may err in 1 of 20 audits, a verdict may not."""
@@ -60,8 +61,8 @@ _TARGET = 0.9
 _MOST_TRIALS = 1e12
 """The largest number of trials that is reported."""
 
-# the server precedes a colluding server: in a trial the other clients send zeros, so both see the same
-_STRONGEST_FIRST = (Threat.SERVER, Threat.COLLUDING_SERVER, Threat.EAVESDROPPER, Threat.PARTICIPANT, Threat.PUBLIC)
+_PLAYED = frozenset({"messages", "shared", "sums"})
+"""What differs between views of a trial, whose other clients send zeros: all servers see the same."""
 
 
 class Bound(NamedTuple):
@@ -179,10 +180,27 @@ def _of_scores(confidence: float) -> float:
     return 1 - (1 - _OF_COUNTS) * (1 - confidence)
 
 
+def adversaries(claim: Claim) -> tuple[Threat, ...]:
+    """The adversaries to play: those that see no less than another of the claim, one for each view of a trial.
+
+    A server if the claim names none. With its keys, a server also knows the sum of messages. An eavesdropper is first.
+    """
+    named = [threat for threat in Threat if threat in claim.against] or [Threat.SERVER]
+    sees = {one: SEES[one] | ({"sums"} if {"messages", "shared"} <= SEES[one] else set()) for one in reversed(named)}
+    most = [one for one in sees if not any(sees[one] < other for other in sees.values())]
+    return tuple({sees[one] & _PLAYED: one for one in most}.values())
+
+
 def strongest_adversary(claim: Claim) -> Threat:
-    """The adversary in an audit of a claim: the strongest that the claim names; a server if it names none."""
-    against = claim.against or frozenset({Threat.SERVER})
-    return next(threat for threat in _STRONGEST_FIRST if threat in against)
+    """The first of `adversaries`."""
+    return adversaries(claim)[0]
+
+
+def most_telling(found: Sequence[Mechanism], claim: Claim, trials: int, confidence: float, key: Key) -> Mechanism:
+    """The mechanism that shows most in the pilot of an audit with this key; fresh trials then need no correction."""
+    if len(found) == 1:
+        return found[0]
+    return max(found, key=lambda one: screen(one, claim, trials, confidence, key)[0][:2])
 
 
 def audit_mechanism(mechanism: Mechanism, claim: Claim, trials: int, confidence: float, key: Key) -> AuditResult:
@@ -333,16 +351,19 @@ def verdict(claim: Claim, audit: AuditResult) -> tuple[Verdict, str]:
 
 
 def inspect(
-    claim: Claim, audit: AuditResult, law: LawRecord | None, assuming: Sequence[AssumedBound] = ()
+    claim: Claim,
+    audit: AuditResult,
+    law: LawRecord | None,
+    assuming: Sequence[AssumedBound] = (),
+    defense: Defense[Any, Any] | None = None,
 ) -> Inspection:
     """Whether the code is the mechanism of its proof, as far as the trials and the law test show.
 
     | | verdict |
     |---|---|
     | a strict bound is above the proved epsilon, or messages depart from their law | CONTRADICTED |
-    | messages were tested against a stated law, and nothing was found | CONSISTENT |
-    | no law is stated; trials with two inputs alone cannot show that the code is right | INCONCLUSIVE |
-    """
+    | messages, or sums if it sees only these, were tested against a stated law; nothing was found | CONSISTENT |
+    | no such law is stated; trials with two inputs alone cannot show that the code is right | INCONCLUSIVE |"""
     found = []
     if contradicts(claim, audit):
         found.append(f"the audited bound, {audit.strict:.4g} at confidence {STRICT:g}, is above what is proved")
@@ -356,14 +377,15 @@ def inspect(
         found.append(f"messages depart from their law: {', '.join(law.rejects[:_SHOWN])}")
     if found:
         return Inspection(Code.CONTRADICTED, tuple(found), "; ".join(found))
-    if law is not None and not law.numbers:
+    of_sums = defense is not None and type(defense).aggregate_law is not Defense.aggregate_law
+    if law is None or not (of_sums or "messages" in SEES[audit.threat]):
+        other = f"`law` is of messages, which {audit.threat.value} does not see, and no `aggregate_law` is stated"
+        why = "no law of the messages is stated" if law is None else other
+        return Inspection(Code.INCONCLUSIVE, (), f"{why}, and {_reach(claim, audit)}")
+    if not law.numbers:
         return Inspection(Code.CONSISTENT, (), f"{law.messages} messages are as stated, without any randomness")
-    if law is not None:
-        power = f"; {law.detects:.1%} less noise would show" if law.detects else ""
-        return Inspection(
-            Code.CONSISTENT, (), f"{law.numbers} numbers of {law.messages} messages follow their law{power}"
-        )
-    return Inspection(Code.INCONCLUSIVE, (), f"no law of the messages is stated, and {_reach(claim, audit)}")
+    power = f"; {law.detects:.1%} less noise would show" if law.detects else ""
+    return Inspection(Code.CONSISTENT, (), f"{law.numbers} numbers of {law.messages} messages follow their law{power}")
 
 
 def _reach(claim: Claim, audit: AuditResult) -> str:

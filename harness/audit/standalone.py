@@ -31,15 +31,16 @@ from leakgauge.harness.audit.engine import (
     STRICT,
     AuditResult,
     HypothesisTest,
+    adversaries,
     apply_test,
     audit_mechanism,
     choose_test,
     count_trials,
     inspect,
     is_gaussian,
+    most_telling,
     needed,
     screen,
-    strongest_adversary,
     verdict,
 )
 from leakgauge.harness.audit.law_test import check_law
@@ -163,7 +164,8 @@ def audit(
         budget: seconds for the whole audit, instead of `trials`. The trials are whole thousands, at least 1000 and at
             most as many as needed. The result states their number, and depends on the time only through it.
         confidence: of the lower bound; by default 0.95.
-        threat: the adversary; by default the strongest that the claim names. All adversaries see decoded rounds.
+        threat: the adversary; by default the strongest that the claim names; the pilot chooses among different views.
+            All adversaries see decoded rounds; in trials, `public` sees only their sum.
         device: where clients train and likelihoods are computed: `cpu` (the default) or `cuda`, for trials and
             messages. Messages are encoded and decoded on the CPU, so the other kinds would compute nothing there.
 
@@ -183,7 +185,8 @@ def audit(
             deployment = deployment._replace(setting=training.setting)
         claimed_rounds = deployment.history[:1] if by == "messages" else deployment.history
         claim = claim_of(deployment.defense, claimed_rounds, deployment.setting)
-        adversary = strongest_adversary(claim) if threat is None else Threat(threat)
+        played = adversaries(claim) if threat is None else (Threat(threat),)
+        adversary = played[0 if by == "messages" else -1]
         _check_fit(name, deployment.defense, claim, adversary, by)
         law = None if by == "cosine" else check_law(deployment.defense, deployment.setting, key.child("law"))
         if by == "messages":
@@ -194,9 +197,11 @@ def audit(
             found = _by_cosine(deployment, claim, key)
         else:
             much = (trials or _usual(claim, adversary, level)) if budget is None else _Budget(budget, started)
-            mechanism = Mechanism(*deployment, adversary, device or "cpu")
+            mechanisms = [Mechanism(*deployment, one, device or "cpu") for one in played]
+            mechanism = most_telling(mechanisms, claim, much if isinstance(much, int) else TRIALS, level, key)
+            adversary = mechanism.threat
             found = _by_trials(mechanism, claim, much, law, level, key)
-        inspected = _inspected(claim, found, law)
+        inspected = _inspected(claim, found, law, deployment.defense)
     except ValueError as error:
         raise error if isinstance(error, StudyError) else StudyError(name, [str(error)]) from error
     row = {"by": by, **found.row, "delta": claim.delta, "unit": claim.unit.value, **inspected}
@@ -226,11 +231,12 @@ def audit_for_study(spec: PartSpec, study: Setting, trials: int, key: Key, devic
     deployment = prepare_audit(spec.name, spec.parameters, *audited_part(spec, study))
     defense, setting, history = deployment
     claim = claim_of(defense, history, setting)
-    mechanism = Mechanism(*deployment, strongest_adversary(claim), device)
+    mechanisms = [Mechanism(*deployment, threat, device) for threat in adversaries(claim)]
+    mechanism = most_telling(mechanisms, claim, trials, CONFIDENCE, key)
     found = audit_mechanism(mechanism, claim, trials, CONFIDENCE, key)
     law = check_law(defense, setting, key.child("law"))
     assuming = _assumed(mechanism, claim, law, trials, CONFIDENCE, key)
-    (judged, reason), inspected = verdict(claim, found), inspect(claim, found, law, assuming)
+    (judged, reason), inspected = verdict(claim, found), inspect(claim, found, law, assuming, defense)
     record = record_claim(claim)
     return AuditRecord(
         claimed=record.epsilon,
@@ -360,11 +366,11 @@ class _Budget(NamedTuple):
         return TRIALS * max(1, math.floor(min(most, _USED * left / (each * runs)) / TRIALS))
 
 
-def _inspected(claim: Claim, found: _Found, law: LawRecord | None) -> dict[str, Any]:
+def _inspected(claim: Claim, found: _Found, law: LawRecord | None, defense: Defense[Any, Any]) -> dict[str, Any]:
     """The keys of `audited` about the code; none for an estimate."""
     if found.bound is None:
         return {}
-    code, contradictions, seen = inspect(claim, found.bound, law, found.assuming)
+    code, contradictions, seen = inspect(claim, found.bound, law, found.assuming, defense)
     row = {"verdict": code.value, "contradicts": list(contradictions), "seen": seen}
     if law is None:
         return row

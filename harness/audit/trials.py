@@ -107,7 +107,7 @@ class Trace(NamedTuple):
         wires: [n] the first message received in the first round.
         shared: [n] the key that client and server share in the first round.
         trials: [n] the number of each trial.
-        rounds: [n, T, d] or [n, T, focus]: the terms of `estimates`, if there are several rounds.
+        rounds: [n, T, d] or [n, T, focus]: the terms of `estimates`, if an adversary sees several models.
         later: T - 1 times [n], the first message received in each later round.
     """
 
@@ -166,7 +166,7 @@ class Mechanism:
         senders = [self._sender(inputs.row(number)) for number in range(max(1, len(inputs.senders)))]
         senders = [senders[number % len(senders)] for number in range(trials)]
         memories = [self.defense.remember(self.setting) for _ in range(trials)]
-        ratios, terms, rounds = [], [], []
+        ratios, terms, rounds, each_round = [], [], [], "models" in SEES[self.threat]
         for number, state in enumerate(self.history):
             current, round_key = Round(self.defense, self.setting, state, number), key.child("round", number)
             negated = inputs.reverses and 2 * number >= len(self.history)
@@ -177,7 +177,7 @@ class Mechanism:
             sent, wires, memories = self._send(current, clients, keys)
             shared = [client.shared for client in clients]
             rounds.append((tuple(wires), tuple(shared)))
-            sign = -1.0 if negated else 1.0
+            sign = -1.0 if negated and each_round else 1.0
             if self.sees_messages and only in (None, "ratios"):
                 with suppress(NoLikelihood):
                     ratios.append(self._ratios(state, wires, Links(self.setting, senders, shared), inputs, sign))
@@ -189,7 +189,7 @@ class Mechanism:
             torch.stack(terms).sum(0) if terms else torch.zeros(trials, width),
             *rounds[0],
             numbers,
-            torch.stack(terms, 1) if len(terms) > 1 else None,
+            torch.stack(terms, 1) if len(terms) > 1 and each_round else None,
             tuple(wires for wires, _ in rounds[1:]),
         )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from leakgauge.harness.core.accounting import Event, Leak, Pure, epsilon, repeat
-from leakgauge.harness.core.threats import Threat
+from leakgauge.harness.core.threats import ANYBODY, Threat
 
 _EQUAL = 1e-6
 """Relative difference of two epsilons that is attributed to rounding."""
@@ -192,7 +192,8 @@ class Claim:
         if math.isnan(self.epsilon) or self.epsilon < 0:
             raise ValueError(f"expected epsilon >= 0, got epsilon={self.epsilon}")
         if bool(self.against) != math.isfinite(self.epsilon):
-            raise ValueError(f"expected adversaries if and only if epsilon is finite, got epsilon={self.epsilon}")
+            got = f"{len(self.against)} with epsilon={self.epsilon}"
+            raise ValueError(f"expected adversaries in `against` if epsilon is finite, and none otherwise; got {got}")
 
 
 class Judgment(NamedTuple):
@@ -238,11 +239,11 @@ def claim_over(
     source: str,
     delta: float = 0.0,
     relation: Relation = Relation.ANY_TWO,
-    against: frozenset[Threat] = frozenset(Threat),
+    against: frozenset[Threat] = ANYBODY,
     assumes: tuple[str, ...] = (),
     further: tuple[Proof, ...] = (),
 ) -> Claim:
-    """The claim of a mechanism over `rounds` rounds, for the unit of its proof, by default against every adversary.
+    """The claim of a mechanism over `rounds` rounds, for the unit of its proof, by default against `ANYBODY`.
 
     Over several rounds, the claim assumes that the client takes part in each round. An infinite epsilon has no
     adversaries.

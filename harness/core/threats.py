@@ -36,6 +36,10 @@ SEES: dict[Threat, frozenset[str]] = {
 `broadcast`: the adversary chooses the parameters of the attacked rounds.
 """
 
+_ALL = _PUBLIC | {"messages", "shared", "sums", "models", "final", "others", "broadcast"}
+ANYBODY = frozenset(threat for threat, sees in SEES.items() if sees <= _ALL)
+"""Sees at most what is listed here: a claim against anybody does not grow when a threat is added that sees more."""
+
 GRANTS = frozenset({"labels", "broadcast"})
 """Side knowledge or powers that a study grants to an adversary by name, as in `server+labels`."""
 

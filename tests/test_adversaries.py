@@ -1,0 +1,165 @@
+"""Audits play the strongest adversaries that a claim names, for each of the 127 sets of adversaries."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.harness.audit import standalone
+from leakgauge.harness.audit.engine import adversaries
+from leakgauge.harness.audit.trials import Inputs, Mechanism
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.cell import PartSpec
+from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, claim_over
+from leakgauge.harness.core.contract import Defense
+from leakgauge.harness.core.errors import StudyError
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import ANYBODY, SEES, Threat
+from leakgauge.harness.own.doctor import examine
+from leakgauge.harness.own.quick import Effort
+from tests.audit_case import deployed, setting_of
+
+SETS = [frozenset(some) for k in range(1, 8) for some in itertools.combinations(Threat, k)]
+QUARTER = Gaussian(noise_std=0.5)
+BEHIND_SUMS = (Threat.AGGREGATOR, Threat.PARTICIPANT, Threat.PUBLIC)
+SERVERS = {Threat.SERVER, Threat.COLLUDING_SERVER, Threat.MALICIOUS_SERVER}
+
+
+@dataclasses.dataclass(frozen=True)
+class Weak(Defense):
+    """A quarter of the noise that it claims, against the adversaries whose names are in `against`.
+
+    Attributes:
+        masked: a mask of the shared key hides each message from those who do not have the key.
+        stated: the law of the messages is stated, as they are.
+    """
+
+    against: str = ""
+    masked: bool = False
+    stated: bool = False
+
+    def _masked(self, wire, shared):
+        mask = rng.integers(shared.child("mask"), len(wire), 256).astype(np.uint8)
+        return (np.frombuffer(wire, np.uint8) ^ mask).tobytes() if self.masked else wire
+
+    def encode(self, state, memory, update, link, private):
+        wire, memory = QUARTER.encode(state, memory, update, link, private)
+        return self._masked(wire, link.key), memory
+
+    def estimate(self, state, received, link):
+        if self.masked and link.shared is None:
+            return torch.zeros(link.setting.dim)
+        return QUARTER.estimate(state, self._masked(received, link.shared or Key(0)), link)
+
+    def law(self, state, memory, update, link):
+        return QUARTER.law(state, memory, update, link) if self.stated else None
+
+    def claim(self, history, setting):
+        proof = Proof.gaussian(1.0, len(history), Unit.MESSAGE, "noise of std 2.")
+        kind = Unit.MESSAGE, Relation.ANY_TWO, Horizon.of(len(history)), frozenset(map(Threat, self.against.split()))
+        return Claim(proof.epsilon(1e-5), 1e-5, *kind, "a plant", (), proof)
+
+
+def words(against):
+    """The value of `Weak.against` for a set."""
+    return " ".join(threat.value for threat in Threat if threat in against)
+
+
+def audited(against, trials=100, **more):
+    return standalone.audit(
+        "tests.test_adversaries:Weak", {"against": words(against), **more}, {}, None, trials=trials, seed=0
+    )
+
+
+def claim_against(some):
+    return claim_over(1, 1.0, Proof.pure(1.0, 1, Unit.MESSAGE, "some"), source="some", against=some)
+
+
+def test_the_played_adversaries_are_maximal_and_together_see_what_each_named_one_sees():
+    shown = {"messages", "shared", "sums"}
+    for some in SETS:
+        played = adversaries(claim_against(some))
+        assert some >= set(played)
+        assert not any(SEES[one] < SEES[other] for one in played for other in some)
+        for other in some:
+            # a server adds the messages up itself
+            knows = [SEES[one] | ({"sums"} if one in SERVERS else set()) for one in played]
+            assert any(SEES[other] & shown <= sees for sees in knows), (some, played)
+    assert len(SETS) == 127
+
+
+@pytest.mark.table(8)
+@pytest.mark.parametrize("some", SETS, ids=words)
+def test_a_quarter_of_the_noise_is_broken_against_every_set_of_adversaries(some):
+    found = audited(some)
+    assert (found["verdict"], found["audited"]["verdict"]) == ("BROKEN", "CONTRADICTED")
+    assert Threat(found["audited"]["threat"]) in adversaries(claim_against(some))
+
+
+def test_a_weaker_adversary_beside_a_strong_one_hides_nothing():
+    alone = audited({Threat.SERVER})["audited"]["epsilon_lower"]
+    for some in ({Threat.MALICIOUS_SERVER, Threat.PUBLIC}, set(Threat)):
+        assert audited(some)["audited"]["epsilon_lower"] == alone
+    assert audited({Threat.PUBLIC})["audited"]["epsilon_lower"] < alone
+
+
+def test_of_two_different_views_the_one_that_shows_more_is_played():
+    both = {Threat.AGGREGATOR, Threat.EAVESDROPPER}
+    assert audited(both)["audited"]["threat"] == "eavesdropper"
+    masked = audited(both, masked=True)
+    assert (masked["audited"]["threat"], masked["verdict"]) == ("aggregator", "BROKEN")
+    unseen = audited({Threat.EAVESDROPPER}, masked=True)["audited"]
+    assert (unseen["epsilon_lower"], unseen["verdict"]) == (0.0, "INCONCLUSIVE")
+
+
+@pytest.mark.parametrize("some", [{Threat.AGGREGATOR}, {Threat.MALICIOUS_SERVER}], ids=words)
+def test_doctor_and_a_study_audit_every_adversary(some):
+    given = {"against": words(some)}
+    spec = PartSpec("tests.test_adversaries:Weak", given)
+    assert standalone.audit_for_study(spec, setting_of(36), 300, Key(0)).code == "CONTRADICTED"
+    found = {one.name: one for one in examine(spec.name, given, Effort(300, 30, 1))}
+    assert "is above what is proved" in found["audit"].text
+    assert "BROKEN" in found["claim"].text
+
+
+def test_messages_that_follow_their_law_do_not_vouch_for_what_is_claimed_against_those_who_see_none():
+    # the law states the weak noise, the proof more; too few trials to show it
+    few = {some: audited({some}, trials=20, stated=True) for some in (*BEHIND_SUMS, Threat.EAVESDROPPER)}
+    codes = {some: found["audited"]["verdict"] for some, found in few.items()}
+    assert codes == dict.fromkeys(BEHIND_SUMS, "INCONCLUSIVE") | {Threat.EAVESDROPPER: "CONTRADICTED"}
+    assert all("no `aggregate_law` is stated" in few[some]["audited"]["seen"] for some in BEHIND_SUMS)
+    fedavg = standalone.audit("dp-fedavg", {}, {}, 1, trials=20, seed=0)["audited"]
+    assert (fedavg["threat"], fedavg["verdict"]) == ("participant", "CONSISTENT")  # its law of sums is tested
+
+
+def test_a_claim_against_nobody_is_refused_in_one_line():
+    with pytest.raises(ValueError, match=r"expected adversaries in `against` .* got 0 with epsilon=1\.0$"):
+        claim_against(frozenset())
+    with pytest.raises(ValueError, match=r"and none otherwise; got 2 with epsilon=inf$"):
+        dataclasses.replace(
+            claim_against(ANYBODY), epsilon=float("inf"), against=frozenset({Threat.AGGREGATOR, Threat.PUBLIC})
+        )
+    with pytest.raises(StudyError) as error:
+        audited(())
+    assert len(str(error.value).splitlines()) == 1
+    assert "expected adversaries in `against`" in str(error.value)
+
+
+def test_one_who_sees_the_final_model_only_is_shown_no_model_of_a_round():
+    deployment = deployed(Weak("public"), setting_of(4, rounds=2))
+    back_and_forth = Inputs("reversing", -torch.ones(4), torch.ones(4), reverses=True)
+    for threat, sees, moved in ((Threat.PUBLIC, False, 0.0), (Threat.PARTICIPANT, True, 1.0)):
+        trace = Mechanism(*deployment, threat).run(back_and_forth, 1, 200, Key(1))
+        assert (trace.rounds is not None) == sees
+        # each of two rounds moves the mean of three clients by 0.5 / 3 in each coordinate
+        assert trace.estimates.mean(0).numpy() == pytest.approx(moved / 3, abs=0.08)
+
+
+def test_a_claim_against_anybody_is_against_those_who_see_what_was_listed():
+    listed = {"messages", "shared", "sums", "models", "final", "others", "broadcast"}
+    public = frozenset.intersection(*SEES.values()) - {"final"}
+    assert frozenset(threat for threat in Threat if SEES[threat] <= public | listed) == ANYBODY
+    assert claim_over(1, 1.0, Proof.pure(1.0, 1, Unit.MESSAGE, "some"), source="some").against == ANYBODY
