@@ -363,7 +363,8 @@ def inspect(
     |---|---|
     | a strict bound is above the proved epsilon, or messages depart from their law | CONTRADICTED |
     | messages, or sums if it sees only these, were tested against a stated law; nothing was found | CONSISTENT |
-    | no such law is stated; trials with two inputs alone cannot show that the code is right | INCONCLUSIVE |"""
+    | no such law is stated; trials with two inputs alone cannot show that the code is right | INCONCLUSIVE |
+    """
     found = []
     if contradicts(claim, audit):
         found.append(f"the audited bound, {audit.strict:.4g} at confidence {STRICT:g}, is above what is proved")
