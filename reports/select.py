@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,7 @@ from leakgauge.harness.core.labels import (
     label_settings,
     server_text,
     setting_key,
+    unpromised,
     where,
 )
 from leakgauge.harness.core.metrics import Metric, headline, metric
@@ -28,13 +30,16 @@ from leakgauge.reports.text.notation import fixed
 HIGH, LOW = 0.5, 0.1
 """Positions between the floor (0) and the ceiling (1): High from the first value on, Low below the second."""
 
-Word = Literal["High", "Moderate", "Low", "at floor", "not rated"]
+Word = Literal["High", "Moderate", "leaks", "Low", "at floor", "too weak to tell", "not rated"]
+LEAKING: tuple[Word, ...] = ("Low", "leaks", "Moderate", "High")
+"""The words of a group that beats its floor, the worst one last. `leaks`: without a ceiling to compare it with."""
 
 
 class Rating(NamedTuple):
     """How much leaks. `place`: 0 at the floor, 1 at the ceiling; `why`: the reason if there is no rating.
 
-    At floor: the interval contains the floor, and no more images are identified than by chance.
+    At floor: the interval contains the floor, and no more images are identified than by chance. Too weak to tell: so
+    does the attack without a defense, or it was not measured there.
     """
 
     word: Word
@@ -201,6 +206,11 @@ class Analysis:
         """The attacked groups with a defense."""
         return tuple(group for group in self.attacked if not group.undefended)
 
+    @property
+    def judged(self) -> tuple[Group, ...]:
+        """The groups that the headline is about: the defended ones; without any, all attacked groups."""
+        return self.defended or self.attacked
+
     @cached_property
     def _ceilings(self) -> dict[tuple[str, tuple[str, str, Target]], Group]:
         """The undefended group of each setting and column."""
@@ -231,20 +241,38 @@ class Analysis:
     def rating(self, group: Group) -> Rating:
         """The rating of a group between its floor and its ceiling."""
         ceiling, floor = self.ceiling(group), self.floor_value(group)
-        if group.value is None:
-            return Rating("not rated", None, "no value")
-        if floor is None:
-            return Rating("not rated", None, "no floor was measured")
-        if ceiling is None or ceiling.value is None:
-            return Rating("not rated", None, "no ceiling was measured")
-        if not beats(ceiling, floor):
-            return Rating("not rated", None, "without a defense, the attack does not beat the floor")
-        place = (group.value - floor) / (ceiling.value - floor)
+        if group.value is None or floor is None:
+            return Rating("not rated", None, "no value" if group.value is None else "no floor was measured")
+        if ceiling is None or ceiling.value is None or not self.beats_floor(ceiling):
+            lost = ceiling is None or ceiling.value is None
+            why = "no ceiling was measured" if lost else "without a defense, the attack does not beat the floor"
+            return Rating("leaks" if self.beats_floor(group) else "too weak to tell", None, why)
+        if group.undefended:
+            return Rating("leaks", 1.0, "")
+        # a ceiling that identifies images may be below the floor
+        place = (group.value - floor) / (ceiling.value - floor) if ceiling.value > floor else None
         if group.identifies and self._shows_more(group):
             return Rating("High", place, "")
         if not beats(group, floor):
             return Rating("Low" if group.identifies else "at floor", place, "")
-        return Rating("High" if place >= HIGH else "Moderate" if place >= LOW else "Low", place, "")
+        far = math.inf if place is None else place
+        return Rating("High" if far >= HIGH else "Moderate" if far >= LOW else "Low", place, "")
+
+    def beats_floor(self, group: Group) -> bool:
+        """Whether a group's interval is above its floor, or more images are identified than by chance."""
+        floor = self.floor_value(group)
+        return floor is not None and (beats(group, floor) or group.identifies)
+
+    def strongest(self, groups: Sequence[Group]) -> list[Group]:
+        """The groups of one kind that leak most: by their word, then by their value; empty if none beats its floor."""
+        words = [self.rating(group).word for group in groups]
+        ranks = [(LEAKING.index(w), g.value or 0.0) for w, g in zip(words, groups, strict=True) if w in LEAKING]
+        leaking = [group for word, group in zip(words, groups, strict=True) if word in LEAKING]
+        return [group for rank, group in zip(ranks, leaking, strict=True) if rank == max(ranks)]
+
+    def unpromised(self, group: Group) -> str:
+        """See `labels.unpromised`; empty if no training of the group finished."""
+        return next(filter(None, (unpromised(c, self.run.trainings.get(c.training.id)) for c in group.case.cells)), "")
 
     def _shows_more(self, group: Group) -> bool:
         """Whether a group has more recognizable images than its floor."""
@@ -257,8 +285,7 @@ class Analysis:
         ceiling = self.ceiling(group)
         if ceiling is None or ceiling.value is None:
             return False
-        floor = self.floor_value(ceiling)
-        return floor is not None and not beats(ceiling, floor)
+        return self.floor_value(ceiling) is not None and not self.beats_floor(ceiling)
 
     @cached_property
     def trainings(self) -> dict[tuple[str, str], tuple[TrainingRecord, ...]]:

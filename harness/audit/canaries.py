@@ -18,7 +18,7 @@ from torch import Tensor
 
 from leakgauge.harness.audit.bounds import Counts, check_confidence, count
 from leakgauge.harness.audit.distinguishers import scored
-from leakgauge.harness.audit.engine import STRICT, AuditResult, bound_from_counts, is_gaussian
+from leakgauge.harness.audit.engine import AuditResult, bound_from_counts, is_gaussian
 from leakgauge.harness.audit.messages import Messages, choose, first_memories, real_run, round_of, send
 from leakgauge.harness.audit.one_run import CosineEstimate, cosine_epsilon, fdp_epsilon, steinke_epsilon
 from leakgauge.harness.audit.space import varied
@@ -26,6 +26,7 @@ from leakgauge.harness.audit.trials import Deployment, pairs
 from leakgauge.harness.core import accounting, rng
 from leakgauge.harness.core.claim import Claim, Horizon, Relation, Unit
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stats import STRICT
 from leakgauge.harness.core.threats import SEES, Threat
 
 _FAR = 100.0

@@ -31,11 +31,8 @@ from leakgauge.harness.core.claim import Claim, Code, Verdict, judge
 from leakgauge.harness.core.contract import Defense
 from leakgauge.harness.core.result import AssumedBound, LawRecord
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.stats import Numbers
+from leakgauge.harness.core.stats import STRICT, Numbers
 from leakgauge.harness.core.threats import SEES, Threat
-
-STRICT = 0.999
-"""Confidence of the bound that decides on verdicts: a displayed bound may err in 1 of 20 audits, a verdict may not."""
 
 _PILOT_SHARE = 1 / 3
 """Pilot trials per input and pair, as a share of the counted trials."""

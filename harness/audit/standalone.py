@@ -28,7 +28,6 @@ from leakgauge.harness.audit.claims import (
     record_claim,
 )
 from leakgauge.harness.audit.engine import (
-    STRICT,
     AuditResult,
     HypothesisTest,
     adversaries,
@@ -54,7 +53,7 @@ from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.labels import assumption, odds
 from leakgauge.harness.core.result import AssumedBound, AuditRecord, LawRecord
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.stats import chance
+from leakgauge.harness.core.stats import STRICT, chance
 from leakgauge.harness.core.threads import one_thread
 from leakgauge.harness.core.threats import SEES, Threat
 from leakgauge.harness.federation import registry

@@ -2,7 +2,7 @@
 
 | rows of | quantities |
 |---|---|
-| a cell | its metrics, `finished` (1, or 0 with the reason in `note`), `seconds` |
+| a cell | its metrics, `finished` (1, or 0 with the reason in `note`), `seconds`; `verdict`: see `labels.unpromised` |
 | a training | `accuracy`, `loss`, `message_bytes`, `snr_db`, `update_norm` (the median before the defense) by round, |
 | | of UDP `noise_multiplier` and `planned_rounds`, |
 | | `final_accuracy`, `final_loss`, `rounds_run`, `bits`, `dim`, `seconds` |
@@ -24,10 +24,10 @@ import numpy as np
 
 from leakgauge.harness.core.cases import Case, cases, gathered, headline_estimate
 from leakgauge.harness.core.cell import Cell, TrainingSpec
-from leakgauge.harness.core.labels import counted, label_parts, part_text, server_text, where
+from leakgauge.harness.core.labels import counted, label_parts, part_text, server_text, unpromised, where
 from leakgauge.harness.core.result import AuditRecord, ClaimRecord, Estimate, Flag, ProofRecord, Run, TrainingRecord
 from leakgauge.harness.core.sinks import element
-from leakgauge.harness.core.stats import clopper_pearson, cut, pool
+from leakgauge.harness.core.stats import STRICT, clopper_pearson, cut, pool
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,6 +73,7 @@ def rows(run: Run, *, items: bool = False) -> Iterator[Row]:
                 yield question | row
         for cell in here:
             names = dict(cell=cell.id, attack=part_text(cell.attack), adversary=cell.threat, target=where(cell.target))
+            names["verdict"] = unpromised(cell, record)
             for row in _of_cell(run, cell, items):
                 yield question | names | row
 
@@ -233,12 +234,14 @@ def _of_audit(audit: AuditRecord) -> Iterator[Row]:
     """The bounds of an audit, and the epsilons of the audited small federation."""
     federation = f"{counted(audit.clients, 'client')}, {counted(audit.rounds, 'round')}, d = {audit.dim}"
     terms = {"relation": audit.relation, "horizon": audit.horizon, "adversaries": audit.threat, "delta": audit.delta}
+    terms |= {"clients": audit.clients, "rounds": audit.rounds}  # of the audited federation, not of the study's
+    strict = {"level": max(audit.confidence, STRICT), "n": audit.trials, "note": federation}
     unit = {"privacy_unit": audit.unit}
     bound = {"low": audit.epsilon_lower, "level": audit.confidence, "n": audit.trials, "method": audit.method}
     words = {"verdict": audit.code, "note": audit.seen}
     yield {"quantity": "audited_epsilon", "value": audit.epsilon_lower} | terms | unit | bound | words
-    yield {"quantity": "audited_strict", "value": audit.strict, "note": federation} | terms | unit
-    yield {"quantity": "audited_ceiling", "value": _epsilon(audit.ceiling), "note": federation} | terms | unit
+    yield {"quantity": "audited_strict", "value": audit.strict, "low": audit.strict} | terms | unit | strict
+    yield {"quantity": "audited_ceiling", "value": _epsilon(audit.ceiling)} | terms | unit | strict
     words = {"verdict": audit.verdict, "note": audit.reason}
     yield {"quantity": "audit_claimed_epsilon", "value": _epsilon(audit.claimed)} | terms | unit | words
     yield {"quantity": "audit_proved_epsilon", "value": _epsilon(audit.proved), "note": federation} | terms | unit

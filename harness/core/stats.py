@@ -18,6 +18,9 @@ from scipy import special
 from leakgauge.harness.core.metrics import metric
 from leakgauge.harness.core.result import Estimate
 
+STRICT = 0.999
+"""Confidence of an audit's bound that decides on verdicts: others may err in 1 of 20 audits, verdicts may not."""
+
 Numbers = npt.NDArray[np.float64]
 
 

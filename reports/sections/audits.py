@@ -9,6 +9,7 @@ from typing import NamedTuple
 from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.labels import assumption, counted
 from leakgauge.harness.core.result import AuditRecord, ClaimRecord, TrainingRecord
+from leakgauge.harness.core.stats import STRICT
 from leakgauge.reports.text.notation import NO_PROMISE, bound, epsilon, number, over_seeds, per, percent, short
 
 
@@ -37,6 +38,18 @@ def _scope(audit: AuditRecord) -> str:
     return f"{percent(audit.confidence, 0)}, n = {audit.trials}, {audit.threat}"
 
 
+def stated(audit: AuditRecord) -> tuple[str, ...]:
+    """A bound in short lines, below the claim and the proof of its own federation, horizon and adversary."""
+    return (
+        f"audit, {_federation(audit)}:",
+        f"{audit.horizon}, {audit.threat}",
+        f"per {audit.unit}, δ {short(audit.delta)}",
+        f"claimed {number(audit.claimed)}, proved {number(audit.proved)}",
+        f"audited ≥ {short(audit.epsilon_lower)}",
+        f"({percent(audit.confidence, 0)}, n = {audit.trials})",
+    )
+
+
 def refutation(audit: AuditRecord) -> str:
     """An audited bound above the claim for the audited federation, in words."""
     return (
@@ -50,8 +63,8 @@ def of_horizon(trainings: Sequence[TrainingRecord], horizon: str) -> list[AuditR
     return [t.audited for t in trainings if t.audited is not None and t.audited.horizon == horizon]
 
 
-def measured(audits: Sequence[AuditRecord], claims: Sequence[ClaimRecord]) -> Measured | None:
-    """The bound over the seeds, with the claim and proof of the audited federation if they differ from `claims`.
+def measured(audits: Sequence[AuditRecord], seeds: int) -> Measured | None:
+    """The bound over this number of seeds.
 
     Audits of different units, deltas or adversaries are not merged: only audits of the same kind as the first one count
     here; `details` describes all audits.
@@ -60,9 +73,9 @@ def measured(audits: Sequence[AuditRecord], claims: Sequence[ClaimRecord]) -> Me
         return None
     first = audits[0]
     same = [one for one in audits if _kind(one) == _kind(first)]
-    notes = [f"{per(first.unit, first.delta)}, {first.horizon}", f"{_federation(first)}{_elsewhere(first, claims)}"]
-    if len(same) < len(claims):
-        notes.append(f"in {len(same)} of {counted(len(claims), 'seed')}")
+    notes = [f"{per(first.unit, first.delta)}, {first.horizon}", _federation(first)]
+    if len(same) < seeds:
+        notes.append(f"in {len(same)} of {counted(seeds, 'seed')}")
     return Measured(f"≥ {over_seeds([one.epsilon_lower for one in same])}", _scope(first), tuple(notes))
 
 
@@ -90,7 +103,9 @@ def _described(audits: Sequence[AuditRecord]) -> list[str]:
     ]
     ceilings = [one.ceiling for one in audits if one.ceiling is not None]
     if ceilings:
-        found[0] += f" These trials cannot refute an epsilon above {over_seeds(ceilings)}."
+        sure = percent(max(first.confidence, STRICT))
+        found[0] += f" At {sure}, as a refutation needs: ≥ {over_seeds([one.strict for one in audits])}; "
+        found[0] += f"these trials cannot refute an epsilon above {over_seeds(ceilings)}."
     found += _assuming(audits)
     seen = Counter(f"{one.code}: {one.seen}." for one in audits)
     shares = (f" In {n} of {len(audits)} audits." if n < len(audits) else "" for n in seen.values())
@@ -107,13 +122,12 @@ def _assuming(audits: Sequence[AuditRecord]) -> list[str]:
     ]
 
 
-def _elsewhere(audit: AuditRecord, claims: Sequence[ClaimRecord]) -> str:
-    """Claimed and proved epsilon of the audited federation if they differ from those of the training; else empty."""
+def is_elsewhere(audit: AuditRecord, claims: Sequence[ClaimRecord]) -> bool:
+    """Whether claim and proof of the audited federation and adversary differ from those of the training."""
     here = epsilon(claims), bound([claim.proved for claim in claims])
     there = NO_PROMISE if audit.claimed is None else short(audit.claimed), number(audit.proved)
-    if here == there and all((claim.unit, claim.delta) == (audit.unit, audit.delta) for claim in claims):
-        return ""
-    return f"; claimed {number(audit.claimed)} and proved {number(audit.proved)} there"
+    same = all((claim.unit, claim.delta) == (audit.unit, audit.delta) for claim in claims)
+    return here != there or not same or any(c.epsilon is not None and audit.threat not in c.against for c in claims)
 
 
 def _kind(audit: AuditRecord) -> tuple[object, ...]:

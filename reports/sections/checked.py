@@ -95,6 +95,15 @@ def _with_audit(claim: ClaimRecord, audit: AuditRecord | None) -> ClaimRecord:
     return dataclasses.replace(claim, verdict=BY_AUDIT, reason=f"{refutation(audit)}; in this study {claim.reason}")
 
 
+def audited_claim(claim: ClaimRecord, audit: AuditRecord) -> ClaimRecord:
+    """The claim for the audited federation and adversary, with its own proof and verdict."""
+    terms = {"delta": audit.delta, "unit": audit.unit, "against": (audit.threat,)}
+    proved = dataclasses.replace(claim.proved, epsilon=audit.proved, reason=audit.reason, **terms)
+    verdict = BY_AUDIT if audit.refutes else audit.verdict
+    terms |= {"proved": proved, "reason": audit.reason, "verdict": verdict, "relation": audit.relation}
+    return dataclasses.replace(claim, epsilon=audit.claimed, horizon=audit.horizon, **terms)
+
+
 def is_broken(claim: ClaimRecord) -> bool:
     """Whether a proof or an audit refutes the claim."""
     return verdict_of(claim) in ("BROKEN", BY_AUDIT)

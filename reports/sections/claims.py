@@ -9,9 +9,10 @@ from typing import NamedTuple
 from leakgauge.harness.core.labels import Label, counted, odds
 from leakgauge.harness.core.result import ClaimRecord, ProofRecord, TrainingRecord
 from leakgauge.harness.core.stats import chance
-from leakgauge.reports.sections.audits import Measured, details, measured, of_horizon
+from leakgauge.reports.sections.audits import Measured, details, is_elsewhere, measured, of_horizon
 from leakgauge.reports.sections.checked import (
     State,
+    audited_claim,
     checked,
     codes,
     is_broken,
@@ -172,16 +173,26 @@ def _further(claims: Sequence[ClaimRecord]) -> tuple[Further, ...]:
 
 
 def _lines(trainings: Sequence[TrainingRecord]) -> tuple[Line, ...]:
-    """Lines for one round and the whole run; a single line if all their texts agree, as in a run of one round."""
+    """Lines for one round and the whole run; a single line if all their texts agree, as in a run of one round.
+
+    A bound is in the line with the claim and proof of its own federation; if no line has these, in one of its own.
+    """
     if not trainings:
         return ()
-    one, whole = (_line(claims, trainings) for claims in zip(*map(checked, trainings), strict=True))
-    one_audit = measured(of_horizon(trainings, one.horizon), [t.one_round for t in trainings])
-    whole_audit = measured(of_horizon(trainings, whole.horizon), [t.whole_run for t in trainings])
-    if one._replace(horizon="") != whole._replace(horizon=""):
-        return one._replace(audited=one_audit), whole._replace(audited=whole_audit)
-    horizon = listing(dict.fromkeys((one.horizon, whole.horizon)))
-    return (one._replace(horizon=horizon, audited=one_audit or whole_audit),)
+    both = list(zip(*map(checked, trainings), strict=True))
+    one, whole = (_line(claims, trainings) for claims in both)
+    lines, more = [one, whole], list[Line]()
+    if one._replace(horizon="") == whole._replace(horizon=""):
+        lines = [one._replace(horizon=listing(dict.fromkeys((one.horizon, whole.horizon))))]
+    for at, claims in enumerate(both):
+        audits = of_horizon(trainings, claims[0].horizon)
+        if bound := measured(audits, len(trainings)):
+            there = [audited_claim(c, t.audited) for c, t in zip(claims, trainings, strict=True) if t.audited in audits]
+            if is_elsewhere(audits[0], claims):
+                more.append(_line(there, trainings)._replace(horizon=f"{audits[0].horizon}, audit", audited=bound))
+            else:
+                lines[at % len(lines)] = lines[at % len(lines)]._replace(audited=bound)
+    return (*lines, *more)
 
 
 def _both(texts: Iterable[tuple[str, str]]) -> str:

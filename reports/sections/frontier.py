@@ -103,8 +103,6 @@ def _ends(analysis: Analysis, group: Group, place: float) -> tuple[float, float]
 
 def _place(analysis: Analysis, group: Group) -> float | None:
     """Position of a group between its floor and its ceiling, not below 0; 1 for a ceiling above its floor."""
-    if group.undefended:
-        return None if analysis.is_void(group) or analysis.floor_value(group) is None else 1.0
     place = analysis.rating(group).place
     return None if place is None else max(0.0, place)
 

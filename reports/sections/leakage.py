@@ -22,7 +22,7 @@ class Head(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One value of the matrix. `tone` picks the tint and `word` names it; the ceiling has no word."""
+    """One value of the matrix. `tone` picks the tint and `word` names it."""
 
     value: str
     interval: str = ""
@@ -67,7 +67,7 @@ _EXACT = 1e-6
 
 _SHOWN = ("identification_epsilon", "membership_epsilon")
 
-_TONES = {"High": "bad", "Moderate": "warn", "Low": "good", "at floor": "good", "not rated": "none"}
+_TONES = {"High": "bad", "leaks": "bad", "Moderate": "warn", "Low": "good", "at floor": "good"}
 
 
 def _columns(groups: list[Group]) -> list[Group]:
@@ -139,20 +139,16 @@ def entry_of(analysis: Analysis, group: Group | None, *, strongest: bool = False
     if group.estimate is None or group.value is None:
         return _lacking(group)
     entry = Entry(fixed(group.value), interval(group.estimate), "", "none", strongest, _notes(analysis, group))
-    if group.undefended:
-        return entry
     rating = analysis.rating(group)
-    if rating.word == "not rated" and not analysis.is_void(group):
-        entry = entry._replace(notes=(rating.why, *entry.notes))
-    return entry._replace(word=rating.word, tone=_TONES[rating.word])
+    notes = analysis.unpromised(group), "" if analysis.is_void(group) else rating.why
+    notes = *filter(None, notes), *entry.notes
+    return entry._replace(word=rating.word, tone=_TONES.get(rating.word, "none"), notes=notes)
 
 
-def _strongest(groups: list[Group]) -> set[int]:
+def _strongest(analysis: Analysis, groups: list[Group]) -> set[int]:
     """The `id` of the strongest groups of each defense and kind of attack, including ties."""
     by_row = gathered(((group.defense, group.case.kind), group) for group in groups)
-    rows = [[group for group in row if group.value is not None] for row in by_row.values() if len(row) > 1]
-    most = [max((group.value or 0.0 for group in row), default=0.0) for row in rows]
-    return {id(group) for row, value in zip(rows, most, strict=True) for group in row if group.value == value}
+    return {id(group) for row in by_row.values() if len(row) > 1 for group in analysis.strongest(row)}
 
 
 def _floor_entry(analysis: Analysis, sample: Group) -> Entry:
@@ -166,7 +162,7 @@ def _floor_entry(analysis: Analysis, sample: Group) -> Entry:
 
 def _matrix(analysis: Analysis, setting: str, groups: list[Group]) -> Matrix:
     """The matrix of one setting."""
-    columns, strongest = _columns(groups), _strongest(groups)
+    columns, strongest = _columns(groups), _strongest(analysis, groups)
     at = {(group.defense, group.column): group for group in groups}
     heads = [
         Head(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import NamedTuple
 
-from leakgauge.harness.core.labels import UNDEFENDED, case_text, counted, where
+from leakgauge.harness.core.labels import UNDEFENDED, case_text, counted, is_left_out, where
 from leakgauge.harness.core.metrics import RECOGNIZABLE
 from leakgauge.reports.sections.checked import Badge, Broken, broken
 from leakgauge.reports.select import (
@@ -59,7 +59,8 @@ NO_VERDICT = Badge("none", "?", "No verdict")
 _RULE = (
     f"“Leaks”: at least one defended case is High: it is at least {percent(HIGH, 0)} of the way from the floor to "
     f"the ceiling, or has more recognizable images (SSIM ≥ {RECOGNIZABLE}, nearer to the original than to 99 others) "
-    f"than the floor. “Leaks in part”: no case is High, at least one reaches {percent(LOW, 0)} of the way. “Nothing "
+    "than the floor; or a case without a ceiling, as in a study without a defense, beats its floor. "
+    f"“Leaks in part”: no case is High, at least one reaches {percent(LOW, 0)} of the way. “Nothing "
     "recognizable” and “Close to the floor”: all rated cases are below that, or their interval contains the floor (“at "
     "floor”). The badge is valid only for the attacks and adversaries of this report. It does not depend on claimed "
     "epsilons."
@@ -83,10 +84,10 @@ def recognized_images(analysis: Analysis, *, defended: bool) -> Recognized | Non
 
 
 def _badge(analysis: Analysis) -> Badge:
-    """The badge by the worst rating of the defended groups; without ratings, by whether an image is recognizable."""
-    words: set[Word] = {analysis.rating(group).word for group in analysis.defended if group.value is not None}
-    found = recognized_images(analysis, defended=True)
-    if "High" in words:
+    """The badge by the worst rating of the judged groups; without ratings, by whether an image is recognizable."""
+    words: set[Word] = {analysis.rating(group).word for group in analysis.judged if group.value is not None}
+    found = recognized_images(analysis, defended=bool(analysis.defended))
+    if words & {"High", "leaks"}:
         return LEAKS
     if "Moderate" in words:
         return PARTLY
@@ -99,19 +100,25 @@ def _sentence(analysis: Analysis, badge: Badge, worst: Group | None) -> tuple[st
     """The headline, and the line below it."""
     columns = counted(len({group.column for group in analysis.attacked}), "combination")
     frame = f"Measured with {columns} of attack, adversary and target."
-    if not analysis.defended:
-        return "No defense was measured", f"The numbers show the leakage without a defense. {frame}"
+    if not analysis.attacked:
+        lost = [note for note in analysis.run.study.get("notes", ()) if is_left_out(note)]
+        return "No attack fits this model" if lost else "No attack ran", f"Only a floor ran. {'; '.join(lost)}".strip()
     if worst is None:
-        support = "Every cell with a defense failed, is missing or has no value; see “All results”."
-        return "No attack on a defense returned a value", support
+        which = " with a defense" if analysis.defended else ""
+        support = f"Every cell{which} failed, is missing or has no value; see “All results”."
+        return f"No attack{' on a defense' if analysis.defended else ''} returned a value", support
     case = worst.case
     name = case_text(
         analysis.defenses[worst.defense].text, analysis.attack_text(worst), case.threat, where(case.target)
     )
-    support = f"The case that leaks most is {name}: {worst.metric.words} {fixed(worst.value)}.{_through(analysis)}"
-    rated = [(group, analysis.rating(group)) for group in analysis.defended]
+    support = f"The case that leaks most is {name}: {worst.metric.words} {fixed(worst.value)}"
+    support += f" ({note})." if (note := analysis.unpromised(worst)) else "."
+    support += _through(analysis)
+    rated = [(group, analysis.rating(group)) for group in analysis.judged]
     if badge is LEAKS:
-        high = {group.defense for group, rating in rated if rating.word == "High"}
+        if not analysis.defended:
+            return "Without a defense, this training leaks", f"{support} {frame}"
+        high = {group.defense for group, rating in rated if rating.word in ("High", "leaks")}
         high = high or {group.defense for group, _ in rated if group.recognized and group.recognized.hits}
         return f"{_leaking(analysis, high)} under the attacks that ran", f"{support} {frame}"
     if badge is PARTLY:
@@ -123,7 +130,8 @@ def _sentence(analysis: Analysis, badge: Badge, worst: Group | None) -> tuple[st
     if badge is NEAR_FLOOR:
         return "Every defended case is close to the floor", f"Under the attacks that ran. {support} {frame}"
     reasons = dict.fromkeys(rating.why for group, rating in rated if group.value is not None)
-    return "The numbers allow no verdict", f"No defended case is rated: {'; '.join(reasons)}. {support}"
+    weak = "Too weak to tell: no attack beats the floor" if "too weak to tell" in {r.word for _, r in rated} else ""
+    return weak or "The numbers allow no verdict", f"No case is rated: {'; '.join(reasons)}. {support}"
 
 
 _FOUND = {"reconstruction": "Inputs are reconstructed", "membership": "Members are found", "labels": "Labels are found"}
@@ -132,14 +140,15 @@ _FOUND = {"reconstruction": "Inputs are reconstructed", "membership": "Members a
 def _through(analysis: Analysis) -> str:
     """Short sentences: what leaks through which defenses, and through which defenses no leakage was measured."""
     words: dict[str, dict[str, set[Word]]] = {}
-    for group in analysis.defended:
+    for group in analysis.judged:
         found = words.setdefault(analysis.defenses[group.defense].text, {})
         found.setdefault(group.case.kind, set()).add(analysis.rating(group).word)
     leaking = {
-        kind: [name for name, kinds in words.items() if kinds.get(kind, set()) & {"High", "Moderate"}]
+        kind: [name for name, kinds in words.items() if kinds.get(kind, set()) & {"High", "Moderate", "leaks"}]
         for kind in _FOUND
     }
-    sentences = [f" {text} through {listing(leaking[kind])}." for kind, text in _FOUND.items() if leaking[kind]]
+    way = "through " if analysis.defended else "with "
+    sentences = [f" {text} {way}{listing(leaking[kind])}." for kind, text in _FOUND.items() if leaking[kind]]
     quiet = [name for name, kinds in words.items() if set().union(*kinds.values()) <= {"Low", "at floor"}]
     return "".join([*sentences, f" No attack on {listing(quiet)} gets far above the floor." if quiet else ""])
 
@@ -152,31 +161,34 @@ def _leaking(analysis: Analysis, defenses: set[str]) -> str:
 
 
 def _worst_figure(analysis: Analysis, worst: Group | None) -> Figure:
-    """The defended case that leaks most, with its floor and ceiling."""
+    """The judged case that leaks most, with its floor and ceiling."""
+    title = "Worst defended case" if analysis.defended else "Worst case"
     if worst is None or worst.estimate is None:
-        return Figure("Worst defended case", NO_VALUE, "", "No defended case has a number.")
+        return Figure(title, NO_VALUE, "", "No case has a number.")
     ceiling, floor, ends = analysis.ceiling(worst), analysis.floor_value(worst), interval(worst.estimate)
     detail = analysis.defenses[worst.defense].text + (f" ({ends})" if ends else "")
-    detail += f"; no defense {fixed(ceiling.value)}" if ceiling is not None else "; no ceiling measured"
+    if not worst.undefended:
+        detail += f"; no defense {fixed(ceiling.value)}" if ceiling is not None else "; no ceiling measured"
     detail += f", floor {fixed(floor)}" if floor is not None else ", no floor measured"
-    return Figure("Worst defended case", fixed(worst.value), worst.metric.words, detail)
+    return Figure(title, fixed(worst.value), worst.metric.words, detail)
 
 
 def _recognized_figure(analysis: Analysis) -> Figure:
-    """The number of recognizable defended images; if only membership was attacked, the highest TPR at 1 % FPR."""
+    """The number of recognizable images; if only membership was attacked, the highest TPR at 1 % FPR."""
     found, undefended = (recognized_images(analysis, defended=defended) for defended in (True, False))
-    if found is not None:
+    if found is not None or (not analysis.defended and undefended is not None):
         detail = f"nearest of 100 images and SSIM ≥ {RECOGNIZABLE}, under at least one attack"
-        detail += f"; no defense: {undefended.hits} of {undefended.of}" if undefended is not None else ""
-        return Figure("Recognizable images", str(found.hits), f"of {found.of} defended", detail)
+        detail += f"; no defense: {undefended.hits} of {undefended.of}" if found and undefended is not None else ""
+        one, which = found or undefended, " defended" if found else ""
+        return Figure("Recognizable images", str(one.hits), f"of {one.of}{which}", detail)
     rates = [
         (estimate.value, group)
-        for group in analysis.defended
+        for group in analysis.judged
         for estimate in group.case.estimates("tpr@1%")
         if group.case.kind == "membership" and estimate.value is not None
     ]
     if not rates:
-        detail = "No attack on a defense returned an image."
+        detail = f"No attack{' on a defense' if analysis.defended else ''} returned an image."
         return Figure("Recognizable images", NO_VALUE, "", detail)
     rate, group = max(rates, key=lambda pair: pair[0])
     detail = f"{analysis.defenses[group.defense].text}, seed with the highest rate; random guessing: 1 %"
@@ -229,11 +241,11 @@ def _origin(analysis: Analysis) -> tuple[str, ...]:
 
 
 def _worst(analysis: Analysis) -> Group | None:
-    """The defended group that leaks most: the nearest to its ceiling; without ratings, reconstruction comes first."""
-    rated = [(place, group) for group in analysis.defended if (place := analysis.rating(group).place) is not None]
+    """The judged group that leaks most: the nearest to its ceiling; without ratings, reconstruction comes first."""
+    rated = [(place, group) for group in analysis.judged if (place := analysis.rating(group).place) is not None]
     if not rated:
-        images = [group for group in analysis.defended if group.case.kind == "reconstruction"]
-        return best(images) or best(analysis.defended)
+        images = [group for group in analysis.judged if group.case.kind == "reconstruction"]
+        return best(images) or best(analysis.judged)
     furthest = max(rated, key=lambda pair: pair[0])[1]
     # ratings only choose the metric: the page shows the highest value of the chosen metric
     return best([group for _, group in rated if group.metric == furthest.metric])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.sinks import markdown, table_head, table_row
 from leakgauge.reports.sections.leakage import NO_NUMBER, Entry, leakage
-from leakgauge.reports.select import Analysis, Group, beats, best, surely_less
+from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.notation import fixed
 
 
@@ -12,7 +13,7 @@ def to_matrix(analysis: Analysis) -> str:
     """One table per setting: one row per defense and one for the floor, one column per attack and target.
 
     A cell is the headline number with its 95 % interval; the strongest attack of a row is bold. The last column names
-    the strongest reconstruction attack, or states that no attack beats its floor beyond noise, image by image.
+    the strongest attack of each kind with its rating, or states why there is none, and adversaries without a promise.
     """
     found, parts = leakage(analysis), []
     for matrix in found.matrices if found is not None else ():
@@ -39,21 +40,14 @@ def _cell(entry: Entry) -> str:
 
 
 def _strongest(analysis: Analysis, setting: str, defense: str) -> str:
-    """The strongest reconstruction attack on a defense, or a text that no attack beats its floor."""
-    place = setting, defense, "reconstruction"
-    groups = [group for group in analysis.attacked if (group.setting, group.defense, group.case.kind) == place]
-    found = best(groups)
-    if found is None:
-        return ""
-    if not any(_beats_floor(analysis, group) for group in groups):
-        return "nothing beats the floor"
-    return f"{analysis.attack_text(found)} {fixed(found.value)}"
-
-
-def _beats_floor(analysis: Analysis, group: Group) -> bool:
-    """Whether a group is significantly above its floor; compared image by image if the floor was measured."""
-    control = analysis.floor(group)
-    if control is not None:
-        return surely_less(control, group)
-    floor = analysis.floor_value(group)
-    return floor is not None and beats(group, floor)
+    """The strongest attacks on a defense, or a text that no attack beats its floor or is strong enough to tell."""
+    groups = [group for group in analysis.attacked if (group.setting, group.defense) == (setting, defense)]
+    kinds = gathered((group.case.kind, group) for group in groups).values()
+    most = [found[0] for kind in kinds if (found := analysis.strongest(kind))]
+    texts = [f"{analysis.attack_text(one)} {fixed(one.value)}, {analysis.rating(one).word}" for one in most]
+    ratings = [analysis.rating(group) for group in groups if group.value is not None]
+    words = {rating.word for rating in ratings}
+    if not texts and words:
+        lacking = next((one.why for one in ratings if one.word == "not rated"), "")
+        texts = [lacking or ("nothing beats the floor" if "at floor" in words else "too weak to tell")]
+    return "; ".join([*texts, *dict.fromkeys(filter(None, map(analysis.unpromised, groups)))])

@@ -13,10 +13,11 @@ from rich.text import Text
 from leakgauge.harness.core.labels import counted, where
 from leakgauge.harness.core.result import Estimate, Run, TrainingRecord
 from leakgauge.harness.core.sinks import styled
+from leakgauge.reports.sections.audits import stated
 from leakgauge.reports.sections.checked import BADGES, UNKEPT, brief, checked, codes, is_unkept
 from leakgauge.reports.sections.leakage import entry_of
 from leakgauge.reports.select import Analysis, Group, final_accuracy
-from leakgauge.reports.text.notation import fixed, percent, short
+from leakgauge.reports.text.notation import fixed, percent
 
 NARROW = 80
 """If the table is narrower than this many characters, each row is a block of lines."""
@@ -33,7 +34,7 @@ _BOX = box.Box("    \n    \n ── \n    \n    \n    \n    \n    \n", ascii=Fal
 _CAPTION = (
     "Higher means that the adversary learns more. Never compare ε of different units. Identified: nearer to the "
     "original than to 99 other images. Bits: per parameter of a client's message. Audited: a lower bound from n "
-    "trials in a small federation; the report states its unit and confidence."
+    "trials in a small federation, below the claim and the proof for that federation."
 )
 
 
@@ -43,8 +44,7 @@ def _claim(trainings: Sequence[TrainingRecord]) -> Text:
     text, worst = brief([one.one_round for one in claims], [one.whole_run for one in claims])
     audits = [training.audited for training in trainings if training.audited is not None]
     if audits:
-        most = max(audits, key=lambda audit: audit.epsilon_lower)
-        text += f"\naudited ≥ {short(most.epsilon_lower)}, n = {most.trials}"
+        text += "\n" + "\n".join(stated(max(audits, key=lambda audit: audit.epsilon_lower)))
     code = codes(trainings)
     text += "".join(f"\n{state.badge.words} {state.seeds}".rstrip() for state in code if audits)
     marked = any(is_unkept(claim, one) for pair, one in zip(claims, trainings, strict=True) for claim in pair)
@@ -87,7 +87,7 @@ def _row(analysis: Analysis, group: Group, *, first: bool) -> list[Text]:
         styled(analysis.attack_text(group)),
         styled(f"{group.case.threat}\n{where(group.case.target)}"),
         styled("\n".join(filter(None, [f"{metric} {entry.value}".strip(), entry.interval, _identified(group)]))),
-        styled(entry.word or "ceiling", _STYLES[entry.tone]),
+        styled("\n".join(filter(None, [entry.word, analysis.unpromised(group)])), _STYLES[entry.tone]),
         styled(f"{floor}\n{top}"),
         _trained(trainings, accuracy),
         _claim(trainings) if first else styled(""),
