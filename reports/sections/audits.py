@@ -38,16 +38,11 @@ def _scope(audit: AuditRecord) -> str:
     return f"{percent(audit.confidence, 0)}, n = {audit.trials}, {audit.threat}"
 
 
-def stated(audit: AuditRecord) -> tuple[str, ...]:
-    """A bound in short lines, below the claim and the proof of its own federation, horizon and adversary."""
-    return (
-        f"audit, {_federation(audit)}:",
-        f"{audit.horizon}, {audit.threat}",
-        f"per {audit.unit}, δ {short(audit.delta)}",
-        f"claimed {number(audit.claimed)}, proved {number(audit.proved)}",
-        f"audited ≥ {short(audit.epsilon_lower)}",
-        f"({percent(audit.confidence, 0)}, n = {audit.trials})",
-    )
+def stated(audit: AuditRecord) -> str:
+    """A bound in one line, with the claim and the proof of its own federation, horizon and adversary."""
+    known = f"claimed {number(audit.claimed)}, proved {number(audit.proved)}"
+    where = f"{per(audit.unit, audit.delta)}, {audit.horizon}, {_federation(audit)}"
+    return f"audited ≥ {short(audit.epsilon_lower)} ({_scope(audit)}), {known} {where}"
 
 
 def refutation(audit: AuditRecord) -> str:

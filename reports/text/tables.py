@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich import box
 from rich.console import Console
@@ -24,7 +24,7 @@ NARROW = 80
 
 _COLUMNS = (
     *("Defense", "Attack", "Adversary\nTarget", "Measured\n95 %\nidentified", "Leakage"),
-    *("Floor\nCeiling", "Accuracy\nbits each", "ε claimed,\nproved, audited"),
+    *("Floor\nCeiling", "Accuracy\nbits each", "ε claimed,\nproved"),
 )
 
 _STYLES = {"bad": "bold red", "warn": "yellow", "good": "green", "none": "dim", "info": ""}
@@ -34,17 +34,15 @@ _BOX = box.Box("    \n    \n ── \n    \n    \n    \n    \n    \n", ascii=Fal
 _CAPTION = (
     "Higher means that the adversary learns more. Never compare ε of different units. Identified: nearer to the "
     "original than to 99 other images. Bits: per parameter of a client's message. Audited: a lower bound from n "
-    "trials in a small federation, below the claim and the proof for that federation."
+    "trials in a small federation, beside claim and proof for it."
 )
 
 
 def _claim(trainings: Sequence[TrainingRecord]) -> Text:
-    """Claim, proof and verdict for one round, and the highest audit over the seeds if there are any."""
+    """Claim, proof and verdict for one round, and the verdict on the code if it was audited."""
     claims = [checked(training) for training in trainings]
     text, worst = brief([one.one_round for one in claims], [one.whole_run for one in claims])
-    audits = [training.audited for training in trainings if training.audited is not None]
-    if audits:
-        text += "\n" + "\n".join(stated(max(audits, key=lambda audit: audit.epsilon_lower)))
+    audits = any(training.audited is not None for training in trainings)
     code = codes(trainings)
     text += "".join(f"\n{state.badge.words} {state.seeds}".rstrip() for state in code if audits)
     marked = any(is_unkept(claim, one) for pair, one in zip(claims, trainings, strict=True) for claim in pair)
@@ -52,6 +50,16 @@ def _claim(trainings: Sequence[TrainingRecord]) -> Text:
     seen = not marked and all(state.badge.tone == "good" for state in code)
     tone = BADGES[worst].tone if worst else "none"
     return styled(text, _STYLES["info" if tone == "good" and not seen else tone] if worst else "")
+
+
+def _audits(analysis: Analysis) -> Iterator[str]:
+    """A line for each audited defense: the highest bound over the seeds, with its own claim and proof."""
+    for setting, defense in analysis.pairs:
+        audits = [one.audited for one in analysis.trainings_of(setting, defense) if one.audited is not None]
+        place = f" ({analysis.settings[setting]})" if len(analysis.settings) > 1 else ""
+        if audits:
+            most = max(audits, key=lambda audit: audit.epsilon_lower)
+            yield f"{analysis.defenses[defense].text}{place}: {stated(most)}."
 
 
 def _identified(group: Group) -> str:
@@ -114,7 +122,9 @@ def summary(run: Run, width: int = NARROW) -> Table:
     Below `NARROW` characters, the columns of a row are below each other.
     """
     analysis, narrow = Analysis(run), width < NARROW
-    table = Table(title=styled(_title(run)), caption=styled(_CAPTION), box=_BOX, padding=0, show_header=not narrow)
+    caption = styled("\n".join([*_audits(analysis), _CAPTION]))
+    table = Table(title=styled(_title(run)), caption=caption, box=_BOX, padding=0, show_header=not narrow)
+    table.caption_justify = "left"
     if narrow:
         table.add_column(overflow="fold")
     for name in _COLUMNS if not narrow else ():
