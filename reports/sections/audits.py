@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from leakgauge.harness.core.cases import gathered
@@ -53,25 +53,19 @@ def refutation(audit: AuditRecord) -> str:
     )
 
 
-def of_horizon(trainings: Sequence[TrainingRecord], horizon: str) -> list[AuditRecord]:
-    """The audits of the claim for one horizon."""
-    return [t.audited for t in trainings if t.audited is not None and t.audited.horizon == horizon]
+def of_horizon(trainings: Sequence[TrainingRecord], horizon: str) -> Iterable[list[AuditRecord]]:
+    """The audits of the claim for one horizon; those that differ in more than their seed are never merged."""
+    found = [one.audited for one in trainings if one.audited is not None and one.audited.horizon == horizon]
+    return gathered((_kind(one), one) for one in found).values()
 
 
-def measured(audits: Sequence[AuditRecord], seeds: int) -> Measured | None:
-    """The bound over this number of seeds.
-
-    Audits of different units, deltas or adversaries are not merged: only audits of the same kind as the first one count
-    here; `details` describes all audits.
-    """
-    if not audits:
-        return None
+def measured(audits: Sequence[AuditRecord], seeds: int) -> Measured:
+    """The bound of audits that differ only in their seed, of this number of seeds."""
     first = audits[0]
-    same = [one for one in audits if _kind(one) == _kind(first)]
     notes = [f"{per(first.unit, first.delta)}, {first.horizon}", _federation(first)]
-    if len(same) < seeds:
-        notes.append(f"in {len(same)} of {counted(seeds, 'seed')}")
-    return Measured(f"≥ {over_seeds([one.epsilon_lower for one in same])}", _scope(first), tuple(notes))
+    if len(audits) < seeds:
+        notes.append(f"in {len(audits)} of {counted(seeds, 'seed')}")
+    return Measured(f"≥ {over_seeds([one.epsilon_lower for one in audits])}", _scope(first), tuple(notes))
 
 
 def details(trainings: Sequence[TrainingRecord]) -> tuple[str, ...]:
@@ -122,7 +116,8 @@ def is_elsewhere(audit: AuditRecord, claims: Sequence[ClaimRecord]) -> bool:
     here = epsilon(claims), bound([claim.proved for claim in claims])
     there = NO_PROMISE if audit.claimed is None else short(audit.claimed), number(audit.proved)
     same = all((claim.unit, claim.delta) == (audit.unit, audit.delta) for claim in claims)
-    return here != there or not same or any(c.epsilon is not None and audit.threat not in c.against for c in claims)
+    named = [names for claim in claims for names in (claim.against, claim.proved.against) if names]
+    return here != there or not same or not all(audit.threat in names for names in named)
 
 
 def _kind(audit: AuditRecord) -> tuple[object, ...]:

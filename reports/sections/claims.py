@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from leakgauge.harness.core.labels import Label, counted, odds
@@ -184,14 +185,16 @@ def _lines(trainings: Sequence[TrainingRecord]) -> tuple[Line, ...]:
     lines, more = [one, whole], list[Line]()
     if one._replace(horizon="") == whole._replace(horizon=""):
         lines = [one._replace(horizon=listing(dict.fromkeys((one.horizon, whole.horizon))))]
-    for at, claims in enumerate(both):
-        audits = of_horizon(trainings, claims[0].horizon)
-        if bound := measured(audits, len(trainings)):
-            there = [audited_claim(c, t.audited) for c, t in zip(claims, trainings, strict=True) if t.audited in audits]
-            if is_elsewhere(audits[0], claims):
-                more.append(_line(there, trainings)._replace(horizon=f"{audits[0].horizon}, audit", audited=bound))
+    for at, claims in {claims[0].horizon: (at, claims) for at, claims in enumerate(both)}.values():
+        for audits in of_horizon(trainings, claims[0].horizon):
+            place, bound = min(at, len(lines) - 1), measured(audits, len(trainings))
+            if lines[place].audited is None and not is_elsewhere(audits[0], claims):
+                lines[place] = lines[place]._replace(audited=bound)
             else:
-                lines[at % len(lines)] = lines[at % len(lines)]._replace(audited=bound)
+                # the audit did not break the assumptions that this run broke
+                kept = [replace(one, breaches=()) for one in trainings if one.audited in audits]
+                there = [audited_claim(claims[0], audit) for audit in audits]
+                more.append(_line(there, kept)._replace(horizon=f"{claims[0].horizon}, audit", audited=bound))
     return (*lines, *more)
 
 
