@@ -241,8 +241,10 @@ class Analysis:
     def rating(self, group: Group) -> Rating:
         """The rating of a group between its floor and its ceiling."""
         ceiling, floor = self.ceiling(group), self.floor_value(group)
-        if group.value is None or floor is None:
-            return Rating("not rated", None, "no value" if group.value is None else "no floor was measured")
+        if group.value is None:
+            return Rating("not rated", None, "no value")
+        if floor is None:
+            return Rating("leaks" if group.identifies else "not rated", None, "no floor was measured")
         if ceiling is None or ceiling.value is None or not self.beats_floor(ceiling):
             lost = ceiling is None or ceiling.value is None
             why = "no ceiling was measured" if lost else "without a defense, the attack does not beat the floor"
@@ -261,14 +263,13 @@ class Analysis:
     def beats_floor(self, group: Group) -> bool:
         """Whether a group's interval is above its floor, or more images are identified than by chance."""
         floor = self.floor_value(group)
-        return floor is not None and (beats(group, floor) or group.identifies)
+        return group.identifies or (floor is not None and beats(group, floor))
 
     def strongest(self, groups: Sequence[Group]) -> list[Group]:
         """The groups of one kind that leak most: by their word, then by their value; empty if none beats its floor."""
-        words = [self.rating(group).word for group in groups]
-        ranks = [(LEAKING.index(w), g.value or 0.0) for w, g in zip(words, groups, strict=True) if w in LEAKING]
-        leaking = [group for word, group in zip(words, groups, strict=True) if word in LEAKING]
-        return [group for rank, group in zip(ranks, leaking, strict=True) if rank == max(ranks)]
+        ranked = [((LEAKING.index(w), g.value or 0.0), g) for g in groups if (w := self.rating(g).word) in LEAKING]
+        most = max((rank for rank, _ in ranked), default=None)
+        return [group for rank, group in ranked if rank == most]
 
     def unpromised(self, group: Group) -> str:
         """See `labels.unpromised`; empty if no training of the group finished."""

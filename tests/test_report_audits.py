@@ -11,7 +11,6 @@ import pytest
 from leakgauge.harness.core.labels import part_text
 from leakgauge.harness.core.result import AssumedBound, AuditRecord, Run
 from leakgauge.reports.html import render
-from leakgauge.reports.sections.audits import refutation
 from leakgauge.reports.sections.checked import BADGES, BY_AUDIT, broken, checked, overview, tally
 from leakgauge.reports.sections.claims import ClaimRow, claims
 from leakgauge.reports.sections.limits import limits
@@ -54,12 +53,11 @@ def badges(row: ClaimRow) -> list[list[str]]:
 def test_a_bound_stands_with_its_confidence_its_trials_its_adversary_and_its_federation(
     rows: dict[str, ClaimRow],
 ) -> None:
-    assert rows["dithered"].lines[0].audited == (
-        "≥ 2.834",
-        "95 %, n = 1000, server",
-        ("per sub-vector, δ = 1e−5, one round", "3 clients, d = 36; claimed 2 and proved 4.054 there"),
-    )
-    assert rows["dithered"].lines[1].audited is None
+    one, whole, audit = rows["dithered"].lines
+    assert (one.audited, whole.audited) == (None, None)
+    notes = "per sub-vector, δ = 1e−5, one round", "3 clients, d = 36"
+    assert audit.audited == ("≥ 2.834", "95 %, n = 1000, server", True, notes)
+    assert (audit.horizon, audit.claimed.epsilon, audit.proved.epsilon) == ("one round, audit", "2", "4.054")
     # where the small federation has the claim and the proof of the training, only its size is named
     points = rows["points"].lines[0].audited
     assert (points.epsilon, points.notes[1]) == ("≥ 0", "3 clients, d = 36")
@@ -67,12 +65,10 @@ def test_a_bound_stands_with_its_confidence_its_trials_its_adversary_and_its_fed
 
 
 def test_an_audit_stands_beside_the_claim_of_its_horizon(rows: dict[str, ClaimRow]) -> None:
-    one, whole = rows["generous"].lines
-    assert (one.audited, one.horizon, whole.horizon) == (None, "one round", "whole run")
-    assert rows["generous"].lines[1].audited.notes == (
-        "per record, δ = 1e−5, whole run",
-        "3 clients, d = 36, 5 rounds; claimed 9 and proved 4.5 there",
-    )
+    one, whole, audit = rows["generous"].lines
+    assert [line.horizon for line in (one, whole, audit)] == ["one round", "whole run", "whole run, audit"]
+    assert (one.audited, whole.audited, audit.claimed.epsilon, audit.proved.epsilon) == (None, None, "9", "4.5")
+    assert audit.audited.notes == ("per record, δ = 1e−5, whole run", "3 clients, d = 36, 5 rounds")
 
 
 def test_what_promises_nothing_keeps_its_one_line_with_the_audit_on_it(rows: dict[str, ClaimRow]) -> None:
@@ -87,9 +83,10 @@ def test_what_promises_nothing_keeps_its_one_line_with_the_audit_on_it(rows: dic
 def test_how_an_audit_was_made_stands_below(rows: dict[str, ClaimRow]) -> None:
     assert rows["generous"].audits == (
         "Audited over a whole run of 5 rounds in a separate small federation: 3 clients with 20 records each, "
-        "d = 36. Claimed there: 9; proved there: 4.5, per record, δ = 1e−5. Neighbors: any-two-inputs, one record "
+        "d = 36. Neighbors: any-two-inputs, one record "
         "(distinguisher: likelihood ratio). Bound: Gaussian trade-off, assuming the law's family; ≥ 0.31 without "
-        "assumptions about the mechanism. These trials cannot refute an epsilon above 4.88.",
+        "assumptions about the mechanism. At 99.9 %, as a refutation needs: ≥ 1.75; these trials cannot refute an "
+        "epsilon above 4.88.",
         "Code CONSISTENT: seen.",
     )
     assert rows["sqsgd"].audits == ()
@@ -111,8 +108,8 @@ def test_bounds_that_assume_a_part_of_the_law_stand_below_with_what_they_assume(
 def test_an_audit_above_the_claim_of_its_federation_breaks_it_and_no_other_verdict_changes(
     rows: dict[str, ClaimRow],
 ) -> None:
-    assert badges(rows["dithered"]) == [["BROKEN (audit)"], ["BROKEN"]]
-    assert badges(rows["generous"]) == [["LOOSE"], ["LOOSE"]]
+    assert badges(rows["dithered"]) == [["BROKEN (audit)"], ["BROKEN"], ["BROKEN (audit)"]]
+    assert badges(rows["generous"]) == [["LOOSE"], ["LOOSE"], ["HOLDS"]]
     assert badges(rows["points"]) == [["BROKEN"], ["BROKEN"]]
     assert rows["dithered"].lines[0].reason == (
         "The audited bound is above the claim for the audited federation. Proved: "
@@ -140,8 +137,8 @@ def test_bounds_of_several_seeds_are_a_range_and_a_missing_one_is_counted() -> N
         return None if seed == 2 else dataclasses.replace(audit, epsilon_lower=audit.epsilon_lower + seed)
 
     row = rows_of(with_audits(double.audited_run((0, 1, 2)), vary))["dithered"]
-    assert row.lines[0].audited.epsilon == "≥ 2.834 to 3.834 over the seeds"
-    assert row.lines[0].audited.notes[-1] == "in 2 of 3 seeds"
+    assert row.lines[2].audited.epsilon == "≥ 2.834 to 3.834 over the seeds"
+    assert row.lines[2].audited.notes[-1] == "in 2 of 3 seeds"
     states = [f"{state.badge.words} {state.seeds}" for state in row.lines[0].states]
     assert states == ["BROKEN (audit) in 2 of 3 seeds", "BROKEN in 1 of 3 seeds"]
     assert len(row.audits) == 2
@@ -152,8 +149,8 @@ def test_audits_of_different_units_are_not_merged() -> None:
         return dataclasses.replace(audit, unit="message", epsilon_lower=9.0) if seed else audit
 
     row = rows_of(with_audits(double.audited_run((0, 1)), vary))["dithered"]
-    audited = row.lines[0].audited
-    assert (audited.epsilon, audited.notes[0]) == ("≥ 2.834", "per sub-vector, δ = 1e−5, one round")
+    found = [(line.audited.epsilon, line.audited.notes[0]) for line in row.lines if line.audited]
+    assert found == [("≥ 2.834", "per sub-vector, δ = 1e−5, one round"), ("≥ 9", "per message, δ = 1e−5, one round")]
     assert len(row.audits) == 4
 
 
@@ -167,7 +164,9 @@ def test_a_contradiction_is_on_the_page() -> None:
 
 def test_the_page_has_a_column_of_audits_and_every_cell_its_name(page: Page) -> None:
     names = [attributes["data-name"] for attributes in page.all("td") if "data-name" in attributes]
-    assert names == ["ε claimed", "ε proved", "ε audited", "Verdict"] * 8  # two horizons of three, one line of two
+    assert (
+        names == ["ε claimed", "ε proved", "ε audited", "Verdict"] * 10
+    )  # two horizons of three, one line of two, two audits
     for text in (
         "≥ 2.834 (95 %, n = 1000, server)",
         "Audited : a lower bound, measured by running the defense",
@@ -193,14 +192,12 @@ def test_the_top_of_the_page_names_the_claims_that_an_audit_broke(run: Run) -> N
     found = broken(analysis)
     assert found.heading == "2 of 3 claims are broken"
     assert found.sentences[0].startswith(
-        "dithered, one round and whole run: for one round audited ≥ 2.834 per sub-vector, δ = 1e−5 (95 %, n = 1000, "
-        "server), above the claim of 2 for 3 clients, d = 36; in this study claimed 2, proved ∞ a sub-vector"
+        "dithered, one round and whole run: for one round audited ≥ 2.834 (95 %, n = 1000, server), claimed 2, "
+        "proved 4.054 per sub-vector, δ = 1e−5, one round, 3 clients, d = 36; in this study claimed 2, proved ∞ "
+        "a sub-vector"
     )
     assert tally(analysis) == {"BROKEN": 2, "LOOSE": 1, "NOTHING PROMISED": 2}
     assert overview(analysis) == "Of 3 claims, 1 is loose and 2 are broken; 2 more defenses promise nothing."
-    assert refutation(double.audit(2.0, 4.0, 2.8337, "message")) == (
-        "audited ≥ 2.834 per message, δ = 0 (95 %, n = 1000, server), above the claim of 2 for 3 clients, d = 36"
-    )
     assert any("in a separate small federation" in text for text in limits(analysis))
 
 

@@ -139,19 +139,22 @@ def rows_of(cells: tuple[Cell, ...], **changes: object) -> dict[str, tuple[Entry
 def test_a_study_without_a_defense_has_its_ceiling_above_its_floor() -> None:
     rows = rows_of(small(double.NONE))
     found = [(name, entry.value, entry.word) for name, (entry,) in rows.items()]
-    assert found == [("no defense", "0.925", ""), ("floor", "0.147", "prior")]
+    assert found == [("no defense", "0.925", "leaks"), ("floor", "0.147", "prior")]
 
 
 @pytest.mark.parametrize(
-    ("cells", "lost", "why"),
-    [(small(double.GAUSSIAN[0]), None, "no ceiling was measured"), (small(), double.PRIOR, "no floor was measured")],
+    ("cells", "lost", "word", "why"),
+    [
+        (small(double.GAUSSIAN[0]), None, "too weak to tell", "no ceiling was measured"),
+        (small(), double.PRIOR, "not rated", "no floor was measured"),
+    ],
 )
 def test_an_entry_that_cannot_be_rated_names_what_is_lacking(
-    cells: tuple[Cell, ...], lost: PartSpec | None, why: str
+    cells: tuple[Cell, ...], lost: PartSpec | None, word: str, why: str
 ) -> None:
     rows = rows_of(cells, failed=lambda cell: cell.attack == lost)
     (entry,) = rows["gaussian"]
-    assert (entry.word, entry.tone, entry.notes[0]) == ("not rated", "none", why)
+    assert (entry.word, entry.tone, entry.notes[:2]) == (word, "none", (why, entry.notes[1]))
     assert entry.notes[1].endswith(" identified (0 % to 46 %)")
     assert rows["floor"][0].value == ("0.147" if lost is None else "n/a")
 

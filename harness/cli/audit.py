@@ -118,26 +118,20 @@ def _print_claim(found: dict[str, Any], as_json: bool) -> None:
     if "audited" in found:
         from leakgauge.harness.audit.standalone import lines
 
-        say(*lines(found["audited"]), *_belongs(claimed, found))
+        say(*lines(found["audited"]), *_belongs(found))
     for assumption in claimed["assumes"]:
         say(f"  assumes  {assumption}")
     say(f"  {found['verdict']}: {found['reason']}")
 
 
-def _belongs(claimed: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """Lines on the federation and the adversary of an audited bound, and the bound that decides on the verdict."""
-    from leakgauge.harness.core.labels import counted
+def _belongs(found: dict[str, Any]) -> list[str]:
+    """The federation of an audit, and the bound that decides on the verdict."""
     from leakgauge.harness.core.stats import STRICT
 
-    row, setting = found["audited"], found["setting"]
-    size = f"{counted(setting['clients'], 'client')}, {counted(setting['rounds'], 'round')}, d = {setting['dim']}"
-    rows = [f"           claimed, proved and audited: all for {size}"]
-    if "strict" not in row:
-        return rows
-    strict, most = (f"{float(row[key]):.4g}" for key in ("strict", "ceiling"))
-    could = "" if most == "inf" else f", of at most {most} that this audit can show"
-    sure = max(row["confidence"], STRICT)
-    rows.append(f"  verdict  by epsilon >= {strict}{could}, confidence {sure:g}, by {row['threat']}")
-    if row["threat"] not in claimed["against"]:
-        rows.append(f"           not promised against {row['threat']}: claim and verdict are for other adversaries")
+    row, size = found["audited"], "clients {clients}, rounds {rounds}, d {dim}".format(**found["setting"])
+    rows = [f"           claimed, proved and audited in the same federation: {size}"]
+    if "strict" in row:
+        most = "" if row["ceiling"] == "inf" else f" (at most {row['ceiling']:.4g} by these trials)"
+        bound = f"epsilon >= {float(row['strict']):.4g}{most}, confidence {max(row['confidence'], STRICT):g}"
+        rows.append(f"  verdict  by {bound}, by {row['threat']}")
     return rows

@@ -23,10 +23,12 @@ from leakgauge.harness.core.cell import (
     canonical,
 )
 from leakgauge.harness.core.result import TrainingRecord
-from leakgauge.harness.core.threats import SEES, Threat, View
+from leakgauge.harness.core.threats import SEES
 
-_LEFT_OUT = " was left out: "
 _EXPONENT = re.compile(r"e([+-])0*(\d+)$")
+_SEES = {one.value: sees | ({"sums"} if "messages" in sees else set()) for one, sees in SEES.items()}
+"""What each adversary sees, by name; who sees messages also knows their sum."""
+
 UNDEFENDED = "none"
 """The name of the defense that does nothing."""
 
@@ -112,28 +114,17 @@ def case_text(defense: str, attack: str, threat: str, target: str) -> str:
     return f"{defense} under {attack}, {threat}, {target}" if attack else defense
 
 
-def left_out(attack: str, why: str) -> str:
-    """The note of a study on an attack that does not fit."""
-    return f"attack {attack}{_LEFT_OUT}{why}"
-
-
-def is_left_out(note: str) -> bool:
-    """Whether a note of a study is one of `left_out`."""
-    return note.startswith("attack ") and _LEFT_OUT in note
-
-
 def unpromised(cell: Cell, training: TrainingRecord | None) -> str:
     """`not promised against server`, if no finite claim names the cell's adversary or one that sees as much.
 
-    Empty without a defense or a finished training. Known labels change no claim, so this grant does not count.
+    Empty without a defense or a finished training. Side knowledge changes no claim; broadcast parameters may.
     """
     if training is None or cell.training.defense.name == UNDEFENDED:
         return ""
-    sees = View.parse(cell.threat).sees - {"labels"}
+    name, *grants = cell.threat.split("+")
+    sees = _SEES.get(name, frozenset({name})) | ({"broadcast"} & {*grants})
     finite = [claim for claim in (training.one_round, training.whole_run) if claim.epsilon is not None]
-    named = [SEES[Threat(name)] for claim in finite for name in claim.against]
-    # who sees messages also sees their sum
-    promised = any(sees <= (one | {"sums"} if "messages" in one else one) for one in named)
+    promised = any(sees <= _SEES.get(one, frozenset()) for claim in finite for one in claim.against)
     return "" if promised else f"not promised against {cell.threat}"
 
 

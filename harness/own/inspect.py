@@ -17,7 +17,7 @@ from leakgauge.harness.audit.limit import followed
 from leakgauge.harness.core.cell import PartSpec, Target, TaskSpec
 from leakgauge.harness.core.code import named_code
 from leakgauge.harness.core.contract import Reconstruction
-from leakgauge.harness.core.labels import counted, left_out
+from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.threads import one_thread
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.federation import registry
@@ -262,7 +262,7 @@ class _Trial:
         for name, most in _TRIED:
             price, why = self._price(name, most)
             if price is None:
-                notes.append(left_out(name, why))
+                notes.append(f"attack {name} was left out: {why}")
             else:
                 prices[name] = price
         shared = max(1.0, self.took / max(self.spent, 1e-3))  # other processes may use this machine too

@@ -13,17 +13,12 @@ from leakgauge.harness.core.stats import STRICT
 from leakgauge.reports.text.notation import NO_PROMISE, bound, epsilon, number, over_seeds, per, percent, short
 
 
-class Measured(NamedTuple):
-    """The audits of one defense over its seeds.
-
-    Attributes:
-        epsilon: the lower bound.
-        scope: confidence, number of trials, adversary.
-        notes: unit, delta, horizon and federation.
-    """
+class Amount(NamedTuple):
+    """An epsilon over the seeds: `scope` is its unit and delta, or how it was audited; `notes`: method, adversaries."""
 
     epsilon: str
     scope: str
+    finite: bool
     notes: tuple[str, ...]
 
 
@@ -45,33 +40,23 @@ def stated(audit: AuditRecord) -> str:
     return f"audited ≥ {short(audit.epsilon_lower)} ({_scope(audit)}), {known} {where}"
 
 
-def refutation(audit: AuditRecord) -> str:
-    """An audited bound above the claim for the audited federation, in words."""
-    return (
-        f"audited ≥ {short(audit.epsilon_lower)} {per(audit.unit, audit.delta)} ({_scope(audit)}), "
-        f"above the claim of {number(audit.claimed)} for {_federation(audit)}"
-    )
+def alike(trainings: Sequence[TrainingRecord]) -> Iterable[list[AuditRecord]]:
+    """The audits by kind: those that differ in more than their seed are never merged."""
+    return gathered((_kind(one.audited), one.audited) for one in trainings if one.audited is not None).values()
 
 
-def of_horizon(trainings: Sequence[TrainingRecord], horizon: str) -> Iterable[list[AuditRecord]]:
-    """The audits of the claim for one horizon; those that differ in more than their seed are never merged."""
-    found = [one.audited for one in trainings if one.audited is not None and one.audited.horizon == horizon]
-    return gathered((_kind(one), one) for one in found).values()
-
-
-def measured(audits: Sequence[AuditRecord], seeds: int) -> Measured:
+def measured(audits: Sequence[AuditRecord], seeds: int) -> Amount:
     """The bound of audits that differ only in their seed, of this number of seeds."""
     first = audits[0]
     notes = [f"{per(first.unit, first.delta)}, {first.horizon}", _federation(first)]
     if len(audits) < seeds:
         notes.append(f"in {len(audits)} of {counted(seeds, 'seed')}")
-    return Measured(f"≥ {over_seeds([one.epsilon_lower for one in audits])}", _scope(first), tuple(notes))
+    return Amount(f"≥ {over_seeds([one.epsilon_lower for one in audits])}", _scope(first), True, tuple(notes))
 
 
 def details(trainings: Sequence[TrainingRecord]) -> tuple[str, ...]:
     """How each kind of audit was made, what its bound assumes, and its verdicts on the code."""
-    alike = gathered((_kind(one.audited), one.audited) for one in trainings if one.audited is not None)
-    return tuple(text for audits in alike.values() for text in _described(audits))
+    return tuple(text for audits in alike(trainings) for text in _described(audits))
 
 
 def _described(audits: Sequence[AuditRecord]) -> list[str]:
@@ -84,11 +69,9 @@ def _described(audits: Sequence[AuditRecord]) -> list[str]:
     if first.method != "Clopper-Pearson":
         least = over_seeds([one.any_mechanism for one in audits])
         method += f"; ≥ {least} without assumptions about the mechanism"
-    claimed = "nothing" if first.claimed is None else short(first.claimed)
     found = [
-        f"Audited over {span} in a separate small federation: {where}. Claimed there: {claimed}; proved there: "
-        f"{number(first.proved)}, {per(first.unit, first.delta)}. Neighbors: {first.relation}, {' / '.join(pairs)}. "
-        f"Bound: {method}."
+        f"Audited over {span} in a separate small federation: {where}. Neighbors: {first.relation}, "
+        f"{' / '.join(pairs)}. Bound: {method}."
     ]
     ceilings = [one.ceiling for one in audits if one.ceiling is not None]
     if ceilings:
@@ -112,10 +95,11 @@ def _assuming(audits: Sequence[AuditRecord]) -> list[str]:
 
 
 def is_elsewhere(audit: AuditRecord, claims: Sequence[ClaimRecord]) -> bool:
-    """Whether claim and proof of the audited federation and adversary differ from those of the training."""
+    """Whether claim, proof, terms or adversary of the audit differ from these claims of the study's federation."""
     here = epsilon(claims), bound([claim.proved for claim in claims])
     there = NO_PROMISE if audit.claimed is None else short(audit.claimed), number(audit.proved)
-    same = all((claim.unit, claim.delta) == (audit.unit, audit.delta) for claim in claims)
+    terms = audit.unit, audit.delta, audit.horizon
+    same = all((claim.unit, claim.delta, claim.horizon) == terms for claim in claims)
     named = [names for claim in claims for names in (claim.against, claim.proved.against) if names]
     return here != there or not same or not all(audit.threat in names for names in named)
 
@@ -123,4 +107,4 @@ def is_elsewhere(audit: AuditRecord, claims: Sequence[ClaimRecord]) -> bool:
 def _kind(audit: AuditRecord) -> tuple[object, ...]:
     """The fields that two audits must share to form a range."""
     setting = audit.rounds, audit.clients, audit.dim, audit.samples, audit.claimed, audit.proved
-    return audit.unit, audit.delta, audit.relation, audit.threat, audit.confidence, audit.trials, setting
+    return audit.horizon, audit.unit, audit.delta, audit.relation, audit.threat, audit.confidence, audit.trials, setting

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.result import AuditRecord, ClaimRecord, TrainingRecord
-from leakgauge.reports.sections.audits import refutation
+from leakgauge.reports.sections.audits import stated
 from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.notation import INFINITE, NO_VALUE, listing, number, short
 
@@ -92,16 +92,15 @@ def _with_audit(claim: ClaimRecord, audit: AuditRecord | None) -> ClaimRecord:
     """The claim with the verdict of an audit, and the audit as the first part of its reason."""
     if audit is None or not audit.refutes or (audit.unit, audit.horizon) != (claim.unit, claim.horizon):
         return claim
-    return dataclasses.replace(claim, verdict=BY_AUDIT, reason=f"{refutation(audit)}; in this study {claim.reason}")
+    return dataclasses.replace(claim, verdict=BY_AUDIT, reason=f"{stated(audit)}; in this study {claim.reason}")
 
 
 def audited_claim(claim: ClaimRecord, audit: AuditRecord) -> ClaimRecord:
     """The claim for the audited federation and adversary, with its own proof and verdict."""
-    terms = {"delta": audit.delta, "unit": audit.unit, "against": (audit.threat,)}
-    proved = dataclasses.replace(claim.proved, epsilon=audit.proved, reason=audit.reason, **terms)
-    verdict = BY_AUDIT if audit.refutes else audit.verdict
-    terms |= {"proved": proved, "reason": audit.reason, "verdict": verdict, "relation": audit.relation}
-    return dataclasses.replace(claim, epsilon=audit.claimed, horizon=audit.horizon, **terms)
+    terms = {"delta": audit.delta, "unit": audit.unit, "against": (audit.threat,), "reason": audit.reason}
+    proved = dataclasses.replace(claim.proved, epsilon=audit.proved, **terms)
+    terms |= {"verdict": BY_AUDIT if audit.refutes else audit.verdict, "horizon": audit.horizon}
+    return dataclasses.replace(claim, epsilon=audit.claimed, proved=proved, relation=audit.relation, **terms)
 
 
 def is_broken(claim: ClaimRecord) -> bool:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from leakgauge.harness.core.labels import Label, counted, odds
 from leakgauge.harness.core.result import ClaimRecord, ProofRecord, TrainingRecord
 from leakgauge.harness.core.stats import chance
-from leakgauge.reports.sections.audits import Measured, details, is_elsewhere, measured, of_horizon
+from leakgauge.reports.sections.audits import Amount, alike, details, is_elsewhere, measured
 from leakgauge.reports.sections.checked import (
     State,
     audited_claim,
@@ -31,15 +30,6 @@ _UNSEEN = {"good": "info"}
 """The tone of a verdict if its code is not CONSISTENT, or the run broke an assumption."""
 
 
-class Amount(NamedTuple):
-    """An epsilon over the seeds: `scope` is its unit and delta, `notes` its method and adversaries."""
-
-    epsilon: str
-    scope: str
-    finite: bool
-    notes: tuple[str, ...]
-
-
 class Line(NamedTuple):
     """One horizon of one defense, or both horizons if all their texts agree; `unkept` marks a broken assumption."""
 
@@ -49,7 +39,7 @@ class Line(NamedTuple):
     states: tuple[State, ...]
     reason: str
     codes: tuple[State, ...] = ()
-    audited: Measured | None = None
+    audited: Amount | None = None
     unkept: tuple[State, ...] = ()
 
 
@@ -185,16 +175,15 @@ def _lines(trainings: Sequence[TrainingRecord]) -> tuple[Line, ...]:
     lines, more = [one, whole], list[Line]()
     if one._replace(horizon="") == whole._replace(horizon=""):
         lines = [one._replace(horizon=listing(dict.fromkeys((one.horizon, whole.horizon))))]
-    for at, claims in {claims[0].horizon: (at, claims) for at, claims in enumerate(both)}.values():
-        for audits in of_horizon(trainings, claims[0].horizon):
-            place, bound = min(at, len(lines) - 1), measured(audits, len(trainings))
-            if lines[place].audited is None and not is_elsewhere(audits[0], claims):
-                lines[place] = lines[place]._replace(audited=bound)
-            else:
-                # the audit did not break the assumptions that this run broke
-                kept = [replace(one, breaches=()) for one in trainings if one.audited in audits]
-                there = [audited_claim(claims[0], audit) for audit in audits]
-                more.append(_line(there, kept)._replace(horizon=f"{claims[0].horizon}, audit", audited=bound))
+    for audits in alike(trainings):
+        first, seen = audits[0], measured(audits, len(trainings))
+        at = next((at for at, claims in enumerate(both) if not is_elsewhere(first, claims)), None)
+        if at is not None and lines[at % len(lines)].audited is None:
+            lines[at % len(lines)] = lines[at % len(lines)]._replace(audited=seen)
+        else:
+            there = [audited_claim(both[first.horizon == whole.horizon][0], one) for one in audits]
+            row = _line(there, [one for one in trainings if one.audited in audits])
+            more.append(row._replace(horizon=f"{first.horizon}, audit", audited=seen, unkept=()))
     return (*lines, *more)
 
 

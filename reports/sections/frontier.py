@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from leakgauge.harness.core.result import ClaimRecord
+from leakgauge.harness.core.stats import joined
 from leakgauge.reports.charts.figures import Chart, Point, by_defense
 from leakgauge.reports.select import Analysis, Group, final_accuracy
 from leakgauge.reports.text.notation import INFINITE, NO_VALUE, fixed, interval, listing, percent, short
@@ -125,7 +126,7 @@ def _row(analysis: Analysis, one: Standing, found: list[Standing]) -> Row:
     ends = interval(estimate) if estimate is not None else ""
     proved = one.claim.proved
     better = [analysis.defenses[each.defense].text for each in found if dominates(each, one)]
-    covers = one.claim.epsilon is not None
+    covers, unit = one.claim.epsilon is not None, f"per {proved.unit}, {one.claim.horizon}, δ {short(proved.delta)}"
     return Row(
         defense=analysis.defenses[one.defense].text,
         accuracy=percent(one.accuracy),
@@ -135,7 +136,7 @@ def _row(analysis: Analysis, one: Standing, found: list[Standing]) -> Row:
         attack=f"{analysis.attack_text(one.worst)}: {value}{f' ({ends})' if ends else ''}",
         bits=fixed(one.bits, 2),
         epsilon=(INFINITE if proved.epsilon is None else short(proved.epsilon)) if covers else NO_VALUE,
-        unit=f"per {proved.unit}, {one.claim.horizon}, δ {short(proved.delta)}" if covers else "nothing is promised",
+        unit=joined(unit, analysis.unpromised(one.worst)) if covers else "nothing is promised",
         dominated=listing(better),
     )
 

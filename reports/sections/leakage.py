@@ -145,12 +145,6 @@ def entry_of(analysis: Analysis, group: Group | None, *, strongest: bool = False
     return entry._replace(word=rating.word, tone=_TONES.get(rating.word, "none"), notes=notes)
 
 
-def _strongest(analysis: Analysis, groups: list[Group]) -> set[int]:
-    """The `id` of the strongest groups of each defense and kind of attack, including ties."""
-    by_row = gathered(((group.defense, group.case.kind), group) for group in groups)
-    return {id(group) for row in by_row.values() if len(row) > 1 for group in analysis.strongest(row)}
-
-
 def _floor_entry(analysis: Analysis, sample: Group) -> Entry:
     """The floor of one column."""
     floor, chance = analysis.floor(sample), sample.metric.chance
@@ -162,7 +156,8 @@ def _floor_entry(analysis: Analysis, sample: Group) -> Entry:
 
 def _matrix(analysis: Analysis, setting: str, groups: list[Group]) -> Matrix:
     """The matrix of one setting."""
-    columns, strongest = _columns(groups), _strongest(analysis, groups)
+    columns, rows_of = _columns(groups), gathered(((group.defense, group.case.kind), group) for group in groups)
+    strongest = {id(group) for row in rows_of.values() if len(row) > 1 for group in analysis.strongest(row)}
     at = {(group.defense, group.column): group for group in groups}
     heads = [
         Head(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import NamedTuple
 
-from leakgauge.harness.core.labels import UNDEFENDED, case_text, counted, is_left_out, where
+from leakgauge.harness.core.labels import UNDEFENDED, case_text, counted, where
 from leakgauge.harness.core.metrics import RECOGNIZABLE
 from leakgauge.reports.sections.checked import Badge, Broken, broken
 from leakgauge.reports.select import (
@@ -101,19 +101,18 @@ def _sentence(analysis: Analysis, badge: Badge, worst: Group | None) -> tuple[st
     columns = counted(len({group.column for group in analysis.attacked}), "combination")
     frame = f"Measured with {columns} of attack, adversary and target."
     if not analysis.attacked:
-        lost = [note for note in analysis.run.study.get("notes", ()) if is_left_out(note)]
+        lost = [str(note) for note in analysis.run.study.get("notes", ()) if str(note).startswith("attack ")]
         return "No attack fits this model" if lost else "No attack ran", f"Only a floor ran. {'; '.join(lost)}".strip()
     if worst is None:
-        which = " with a defense" if analysis.defended else ""
-        support = f"Every cell{which} failed, is missing or has no value; see “All results”."
+        support = "Every cell that counts here failed, is missing or has no value; see “All results”."
         return f"No attack{' on a defense' if analysis.defended else ''} returned a value", support
     case = worst.case
     name = case_text(
         analysis.defenses[worst.defense].text, analysis.attack_text(worst), case.threat, where(case.target)
     )
-    support = f"The case that leaks most is {name}: {worst.metric.words} {fixed(worst.value)}"
-    support += f" ({note})." if (note := analysis.unpromised(worst)) else "."
-    support += _through(analysis)
+    most = "The highest value is of" if badge is NO_VERDICT else "The case that leaks most is"
+    value = ", ".join(filter(None, [f"{worst.metric.words} {fixed(worst.value)}", analysis.unpromised(worst)]))
+    support = f"{most} {name}: {value}.{_through(analysis)}"
     rated = [(group, analysis.rating(group)) for group in analysis.judged]
     if badge is LEAKS:
         if not analysis.defended:
@@ -176,11 +175,11 @@ def _worst_figure(analysis: Analysis, worst: Group | None) -> Figure:
 def _recognized_figure(analysis: Analysis) -> Figure:
     """The number of recognizable images; if only membership was attacked, the highest TPR at 1 % FPR."""
     found, undefended = (recognized_images(analysis, defended=defended) for defended in (True, False))
-    if found is not None or (not analysis.defended and undefended is not None):
+    which, found = (" defended", found) if analysis.defended else ("", undefended)
+    if found is not None:
         detail = f"nearest of 100 images and SSIM ≥ {RECOGNIZABLE}, under at least one attack"
-        detail += f"; no defense: {undefended.hits} of {undefended.of}" if found and undefended is not None else ""
-        one, which = found or undefended, " defended" if found else ""
-        return Figure("Recognizable images", str(one.hits), f"of {one.of}{which}", detail)
+        detail += f"; no defense: {undefended.hits} of {undefended.of}" if which and undefended is not None else ""
+        return Figure("Recognizable images", str(found.hits), f"of {found.of}{which}", detail)
     rates = [
         (estimate.value, group)
         for group in analysis.judged
@@ -188,7 +187,7 @@ def _recognized_figure(analysis: Analysis) -> Figure:
         if group.case.kind == "membership" and estimate.value is not None
     ]
     if not rates:
-        detail = f"No attack{' on a defense' if analysis.defended else ''} returned an image."
+        detail = "No attack that counts here returned an image."
         return Figure("Recognizable images", NO_VALUE, "", detail)
     rate, group = max(rates, key=lambda pair: pair[0])
     detail = f"{analysis.defenses[group.defense].text}, seed with the highest rate; random guessing: 1 %"

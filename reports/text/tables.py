@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
+from textwrap import fill
 
 from rich import box
 from rich.console import Console
@@ -90,12 +91,13 @@ def _row(analysis: Analysis, group: Group, *, first: bool) -> list[Text]:
     metric = "" if group.value is None else group.metric.words.removeprefix("mean ")
     setting = [analysis.settings[group.setting]] if len(analysis.settings) > 1 else []
     floor, top = fixed(analysis.floor_value(group)), fixed(ceiling.value if ceiling is not None else None)
+    words = [fill(one, 9) for one in (entry.word, analysis.unpromised(group)) if one]
     return [
         styled("\n".join(filter(None, [label.name, label.varying, *setting]))),
         styled(analysis.attack_text(group)),
         styled(f"{group.case.threat}\n{where(group.case.target)}"),
         styled("\n".join(filter(None, [f"{metric} {entry.value}".strip(), entry.interval, _identified(group)]))),
-        styled("\n".join(filter(None, [entry.word, analysis.unpromised(group)])), _STYLES[entry.tone]),
+        styled("\n".join(words), _STYLES[entry.tone]),
         styled(f"{floor}\n{top}"),
         _trained(trainings, accuracy),
         _claim(trainings) if first else styled(""),
