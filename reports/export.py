@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from leakgauge.harness.core.cell import Cell, Scalar
-from leakgauge.harness.core.labels import server_text
+from leakgauge.harness.core.labels import server_text, unpromised
 from leakgauge.harness.core.result import AuditRecord, ClaimRecord, ProofRecord, Run, TrainingRecord, to_data
 from leakgauge.harness.core.rows import COLUMNS, Row, column, frame, rows
 from leakgauge.harness.core.sinks import harmless, latex, markdown, spelled, table_head, table_row
@@ -206,6 +206,7 @@ def _object(analysis: Analysis, cell: Cell) -> dict[str, object]:
         "training": spec.id,
         **_training_data(run.trainings.get(spec.id)),
         "estimates": {str(estimate.pop("name")): estimate for estimate in estimates},
+        "promise": unpromised(cell, run.trainings.get(spec.id)),
         "flags": [to_data(flag) for flag in analysis.flags_of(cell)],
         "seconds": run.seconds.get(cell.id),
         "failure": failed,

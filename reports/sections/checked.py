@@ -97,10 +97,14 @@ def _with_audit(claim: ClaimRecord, audit: AuditRecord | None) -> ClaimRecord:
 
 def audited_claim(claim: ClaimRecord, audit: AuditRecord) -> ClaimRecord:
     """The claim for the audited federation and adversary, with its own proof and verdict."""
-    terms = {"delta": audit.delta, "unit": audit.unit, "against": (audit.threat,), "reason": audit.reason}
-    proved = dataclasses.replace(claim.proved, epsilon=audit.proved, **terms)
-    terms |= {"verdict": BY_AUDIT if audit.refutes else audit.verdict, "horizon": audit.horizon}
-    return dataclasses.replace(claim, epsilon=audit.claimed, proved=proved, relation=audit.relation, **terms)
+    sees, why = (audit.threat,), audit.reason
+    there = dataclasses.replace(claim, delta=audit.delta, unit=audit.unit, relation=audit.relation)
+    proof = dataclasses.replace(claim.proved, delta=audit.delta, unit=audit.unit, against=sees, reason=why)
+    proof = dataclasses.replace(proof, epsilon=audit.proved)
+    verdict = BY_AUDIT if audit.refutes else audit.verdict
+    return dataclasses.replace(
+        there, horizon=audit.horizon, against=sees, epsilon=audit.claimed, proved=proof, verdict=verdict, reason=why
+    )
 
 
 def is_broken(claim: ClaimRecord) -> bool:

@@ -140,9 +140,8 @@ def entry_of(analysis: Analysis, group: Group | None, *, strongest: bool = False
         return _lacking(group)
     entry = Entry(fixed(group.value), interval(group.estimate), "", "none", strongest, _notes(analysis, group))
     rating = analysis.rating(group)
-    notes = analysis.unpromised(group), "" if analysis.is_void(group) else rating.why
-    notes = *filter(None, notes), *entry.notes
-    return entry._replace(word=rating.word, tone=_TONES.get(rating.word, "none"), notes=notes)
+    notes = filter(None, [analysis.unpromised(group), "" if analysis.is_void(group) else rating.why])
+    return entry._replace(word=rating.word, tone=_TONES.get(rating.word, "none"), notes=(*notes, *entry.notes))
 
 
 def _floor_entry(analysis: Analysis, sample: Group) -> Entry:

@@ -200,7 +200,7 @@ def _grid(analysis: Analysis, setting: str, images: Images, budget: int) -> Grid
     if withheld:
         why = "option --images redact" if images == "redact" else f"the data set {data} is not known to be public"
         if images != "redact" and data.startswith(RECORDING):
-            why = "the records were not granted; inspect again with --show-records, or public=True in Python"
+            why = "the records were not granted; inspect into a new folder with --show-records or public=True"
         notes.append(f"Pictures are withheld: {why}. The numbers below them are unchanged.")
     rows = tuple(_rows(analysis, columns, originals, withheld, budget))
     if not rows:

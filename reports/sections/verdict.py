@@ -102,7 +102,8 @@ def _sentence(analysis: Analysis, badge: Badge, worst: Group | None) -> tuple[st
     frame = f"Measured with {columns} of attack, adversary and target."
     if not analysis.attacked:
         lost = [str(note) for note in analysis.run.study.get("notes", ()) if str(note).startswith("attack ")]
-        return "No attack fits this model" if lost else "No attack ran", f"Only a floor ran. {'; '.join(lost)}".strip()
+        why = f"Only a floor ran{': ' if lost else ''}{'; '.join(lost)}."
+        return "No attack fits this model" if lost else "No attack ran", why
     if worst is None:
         support = "Every cell that counts here failed, is missing or has no value; see “All results”."
         return f"No attack{' on a defense' if analysis.defended else ''} returned a value", support

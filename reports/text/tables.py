@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
-from textwrap import fill
 
 from rich import box
 from rich.console import Console
@@ -17,6 +16,7 @@ from leakgauge.harness.core.sinks import styled
 from leakgauge.reports.sections.audits import stated
 from leakgauge.reports.sections.checked import BADGES, UNKEPT, brief, checked, codes, is_unkept
 from leakgauge.reports.sections.leakage import entry_of
+from leakgauge.reports.sections.verdict import verdict
 from leakgauge.reports.select import Analysis, Group, final_accuracy
 from leakgauge.reports.text.notation import fixed, percent
 
@@ -91,13 +91,12 @@ def _row(analysis: Analysis, group: Group, *, first: bool) -> list[Text]:
     metric = "" if group.value is None else group.metric.words.removeprefix("mean ")
     setting = [analysis.settings[group.setting]] if len(analysis.settings) > 1 else []
     floor, top = fixed(analysis.floor_value(group)), fixed(ceiling.value if ceiling is not None else None)
-    words = [fill(one, 9) for one in (entry.word, analysis.unpromised(group)) if one]
     return [
         styled("\n".join(filter(None, [label.name, label.varying, *setting]))),
         styled(analysis.attack_text(group)),
         styled(f"{group.case.threat}\n{where(group.case.target)}"),
         styled("\n".join(filter(None, [f"{metric} {entry.value}".strip(), entry.interval, _identified(group)]))),
-        styled("\n".join(words), _STYLES[entry.tone]),
+        styled("\n".join(filter(None, [entry.word, analysis.unpromised(group)])), _STYLES[entry.tone]),
         styled(f"{floor}\n{top}"),
         _trained(trainings, accuracy),
         _claim(trainings) if first else styled(""),
@@ -125,12 +124,17 @@ def summary(run: Run, width: int = NARROW) -> Table:
     """
     analysis, narrow = Analysis(run), width < NARROW
     caption = styled("\n".join([*_audits(analysis), _CAPTION]))
-    table = Table(title=styled(_title(run)), caption=caption, box=_BOX, padding=0, show_header=not narrow)
+    title = styled(f"{_title(run)}\n{verdict(analysis).sentence}")
+    table = Table(title=title, caption=caption, box=_BOX, padding=0, show_header=not narrow)
     table.caption_justify = "left"
     if narrow:
         table.add_column(overflow="fold")
     for name in _COLUMNS if not narrow else ():
         table.add_column(name, overflow="fold", justify="right" if name[0] in "FA" and name != "Attack" else "left")
+    if not narrow:
+        table.columns[
+            _COLUMNS.index("Leakage")
+        ].max_width = 9  # its words fill short lines, the other columns need more
     previous = None
     for group in sorted(analysis.attacked, key=lambda g: list(analysis.settings).index(g.setting)):
         place = group.setting, group.defense
