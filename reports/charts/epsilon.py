@@ -104,13 +104,10 @@ def _strongest(analysis: Analysis, setting: str, measure: Measure) -> dict[str, 
     """The estimate of the strongest attack on each defense."""
     strongest: dict[str, Estimate] = {}
     for group in analysis.attacked:
-        # attacks on several rounds, or by an adversary whom no claim names, do not belong on the axis of this epsilon
-        if (
-            not analysis.unpromised(group)
-            and group.setting == setting
-            and group.case.kind == measure.metric.kind
-            and group.case.target.rounds == 1
-        ):
+        # an attack on several rounds does not belong on the axis of the epsilon of one round
+        if group.setting == setting and group.case.kind == measure.metric.kind and group.case.target.rounds == 1:
+            if analysis.unpromised(group):
+                continue  # nor does an adversary whom this epsilon does not cover
             found = group.case.estimates(measure.metric.name)
             estimate = pool(found) if found else None
             if estimate is not None and estimate.value is not None:
