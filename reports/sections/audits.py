@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.labels import assumption, counted
-from leakgauge.harness.core.result import AuditRecord, ClaimRecord, TrainingRecord
+from leakgauge.harness.core.result import AuditRecord, TrainingRecord
 from leakgauge.harness.core.stats import STRICT
-from leakgauge.reports.text.notation import NO_PROMISE, bound, epsilon, number, over_seeds, per, percent, short
+from leakgauge.reports.text.notation import number, over_seeds, per, percent, short
 
 
 class Amount(NamedTuple):
@@ -92,16 +92,6 @@ def _assuming(audits: Sequence[AuditRecord]) -> list[str]:
         f"{short(found[0].proved)}. {counted(found[0].trials, 'message')} with each input."
         for (assumes, unit), found in alike.items()
     ]
-
-
-def is_elsewhere(audit: AuditRecord, claims: Sequence[ClaimRecord]) -> bool:
-    """Whether claim, proof, terms or adversary of the audit differ from these claims of the study's federation."""
-    here = epsilon(claims), bound([claim.proved for claim in claims])
-    there = NO_PROMISE if audit.claimed is None else short(audit.claimed), number(audit.proved)
-    terms = audit.unit, audit.delta, audit.horizon
-    same = all((claim.unit, claim.delta, claim.horizon) == terms for claim in claims)
-    named = [names for claim in claims for names in (claim.against, claim.proved.against) if names]
-    return here != there or not same or not all(audit.threat in names for names in named)
 
 
 def _kind(audit: AuditRecord) -> tuple[object, ...]:

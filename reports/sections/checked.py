@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.result import AuditRecord, ClaimRecord, TrainingRecord
@@ -97,14 +97,11 @@ def _with_audit(claim: ClaimRecord, audit: AuditRecord | None) -> ClaimRecord:
 
 def audited_claim(claim: ClaimRecord, audit: AuditRecord) -> ClaimRecord:
     """The claim for the audited federation and adversary, with its own proof and verdict."""
-    sees, why = (audit.threat,), audit.reason
-    there = dataclasses.replace(claim, delta=audit.delta, unit=audit.unit, relation=audit.relation)
-    proof = dataclasses.replace(claim.proved, delta=audit.delta, unit=audit.unit, against=sees, reason=why)
-    proof = dataclasses.replace(proof, epsilon=audit.proved)
-    verdict = BY_AUDIT if audit.refutes else audit.verdict
-    return dataclasses.replace(
-        there, horizon=audit.horizon, against=sees, epsilon=audit.claimed, proved=proof, verdict=verdict, reason=why
-    )
+    terms: dict[str, Any] = {"delta": audit.delta, "unit": audit.unit, "reason": audit.reason}
+    terms["against"] = (audit.threat,)
+    proved = dataclasses.replace(claim.proved, epsilon=audit.proved, **terms)
+    terms |= {"relation": audit.relation, "verdict": BY_AUDIT if audit.refutes else audit.verdict}
+    return dataclasses.replace(claim, epsilon=audit.claimed, horizon=audit.horizon, proved=proved, **terms)
 
 
 def is_broken(claim: ClaimRecord) -> bool:

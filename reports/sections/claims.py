@@ -9,7 +9,7 @@ from typing import NamedTuple
 from leakgauge.harness.core.labels import Label, counted, odds
 from leakgauge.harness.core.result import ClaimRecord, ProofRecord, TrainingRecord
 from leakgauge.harness.core.stats import chance
-from leakgauge.reports.sections.audits import Amount, alike, details, is_elsewhere, measured
+from leakgauge.reports.sections.audits import Amount, alike, details, measured
 from leakgauge.reports.sections.checked import (
     State,
     audited_claim,
@@ -177,12 +177,13 @@ def _lines(trainings: Sequence[TrainingRecord]) -> tuple[Line, ...]:
         lines = [one._replace(horizon=listing(dict.fromkeys((one.horizon, whole.horizon))))]
     for audits in alike(trainings):
         first, seen = audits[0], measured(audits, len(trainings))
-        at = next((at for at, claims in enumerate(both) if not is_elsewhere(first, claims)), None)
-        if at is not None and lines[at % len(lines)].audited is None:
+        at = first.horizon == whole.horizon
+        row = _line([audited_claim(both[at][0], a) for a in audits], [t for t in trainings if t.audited in audits])
+        named = [names for claim in both[at] for names in (claim.against, claim.proved.against) if names]
+        fits = row[:3] == (one, whole)[at][:3] and all(first.threat in names for names in named)
+        if fits and lines[at % len(lines)].audited is None:
             lines[at % len(lines)] = lines[at % len(lines)]._replace(audited=seen)
         else:
-            there = [audited_claim(both[first.horizon == whole.horizon][0], one) for one in audits]
-            row = _line(there, [one for one in trainings if one.audited in audits])
             more.append(row._replace(horizon=f"{first.horizon}, audit", audited=seen, unkept=()))
     return (*lines, *more)
 

@@ -59,8 +59,7 @@ def _audits(analysis: Analysis) -> Iterator[str]:
         audits = [one.audited for one in analysis.trainings_of(setting, defense) if one.audited is not None]
         place = f" ({analysis.settings[setting]})" if len(analysis.settings) > 1 else ""
         if audits:
-            most = max(audits, key=lambda audit: audit.epsilon_lower)
-            yield f"{analysis.defenses[defense].text}{place}: {stated(most)}."
+            yield f"{analysis.defenses[defense].text}{place}: {stated(max(audits, key=lambda a: a.epsilon_lower))}."
 
 
 def _identified(group: Group) -> str:
