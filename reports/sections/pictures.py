@@ -12,7 +12,6 @@ import numpy.typing as npt
 from PIL import Image
 
 from leakgauge.harness.core.cell import Target
-from leakgauge.harness.core.code import RECORDING
 from leakgauge.harness.core.labels import Label, counted, where
 from leakgauge.harness.core.metrics import RECOGNIZABLE
 from leakgauge.harness.core.result import Pictures, Result
@@ -199,7 +198,7 @@ def _grid(analysis: Analysis, setting: str, images: Images, budget: int) -> Grid
     withheld = images == "redact" or data not in analysis.run.public_data
     if withheld:
         why = "option --images redact" if images == "redact" else f"the data set {data} is not known to be public"
-        if images != "redact" and data.startswith(RECORDING):
+        if images != "redact" and data.startswith("recording:"):
             why = "the records were not granted; inspect into a new folder with --show-records or public=True"
         notes.append(f"Pictures are withheld: {why}. The numbers below them are unchanged.")
     rows = tuple(_rows(analysis, columns, originals, withheld, budget))
