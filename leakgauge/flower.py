@@ -1,12 +1,12 @@
 """Flower apps: `tap` records what clients send, `defend` and `defended` apply a defense to it.
 
-Needs the extra `leakgauge[flower]`.
+Needs the extra `flower`.
 """
 
 import importlib.util
 
 if importlib.util.find_spec("flwr") is None:
-    raise ImportError("leakgauge.flower needs Flower, which is not installed: pip install 'leakgauge[flower]'")
+    raise ImportError("leakgauge.flower needs Flower: from a checkout, pip install '.[flower]'")
 
 from leakgauge.harness.federation.recording import Facts
 from leakgauge.harness.own.flower import defend, defended

@@ -14,13 +14,13 @@ from leakgauge.harness.core.errors import StudyError
 
 @pytest.mark.skipif(importlib.util.find_spec("flwr") is not None, reason="Flower is installed")
 def test_without_flower_its_module_says_what_to_install():
-    with pytest.raises(ImportError, match=r"not installed: pip install 'leakgauge\[flower\]'"):
+    with pytest.raises(ImportError, match=r"Flower: from a checkout, pip install '\.\[flower\]'"):
         importlib.import_module("leakgauge.flower")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
 def test_without_ray_its_engine_says_what_to_install():
-    with pytest.raises(StudyError, match=r"^engine: Ray is not installed: pip install 'leakgauge\[ray\]'$"):
+    with pytest.raises(StudyError, match=r"^engine: Ray is not installed: from a checkout, pip install '\.\[ray\]'$"):
         engine_of("ray", None, None)
 
 

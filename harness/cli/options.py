@@ -86,7 +86,7 @@ def engine_of(name: str, address: str | None, workers: int | None) -> Open | Non
     try:
         from leakgauge.harness.study.ray_engine import RayEngine
     except ImportError as error:
-        raise StudyError("engine", ["Ray is not installed: pip install 'leakgauge[ray]'"]) from error
+        raise StudyError("engine", ["Ray is not installed: from a checkout, pip install '.[ray]'"]) from error
     return partial(RayEngine, address=address, slots=workers)
 
 
@@ -118,15 +118,10 @@ def user_errors(no_baseline: int = USAGE) -> Iterator[None]:
 def computed_anew(wanted: bool = True) -> Iterator[None]:
     """Read no cached audit or claim, also in worker processes started inside; used by the gates."""
     from leakgauge.harness.study.environment import CACHE
+    from leakgauge.harness.study.orphans import inherited
 
-    before = os.environ.get(CACHE)
-    if wanted:
-        os.environ[CACHE] = "off"
-    try:
+    with inherited({CACHE: "off"} if wanted else {}):
         yield
-    finally:
-        os.environ.pop(CACHE, None)
-        os.environ.update({} if before is None else {CACHE: before})
 
 
 @contextmanager

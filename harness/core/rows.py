@@ -87,7 +87,7 @@ def frame(found: Sequence[Row]) -> pd.DataFrame:
     try:
         import pandas as pd
     except ImportError as error:
-        raise ImportError("a data frame needs pandas: pip install 'leakgauge[frame]'") from error
+        raise ImportError("a data frame needs pandas: pip install pandas") from error
     return pd.DataFrame({name: pd.Series(column(found, name), dtype=kind) for name, kind in COLUMNS.items()})
 
 

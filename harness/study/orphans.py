@@ -6,7 +6,7 @@ import fcntl
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,6 +50,19 @@ def handling(stop: Callable[[int, Any], object]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def inherited(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables, which child processes inherit, and then restore them."""
+    before = {name: os.environ[name] for name in variables if name in os.environ}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 @contextmanager

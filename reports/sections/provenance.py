@@ -60,7 +60,7 @@ def _commands(run: Run, found: Sequence[Environment]) -> tuple[str, ...]:
     """The lines that reproduce the report; study.toml is in the folder of results and on this page."""
     studies = run.study.get("studies", [run.study])
     commit = found[0].commit if found else "COMMIT"
-    first = f"pip install leakgauge  # {commit}" if commit.startswith("release") else f"git checkout {commit}"
+    first = f"pip install .  # its checkout: {commit}" if commit.startswith("release") else f"git checkout {commit}"
     runs = []
     for number, one in enumerate(studies, 1):
         name = (
