@@ -1,13 +1,16 @@
 import errno
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from leakgauge.harness.core.cell import canonical, fingerprint
 from leakgauge.harness.core.result import Environment, Estimate, Execution, Failure, Result
+from leakgauge.harness.gate.baseline import Baseline, write
 from leakgauge.harness.study.store import Store, StoreError, arrays_digest, write_atomically
+from tests.gate_case import measure, measured
 from tests.test_run import study
 
 CELL = study().cells[0]
@@ -75,6 +78,56 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_file_whole(tmp_path, monkeyp
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert [item.name for item in tmp_path.iterdir()] == ["result.json"]
+
+
+def _quarantined(folder):
+    Store(folder).write_failure(Failure(CELL, "ValueError", "why", "trace"))
+    Store(folder).set_aside(Store(folder).cell(CELL.id), "damaged")
+
+
+WRITERS = {
+    "a result": lambda folder: Store(folder).write_result(RESULT, {}, 1.0),
+    "a failure": lambda folder: Store(folder).write_failure(Failure(CELL, "ValueError", "why", "trace")),
+    "study.json": lambda folder: Store(folder).write_study({"name": "x", "text": "y"}),
+    "the quarantine": _quarantined,
+    "a baseline": lambda folder: write(Baseline(measured(measure()), "first"), folder / "baselines" / "x.json"),
+    "a report": lambda folder: write_atomically(folder / "a" / "b" / "report.html", b"<p>"),
+}
+
+
+@pytest.mark.parametrize("what", WRITERS)
+def test_every_file_and_folder_that_exists_at_the_end_was_synced_with_its_folder(what, tmp_path, monkeypatch):
+    known, sync = {tmp_path.stat().st_ino: set()}, os.fsync
+
+    def recorded(descriptor):
+        place = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if place.is_dir():  # what a power failure now leaves of this folder
+            known[place.stat().st_ino] = {*os.listdir(place)}
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    WRITERS[what](tmp_path)
+    for folder in (tmp_path, *(path for path in tmp_path.rglob("*") if path.is_dir())):
+        assert known[folder.stat().st_ino] == {*os.listdir(folder)}, folder
+
+
+def test_a_file_system_that_cannot_sync_folders_still_gets_the_file_and_a_broken_one_is_one_line(tmp_path, monkeypatch):
+    sync = os.fsync
+
+    def failing(number):
+        def fsync(descriptor):
+            if Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_dir():
+                raise OSError(number, os.strerror(number))
+            sync(descriptor)
+
+        return fsync
+
+    monkeypatch.setattr(os, "fsync", failing(errno.EINVAL))
+    write_atomically(tmp_path / "result.json", b"new")
+    assert (tmp_path / "result.json").read_bytes() == b"new"
+    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+    with pytest.raises(StoreError, match=r"cannot write .*result\.json: Input/output error"):
+        write_atomically(tmp_path / "result.json", b"newer")
 
 
 def test_a_folder_that_cannot_be_created_is_one_line(tmp_path):

@@ -17,6 +17,7 @@ older than manifests: its results are read without checks.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import io
@@ -89,6 +90,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     """
     temporary = None
     try:
+        new = [folder for folder in path.parents if not folder.exists()]
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY)
         with os.fdopen(handle, "wb") as file:
@@ -97,6 +99,7 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)  # at first, only its owner may read a temporary file
         os.replace(temporary, path)
+        _sync(path.parent, *(folder.parent for folder in new))
     except BaseException as error:
         if temporary is not None:
             with contextlib.suppress(OSError):
@@ -104,6 +107,19 @@ def write_atomically(path: Path, content: bytes) -> None:
         if not isinstance(error, OSError):
             raise
         raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _sync(*folders: Path) -> None:
+    """Write the entries of folders to the disk, so that a new or moved file is still there after a power failure."""
+    for folder in folders:
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # some network file systems have no such call
+                raise
+        finally:
+            os.close(handle)
 
 
 def arrays_digest(arrays: Arrays) -> str:
@@ -239,6 +255,7 @@ class Store:
         try:
             free.mkdir(parents=True)
             os.replace(path, free / path.name)
+            _sync(free, place, self.folder, path.parent)
         except OSError as error:
             raise StoreError(f"cannot move {path} to {free}: {error.strerror or error}") from error
         write_atomically(free / "reason.txt", f"{reason}\n".encode())
