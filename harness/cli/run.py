@@ -153,7 +153,7 @@ def _print_study(study: Study, data: Path | None, folder: Path | None = None) ->
         for cell in study.cells_of[training.id]:
             size = f"{cell.target.count} x {cell.target.batch}"
             found = None if store is None else store.examine(store.cell(cell.id))
-            other = found and found.code != code_of(training, cell.attack)
+            other = found and found.code != code_of(training, cell.attack, cell.threat)
             done = f"  finished{' by other code' if other else ''}" if found and found.value is not None else ""
             say(f"  {cell.id}  {part_text(cell.attack)}  {where(cell.target)}, {size}, by {cell.threat}{done}")
     say("", *str(estimate(study, data or default_root())).splitlines())

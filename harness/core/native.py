@@ -50,6 +50,7 @@ class Library:
         self.spread, self.correlate = functions["spread"], functions["correlate"]
         self.weights, self.directions = functions["weights"], functions["directions"]
         self.subtract = functions["subtract"]
+        self.content = path.read_bytes()
         self.lanes = _BYTES // (4 if real == "float" else 8)
         """Numbers that are computed at once."""
 

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from leakgauge.harness.core.cell import Cell, PartSpec, TaskSpec, TrainingSpec, fingerprint
-from leakgauge.harness.core.code import imported, task_code
+from leakgauge.harness.core.code import imported, named_code, task_code
 from leakgauge.harness.core.native import VERSION, library
 from leakgauge.harness.core.result import Environment
+from leakgauge.harness.core.threats import View
+from leakgauge.harness.study.sources import sources
 
 if TYPE_CHECKING:
     from leakgauge.harness.study.store import Store
@@ -52,16 +54,20 @@ def cache_folder() -> Path | None:
         return None
 
 
-def code_of(training: TrainingSpec, attack: PartSpec | None = None) -> str:
+def code_of(training: TrainingSpec, attack: PartSpec | None = None, threat: str = "") -> str:
     """The code behind a training, or behind an attack on it: two results of the same cell with equal codes are equal.
 
-    Covers this package, the user's files of a defense, of attacks, of a model and of data, but not what these files
-    import, and the weights of a given model.
+    Covers this package with its compiled loops, the user's code of a defense, of attacks, of their parameters, of a
+    model and of data, with what it imports (`sources`), and the weights of a given model.
     """
-    attacks = [attack, training.malice.attack if training.malice is not None else None]
+    asked = (attack, None if training.malice is None else training.malice.attack)
+    attacks = [one for one in asked if one is not None]
     names = {("defense", name) for name in training.defense.name.split("+")}
-    parts = frozenset(names | {("attack", one.name) for one in attacks if one is not None})
-    return _code(parts, *_origin(training.task))
+    parts = frozenset(names | {("attack", one.name) for one in attacks})
+    values = (value for part in (training.defense, *attacks) for value in part.parameters.values())
+    named = [*named_code(values), *task_code("", View.parse(threat).other if threat else "")]
+    modules, weights = _origin(training.task)
+    return _code(parts, modules | {name.partition(":")[0] for name in named}, weights)
 
 
 def _origin(task: TaskSpec) -> tuple[frozenset[str], str]:
@@ -89,7 +95,7 @@ def folders(store: Store, cells: Iterable[Cell]) -> dict[Path, str]:
     """
     asked = list(cells)
     trainings = {store.training(cell.training.id): code_of(cell.training) for cell in asked}
-    return trainings | {store.cell(cell.id): code_of(cell.training, cell.attack) for cell in asked}
+    return trainings | {store.cell(cell.id): code_of(cell.training, cell.attack, cell.threat) for cell in asked}
 
 
 @functools.cache
@@ -103,10 +109,8 @@ def _code(
     from leakgauge.harness.federation import registry
 
     modules = own | {registry.lookup(kind, name).__module__ for kind, name in others}
-    outside = [getattr(sys.modules.get(one), "__file__", None) for one in modules if not one.startswith("leakgauge.")]
-    files = sorted(path for file in outside if file is not None and (path := Path(file)).is_file())
-    digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
-    return fingerprint([package(), *digests, *([weights] if weights else [])])
+    modules |= {name.partition(":")[0] for _, name in others if ":" in name}
+    return fingerprint([package(), *sources(modules), *([weights] if weights else [])])
 
 
 def shipped(kind: Literal["defense", "attack"], name: str) -> bool:
@@ -117,8 +121,12 @@ def shipped(kind: Literal["defense", "attack"], name: str) -> bool:
 
 @functools.cache
 def package() -> str:
-    """The digest of the sources of this package at the first call in this process."""
-    digest, root = hashlib.sha256(), Path(__file__).parents[2]
+    """The digest of this package's sources and compiled loops at the first call in this process.
+
+    The loops of another compiler round differently, so results of both are not of the same code.
+    """
+    loops, root = library(), Path(__file__).parents[2]
+    digest = hashlib.sha256(b"" if loops is None else loops.content)
     files = (file for folder in SOURCES for kind in ("py", "c") for file in (root / folder).rglob(f"*.{kind}"))
     for path in sorted(files):
         content = path.read_bytes()
@@ -142,8 +150,9 @@ def environment() -> Environment:
 @functools.cache
 def _versions() -> dict[str, str]:
     """The versions of the packages that numbers depend on, and of the compiled loops."""
-    loops = "none" if library() is None else str(VERSION)
-    return {name: importlib.metadata.version(name) for name in _PACKAGES} | {"compiled loops": loops}
+    loops = library()
+    version = "none" if loops is None else f"{VERSION}+{hashlib.sha256(loops.content).hexdigest()[:8]}"
+    return {name: importlib.metadata.version(name) for name in _PACKAGES} | {"compiled loops": version}
 
 
 def numerics() -> dict[str, Any]:

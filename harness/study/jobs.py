@@ -438,7 +438,8 @@ def run_attack(
 
 def _code_behind(cell: Cell, store: Store) -> str:
     """The code behind a cell, and the code of its training if that differs."""
-    own, made = code_of(cell.training, cell.attack), store.examine(store.training(cell.training.id), arrays=False).code
+    own = code_of(cell.training, cell.attack, cell.threat)
+    made = store.examine(store.training(cell.training.id), arrays=False).code
     return own if made == code_of(cell.training) else f"{own} on {made}"
 
 

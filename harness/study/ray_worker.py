@@ -139,7 +139,7 @@ class Worker:
 
         job = order.job
         try:
-            own = code_of(job.training, job.cells[0].attack if job.reads else None)
+            own = code_of(job.training, *((job.cells[0].attack, job.cells[0].threat) if job.reads else ()))
             if own != order.code:
                 raise self._unfit(f"has code {own} instead of {order.code}")
             for name, digest in order.data.items():
