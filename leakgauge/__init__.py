@@ -3,12 +3,10 @@
 Public names are imported at their first use, so the command starts without torch.
 """
 
-from __future__ import annotations
-
-import importlib
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # imports nothing, because `python -m leakgauge` starts with the working folder in its path
 if TYPE_CHECKING:
+    from typing import Any
+
     from leakgauge.harness.audit.claims import claim
     from leakgauge.harness.audit.standalone import audit
     from leakgauge.harness.cli.inspect import inspect
@@ -55,8 +53,10 @@ _WHERE = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Import a public name at its first use."""
+    import importlib
+
     if name not in _WHERE:
         raise AttributeError(f"module 'leakgauge' has no attribute {name!r}; it has: {', '.join(__all__)}")
     module, attribute = _WHERE[name]

@@ -25,6 +25,7 @@ from leakgauge.harness.study.supervisor import Limits
 from tests.killed import STUDY, litter, start, until
 from tests.test_processes import STUCK, WAITS, finished, of, stuck
 from tests.test_run import COIN, ECHO, study
+from tests.test_working_folder import CONSOLE, poisoned, unharmed
 
 GOOD = f"""{STUDY.replace("seeds = [0, 1]", "seeds = [0]")}
 [[attacks]]
@@ -102,6 +103,10 @@ def test_a_node_with_other_data_ends_the_run_in_one_line(cluster, tmp_path):
     asked = study(tasks=[{"data": "adult", "model": "linear"}], attacks=[{"name": COIN, "target": {"kind": "members"}}])
     with pytest.raises(StudyError, match=r"^ray: the node \S+ has another data set 'adult' in .*: every node needs"):
         run_study(asked, tmp_path / "out", data=tmp_path / "data", engine=partial(RayEngine, address=cluster.address))
+
+
+def test_no_process_of_ray_executes_a_module_of_the_working_folder(tmp_path):
+    unharmed(poisoned(tmp_path), *CONSOLE, "run", "../s.toml", "-o", "../out", "--engine", "ray", "--workers", "1")
 
 
 def test_whatever_dies_on_a_cluster_the_other_cells_have_the_bytes_of_the_serial_run(cluster, reference, tmp_path):

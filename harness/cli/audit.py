@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from leakgauge.harness.cli import options as cli
-from leakgauge.harness.core.code import import_from
+from leakgauge.harness.core.code import import_from, named_code
 from leakgauge.harness.core.sinks import say
 
 
@@ -44,7 +44,8 @@ def claim(
                 defense, assignments(set_ or [], "--set"), assignments(setting or [], "--setting"), rounds, delta
             )
 
-    import_from(Path.cwd())
+    if named_code([defense]):
+        import_from(Path.cwd())
     asked = ["claim", defense, set_, setting, rounds, delta]
     _print_claim(known(asked, computed) if shipped("defense", defense) else computed(), as_json)
 
@@ -75,7 +76,8 @@ def audit(
     from leakgauge.harness.audit import standalone
     from leakgauge.harness.audit.claims import assignments
 
-    import_from(Path.cwd())
+    if named_code([defense]):
+        import_from(Path.cwd())
     with cli.user_errors():
         found = standalone.audit(
             defense,

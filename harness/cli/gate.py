@@ -114,12 +114,15 @@ def check(
     allow_code: cli.AllowCodeOption = False,
 ) -> None:
     """Compare a run with a baseline. Exit code 0: no increase detected; 1: leakage increased."""
+    from leakgauge.harness.core.code import code_allowed, import_from
     from leakgauge.harness.gate.measure import measured
     from leakgauge.harness.gate.rerun import Bench
     from leakgauge.harness.gate.target import trusted
     from leakgauge.harness.study.store import load_run
 
     with cli.computed_anew(), cli.user_errors(cli.NOT_COMPARABLE):
+        if code_allowed(allow_code):
+            import_from(Path.cwd())
         now, held = measured(load_run(folder)), trusted(baseline, target, accept_baseline)
         bench = Bench(folder, data, workers, allow_code)
         base, outcome = _judged(now, held, bench, rerun_base=rerun_base, rerun=not no_rerun)

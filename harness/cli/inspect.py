@@ -147,7 +147,7 @@ def inspect_(
 
     from leakgauge.harness.cli.progress import listener, logged
     from leakgauge.harness.core.cell import TaskSpec
-    from leakgauge.harness.core.code import RECORDING, code_allowed, named_code
+    from leakgauge.harness.core.code import RECORDING, code_allowed, import_from, named_code
     from leakgauge.harness.data import default_root
     from leakgauge.harness.federation.recording import read
     from leakgauge.harness.own import inspect as own
@@ -158,7 +158,9 @@ def inspect_(
     pairs = {"data": quote(data, safe=":/=,"), "public": "yes" if show else ""}
     query = "&".join(f"{key}={value}" for key, value in pairs.items() if value)
     with cli.bugs(results / "run.log"), cli.user_errors():
-        if (code := named_code(attacks.split(","))) and not code_allowed(allow_code):
+        if code_allowed(allow_code):
+            import_from(Path.cwd())
+        elif code := named_code(attacks.split(",")):
             raise cli.refusal(cli.USAGE, f"{code[0]!r} names code to import; pass --allow-code if you trust it")
         try:
             recording = read(folder)

@@ -22,6 +22,7 @@ from leakgauge.harness.cli.report import export, report
 from leakgauge.harness.cli.reproduce import reproduce
 from leakgauge.harness.cli.run import run, show
 from leakgauge.harness.cli.verify import verify
+from leakgauge.harness.core.search_path import leave_working_folder
 from leakgauge.harness.core.sinks import say
 
 
@@ -76,7 +77,8 @@ app.add_typer(baselines)
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Run the command line of this process."""
+    leave_working_folder()
     try:
         app()
     except Exception:  # the interpreter would print the error message unescaped

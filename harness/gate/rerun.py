@@ -23,6 +23,7 @@ from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.metrics import metric
 from leakgauge.harness.core.result import Run, to_data
+from leakgauge.harness.core.search_path import variables
 from leakgauge.harness.gate.comparable import TESTED, refusal
 from leakgauge.harness.gate.judge import Check, Outcome, Rules, Verdict, judge
 from leakgauge.harness.gate.measure import Measured, key_end, measured
@@ -218,22 +219,26 @@ def _run(cells: Sequence[Cell], tree: Path, out: Path, bench: Bench) -> Run:
     }
     # earlier results may come from other code or other packages
     shutil.rmtree(out, ignore_errors=True)
-    _python(_SCRIPT, json.dumps(asked), tree, f"run {len(cells)} cells for {out.name}")
+    own = tree if code_allowed(bench.allow_code) else None
+    _python(_SCRIPT, json.dumps(asked), tree, f"run {len(cells)} cells for {out.name}", own)
     return load_run(out)
 
 
-def _python(script: str, text: str, tree: Path, what: str) -> str:
-    """The output of a script that runs with the code in `tree`; `text` is its input."""
-    path = os.pathsep.join(filter(None, [str(tree), os.environ.get("PYTHONPATH", "")]))
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        input=text,
-        cwd=tree,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def _python(script: str, text: str, tree: Path, what: str, own: Path | None = None) -> str:
+    """The output of a script with the leakgauge in `tree`, and a user's code in `own`; `text` is its input."""
+    safe = variables()
+    with tempfile.TemporaryDirectory(prefix="leakgauge-path-") as path:
+        (Path(path) / "leakgauge").symlink_to(tree / "leakgauge")  # nothing else in `tree` is found
+        searched = os.pathsep.join(filter(None, [path, str(own or ""), safe["PYTHONPATH"]]))
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", script],
+            input=text,
+            cwd=tree,
+            env={**os.environ, **safe, "PYTHONPATH": searched},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     if done.returncode == -2:
         raise KeyboardInterrupt
     if done.returncode:
@@ -256,13 +261,14 @@ def _checkout(ref: str) -> Iterator[tuple[Path, str]]:
 
 
 def git(*words: str) -> str:
-    """The output of a git command in the repository around the working directory.
+    """The output of a git command in the repository around the working directory, whose hooks do not run.
 
     Raises:
         StudyError: git fails, or is not installed.
     """
     try:
-        done = subprocess.run(["git", *words], capture_output=True, text=True, check=True)
+        calls_nothing = ["git", "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false"]
+        done = subprocess.run([*calls_nothing, *words], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         said = getattr(error, "stderr", "") or str(error)
         raise StudyError("run again", [f"git {words[0]} {words[-1]}: {said.strip().splitlines()[-1]}"]) from error

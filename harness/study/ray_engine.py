@@ -1,4 +1,4 @@
-"""The engine on Ray: workers on the nodes of a cluster, or in a private Ray of this machine. Needs `leakgauge[ray]`.
+"""The engine on Ray: workers on the nodes of a cluster, or in a private Ray of this machine. Needs the extra `ray`.
 
 A worker is an actor with one processor, and with one GPU if clients train there. It caches what the jobs of its slot
 have in common, works in its own folder, and sends finished folders back: only this process writes to the store.
@@ -18,12 +18,15 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
+from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from leakgauge.harness.core.errors import StudyError
+from leakgauge.harness.core.search_path import variables
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.study.engine import Died, Ended, Event, Job, Place, Started
 from leakgauge.harness.study.environment import code_of
+from leakgauge.harness.study.orphans import inherited
 from leakgauge.harness.study.ray_worker import Answer, Gauge, Home, Order, Unfit, Where, Worker, versions
 from leakgauge.harness.study.store import MANIFEST, Store
 from leakgauge.harness.study.workers import cores
@@ -197,7 +200,7 @@ class RayEngine:
         cell = job.cells[0] if job.reads else None
         names = [job.training.task.data, View.parse(cell.threat).other if cell else ""]
         data = {} if self.private else {name: self._digest(name) for name in names if name}
-        code = code_of(job.training, cell.attack if cell else None)
+        code = code_of(job.training, *((cell.attack, cell.threat) if cell else ()))
         return Order(job, code, data, {name: self._sent(name) for name in job.reads})
 
     def _digest(self, name: str) -> str:
@@ -275,10 +278,12 @@ def _connect(address: str | None, slots: int | None) -> None:
     for name, value in {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}.items():
         os.environ.setdefault(name, value)
     words: dict[str, Any] = {"address": address or "local", "log_to_driver": False, "logging_level": "ERROR"}
+    words["job_config"] = JobConfig(_client_job=True)  # its only effect: workers do not search the working folder first
     if address is None:
         words |= {"num_cpus": slots or cores(), "include_dashboard": False}
     try:
-        ray.init(**words)
+        with inherited(variables()):
+            ray.init(**words)
     except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
         raise _unusable(f"the cluster at {address} cannot be used: {error}" if address else error) from error
 

@@ -142,6 +142,7 @@ def load_study(
             text = Path(source).read_text("utf-8")
             if code_allowed(allow_code):
                 import_from(Path(source).parent)  # for code next to the file that names it
+                import_from(Path.cwd())
         elif str(source) in (known := shipped()):
             text = resources.files("leakgauge.studies").joinpath(f"{source}.toml").read_text("utf-8")
         else:

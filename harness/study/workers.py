@@ -14,9 +14,10 @@ from contextlib import suppress
 from multiprocessing import forkserver
 from typing import Any, NamedTuple
 
+from leakgauge.harness.core.search_path import variables
 from leakgauge.harness.core.threads import one_thread
 from leakgauge.harness.study.engine import Died, Ended, Event, Job, Outcome, Place, Started, perform, resident
-from leakgauge.harness.study.orphans import PARENT, end_with, ignore_stops
+from leakgauge.harness.study.orphans import PARENT, end_with, ignore_stops, inherited
 
 
 def cores() -> int:
@@ -30,8 +31,8 @@ def warm_up() -> None:
     ours = ["leakgauge.harness.study.fork_server"] if threading.current_thread() is threading.main_thread() else []
     modules = [*ours, "torch", "leakgauge.harness.study.preload"]
     multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
-    os.environ[PARENT] = str(os.getpid())
-    forkserver.ensure_running()
+    with inherited({**variables(), PARENT: str(os.getpid())}):
+        forkserver.ensure_running()
 
 
 class _Worker(NamedTuple):
@@ -60,6 +61,7 @@ class Workers:
         if slot not in self.workers:
             ours, theirs = self.context.Pipe()
             process = self.context.Process(target=_work, args=(theirs, self.place), daemon=True)
+            warm_up()  # again, if the fork server has died: `start` would start it with other variables
             process.start()
             theirs.close()
             self.workers[slot] = _Worker(process, ours)
