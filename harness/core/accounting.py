@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -28,22 +28,24 @@ import numpy as np
 import numpy.typing as npt
 from scipy import optimize
 
+from leakgauge.harness.core import sampled
 from leakgauge.harness.core.gaussian import check_delta, check_nonnegative
 from leakgauge.harness.core.gaussian import gaussian_delta as gaussian_delta
 from leakgauge.harness.core.gaussian import gaussian_epsilon as gaussian_epsilon
 from leakgauge.harness.core.gaussian import gaussian_mu as gaussian_mu
-from leakgauge.harness.core.sampled import sampled_gaussian
+from leakgauge.harness.core.sampled import FINEST, Noise
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+    from dp_accounting.pld import PLDAccountant
 
-
-_FINEST = 1e-4
-"""Step of a discretized privacy loss; the default of dp_accounting."""
 
 _POINTS = 2e6
 """Maximum number of steps of a privacy loss; wider steps still give an upper bound. Without this limit, noise of 0.01
 clips would take 4 GB."""
+
+_RELIABLE = 1e-14
+"""Renyi divergence of one run below which rounding errors count."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,7 @@ class _Response(NamedTuple):
 
 
 class _Numerical(NamedTuple):
-    """The bounds of `PLDAccountant`; `pure` is epsilon at delta = 0, None if no closed form is known."""
+    """Privacy losses on a grid, never above the Renyi bound; `pure` is epsilon at delta = 0, None if not known."""
 
     leaves: tuple[tuple[DpEvent, int], ...]
     pure: float | None
@@ -200,43 +202,65 @@ class _Numerical(NamedTuple):
     def delta(self, epsilon: float) -> float:
         if self.pure is not None and epsilon >= self.pure:
             return 0.0
-        return float(_losses(self.leaves).delta(epsilon))
+        noises = _noises(self.leaves)
+        return sampled.delta(noises, epsilon) if noises else float(_accountant(self.leaves).get_delta(epsilon))
 
 
 @functools.lru_cache(maxsize=64)
 def _numerical_epsilon(leaves: tuple[tuple[DpEvent, int], ...], delta: float) -> float:
     """The bound of epsilon; cached because a claim asks for the same bound several times, and each is slow."""
-    return float(_losses(leaves).epsilon(delta))
+    noises = _noises(leaves)
+    if noises:
+        return sampled.epsilon(noises, delta)
+    return min(_renyi_epsilon(leaves, delta), float(_accountant(leaves).get_epsilon(delta)))
 
 
-class _Losses(NamedTuple):
-    """Epsilon by delta, and delta by epsilon, of a composed privacy loss."""
+def _renyi_epsilon(leaves: tuple[tuple[DpEvent, int], ...], delta: float) -> float:
+    """The Renyi bound; infinite if none is known."""
+    from dp_accounting.rdp import RdpAccountant
+    from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
 
-    epsilon: Callable[[float], float]
-    delta: Callable[[float], float]
+    accountant = RdpAccountant()
+    if not all(accountant.supports(leaf) for leaf, _ in leaves):
+        return math.inf
+    for leaf, count in leaves:
+        accountant.compose(leaf, count)
+    # dp_accounting takes a divergence below zero, which rounding errors may cause, for perfect privacy
+    known = np.where(accountant.rdp > _RELIABLE * sum(count for _, count in leaves), accountant.rdp, math.inf)
+    return float(compute_epsilon(accountant.orders, known, delta)[0])
+
+
+def _noises(leaves: Sequence[tuple[Any, int]]) -> list[Noise]:
+    """The leaves as Gaussian noise, sampled or not; empty if there is another kind of leaf."""
+    import dp_accounting as dp
+
+    found = []
+    for leaf, count in leaves:
+        inner, share = (leaf.event, leaf.sampling_probability) if hasattr(leaf, "event") else (leaf, 1.0)
+        known = isinstance(leaf, dp.PoissonSampledDpEvent | dp.GaussianDpEvent) and isinstance(
+            inner, dp.GaussianDpEvent
+        )
+        if not (known and 0 < inner.noise_multiplier < math.inf and share > 0):
+            return []
+        found.append(Noise(inner.noise_multiplier, share, count))
+    return found
 
 
 @functools.lru_cache(maxsize=4)
-def _losses(leaves: tuple[tuple[DpEvent, int], ...]) -> _Losses:
-    """The composition of all leaves by a `PLDAccountant`; cached because a claim evaluates it several times."""
-    import dp_accounting as dp
+def _accountant(leaves: tuple[tuple[DpEvent, int], ...]) -> PLDAccountant:
+    """The composition of all leaves; cached because a claim evaluates it several times."""
     from dp_accounting.pld import PLDAccountant
 
-    widest = max(_widest_loss(leaf) * math.sqrt(count) for leaf, count in leaves)
-    step = max(_FINEST, widest / _POINTS)
-    leaf, count = leaves[0]
-    if len(leaves) == 1 and isinstance(leaf, dp.PoissonSampledDpEvent) and isinstance(leaf.event, dp.GaussianDpEvent):
-        noise, share = leaf.event.noise_multiplier, leaf.sampling_probability
-        if noise > 0 and 0 < share < 1:
-            losses = sampled_gaussian(noise, share, count, step)
-            return _Losses(losses.get_epsilon_for_delta, losses.get_delta_for_epsilon)
-    accountant = PLDAccountant(value_discretization_interval=step)
+    spreads = [(_spread(leaf), math.sqrt(count)) for leaf, count in leaves]
+    widest = max(20 * one * times + (one * times) ** 2 / 2 for one, times in spreads)
+    finest = min([FINEST, *(one / 10 for one, _ in spreads if one > 0)])
+    accountant = PLDAccountant(value_discretization_interval=max(finest, widest / _POINTS))
     unknown = [pair for pair in leaves if not accountant.supports(pair[0])]
     if unknown:
         raise ValueError(f"no law is known for {_names(unknown)} within {_names(leaves)} at delta > 0")
     for leaf, count in leaves:
         accountant.compose(leaf, count)
-    return _Losses(accountant.get_epsilon, accountant.get_delta)
+    return accountant
 
 
 class _Worst(NamedTuple):
@@ -328,12 +352,12 @@ def _inverse(noise_multiplier: float) -> float:
     return 1 / noise_multiplier if noise_multiplier > 0 else math.inf
 
 
-def _widest_loss(leaf: Any) -> float:
-    """Approximately the largest relevant privacy loss of one run; 0 if it is not known to be large."""
-    if hasattr(leaf, "event"):
-        return _widest_loss(leaf.event)
-    far = _inverse(getattr(leaf, "noise_multiplier", math.inf))
-    return far * far / 2 + 10 * far
+def _spread(leaf: Any) -> float:
+    """Approximately the standard deviation of one run's privacy loss; 0 if it is not known."""
+    if hasattr(leaf, "sampling_probability") and hasattr(leaf, "event"):
+        inner = _spread(leaf.event)
+        return float(min(inner, leaf.sampling_probability * math.expm1(min(inner, 700.0))))
+    return _inverse(getattr(leaf, "noise_multiplier", math.inf))
 
 
 @functools.lru_cache(maxsize=16)
