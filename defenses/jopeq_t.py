@@ -136,7 +136,7 @@ class JoPEQT(Dithered):
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Epsilon for one pair of one message; we add up the epsilons of T rounds."""
         rounds = len(history)
-        first, *further = self._proofs(setting, rounds)
+        first, attained, *further = self._proofs(setting, rounds)
         return claim_over(
             rounds,
             self.epsilon * rounds,
@@ -144,10 +144,11 @@ class JoPEQT(Dithered):
             source=added_up("Lang et al. 2022, Thm III.1 and Cor. 1", rounds),
             assumes=unclipped(self.scale, 2),
             further=tuple(further),
+            attained=attained,
         )
 
     def _proofs(self, setting: Setting, rounds: int) -> Sequence[Proof]:
-        """The proofs for one pair, starting with the one that decides on the claim, then those for a whole message."""
+        """The bound for one pair, the epsilon that a pair attains, then the proofs for a whole message."""
         # the radius that belongs to the step by the reference code's formula
         gamma = self.lattice.step * (2.0**self.bits + 1) / 2
         found = vector_epsilon(*self.noise, self.bits, gamma)
@@ -160,6 +161,4 @@ class JoPEQT(Dithered):
         why = f"{given}all {pairs} pairs may change at once."
         whole = Proof.pure(bound * pairs, rounds, Unit.MESSAGE, why, tight=False)
         complete = () if self.scale == "public" else (Proof.none(Unit.MESSAGE, CLEAR),)
-        # the attained value refutes a smaller claim; only the bound proves a larger claim
-        pair = (attained, above) if found > self.epsilon else (above, attained)
-        return (*pair, whole, *complete)
+        return (above, attained, whole, *complete)

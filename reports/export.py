@@ -41,6 +41,7 @@ def _claim_data(claim: ClaimRecord) -> dict[str, Any]:
     """A claim with its proofs as plain data."""
     further = [_proof_data(proof) for proof in claim.further]
     proofs = {"proved": _proof_data(claim.proved), "further": further}
+    proofs |= {"attained": _proof_data(claim.attained)} if claim.attained else {}
     return {**to_data(claim), "epsilon": _epsilon(claim.epsilon), "verdict": verdict_of(claim), **proofs}
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -38,6 +39,23 @@ def leakgauge(*arguments):
 )
 def test_the_verdict_compares_the_proved_epsilon_with_the_claimed_one(claimed, proved, tight, verdict):
     assert judge(claim(claimed, proved, tight)).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("claimed", "attained", "verdict"),
+    [
+        (2.0, 3.0, Verdict.BROKEN),
+        (3.5, 3.0, Verdict.UNPROVED),
+        (4.0, 3.0, Verdict.HOLDS),
+        (2.0, None, Verdict.UNPROVED),
+    ],
+)
+def test_an_attained_epsilon_below_the_proved_one_breaks_a_claim_below_it_and_is_named(claimed, attained, verdict):
+    shown = None if attained is None else Proof.pure(attained, 1, Unit.MESSAGE, "two inputs show it")
+    found = judge(replace(claim(claimed, 4.0, tight=False), attained=shown))
+    assert (found.verdict, found.proved) == (verdict, 4.0)
+    assert ("attained 3 per message" in found.reason) == (attained is not None)
+    assert ("two inputs show it" in found.reason) == (verdict is Verdict.BROKEN)
 
 
 def test_the_verdict_uses_the_delta_of_the_claim_and_not_the_requested_one():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
 from collections.abc import Callable
@@ -12,8 +13,10 @@ import pytest
 from leakgauge.harness.core.cell import Cell, FederationSpec
 from leakgauge.harness.core.labels import part_text
 from leakgauge.harness.core.result import ClaimRecord, Flag, Run, TrainingRecord
+from leakgauge.harness.core.rows import rows as all_rows
 from leakgauge.reports.charts import figures
 from leakgauge.reports.charts.epsilon import SSIM, accuracy_charts, leakage_charts
+from leakgauge.reports.export import to_jsonl
 from leakgauge.reports.html import render
 from leakgauge.reports.sections.checked import (
     BADGES,
@@ -381,3 +384,24 @@ def test_the_short_form_names_the_whole_run_where_it_comes_out_otherwise() -> No
     assert brief([none], [none]) == ("∞: nothing\npromised", "NOTHING PROMISED")
     assert brief([], []) == ("n/a", "")
     assert [state.badge.words for state in states([one, whole, none])] == ["UNPROVED", "HOLDS", "NOTHING PROMISED"]
+
+
+def test_an_attained_epsilon_has_its_own_name_on_the_page_in_rows_and_in_the_download() -> None:
+    def lowered(claim: ClaimRecord, seed: int) -> ClaimRecord:
+        bounded = with_proved(claim, epsilon=3.951, tight=False, method="closed form, post-processing")
+        attained = dataclasses.replace(claim.proved, epsilon=3.098, delta=claim.delta, reason="two inputs show it.")
+        return dataclasses.replace(bounded, epsilon=2.0, verdict="BROKEN", attained=attained)
+
+    run = changed(small(double.LAPLACE[0]), lowered)
+    line = first_line(run)
+    assert line.proved.epsilon == "3.951"
+    assert line.proved.notes[1].endswith("post-processing, upper bound")
+    assert line.proved.notes[-1].startswith("attained 3.098")
+    assert line.reason == "two inputs show it."
+    assert "attained 3.098" in render(run)
+    found = [row for row in all_rows(run) if row["quantity"] in ("proved_epsilon", "attained_epsilon")]
+    ends = {(row["quantity"], row["value"]): (row.get("low"), row.get("high")) for row in found}
+    assert ends["attained_epsilon", 3.098] == (3.098, None)
+    assert ends["proved_epsilon", 3.951] == (None, 3.951)
+    exported = json.loads(to_jsonl(Analysis(run)).splitlines()[0])["one_round"]
+    assert (exported["proved"]["epsilon"], exported["attained"]["epsilon"]) == (3.951, 3.098)

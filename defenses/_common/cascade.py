@@ -257,18 +257,13 @@ class Cascade(Defense[None, None]):
         return self.first.breaches(updates, links, lr)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
-        """The first defense's claim; its proof becomes an upper bound, because the second is post-processing.
-
-        If the cascade is known to attain an epsilon above the claim, the proof of this epsilon comes first.
-        """
+        """The first defense's claim; its proof becomes an upper bound, because the second is post-processing."""
         claim, rounds = self.first.claim(history, setting), len(history)
         bounds = tuple(map(_after_processing, (claim.proved, *claim.further)))
         shown = self.first.attained(self.second.edge(self.first.noise_variance(setting)))
-        if shown * rounds <= claim.epsilon:
-            return replace(claim, proved=bounds[0], further=bounds[1:])
         reason = "two inputs attain this epsilon by how often a number exceeds a threshold that the dither can set."
-        attained = Proof.pure(shown, rounds, claim.unit, reason, "closed form for two inputs")
-        return replace(claim, proved=attained, further=bounds)
+        attained = Proof.pure(shown, rounds, claim.unit, reason, "closed form for two inputs") if shown else None
+        return replace(claim, proved=bounds[0], further=bounds[1:], attained=attained)
 
     def parameters(self) -> dict[str, Any]:
         """The parameters of both defenses by name; a name that both have becomes `first.name` and `second.name`."""

@@ -108,6 +108,7 @@ def _print_claim(found: dict[str, Any], as_json: bool) -> None:
     say(f"{found['defense']}({parameters})")
     source = f"{claimed['source']}, {claimed['adjacency']}" if claimed["source"] else ""
     rows = [("claimed", claimed, source, ""), ("proved", proved, proved["method"], "")]
+    rows += [("attained", one, one["method"], f": {one['reason']}") for one in (found.get("attained"),) if one]
     rows += [("", proof, proof["method"], f": {proof['reason']}") for proof in found["further"]]
     for label, row, how, note in rows:
         epsilon = row["epsilon"] if row["epsilon"] == "inf" else f"{row['epsilon']:.6g} ({odds(row['chance'])})"

@@ -54,6 +54,7 @@ LATER: dict[str, object] = {
     "gauges": {},
     "inputs": "unit",
     "validation": 0,
+    "attained": None,
 }
 """Fields added after results were stored, with their defaults; defaults are left out, so that older ids stay valid."""
 

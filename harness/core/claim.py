@@ -173,8 +173,10 @@ class Claim:
         delta: the claimed delta (0 for a pure claim).
         against: the adversaries of the claim; empty if and only if nothing is promised.
         assumes: the assumptions of the source; `Defense.breaches` counts those that messages can break.
-        proved: the proof for the claim's unit, against the claim's adversaries.
+        proved: the proof for the claim's unit, against the claim's adversaries: an upper bound.
         further: proofs for other units or adversaries that a reader may confuse with those of the claim.
+        attained: an epsilon that some pair of neighbors attains, at the claim's delta, if `proved` is larger and not
+            tight: a smaller claim is false. None: unknown.
     """
 
     epsilon: float
@@ -187,6 +189,7 @@ class Claim:
     assumes: tuple[str, ...]
     proved: Proof
     further: tuple[Proof, ...] = ()
+    attained: Proof | None = None
 
     def __post_init__(self) -> None:
         if math.isnan(self.epsilon) or self.epsilon < 0:
@@ -211,7 +214,7 @@ def judge(claim: Claim) -> Judgment:
     | proved | verdict |
     |---|---|
     | nothing is claimed | NOTHING PROMISED |
-    | above the claim, and attained | BROKEN |
+    | above the claim, which is below an attained epsilon | BROKEN |
     | above the claim, an upper bound only | UNPROVED: neither shown nor refuted |
     | at most the claim, but above `VACUOUS` | VACUOUS |
     | more than 1 % below the claim | LOOSE |
@@ -220,15 +223,19 @@ def judge(claim: Claim) -> Judgment:
     claimed, proved = claim.epsilon, claim.proved.epsilon(claim.delta)
     if math.isinf(claimed):
         return Judgment(Verdict.NOTHING_PROMISED, claimed, proved, claim.proved.reason)
+    attained = claim.attained or claim.proved
+    shown = attained.epsilon(claim.delta) if attained.tight else 0.0
     if proved > claimed * (1 + _EQUAL):
-        verdict = Verdict.BROKEN if claim.proved.tight else Verdict.UNPROVED
+        verdict = Verdict.BROKEN if shown > claimed * (1 + _EQUAL) else Verdict.UNPROVED
     elif proved > VACUOUS:
         verdict = Verdict.VACUOUS
     else:
         verdict = Verdict.LOOSE if proved < claimed * (1 - _LOOSE) else Verdict.HOLDS
     at = f" at delta {claim.delta:g}" if claim.delta else ""
-    numbers = f"claimed {claimed:.6g}, proved {proved:.6g} per {claim.proved.unit.value}{at}"
-    return Judgment(verdict, claimed, proved, f"{numbers}: {claim.proved.reason}")
+    also = f", attained {shown:.6g}" if claim.attained else ""
+    numbers = f"claimed {claimed:.6g}, proved {proved:.6g}{also} per {claim.proved.unit.value}{at}"
+    why = attained.reason if verdict is Verdict.BROKEN else claim.proved.reason
+    return Judgment(verdict, claimed, proved, f"{numbers}: {why}")
 
 
 def claim_over(
@@ -242,6 +249,7 @@ def claim_over(
     against: frozenset[Threat] = ANYBODY,
     assumes: tuple[str, ...] = (),
     further: tuple[Proof, ...] = (),
+    attained: Proof | None = None,
 ) -> Claim:
     """The claim of a mechanism over `rounds` rounds, for the unit of its proof, by default against `ANYBODY`.
 
@@ -251,7 +259,7 @@ def claim_over(
     horizon = Horizon.of(rounds)
     against = against if math.isfinite(epsilon) else frozenset()
     assumes += (EVERY_ROUND,) if rounds > 1 else ()
-    return Claim(epsilon, delta, proved.unit, relation, horizon, against, source, assumes, proved, further)
+    return Claim(epsilon, delta, proved.unit, relation, horizon, against, source, assumes, proved, further, attained)
 
 
 def added_up(source: str, rounds: int) -> str:

@@ -117,6 +117,7 @@ class ClaimRecord:
     Attributes:
         proved: the proof for the claim's unit and adversaries, at the requested delta.
         further: proofs for other units or adversaries.
+        attained: an epsilon that a pair of neighbors attains, at the claim's own delta, if `proved` is larger.
         verdict: a `claim.Verdict`, at the claim's own delta.
         reason: the reason for the verdict, with both numbers.
     """
@@ -133,6 +134,7 @@ class ClaimRecord:
     further: tuple[ProofRecord, ...]
     verdict: str
     reason: str
+    attained: ProofRecord | None = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@
 | a training | `accuracy`, `loss`, `message_bytes`, `snr_db`, `update_norm` (the median before the defense) by round, |
 | | of UDP `noise_multiplier` and `planned_rounds`, |
 | | `final_accuracy`, `final_loss`, `rounds_run`, `bits`, `dim`, `seconds` |
-| its claims | `claimed_epsilon` and `proved_epsilon` for one round and for the whole run |
+| its claims | `claimed_epsilon`, `proved_epsilon` (a bound) and, if known, a smaller `attained_epsilon`, by horizon |
 | its audit | `audited_epsilon`, `audited_strict`, `audited_ceiling`, and the two epsilons of the small federation |
 | its assumptions | `broken` messages, coordinates or rounds, out of `n` |
 
@@ -53,8 +53,8 @@ COLUMNS: dict[str, str] = {
 QUANTITIES = (
     *("finished", "accuracy", "loss", "final_accuracy", "final_loss", "rounds_run", "message_bytes", "snr_db", "bits"),
     *("update_norm", "noise_multiplier", "planned_rounds"),
-    *("dim", "seconds", "claimed_epsilon", "proved_epsilon", "broken", "audited_epsilon", "audited_strict"),
-    *("audited_ceiling", "audit_claimed_epsilon", "audit_proved_epsilon"),
+    *("dim", "seconds", "claimed_epsilon", "proved_epsilon", "attained_epsilon", "broken", "audited_epsilon"),
+    *("audited_strict", "audited_ceiling", "audit_claimed_epsilon", "audit_proved_epsilon"),
 )
 """The quantities that are not metrics of attacks."""
 
@@ -220,6 +220,8 @@ def _of_claim(claim: ClaimRecord) -> Iterator[Row]:
     yield {"quantity": "claimed_epsilon", "value": _epsilon(claim.epsilon)} | terms | words
     for proof in (claim.proved, *claim.further):
         yield kept | _of_proof(proof)
+    if claim.attained is not None:
+        yield kept | _of_proof(claim.attained) | {"quantity": "attained_epsilon", "high": None}
 
 
 def _of_proof(proof: ProofRecord) -> Row:

@@ -15,7 +15,7 @@ import torch
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cases import training_identity
 from leakgauge.harness.core.cell import Cell, Target, TrainingSpec, fingerprint
-from leakgauge.harness.core.claim import Claim, Proof
+from leakgauge.harness.core.claim import Claim
 from leakgauge.harness.core.contract import (
     Attack,
     Defense,
@@ -219,9 +219,10 @@ def _score(defense: Defense[Any, Any], state: Any, exchange: Exchange) -> Likeli
 
 def _promised(claim: Claim) -> str:
     """The content of a claim and its proofs, before any accounting, with six digits of each number."""
-    parts: list[Claim | Proof] = [claim, claim.proved, *claim.further]
+    parts = [one for one in (claim, claim.proved, *claim.further, claim.attained) if one is not None]
     each = [{**vars(one), "against": sorted(threat.value for threat in one.against)} for one in parts]
-    text = repr([{name: value for name, value in one.items() if name not in ("proved", "further")} for one in each])
+    inner = ("proved", "further", "attained")
+    text = repr([{name: value for name, value in one.items() if name not in inner} for one in each])
     return _FRACTION.sub(lambda found: f"{float(found[0]):.6g}", text)
 
 

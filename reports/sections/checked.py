@@ -155,7 +155,8 @@ def why(claim: ClaimRecord) -> str:
     if claim.proved.delta != claim.delta:
         return reason(claim)
     audited = "The audited bound is above the claim for the audited federation. Proved: "
-    return f"{audited if verdict_of(claim) == BY_AUDIT else ''}{claim.proved.reason}"
+    decides = claim.attained if claim.attained is not None and verdict_of(claim) == "BROKEN" else claim.proved
+    return f"{audited if verdict_of(claim) == BY_AUDIT else ''}{decides.reason}"
 
 
 def reason(claim: ClaimRecord) -> str:

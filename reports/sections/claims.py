@@ -24,7 +24,7 @@ from leakgauge.reports.sections.checked import (
     why,
 )
 from leakgauge.reports.select import Analysis
-from leakgauge.reports.text.notation import adversaries, bound, epsilon, grouped, listing, per, short
+from leakgauge.reports.text.notation import adversaries, bound, epsilon, grouped, listing, number, per, short
 
 _UNSEEN = {"good": "info"}
 """The tone of a verdict if its code is not CONSISTENT, or the run broke an assumption."""
@@ -115,7 +115,9 @@ def _proved(claims: Sequence[ClaimRecord], digits: int) -> Amount:
     finite = all(proof.epsilon is not None for proof in proofs)
     scope = _distinct(per(proof.unit, proof.delta) for proof in proofs)
     right = _distinct(_odds(proof.epsilon, proof.delta) for proof in proofs) if finite else ""
-    return Amount(bound(proofs, digits), scope, finite, tuple(filter(None, (right, methods, _distinct(others)))))
+    lower = [f"attained {number(c.attained.epsilon)}, {c.attained.method}" for c in claims if c.attained is not None]
+    notes = right, methods, _distinct(others), _distinct(lower)
+    return Amount(bound(proofs, digits), scope, finite, tuple(filter(None, notes)))
 
 
 def _odds(value: float | None, delta: float) -> str:
