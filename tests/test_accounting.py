@@ -328,7 +328,7 @@ def test_many_sampled_steps_have_the_epsilon_of_a_grid_ten_times_finer_within_tw
     monkeypatch.setattr(sampled, "FINEST", sampled.FINEST / 10)
     monkeypatch.setattr(sampled, "_POINTS", sampled._POINTS * 10)
     monkeypatch.setattr(sampled, "_SPREADS", sampled._SPREADS * 10)
-    assert found == pytest.approx(sampled.epsilon([sampled.Noise(noise, share, count)], at), rel=2e-3)
+    assert found == pytest.approx(sampled.Noise(noise, share, count).epsilon(at), rel=2e-3)
 
 
 @pytest.mark.parametrize(("noise", "share", "count", "at"), MANY)
@@ -358,17 +358,11 @@ def test_one_sampled_step_has_the_closed_form_at_any_delta():
         assert 0.99 * at < exact <= at
 
 
-def test_sampled_noise_of_two_kinds_composes_as_one_kind_twice():
-    for noise, share, count, at in MANY[:3]:
-        halves = dp.ComposedDpEvent([many(noise, share, count // 2), many(noise * (1 + 1e-9), share, count // 2)])
-        assert epsilon(halves, at) == pytest.approx(epsilon(many(noise, share, count), at), rel=5e-4)
-
-
 @pytest.mark.parametrize("at", [1e-5, 1e-15])
 def test_many_laplace_steps_approach_the_normal_limit_and_are_finite_where_renyi_is(at):
     # T steps of a small epsilon approach mu = epsilon sqrt(T), by the central limit theorem
     exact = gaussian_epsilon(1.0, at)
-    found = epsilon(repeat(dp.LaplaceDpEvent(1e3), 1_000_000), at)
+    found = epsilon(repeat(dp.LaplaceDpEvent(300.0), 90_000), at)
     assert exact < found < 1.25 * exact if at < 1e-12 else found == pytest.approx(exact, rel=0.01)
 
 

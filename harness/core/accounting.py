@@ -28,7 +28,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy import optimize
 
-from leakgauge.harness.core import sampled
 from leakgauge.harness.core.gaussian import check_delta, check_nonnegative
 from leakgauge.harness.core.gaussian import gaussian_delta as gaussian_delta
 from leakgauge.harness.core.gaussian import gaussian_epsilon as gaussian_epsilon
@@ -202,16 +201,15 @@ class _Numerical(NamedTuple):
     def delta(self, epsilon: float) -> float:
         if self.pure is not None and epsilon >= self.pure:
             return 0.0
-        noises = _noises(self.leaves)
-        return sampled.delta(noises, epsilon) if noises else float(_accountant(self.leaves).get_delta(epsilon))
+        noise = _noise(self.leaves)
+        return noise.delta(epsilon) if noise else float(_accountant(self.leaves).get_delta(epsilon))
 
 
 @functools.lru_cache(maxsize=64)
 def _numerical_epsilon(leaves: tuple[tuple[DpEvent, int], ...], delta: float) -> float:
     """The bound of epsilon; cached because a claim asks for the same bound several times, and each is slow."""
-    noises = _noises(leaves)
-    if noises:
-        return sampled.epsilon(noises, delta)
+    if noise := _noise(leaves):
+        return noise.epsilon(delta)
     return min(_renyi_epsilon(leaves, delta), float(_accountant(leaves).get_epsilon(delta)))
 
 
@@ -230,20 +228,15 @@ def _renyi_epsilon(leaves: tuple[tuple[DpEvent, int], ...], delta: float) -> flo
     return float(compute_epsilon(accountant.orders, known, delta)[0])
 
 
-def _noises(leaves: Sequence[tuple[Any, int]]) -> list[Noise]:
-    """The leaves as Gaussian noise, sampled or not; empty if there is another kind of leaf."""
+def _noise(leaves: Sequence[tuple[Any, int]]) -> Noise | None:
+    """The leaves as one kind of Gaussian noise on Poisson samples, if they are that."""
     import dp_accounting as dp
 
-    found = []
-    for leaf, count in leaves:
-        inner, share = (leaf.event, leaf.sampling_probability) if hasattr(leaf, "event") else (leaf, 1.0)
-        known = isinstance(leaf, dp.PoissonSampledDpEvent | dp.GaussianDpEvent) and isinstance(
-            inner, dp.GaussianDpEvent
-        )
-        if not (known and 0 < inner.noise_multiplier < math.inf and share > 0):
-            return []
-        found.append(Noise(inner.noise_multiplier, share, count))
-    return found
+    leaf, count = leaves[0]
+    if len(leaves) == 1 and isinstance(leaf, dp.PoissonSampledDpEvent) and isinstance(leaf.event, dp.GaussianDpEvent):
+        noise, share = leaf.event.noise_multiplier, leaf.sampling_probability
+        return Noise(noise, share, count) if 0 < noise < math.inf and share > 0 else None
+    return None
 
 
 @functools.lru_cache(maxsize=4)

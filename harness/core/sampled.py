@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,55 +27,33 @@ _SPREADS = 10.0
 _POINTS = 5e5
 """Maximum number of losses; wider steps still give an upper bound."""
 
-_BELOW = 20.0
-"""-ln of a bound on the probability of a sum below the computed window."""
-
 _UNSEEN = 1e-6
 """Probability of the losses that are counted as infinite, relative to delta."""
 
-_LEAST = 1e-20
-"""`delta` is exact down to about this number."""
-
-_STEEPEST = 300.0
-"""Largest tilt times the width of the window."""
-
-_TILTS = (-14.0, 18.0)
-"""Range of the logarithm of a tilt, which is the order of a Renyi divergence minus 1."""
+_USUAL = 1e-10
+"""A delta near whose epsilon the sum has digits for all deltas from 1 to 1e-15."""
 
 
 class Noise(NamedTuple):
-    """`count` runs of Gaussian noise, in units of the sensitivity, on samples that hold a record with `share`."""
+    """`runs` runs of Gaussian noise, in units of the sensitivity, on samples that hold a record with `share`."""
 
     multiplier: float
     share: float
-    count: int
+    runs: int
 
-    @property
-    def spread(self) -> float:
-        """Standard deviation of a small loss of one run: share * sqrt(exp(1 / z^2) - 1), at most 1 / z."""
-        return min(1 / self.multiplier, self.share * math.sqrt(math.expm1(min(self.multiplier**-2, 700.0))))
+    def epsilon(self, delta: float) -> float:
+        """Smallest epsilon at `delta` above zero, whether a record is removed or added."""
+        return max(_sum(self, delta, added=added).epsilon(delta) for added in (False, True))
 
-    def ends(self, delta: float) -> _Numbers:
-        """Losses of one run, with the record in the upper law, that it is outside of with `_UNSEEN * delta / count`."""
-        far = [-float(special.ndtri(min(0.5, _UNSEEN * delta / self.count / one))) for one in (1.0, self.share)]
-        x = np.array([-far[0] * self.multiplier, max(far[0] * self.multiplier, 1 + far[1] * self.multiplier)])
-        with np.errstate(divide="ignore"):
-            return np.logaddexp(np.log1p(-self.share), math.log(self.share) + (x - 0.5) / self.multiplier**2)
+    def delta(self, epsilon: float) -> float:
+        """Smallest delta at `epsilon`, with digits down to 1e-15, whether a record is removed or added."""
+        return max(_sum(self, _USUAL, added=added).delta(epsilon) for added in (False, True))
 
     def outputs(self, losses: _Numbers) -> _Numbers:
-        """The outputs with these losses; -inf below all losses."""
+        """The outputs with these losses, if the record is in the upper law; -inf below all losses."""
         with np.errstate(divide="ignore", invalid="ignore"):
             plain = losses - math.log(self.share) + np.log(-np.expm1(np.log1p(-self.share) - losses))
         return np.where(np.isnan(plain), -math.inf, self.multiplier**2 * plain + 0.5)
-
-
-class _Side(NamedTuple):
-    """One run: `logs` of the probabilities of the losses (low + k) * step, and the probability of an infinite loss."""
-
-    low: int
-    logs: _Numbers
-    unbounded: float
-    count: int
 
 
 class _Sum(NamedTuple):
@@ -88,16 +65,14 @@ class _Sum(NamedTuple):
 
     def epsilon(self, delta: float) -> float:
         """Smallest epsilon at `delta`; infinite if an infinite loss has a larger probability."""
-        losses, logs = self.losses, np.maximum(self.logs, -1e6)  # because -inf minus -inf is not a number
-        above = np.logaddexp.accumulate(logs[::-1])[::-1]
-        other = np.logaddexp.accumulate((logs - losses)[::-1])[::-1]
+        losses, logs, unbounded = self
+        above, other = (np.logaddexp.accumulate(one[::-1])[::-1] for one in (logs, logs - losses))
         # delta at each loss; between two losses, it is linear in exp(epsilon)
-        deltas = self.unbounded - np.exp(np.minimum(above, 0.0)) * np.expm1(np.minimum(losses + other - above, 0.0))
-        deltas = np.maximum.accumulate(deltas[::-1])[::-1]
-        at = int(np.argmax(deltas <= delta))
+        deltas = unbounded - np.exp(np.minimum(above, 0.0)) * np.expm1(np.minimum(losses + other - above, 0.0))
+        at = int(np.argmax(np.maximum.accumulate(deltas[::-1])[::-1] <= delta))
         if deltas[at] > delta:
             return math.inf
-        left = self.unbounded + math.exp(above[at]) - delta
+        left = unbounded + math.exp(above[at]) - delta
         return max(0.0, math.log(left) - float(other[at]) if at and left > 0 else float(losses[at]))
 
     def delta(self, epsilon: float) -> float:
@@ -106,87 +81,65 @@ class _Sum(NamedTuple):
         return min(1.0, self.unbounded - float(np.exp(self.logs[above]) @ np.expm1(epsilon - self.losses[above])))
 
 
-class _Runs(NamedTuple):
-    """All runs for one direction, on a grid."""
+class _Run(NamedTuple):
+    """One of so many runs: its losses, the logarithms of their probabilities, the probability of an infinite loss."""
 
-    sides: tuple[_Side, ...]
-    step: float
+    losses: _Numbers
+    logs: _Numbers
+    unbounded: float
+    runs: int
 
-    def tilted(self, side: _Side, tilt: float) -> tuple[_Numbers, float]:
-        """The probabilities of one run times exp(tilt * loss), divided by their sum, and the logarithm of the sum."""
-        logs = side.logs + tilt * self.step * np.arange(side.low, side.low + len(side.logs))
+    def tilted(self, tilt: float) -> tuple[_Numbers, float]:
+        """The probabilities times exp(tilt * loss), divided by their sum; the logarithm of this sum for all runs."""
+        logs = self.logs + tilt * self.losses
         most = logs.max()
         found = np.exp(logs - most)
         total = found.sum()
-        return found / total, float(most + np.log(total))
+        return found / total, float(self.runs * (most + np.log(total)))
 
-    def moment(self, tilt: float) -> float:
-        """ln E exp(tilt * loss) of all runs, without infinite losses."""
-        return sum(side.count * self.tilted(side, tilt)[1] for side in self.sides)
-
-    def least(self, cost: Callable[[float], float]) -> tuple[float, float]:
-        """The tilt of least cost, and this cost."""
-        found = optimize.minimize_scalar(lambda log: cost(math.exp(log)), bounds=_TILTS, options={"xatol": 0.1})
-        return math.exp(found.x), float(found.fun)
-
-    def window(self, unseen: float) -> tuple[float, float]:
-        """Chernoff bounds of the sum of finite losses: below, with probability e^-20, and above, with `unseen`."""
-        low = -self.least(lambda tilt: (self.moment(-tilt) + _BELOW) / tilt)[1]
-        high = self.least(lambda tilt: (self.moment(tilt) - math.log(unseen)) / tilt)[1]
-        # a sum beyond the window returns at its other end, where a tilt magnifies it: below all epsilons, if at all
-        return min(low, -high), high
-
-    def sum(self, tilt: float, unseen: float, low: float, high: float) -> _Sum:
-        """The sum over all runs in a window, with digits near the losses that the tilt makes most likely."""
-        start = math.floor(low / self.step)
-        size = fft.next_fast_len(math.ceil(high / self.step) - start + 1, real=True)
-        transform = np.ones(size // 2 + 1, np.complex128)
-        for side in self.sides:
-            at = np.arange(side.low, side.low + len(side.logs)) % size
-            transform *= fft.rfft(np.bincount(at, self.tilted(side, tilt)[0], size)) ** side.count
-        chances = np.roll(fft.irfft(transform, size), -(start % size)).clip(0.0)
-        losses = (start + np.arange(size)) * self.step
-        with np.errstate(divide="ignore"):
-            logs = np.log(chances) + self.moment(tilt) - tilt * losses
-        never = sum(side.count * math.log1p(-side.unbounded) for side in self.sides)
-        return _Sum(losses, logs, unseen - math.expm1(never))
-
-
-def epsilon(noises: Sequence[Noise], delta: float) -> float:
-    """Smallest epsilon of all runs at `delta` above zero, whether a record is removed or added."""
-    both = _sums(noises, delta, lambda runs, tilt: (runs.moment(tilt) - math.log(delta)) / tilt)
-    return max(total.epsilon(delta) for total in both)
-
-
-def delta(noises: Sequence[Noise], epsilon: float) -> float:
-    """Smallest delta of all runs at `epsilon`, whether a record is removed or added."""
-    both = _sums(noises, _LEAST, lambda runs, tilt: runs.moment(tilt) - tilt * epsilon)
-    return max(total.delta(epsilon) for total in both)
-
-
-def _sums(noises: Sequence[Noise], delta: float, cost: Callable[[_Runs, float], float]) -> Iterator[_Sum]:
-    """The losses of all runs, for a record that is removed, then for one that is added."""
-    ends, unseen = [noise.ends(delta) for noise in noises], _UNSEEN * delta
-    for added in (False, True):
-        step, widest = (
-            min(FINEST, *(noise.spread / _SPREADS for noise in noises)),
-            max(high - low for low, high in ends),
+    def bound(self, chance: float, sign: int) -> tuple[float, float]:
+        """Chernoff's bound of the sum that is exceeded (sign 1), or undercut (-1), with `chance`, and its tilt."""
+        found = optimize.minimize_scalar(
+            lambda log: (self.tilted(sign * math.exp(log))[1] - math.log(chance)) * math.exp(-log),
+            bounds=(-14.0, 18.0),
+            options={"xatol": 0.1},
         )
-        while widest > 0:
-            step = max(step, widest / _POINTS)
-            sides = tuple(_side(noise, step, one, added=added) for noise, one in zip(noises, ends, strict=True))
-            runs = _Runs(sides, step)
-            low, high = runs.window(unseen)
-            widest = high - low if high - low > 1.01 * step * _POINTS else 0.0
-        # less than the best tilt, which would magnify rounding errors at losses below those that it makes most likely
-        tilt = min(runs.least(functools.partial(cost, runs))[0] / 2, _STEEPEST / (high - low))
-        yield runs.sum(tilt, unseen, low, high)
+        return sign * float(found.fun), math.exp(found.x)
 
 
-def _side(noise: Noise, step: float, ends: _Numbers, *, added: bool) -> _Side:
+@functools.lru_cache(maxsize=4)  # an attack's bound asks for delta at many epsilons
+def _sum(noise: Noise, delta: float, *, added: bool) -> _Sum:
+    """The losses of all runs, with digits near the epsilon of `delta`."""
+    far = [-float(special.ndtri(min(0.5, _UNSEEN * delta / noise.runs / one))) for one in (1.0, noise.share)]
+    x = np.array([-far[0] * noise.multiplier, max(far[0] * noise.multiplier, 1 + far[1] * noise.multiplier)])
+    with np.errstate(divide="ignore"):
+        ends = np.logaddexp(np.log1p(-noise.share), math.log(noise.share) + (x - 0.5) / noise.multiplier**2)
+    spread = noise.share * math.sqrt(math.expm1(min(noise.multiplier**-2, 700.0)))
+    step, low, high = min(FINEST, 1 / noise.multiplier / _SPREADS, spread / _SPREADS), *map(float, ends)
+    while True:
+        step = max(step, (high - low) / _POINTS)
+        run = _run(noise, step, ends, added=added)
+        high = run.bound(_UNSEEN * delta, 1)[0]
+        # a sum beyond the window returns at its other end, where a tilt magnifies it: below all epsilons, if at all
+        low = min(run.bound(1e-9, -1)[0], -high)
+        if high - low <= 1.01 * step * _POINTS:
+            break
+    # less than the best tilt, which would magnify rounding errors at losses below those that it makes most likely
+    tilt = min(run.bound(delta, 1)[1] / 2, 300 / (high - low))
+    chances, moment = run.tilted(tilt)
+    start = math.floor(low / step)
+    size = fft.next_fast_len(math.ceil(high / step) - start + 1, real=True)
+    wrapped = np.bincount(np.rint(run.losses / step).astype(np.int64) % size, chances, size)
+    total = np.roll(fft.irfft(fft.rfft(wrapped) ** noise.runs, size), -(start % size))
+    losses = (start + np.arange(size)) * step
+    # not 0, because the difference of two infinite logarithms is not a number
+    logs = np.log(total.clip(1e-300)) + moment - tilt * losses
+    return _Sum(losses, logs, _UNSEEN * delta - math.expm1(noise.runs * math.log1p(-run.unbounded)))
+
+
+def _run(noise: Noise, step: float, ends: _Numbers, *, added: bool) -> _Run:
     """The losses of one run: the upper law has the record if it is removed; if it is added, losses change sign."""
-    low, high = math.floor(ends[0] / step), math.ceil(ends[1] / step)
-    grid = np.arange(low, high + 1) * step
+    grid = np.arange(math.floor(ends[0] / step), math.ceil(ends[1] / step) + 1) * step
     share, x = noise.share, np.concatenate([[-math.inf], noise.outputs(grid), [math.inf]])
     without, shifted = _masses(x / noise.multiplier), _masses((x - 1) / noise.multiplier)
     upper = without if added else (1 - share) * without + share * shifted
@@ -197,17 +150,16 @@ def _side(noise: Noise, step: float, ends: _Numbers, *, added: bool) -> _Side:
     else:
         excess = share * (shifted[1:-1] - without[1:-1] * ratio[:-1])
     up = np.clip(excess / -math.expm1(-step), 0.0, upper[1:-1])
-    rest, outer = upper[1:-1] - up, (upper[-1], upper[0]) if added else (upper[0], upper[-1])
+    rest = upper[1:-1] - up
     if added:
-        low, up, rest = -high, up[::-1], rest[::-1]
-    chances = np.concatenate([[outer[0]], up])
+        grid, up, rest, upper = -grid[::-1], up[::-1], rest[::-1], upper[::-1]
+    chances = np.concatenate([upper[:1], up])
     chances[:-1] += rest
     with np.errstate(divide="ignore"):
-        return _Side(low, np.log(chances), float(outer[1]), noise.count)
+        return _Run(grid, np.log(chances), float(upper[-1]), noise.runs)
 
 
 def _masses(x: _Numbers) -> _Numbers:
     """The probabilities of the intervals between increasing values under N(0, 1), without cancellation."""
-    return np.where(
-        x[:-1] > 0, special.ndtr(-x[:-1]) - special.ndtr(-x[1:]), special.ndtr(x[1:]) - special.ndtr(x[:-1])
-    )
+    upper, low, high = x[:-1] > 0, np.minimum(x[:-1], -x[1:]), np.minimum(x[1:], -x[:-1])
+    return np.asarray(np.where(upper, *(special.ndtr(b) - special.ndtr(a) for a, b in ((low, high), (x[:-1], x[1:])))))
