@@ -3,6 +3,7 @@
 test_defenses.py runs the contract suite on cascades. Every statistical test has a false-alarm rate of at most 1e-6.
 """
 
+import json
 import math
 
 import numpy as np
@@ -24,6 +25,7 @@ from leakgauge.harness.core.contract import Links
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.registry import ParameterError
+from tests.command import call
 from tests.jopeq_case import PRIVATE, SHARED, WHO, build, decode, encode, setting_of
 from tests.oracles import follows
 
@@ -213,3 +215,15 @@ def test_the_lattice_carries_the_numbers_of_another_defense_in_pairs():
     update = rng.uniform(Key(10), (17,), -0.9, 0.9)
     assert isinstance(defense.second, LatticeSDQ)
     assert torch.allclose(decode(defense, encode(defense, update), setting_of(17)), update, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "proved", "attained"),
+    [("t-noise+sdq", 3.951, 3.098), ("t-noise+sdq-lattice", 3.951, 3.098), ("jopeq-t", 4.177, 4.055)],
+)
+def test_the_command_prints_the_bound_as_proved_and_the_attained_epsilon_by_its_own_name(name, proved, attained):
+    found = json.loads(call("claim", name, "--json").output)
+    assert found["proved"]["epsilon"] == pytest.approx(proved, abs=5.1e-4)
+    assert found["attained"]["epsilon"] == pytest.approx(attained, abs=5.1e-4)
+    assert all(one["unit"] == "message" for one in found["further"])
+    assert f"\n  attained epsilon {found['attained']['epsilon']:.6g} (right" in call("claim", name).output

@@ -109,6 +109,7 @@ def record_claim(claim: Claim, delta: float | None = None) -> ClaimRecord:
         further=tuple(_record_proof(proof, at, claim.against) for proof in claim.further),
         verdict=verdict.value,
         reason=reason,
+        attained=None if claim.attained is None else _record_proof(claim.attained, claim.delta, claim.against),
     )
 
 
@@ -116,7 +117,7 @@ def claim_to_data(claim: Claim) -> dict[str, Any]:
     """The claim as plain data that determine the result of `record_claim`."""
     proofs = [
         [repr(one.event), one.unit.value, one.method, one.reason, one.tight, *_names(one.against)]
-        for one in (claim.proved, *claim.further)
+        for one in (claim.proved, *claim.further, *([claim.attained] if claim.attained else []))
     ]
     numbers = [repr(claim.epsilon), repr(claim.delta)]
     words = [claim.unit.value, claim.relation.value, claim.horizon.value, claim.source]
@@ -246,6 +247,7 @@ def claim_to_json(name: str, deployment: Deployment, record: ClaimRecord) -> dic
             "assumes": list(record.assumes),
         },
         "proved": _proof_to_json(record.proved),
+        **({} if record.attained is None else {"attained": _proof_to_json(record.attained)}),
         "further": [_proof_to_json(proof) for proof in record.further],
         "verdict": record.verdict,
         "reason": record.reason,
