@@ -5,12 +5,28 @@ import warnings
 import opacus
 import pytest
 import torch
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from opacus.data_loader import DPDataLoader
 from opacus.optimizers import DPOptimizer
+from opacus.utils.batch_memory_manager import BatchMemoryManager
+from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import leakgauge.opacus
 from leakgauge.harness.audit.standalone import audit
+from leakgauge.harness.core.accounting import epsilon, gaussian_epsilon
 from leakgauge.harness.core.claim import Verdict, judge
 from leakgauge.harness.core.rng import Key, global_generators, normal
 from leakgauge.harness.core.vec import Layout
@@ -69,7 +85,7 @@ def audited(optimizer, trials=300):
 def test_the_claim_is_what_the_accountant_says_after_as_many_steps():
     engine, model, optimizer, loader = private()
     facts = facts_of(optimizer, loader)
-    assert facts == (0.5, 1.0, 32, 320, 10, True)
+    assert facts == (0.5, 1.0, 32, 320, 10, True, 0.1, 0)
     claim = claim_of(facts, 2, 1e-5)
     with global_generators(Key(1)):
         for _ in range(2):
@@ -164,13 +180,179 @@ def test_an_optimizer_that_lies_is_contradicted(lying):
     assert audited(optimizer)["audited"]["verdict"] == "CONTRADICTED"
 
 
-@pytest.mark.matrix
-def test_a_generator_with_a_seed_of_its_own_is_used_and_put_back():
+def generator(seed=0):
+    made = torch.default_generator.clone_state()
+    made.manual_seed(seed)
+    return made
+
+
+@pytest.mark.parametrize("seed", [0, 1 << 40])
+def test_an_honest_noise_generator_is_consistent_and_put_back(seed):
     _, _, optimizer, _ = private()
-    optimizer.generator = torch.Generator().manual_seed(0)
+    optimizer.generator = generator(seed)
     before = optimizer.generator.get_state()
-    assert audited(optimizer)["audited"]["verdict"] == "CONTRADICTED"  # every message has the same noise
+    found = audited(optimizer)
+    assert found["audited"]["verdict"] == "CONSISTENT", found["reason"]
     assert torch.equal(before, optimizer.generator.get_state())
+
+
+class TwoGenerators(DPOptimizer):
+    def add_noise(self):
+        for one in self.params:
+            own, shared = (torch.empty_like(one.summed_grad).normal_(generator=of) for of in (self.generator, None))
+            one.grad = (one.summed_grad + 0.5 * (own + shared) / 2**0.5).view_as(one)
+
+
+def test_noise_from_two_honest_generators_is_consistent():
+    _, _, optimizer, _ = private()
+    optimizer.generator, optimizer.__class__ = generator(), TwoGenerators
+    assert audited(optimizer)["audited"]["verdict"] == "CONSISTENT"
+
+
+class SeededAnew(DPOptimizer):
+    def add_noise(self):
+        self.generator.manual_seed(7)
+        super().add_noise()
+
+
+class BackToItsSeed(DPOptimizer):
+    def add_noise(self):
+        self.generator.manual_seed(self.generator.initial_seed())
+        super().add_noise()
+
+
+class BackToAState(DPOptimizer):
+    def add_noise(self):
+        self.generator.set_state(self.kept)
+        super().add_noise()
+
+
+@pytest.mark.parametrize("lying", [SeededAnew, BackToItsSeed, BackToAState])
+def test_a_generator_that_repeats_its_noise_is_contradicted(lying):
+    _, _, optimizer, _ = private()
+    optimizer.generator, optimizer.__class__ = generator(3), lying
+    optimizer.kept = optimizer.generator.get_state()
+    assert audited(optimizer)["audited"]["verdict"] == "CONTRADICTED"
+
+
+DATA = TensorDataset(X, Y)
+
+
+class MySampler(Sampler):
+    def __iter__(self):
+        return iter([0] * 320)
+
+    def __len__(self):
+        return 320
+
+
+class MyBatches(MySampler):
+    def __iter__(self):
+        return iter([[0] * 32] * 10)
+
+    def __len__(self):
+        return 10
+
+
+class MyPoisson(UniformWithReplacementSampler):
+    def __iter__(self):
+        return iter([[0] * 32] * 10)
+
+
+class MyLoader(DataLoader):
+    def __iter__(self):
+        yield from [(X[:32], Y[:32])] * 10
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(DATA)
+
+    def __len__(self):
+        return 320
+
+
+def with_(sampler, **named):
+    return DataLoader(DATA, batch_size=32, sampler=sampler, **named)
+
+
+@pytest.mark.parametrize(
+    ("loader", "name"),
+    [
+        (with_(WeightedRandomSampler([1.0] * 319 + [50.0], 320)), "WeightedRandomSampler"),
+        (with_(RandomSampler(DATA, replacement=True)), "RandomSampler"),
+        (with_(RandomSampler(DATA, replacement=True, num_samples=64)), "RandomSampler"),
+        (with_(MySampler()), "MySampler"),
+        (with_(DistributedSampler(DATA, 2, 0)), "DistributedSampler"),
+        (DataLoader(DATA, batch_sampler=MyBatches()), "MyBatches"),
+        (DataLoader(DATA, batch_sampler=MyPoisson(num_samples=320, sample_rate=0.1)), "MyPoisson"),
+        (MyLoader(DATA, batch_size=32), "MyLoader"),
+        (DataLoader(Stream(), batch_size=32), "Stream"),
+        (DataLoader(DATA, batch_size=None), "batch_size=None"),
+        (DataLoader(Subset(DATA, [0] * 10 + list(range(310))), batch_size=32), "Subset holds a record 11 times"),
+        (DataLoader(ConcatDataset([DATA, DATA]), batch_size=32), "ConcatDataset holds a record 2 times"),
+    ],
+)
+def test_a_loader_whose_draws_nothing_bounds_is_refused_by_name(loader, name):
+    _, _, optimizer, _ = private()
+    before = torch.get_rng_state()
+    with pytest.raises(OpacusError, match=name) as error:
+        facts_of(optimizer, loader)
+    assert "\n" not in str(error.value)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("loader", "weight"),
+    [
+        (DataLoader(DATA, batch_size=32), 1),
+        (DataLoader(DATA, batch_size=50, shuffle=True), 1),  # a smaller last batch
+        (DataLoader(DATA, batch_size=50, shuffle=True, drop_last=True), 1),
+        (DataLoader(Subset(DATA, range(0, 320, 2)), batch_size=32, shuffle=True), 1),
+        (with_(SubsetRandomSampler(range(100))), 1),
+        (with_(SubsetRandomSampler([0, 1, -320])), 4),
+        (with_(WeightedRandomSampler([1.0, 2.0] * 160, 100, replacement=False)), 1),
+        (with_(RandomSampler(DATA, num_samples=700)), 9),
+        (with_([0, *range(31), *range(31), 0]), 4 + 4),  # twice in the first batch, and twice in the second
+        (DataLoader(DATA, batch_sampler=[[0, 0, -320], [1, 2], [0]]), 9 + 1),
+    ],
+)
+def test_the_proof_counts_how_often_a_record_is_drawn(loader, weight):
+    _, _, optimizer, _ = private()
+    before, facts = torch.get_rng_state(), facts_of(optimizer, loader)
+    assert torch.equal(before, torch.get_rng_state())
+    assert (facts.poisson, facts.share, facts.weight, facts.steps) == (False, 0.0, weight, len(loader))
+    # a record that is k times in a step moves its sum by k clips, and squares of distances add up over steps
+    for epochs in (1, 3):
+        mu = (weight * epochs) ** 0.5
+        assert claim_of(facts, epochs, 1e-5).proved.epsilon(1e-5) == pytest.approx(gaussian_epsilon(mu, 1e-5))
+
+
+@pytest.mark.parametrize("poisson", [True, False])
+def test_the_loader_of_a_batch_memory_manager_has_the_facts_of_the_real_one(poisson):
+    _, _, optimizer, loader = private(poisson=poisson)
+    wrapped = loader
+    for size in (8, 3):
+        with BatchMemoryManager(data_loader=wrapped, max_physical_batch_size=size, optimizer=optimizer) as wrapped:
+            assert facts_of(optimizer, wrapped) == facts_of(optimizer, loader)
+
+
+@pytest.mark.parametrize(("share", "steps"), [(0.1, None), (0.25, 10), (0.02, 7)])
+def test_poisson_batches_in_a_plain_loader_are_counted_with_their_own_share(share, steps):
+    _, _, optimizer, _ = private()
+    sampler = UniformWithReplacementSampler(num_samples=320, sample_rate=share, steps=steps)
+    facts = facts_of(optimizer, DataLoader(DATA, batch_sampler=sampler))
+    assert (facts.poisson, facts.share, facts.steps) == (True, share, len(sampler))
+    event = SelfComposedDpEvent(PoissonSampledDpEvent(share, GaussianDpEvent(1.0)), 2 * len(sampler))
+    claim = claim_of(facts, 2, 1e-5)
+    assert claim.proved.epsilon(1e-5) == pytest.approx(epsilon(event, 1e-5), rel=1e-9)
+    assert (judge(claim).verdict in (Verdict.HOLDS, Verdict.LOOSE)) == (share <= 1 / len(sampler))
+
+
+def test_a_poisson_loader_made_from_another_one_is_counted_as_poisson():
+    _, _, optimizer, _ = private()
+    loader = DPDataLoader.from_data_loader(DataLoader(DATA, batch_size=50, shuffle=True))
+    assert facts_of(optimizer, loader)[3:] == (320, 7, True, 1 / 7, 0)
 
 
 @pytest.mark.parametrize(

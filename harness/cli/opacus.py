@@ -98,16 +98,16 @@ def inspect(
     promise = judge(own.claim_of(facts, epochs, delta, accountant))
     with own.stepping(optimizer) as name:
         audited = audit(own.STEP, {"of": name, "delta": delta}, {"dim": own.DIM}, 1, trials=trials, seed=seed)
-    run = attacked.inspect(
-        network,
-        loader.dataset,
-        train_step=lambda _, x, y: own.gradient_of(model, optimizer, loss, x, y),
-        defense={"name": "dp-sgd", "clip": facts.clip, "noise_std": facts.noise, "delta": delta},
-        folder=folder,
-        victims=victims,
-        attacks=attacks,
-        minutes=minutes,
-        seed=seed,
-        progress=progress,
-    )
+        run = attacked.inspect(
+            network,
+            loader.dataset,
+            train_step=lambda _, x, y: own.gradient_of(model, optimizer, loss, x, y),
+            defense={"name": "dp-sgd", "clip": facts.clip, "noise_std": facts.noise, "delta": delta},
+            folder=folder,
+            victims=victims,
+            attacks=attacks,
+            minutes=minutes,
+            seed=seed,
+            progress=progress,
+        )
     return Inspection(facts, promise, audited, run, Path(folder) / "report.html")

@@ -11,6 +11,7 @@ import copy
 import itertools
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import repeat
@@ -55,7 +67,10 @@ class Facts(NamedTuple):
         batch: B, the expected number of records in a step, by which the sum is divided.
         samples: N, records of the data set.
         steps: steps in an epoch.
-        poisson: whether a step takes each record independently, as the accountant assumes; else batches are disjoint.
+        poisson: whether a step takes each record independently, as the accountant assumes.
+        share: q, the probability with which a step takes a record, if `poisson`; else 0.
+        weight: if not `poisson`, the largest sum over an epoch's steps of the squared number of draws of one record; 1
+            if an epoch draws no record twice. It divides the variance of the noise; 0 if `poisson`.
     """
 
     clip: float
@@ -64,11 +79,8 @@ class Facts(NamedTuple):
     samples: int
     steps: int
     poisson: bool
-
-    @property
-    def share(self) -> float:
-        """q, the probability with which a step takes a record."""
-        return 1.0 / self.steps
+    share: float
+    weight: int
 
 
 def facts_of(optimizer: Any, loader: Any) -> Facts:
@@ -76,9 +88,8 @@ def facts_of(optimizer: Any, loader: Any) -> Facts:
 
     Raises:
         OpacusError: the optimizer is not Opacus' `DPOptimizer` with one clip for the whole gradient; the loader has no
-            known length.
+            known length; nothing bounds how often its sampler draws a record.
     """
-    from opacus.data_loader import DPDataLoader
     from opacus.optimizers import DPOptimizer
 
     if type(optimizer).__name__.endswith("FastGradientClipping"):
@@ -88,24 +99,76 @@ def facts_of(optimizer: Any, loader: Any) -> Facts:
     if type(optimizer).__module__.startswith("opacus.") and type(optimizer) is not DPOptimizer:
         text = "per-layer, adaptive and distributed clipping have other claims"
         raise OpacusError(f"expected DPOptimizer with flat clipping, got {type(optimizer).__name__}: {text}")
-    try:
-        samples, steps = len(loader.dataset), len(loader)
-    except (AttributeError, TypeError) as error:
-        text = f"expected a data loader with a length over a data set with a length, got {type(loader).__name__}"
-        raise OpacusError(text) from error
+    samples, steps, share, weight = _draws(loader)
     clip, noise = float(optimizer.max_grad_norm), float(optimizer.noise_multiplier)
     if not (0 < clip < math.inf and 0 < noise < math.inf):
         raise OpacusError(f"expected max_grad_norm > 0 and noise_multiplier > 0, got {clip:g} and {noise:g}")
     batch = int(optimizer.expected_batch_size or round(samples / steps))
-    return Facts(clip, noise, batch, samples, steps, isinstance(loader, DPDataLoader))
+    return Facts(clip, noise, batch, samples, steps, share > 0, share, weight)
+
+
+def _draws(loader: Any) -> tuple[int, int, float, int]:
+    """Samples, steps, share and weight of `Facts`, by the type of the sampler; nothing is drawn at random."""
+    from opacus.utils.batch_memory_manager import BatchSplittingSampler
+    from opacus.utils.uniform_sampler import UniformWithReplacementSampler
+
+    try:
+        data, sampler, samples, _ = loader.dataset, loader.batch_sampler, len(loader.dataset), len(loader)
+    except (AttributeError, TypeError) as error:
+        text = f"expected a data loader with a length over a data set with a length, got {type(loader).__name__}"
+        raise OpacusError(text) from error
+    own = getattr(type(loader), "__iter__", None) is not DataLoader.__iter__
+    while type(sampler) is BatchSplittingSampler:  # of BatchMemoryManager: one step takes all of its parts
+        sampler = sampler.sampler
+    if own or isinstance(data, IterableDataset):
+        raise _unknown(loader if own else data)
+    if (copies := max(Counter(_records(data)).values(), default=1)) > 1:
+        raise OpacusError(f"{type(data).__name__} holds a record {copies} times: inspect a data set that holds it once")
+    if type(sampler) is UniformWithReplacementSampler:
+        return samples, len(sampler), float(sampler.sample_rate), 0
+    weight = _weight(sampler, samples)
+    return samples, len(sampler), 0.0, weight
+
+
+def _weight(batches: Any, n: int) -> int:
+    """The weight of `Facts`: counted if the order is fixed, else the square of the most draws in an epoch."""
+    order = batches.sampler if type(batches) is BatchSampler else batches
+    if type(order) in (list, tuple, range, SequentialSampler):
+        steps = [Counter(int(one) % n for one in batch) for batch in batches]  # -1 is also the last record
+        return max(sum((Counter({k: v * v for k, v in step.items()}) for step in steps), Counter()).values(), default=1)
+    if type(batches) is BatchSampler:
+        if type(order) is RandomSampler and not order.replacement:
+            return int(math.ceil(order.num_samples / len(order.data_source)) ** 2)
+        if type(order) is SubsetRandomSampler:
+            return int(max(Counter(int(one) % n for one in order.indices).values(), default=1) ** 2)
+        if type(order) is WeightedRandomSampler and not order.replacement:
+            return 1
+    raise _unknown(order)
+
+
+def _records(data: Any) -> list[tuple[int, int]]:
+    """The data set and the index that each record comes from, inside torch's subsets and concatenations."""
+    if type(data) is Subset:
+        inner = _records(data.dataset)
+        return [inner[int(one)] for one in data.indices]
+    if type(data) is ConcatDataset:
+        return [one for part in data.datasets for one in _records(part)]
+    return [(id(data), one) for one in range(len(data))]
+
+
+def _unknown(what: Any) -> OpacusError:
+    """Nothing bounds how often a record is drawn."""
+    name = "a loader with batch_size=None" if what is None else type(what).__name__
+    return OpacusError(f"{name} may draw a record any number of times: use poisson_sampling=True, or shuffle=True")
 
 
 def claim_of(facts: Facts, epochs: int, delta: float, accountant: str = "prv") -> Claim:
     """The accountant's epsilon for a training of `epochs` epochs as the claim, and the proof for its batches.
 
-    With Poisson sampling, both count every step with probability 1/steps. With batches cut from a permutation
-    (`poisson_sampling=False`), Opacus' accountant counts the same, but its formula requires independent draws. A record
-    is then in one step of each epoch, so the proof is that of `epochs` steps that take all records.
+    With Poisson sampling, the accountant counts every step with probability 1/steps, the proof with the sampler's own.
+    Without it (`poisson_sampling=False`), the accountant counts the same, but its formula requires independent draws. A
+    record that a step draws k times adds up to k clips to it, so an epoch is at most one step with noise z /
+    sqrt(weight). This assumes that a missing record leaves its place in the order empty.
 
     Args:
         delta: the delta of the epsilons.
@@ -115,7 +178,7 @@ def claim_of(facts: Facts, epochs: int, delta: float, accountant: str = "prv") -
     from opacus.accountants import create_accountant
 
     counted, count = create_accountant(accountant), epochs * facts.steps
-    counted.history = [(facts.noise, facts.share, count)]
+    counted.history = [(facts.noise, 1 / facts.steps, count)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the orders that the accountant tries
         claimed = float(counted.get_epsilon(delta))
@@ -125,8 +188,9 @@ def claim_of(facts: Facts, epochs: int, delta: float, accountant: str = "prv") -
         why = f"{count} steps with {noisy}, each taking a record with probability {facts.share:.4g}."
         proof = Proof(repeat(step, count), Unit.RECORD, "privacy loss distribution", why, tight=facts.share == 1)
     else:
-        why = f"without Poisson sampling a record is in a step of each of {epochs} epochs, with {noisy}."
-        proof = Proof.gaussian(facts.noise, epochs, Unit.RECORD, why, tight=False)
+        many = "" if facts.weight == 1 else f" that count as {facts.weight}"
+        why = f"without Poisson sampling a record is in a step{many} of each of {epochs} epochs, with {noisy}."
+        proof = Proof.gaussian(facts.noise, epochs * facts.weight, Unit.RECORD, why, tight=False)
     return claim_over(
         1,
         claimed,
@@ -154,8 +218,8 @@ class Step(Defense[None, None]):
         The lowest bits are not covered: torch draws normal numbers in float32, which leaves traces in them (arXiv
         2112.05307); Opacus' `secure_mode` avoids this.
 
-    Source: Abadi et al. 2016, Algorithm 1; Opacus' `DPOptimizer`. Its noise comes from torch's global generator unless
-        it was given another; the global generator is seeded by the private key here, and restored.
+    Source: Abadi et al. 2016, Algorithm 1; Opacus' `DPOptimizer`. Its noise comes from torch's global generator, or
+    from one that it was given; the private key seeds both here.
     """
 
     of: str
@@ -178,10 +242,12 @@ class Step(Defense[None, None]):
         return float(self.optimizer.noise_multiplier) * float(self.optimizer.max_grad_norm)
 
     def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
-        """The optimizer's step on a batch of only this record."""
+        """The optimizer's step on a batch of only this record; the private key seeds all generators that it uses."""
         check_update(update)
+        with rng.global_generators(private.child("own")):
+            start = torch.get_rng_state()
         with rng.global_generators(private):
-            noisy = step_of(self.optimizer, update, link.setting.layout)
+            noisy = step_of(self.optimizer, update, link.setting.layout, start)
         return pack_float32(noisy), None
 
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
@@ -221,34 +287,53 @@ class Step(Defense[None, None]):
 
 @contextmanager
 def stepping(optimizer: Any) -> Iterator[str]:
-    """The name by which `Step` finds the optimizer, inside the block."""
+    """The name by which `Step` finds the optimizer, inside the block; its generator has its state back afterwards."""
     name = next(text for number in itertools.count() if (text := f"optimizer-{number}") not in _OPTIMIZERS)
     _OPTIMIZERS[name] = optimizer
+    drawn = optimizer.generator if not optimizer.secure_mode else None
+    state = drawn.get_state() if drawn is not None else None
     try:
         yield name
     finally:
         del _OPTIMIZERS[name]
+        if drawn is not None:
+            drawn.set_state(state)
 
 
-def step_of(optimizer: Any, gradient: Vector, layout: Layout) -> Vector:
+def step_of(optimizer: Any, gradient: Vector, layout: Layout, start: Tensor | None = None) -> Vector:
     """[d]: the sum that the optimizer's own `pre_step` makes of a batch of one record with this gradient [d].
 
     The step acts on separate parameters of these shapes; the model, the optimizer's state and its accountant do not
     change.
+
+    start: the state in which generators of the optimizer's own begin; default: their present state.
     """
     parameters = [nn.Parameter(torch.zeros(shape)) for shape in layout.shapes]
     twin = object.__new__(type(optimizer))  # Opacus' optimizers cannot be copied
     twin.__dict__ |= optimizer.__dict__
     twin.original_optimizer = torch.optim.SGD(parameters, lr=1.0)
     twin.step_hook, twin._step_skip_queue, twin._is_last_step_skipped = None, [], False
-    if twin.generator is not None:
-        twin.generator = twin.generator.clone_state() if hasattr(twin.generator, "clone_state") else twin.generator
+    if not optimizer.secure_mode:  # its generator is a device without a state
+        kind = type(torch.default_generator)
+        twin.__dict__ |= {name: _twin(one, start) for name, one in vars(twin).items() if isinstance(one, kind)}
     for parameter, part in zip(parameters, layout.split(gradient), strict=True):
         parameter.summed_grad = None  # type: ignore[attr-defined]  # Opacus' own
         parameter.grad_sample = part[None].clone()  # type: ignore[attr-defined]
     twin.pre_step()
     found: Vector = layout.join([parameter.grad for parameter in parameters if parameter.grad is not None])
     return found * _divisor(optimizer)
+
+
+def _twin(generator: Any, start: Tensor | None) -> Any:
+    """A copy of a generator, in the state `start` if one is given, but with its own seed.
+
+    An optimizer that goes back to this seed in each step thus repeats its noise here too.
+    """
+    if start is None:
+        return generator.clone_state()
+    seed = (generator.initial_seed() % (1 << 64)).to_bytes(8, "little")
+    state = torch.cat([torch.tensor(list(seed), dtype=torch.uint8), start[8:]])  # torch's state begins with the seed
+    return torch.default_generator.clone_state().set_state(state)
 
 
 def _divisor(optimizer: Any) -> float:
