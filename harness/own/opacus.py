@@ -125,24 +125,25 @@ def _draws(loader: Any) -> tuple[int, int, float, int]:
     if (copies := max(Counter(_records(data)).values(), default=1)) > 1:
         raise OpacusError(f"{type(data).__name__} holds a record {copies} times: inspect a data set that holds it once")
     if type(sampler) is UniformWithReplacementSampler:
-        return samples, len(sampler), float(sampler.sample_rate), 0
+        return samples, len(sampler), min(1.0, float(sampler.sample_rate)), 0
     weight = _weight(sampler, samples)
     return samples, len(sampler), 0.0, weight
 
 
 def _weight(batches: Any, n: int) -> int:
     """The weight of `Facts`: counted if the order is fixed, else the square of the most draws in an epoch."""
-    order = batches.sampler if type(batches) is BatchSampler else batches
+    order, many = batches.sampler if type(batches) is BatchSampler else batches, Counter[int]()
     if type(order) in (list, tuple, range, SequentialSampler):
-        steps = [Counter(int(one) % n for one in batch) for batch in batches]  # -1 is also the last record
-        return max(sum((Counter({k: v * v for k, v in step.items()}) for step in steps), Counter()).values(), default=1)
-    if type(batches) is BatchSampler:
-        if type(order) is RandomSampler and not order.replacement:
-            return int(math.ceil(order.num_samples / len(order.data_source)) ** 2)
-        if type(order) is SubsetRandomSampler:
-            return int(max(Counter(int(one) % n for one in order.indices).values(), default=1) ** 2)
-        if type(order) is WeightedRandomSampler and not order.replacement:
-            return 1
+        for batch in batches:
+            step = Counter(int(one) % n for one in batch)  # -1 is also the last record
+            many.update({record: times**2 for record, times in step.items()})
+        return max(many.values(), default=0)
+    if type(order) is RandomSampler and not order.replacement:
+        return int(math.ceil(order.num_samples / len(order.data_source)) ** 2)
+    if type(order) is SubsetRandomSampler:
+        return int(max(Counter(int(one) % n for one in order.indices).values(), default=0) ** 2)
+    if type(order) is WeightedRandomSampler and not order.replacement:
+        return 1
     raise _unknown(order)
 
 
