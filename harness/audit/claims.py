@@ -83,7 +83,7 @@ def claim(
     deployment = prepare(name, parameters, setting, rounds, delta, DEFAULTS)
     try:
         record = record_claim(claim_of(deployment.defense, deployment.history, deployment.setting), delta)
-    except ValueError as error:
+    except (ValueError, ArithmeticError, RuntimeError) as error:  # of numbers that formulas cannot resolve
         raise StudyError(name, [str(error)]) from error
     return claim_to_json(name, deployment, record)
 

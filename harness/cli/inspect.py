@@ -37,6 +37,7 @@ def inspect(
     attacks: Sequence[Part] | None = None,
     threats: Sequence[str] = ("server",),
     auxiliary: object = None,
+    classes: int | None = None,
     limit: bool | None = None,
     minutes: float = 7.0,
     audit: int = 0,
@@ -52,8 +53,8 @@ def inspect(
 
     Args:
         model: with the weights it has before the messages; or the name of a shipped model, with fresh weights.
-        data: a torch `Dataset`, a pair (train, test) of them, arrays (x, y) or (x, y, x_test, y_test), a `DataSet`, or
-            a name such as `digits`. Without a test part, the attacker gets half of the records that are behind no
+        data: a torch `Dataset` or `DataLoader`, an iterator of items (x, y) or of batches, a pair (train, test) of them,
+            arrays (x, y) or (x, y, x_test, y_test), a `DataSet`, or a name such as `digits`. Without a test part, the attacker gets half of the records that are behind no
             message.
         messages: gradients or updates (trained minus initial weights), one per victim: a flat tensor, a list of
             tensors in the order of `model.parameters()`, a dictionary by name, with or without the running statistics
@@ -72,6 +73,8 @@ def inspect(
             `label-restoration` that fit.
         threats: adversaries; see `harness.core.threats`.
         auxiliary: the attacker's data, of the same kind.
+        classes: number of classes, if some have no record; default: the network's outputs, or as the data say. 0: the
+            labels are numbers, and the loss is squared.
         limit: compare with the best that any attack could do; default: if it does not take too long.
         minutes: time limit for all default attacks together; the report states what is cut short.
         audit: trials for each input of an audit of the defense; 0: no audit.
@@ -101,7 +104,7 @@ def inspect(
     parts = PartSpec("none") if defense is None else part_spec("defense", defense)
     named = None if attacks is None else [part_spec("attack", one) for one in attacks]
     source = Sources(messages, records, train_step)
-    task, recording = record(Path(folder), model, data, auxiliary, source, how, parts, place, public=public)
+    task, recording = record(Path(folder), model, data, auxiliary, source, how, parts, place, public=public, classes=classes)
     count = victims if messages is None else None
     asked = own.Asked(named, threats, limit, minutes, count, None, batch, audit, seed)
     study = own.study_of(task, recording, asked, place)

@@ -23,7 +23,7 @@ from leakgauge.harness.cli.reproduce import reproduce
 from leakgauge.harness.cli.run import run, show
 from leakgauge.harness.cli.verify import verify
 from leakgauge.harness.core.search_path import leave_working_folder
-from leakgauge.harness.core.sinks import say
+from leakgauge.harness.core.sinks import any_encoding, say
 
 
 class _Commands(TyperGroup):
@@ -79,6 +79,8 @@ app.add_typer(baselines)
 def main() -> None:
     """Run the command line of this process."""
     leave_working_folder()
+    for stream in (sys.stdout, sys.stderr):
+        any_encoding(stream)
     try:
         app()
     except Exception:  # the interpreter would print the error message unescaped

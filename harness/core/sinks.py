@@ -20,6 +20,7 @@ loses no text; the other sinks drop them. Parquet and data frames hold the texts
 from __future__ import annotations
 
 import html
+import io
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -91,8 +92,15 @@ def cut(text: str) -> str:
 def say(*texts: str, err: bool = False) -> None:
     """Print each text on one line. `err`: on standard error."""
     stream = sys.stderr if err else sys.stdout
+    any_encoding(stream)
     stream.write("".join(f"{line(text)}\n" for text in texts))
     stream.flush()
+
+
+def any_encoding(stream: object) -> None:
+    """Make a stream spell out characters that its encoding lacks, as in \\u2265; a report must not end in an error."""
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        stream.reconfigure(errors="backslashreplace")
 
 
 def emit(document: str | bytes) -> None:

@@ -8,10 +8,7 @@ import gzip
 import hashlib
 import importlib
 import os
-import pickle
 import pkgutil
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,16 +18,8 @@ import torch
 
 from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.core.errors import unknown
+from leakgauge.harness.core.files import content, regular
 from leakgauge.harness.core.table import Column
-
-_BROKEN = (
-    *(OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile, pickle.UnpicklingError),
-    *(TypeError, AttributeError, LookupError, MemoryError),  # pickle, see the docs of UnpicklingError
-    NotImplementedError,  # zipfile: a damaged version or method
-    SyntaxError,  # Pillow: a damaged PNG chunk
-    RecursionError,  # json and pickle: too deeply nested
-)
-"""Errors that readers were observed to raise for damaged or inaccessible files."""
 
 MAX_UNPACKED = 128 * 2**20
 """Bytes to which a packed file may grow; the environment variable LEAKGAUGE_MAX_UNPACKED overrides this limit."""
@@ -166,7 +155,7 @@ def load(name: str, root: Path) -> DataSet:
 
     Args:
         name: one of `names()`. Options follow the last `?`, as in `folder:PATH?size=64`; if PATH itself contains a `?`,
-            end it with another `?`. A relative PATH starts at the working directory. `module:factory` names code, which
+            end it with another `?`. `?classes=10`: there are 10 classes, and some may have no example. A relative PATH starts at the working directory. `module:factory` names code, which
             is run: see `harness.data.given`.
         root: folder of the downloaded sets, never written to. `digits`, `photos` and a user's own data do not use it.
 
@@ -189,7 +178,15 @@ def load(name: str, root: Path) -> DataSet:
     rest, _, query = rest.rpartition("?") if "?" in rest else (rest, "", "")
     if not rest:
         raise ValueError(f"expected {kind}:{form.rest}, got {name!r}")
-    return form.read(f"{kind}:{rest}" if is_code(name) else rest, _options(name, query, form.options))
+    options = _options(name, query, (*form.options, "classes"))
+    count = options.pop("classes", "")
+    found = form.read(f"{kind}:{rest}" if is_code(name) else rest, options)
+    if not count:
+        return found
+    from leakgauge.harness.data.arrays import with_classes
+
+    with reading(Path(rest)):
+        return with_classes(found, int(count))
 
 
 def is_code(name: str) -> bool:
@@ -244,11 +241,13 @@ def find(what: str, folders: list[Path], names: list[str], hint: str) -> Path:
 
     Raises:
         DataMissing: there is no such file.
-        DataUnreadable: a folder on the path cannot be entered.
+        DataUnreadable: a folder on the path cannot be entered, or it is neither a folder nor a regular file.
     """
     for path in (folder / name for folder in folders for name in names):
         with reading(path):
             if path.exists():
+                if not path.is_dir():
+                    regular(path)
                 return path
     places = " and ".join(str(folder) for folder in folders)
     raise DataMissing(f"no {what}: looked for {' or '.join(names)} in {places}; {hint}")
@@ -269,12 +268,12 @@ def check_unpacked(size: int, packed: int) -> None:
 def unpacked(path: Path) -> bytes:
     """The bytes of a file, unpacked if it is a `.gz`; raises ValueError if there are too many."""
     if path.suffix != ".gz":
-        return path.read_bytes()
-    packed = path.stat().st_size
+        return content(path)
+    packed = regular(path)
     with gzip.open(path) as file:
-        content = file.read(most_unpacked(packed) + 1)
-    check_unpacked(len(content), packed)
-    return content
+        found = file.read(most_unpacked(packed) + 1)
+    check_unpacked(len(found), packed)
+    return found
 
 
 @contextlib.contextmanager
@@ -282,13 +281,13 @@ def reading(path: Path) -> Iterator[None]:
     """Turn any error of a reader into one line that names `path`.
 
     Raises:
-        DataUnreadable: instead of an error for a damaged or inaccessible file.
+        DataUnreadable: instead of any other error, because a damaged file may raise anything in its decoder.
     """
     try:
         yield
     except (DataMissing, DataUnreadable):
         raise
-    except _BROKEN as error:
+    except Exception as error:
         # a plain ValueError has a message of this package; other errors are understood only with their type
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
         raise DataUnreadable(f"cannot read {path}: {kind}{' '.join(str(error).split())}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,9 @@ Array = npt.NDArray[Any]
 
 CHANNELS = (1, 3)
 _MAX_LABEL = 99_999  # larger labels are identifiers, not classes
+
+_FEW = 4
+"""Maximum number of classes that an error or a note names."""
 
 _SPARSE = 10
 """Labels are codes, such as 0 and 255, if fewer than one in this many numbers from 0 to the largest label occurs."""
@@ -89,6 +93,25 @@ def data_set(name: str, train: Arrays, test: Arrays | None, classes: Sequence[st
     split = (examples[0], examples[1]) if test is not None else split_by_class(*examples[0])
     low, span = (None, None) if scale is None else (torch.from_numpy(one.astype(np.float32)) for one in scale)
     return DataSet(name, *split, names, public=False, note=note, low=low, span=span)
+
+
+def with_classes(data: DataSet, count: int) -> DataSet:
+    """The data with `count` classes, of which some have no example; a class that has a number as its name has this number.
+
+    Raises:
+        ValueError: a label is not below `count`, the data have names of fewer classes, or are a regression.
+    """
+    names = data.classes
+    if len(names) == count:
+        return data
+    fits = bool(names) and all(name.isdecimal() and int(name) < count for name in names)
+    if not fits:
+        known = ", ".join(names[:_FEW]) + (", ..." if len(names) > _FEW else "") if names else "numbers of a regression"
+        raise ValueError(f"expected labels from 0 to {count - 1} for {count} classes, got {known}; number the labels so")
+    numbers = torch.tensor([int(name) for name in names])
+    train, test = (Examples(x, numbers[y]) for x, y in (data.train, data.test))
+    note = "; ".join(part for part in data.note.split("; ") if " became the classes " not in part)
+    return replace(data, train=train, test=test, classes=tuple(map(str, range(count))), note=note)
 
 
 def check_size(items: int, entries: int) -> None:

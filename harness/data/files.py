@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from leakgauge.harness.data import DataSet, DataUnreadable, Form, check_unpacked, find, reading
+from leakgauge.harness.core.files import regular
 from leakgauge.harness.data.arrays import Array, Arrays, data_set, stacked
 
 if TYPE_CHECKING:
@@ -169,7 +170,8 @@ def _images(files: Iterable[Path], size: tuple[int, int] | None) -> Array:
     paths: list[Path] = []
     packed = most = 0
     for path in files:
-        packed += path.stat().st_size
+        with reading(path):
+            packed += regular(path)
         images.append(_image(path, most * len(images), packed, size))
         paths.append(path)
         most = max(most, images[-1].nbytes)
@@ -189,14 +191,15 @@ def _image(path: Path, before: int, packed: int, size: tuple[int, int] | None) -
     """
     from PIL import Image
 
-    try:
-        with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning), reading(path):
-            image = Image.open(path)
-        with reading(path), image:
+    with reading(path):
+        try:
+            with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning):
+                image = Image.open(path)
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+            raise ValueError(f"{error}; make the image smaller") from error
+        with image:
             check_unpacked(before + max(image.width * image.height, math.prod(size) if size else 0), packed)
             return pixels(image, size)
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise DataUnreadable(f"cannot read {path}: {error}; make the image smaller") from error
 
 
 def pixels(image: Image, size: tuple[int, int] | None = None) -> Array:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
 from leakgauge.harness.core.errors import UnknownNameError, unknown
 from leakgauge.harness.core.rng import Key, global_generators
@@ -22,8 +24,8 @@ _KEY = Key(0).child("given data")
 """Seed of the global generators while a user's code makes and reads its data."""
 
 _EXPECTED = (
-    "expected a torch Dataset with a length, a pair (train, test) of them, arrays (x, y) or (x, y, x_test, y_test), or "
-    "a leakgauge DataSet"
+    "expected a torch Dataset or DataLoader, an iterator of items (x, y), a pair (train, test) of them, arrays (x, y) or "
+    "(x, y, x_test, y_test), or a leakgauge DataSet"
 )
 
 _GIVEN: dict[str, DataSet] = {}
@@ -58,7 +60,8 @@ def given(name: str, data: object) -> str:
 
     Args:
         data: a torch `Dataset` with a length, or a list, of items (x, y) or of dictionaries with keys such as `image`
-            and `label`; x is a tensor, an array or a PIL image, y a number or a text. Or a pair (train, test) of these.
+            and `label`; x is a tensor, an array or a PIL image, y a number or a text. Or a `DataLoader` or an iterator of
+            such items or of batches of them, see `gathered`. Or a pair (train, test) of these.
             Or arrays (x, y) or (x, y, x_test, y_test), of numpy, torch or pandas; `arrays.data_set` states their
             allowed contents. Or a `DataSet`. Worker processes do not have the data: run the study with `workers=0`.
 
@@ -126,9 +129,7 @@ def _data_set(name: str, data: object, state: Callable[[], object]) -> DataSet:
     """The data set that an object holds."""
     if isinstance(data, DataSet):
         return dataclasses.replace(data, name=name)
-    if isinstance(data, torch.utils.data.IterableDataset):
-        kind = type(data).__name__
-        raise ValueError(f"expected data with a length, got the IterableDataset {kind}; make it a list: list(dataset)")
+    data = gathered(data)
     if isinstance(data, tuple | list) and any(isinstance(part, _ArrayLike) for part in data):
         if len(data) not in (2, 4):
             raise ValueError(f"{_EXPECTED}, got {len(data)} arrays")
@@ -142,6 +143,43 @@ def _data_set(name: str, data: object, state: Callable[[], object]) -> DataSet:
     note = "the items are drawn at random, as by a transform: one draw of each was taken"
     drew = any(split.drew for split in splits)
     return data_set(name, train.arrays, test[0].arrays if test else None, train.classes, note if drew else "")
+
+
+def gathered(data: object) -> object:
+    """Data with items by number: iterators, iterable data sets and loaders are read once, others are returned.
+
+    Batches, in which every item has as many labels as inputs, are taken apart. A `DataLoader` with torch's own batches
+    in order or shuffled gives its data set, so that rows keep their numbers; any other one is read in its own order.
+
+    Raises:
+        ValueError: it yields nothing, or more than `arrays.check_size` allows: it may have no end.
+    """
+    if isinstance(data, tuple) and len(data) == 2 and any(map(_is_stream, data)):
+        return tuple(map(gathered, data))
+    if not _is_stream(data) or not isinstance(data, Iterable):
+        return data
+    if isinstance(data, DataLoader) and data.collate_fn is default_collate and not _is_stream(data.dataset):
+        if type(data.sampler) in (RandomSampler, SequentialSampler):
+            return data.dataset
+    items, entries = [], 0
+    for item in data:
+        x, y = (_array(part).copy() for part in _halves(item))  # a generator may fill the same array again
+        items.append((x, y))
+        entries += x.size
+        try:
+            check_size(sum(len(y) if y.ndim else 1 for _, y in items[-1:]) + len(items), entries)
+        except ValueError as error:
+            raise ValueError(f"item {len(items)} of a {type(data).__name__}: {error}; does it end?") from error
+    if not items:
+        raise ValueError(f"expected items (x, y), got none from a {type(data).__name__}; an iterator is read only once")
+    if all(x.ndim and y.ndim and len(x) == len(y) for x, y in items):
+        return [pair for x, y in items for pair in zip(x, y, strict=True)]
+    return items
+
+
+def _is_stream(data: object) -> bool:
+    """Whether data can only be read one after the other."""
+    return isinstance(data, Iterator | DataLoader | IterableDataset)
 
 
 def _read(items: object, split: str, state: Callable[[], object]) -> _Read:
@@ -177,21 +215,26 @@ def _read(items: object, split: str, state: Callable[[], object]) -> _Read:
 
 def _pair(item: object) -> tuple[Array, bool | int | float | str]:
     """Input and label of an item."""
+    x, y = _halves(item)
+    label: Any = _array(y)
+    if label.size != 1 or label.dtype.kind not in "biufU":
+        raise ValueError(f"expected a label of one number or text, got {type(y).__name__} of shape {label.shape}")
+    return _array(x), label.reshape(()).item()
+
+
+def _halves(item: object) -> tuple[Any, Any]:
+    """Input and label of an item or of a batch, as they are."""
     if isinstance(item, Mapping):
         roles = [(role_of(str(key)), value) for key, value in item.items()]
         found = [[value for role, value in roles if role == wanted] for wanted in ("x", "y")]
         if [len(values) for values in found] != [1, 1]:
             keys = ", ".join(repr(str(key)[:40]) for key in item)
             raise ValueError(f"expected one input and one label, as in {{'image': ..., 'label': ...}}, got {keys}")
-        item = (found[0][0], found[1][0])
+        return found[0][0], found[1][0]
     if not isinstance(item, tuple | list) or len(item) != 2:
         got = f"{len(item)} parts" if isinstance(item, tuple | list) else type(item).__name__
         raise ValueError(f"expected (x, y), or a dictionary with an input and a label, got {got}")
-    x, y = item
-    label: Any = _array(y)
-    if label.size != 1 or label.dtype.kind not in "biufU":
-        raise ValueError(f"expected a label of one number or text, got {type(y).__name__} of shape {label.shape}")
-    return _array(x), label.reshape(()).item()
+    return item[0], item[1]
 
 
 def _array(x: Any) -> Array:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import codecs
 import functools
+import io
 import json
 import pickle
+import pickletools
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +21,8 @@ import numpy.typing as npt
 import torch
 
 from leakgauge.harness.core.contract import Examples
-from leakgauge.harness.data import DataMissing, DataSet, DataUnreadable, Source, find, reading, unpacked
+from leakgauge.harness.core.files import content, text
+from leakgauge.harness.data import DataMissing, DataSet, DataUnreadable, Source, check_unpacked, find, reading, unpacked
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -136,13 +139,25 @@ def unpickle(path: Path) -> dict[str, Any]:
     """The dictionary in a pickle file of Python 2 or 3.
 
     Raises:
-        DataUnreadable: the file is not a pickle, not a dictionary, or needs more than arrays and plain data.
+        DataUnreadable: the file is not a pickle, not a dictionary, needs more than arrays and plain data, or uses parts
+            of it so often that they may unpack to billions of entries.
     """
-    with reading(path), path.open("rb") as file:
-        data = _ArraysOnly(file, encoding="latin1").load()
+    with reading(path):
+        packed = content(path)
+        again = sum(kind.name in _AGAIN for kind, _, _ in pickletools.genops(packed))
+        if again > _MOST_AGAIN:
+            raise ValueError(f"expected at most {_MOST_AGAIN} uses of an earlier part, got {again}; write plain arrays")
+        data = _ArraysOnly(io.BytesIO(packed), encoding="latin1").load()
         if not isinstance(data, dict):
             raise DataUnreadable(f"cannot read {path}: expected a pickled dictionary, got {type(data).__name__}")
         return data
+
+
+_AGAIN = ("GET", "BINGET", "LONG_BINGET", "DUP")
+"""The operations of a pickle that use an earlier part once more."""
+
+_MOST_AGAIN = 24
+"""Maximum number of them: n uses expand a part by a factor of at most e^(n/e), here 7,000. The files have 0 to ..."""
 
 
 class _ArraysOnly(pickle.Unpickler):
@@ -172,7 +187,9 @@ def _read_batch(kind: Cifar, path: Path) -> Examples:
     """One batch without JPEG copies."""
     entry = unpickle(path)
     with reading(path):
-        images = np.asarray(entry["data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
+        data = np.asarray(entry["data"])
+        check_unpacked(data.nbytes, regular(path))
+        images = data.astype(np.uint8).reshape(-1, 3, 32, 32)
         labels = np.asarray(entry[kind.labels], dtype=np.int64)
         if len(images) != len(labels):
             raise ValueError(f"expected one label per image, got {len(images)} images and {len(labels)} labels")
@@ -187,7 +204,7 @@ def _jpeg_filled(folder: Path) -> dict[str, list[int]]:
     with reading(path):
         if not path.exists():
             return {}
-        listed = json.loads(path.read_text(encoding="utf-8"))
+        listed = json.loads(text(path))
         return {batch: [int(index) for index in entry["indices_filled_from_jpeg"]] for batch, entry in listed.items()}
 
 

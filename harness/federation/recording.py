@@ -17,7 +17,6 @@ import io
 import json
 import math
 import os
-import stat
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ from leakgauge.harness import data
 from leakgauge.harness.core.cell import FederationSpec, PartSpec, Scalar
 from leakgauge.harness.core.code import RECORDING, recording_options
 from leakgauge.harness.core.contract import Examples
+from leakgauge.harness.core.files import regular
 from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.data import DataMissing, DataSet, DataUnreadable, check_unpacked, reading
 from leakgauge.harness.data.arrays import Arrays, data_set
@@ -475,9 +475,7 @@ def read(folder: Path) -> Recording:
     if not path.exists():
         raise DataMissing(f"no recording in {folder}: there is no {LIST}; leakgauge.inspect makes one")
     with reading(path):
-        size = _regular(path)
-        if size > _MOST_LISTED:
-            raise ValueError(f"expected a list of at most {_MOST_LISTED:,} bytes, got {size:,}")
+        regular(path, _MOST_LISTED, links=False)
         content = path.read_bytes()
         found = _listed(folder, content, list(_entries(content)))
     for entry in found[1]:
@@ -585,14 +583,6 @@ def _check_message(entry: _Message, dim: int) -> None:
         raise ValueError(f"{where}: expected {entry.images} different rows for its images, got {len(rows)}")
 
 
-def _regular(path: Path) -> int:
-    """The size of a regular file; raises ValueError for a link or a device."""
-    found = path.lstat()
-    if not stat.S_ISREG(found.st_mode):
-        raise ValueError("expected a regular file")
-    return found.st_size
-
-
 def _content(folder: Path, entry: _File) -> bytes:
     """The content of an entry's file, checked against the list; the size is checked before the file is read.
 
@@ -603,7 +593,7 @@ def _content(folder: Path, entry: _File) -> bytes:
     path = folder / _place(entry)
     if not path.exists():
         raise DataMissing(f"cannot read {path}: it is missing, but the recording names it")
-    if (size := _regular(path)) != entry.size:
+    if (size := regular(path, links=False)) != entry.size:
         raise ValueError(f"expected {entry.size:,} bytes, got {size:,}")
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != entry.sha256:

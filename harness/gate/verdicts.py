@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from leakgauge.harness.core.files import text
 from leakgauge.harness.core.statements import Verdict
 from leakgauge.harness.gate.baseline import BaselineError
 
@@ -23,7 +24,7 @@ def verdicts(path: Path) -> Verdicts:
     try:
         return {
             (recipe["name"], recipe["size"], claim["text"], claim["where"]): str(claim["verdict"])
-            for recipe in json.loads(path.read_text("utf-8"))
+            for recipe in json.loads(text(path))
             for claim in recipe["claims"]
         }
     except (OSError, KeyError, TypeError, ValueError) as error:

@@ -137,6 +137,18 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, loss: Loss = "c
     )
 
 
+def width(name: str, input_shape: tuple[int, ...]) -> int:
+    """The number of outputs of a network that was given as an object; 0 for a factory or a shipped model."""
+    if not isinstance(_given.get(name.removeprefix("given:")), nn.Module):
+        return 0
+    fresh = _Fresh(name, _source(name), input_shape, 0)
+    with rng.global_generators(_KEY):
+        module, x = fresh().eval(), _inputs(2, input_shape)
+        with _Watch(name, module, tuple(x.shape), draws=True), torch.no_grad():
+            scores = module(x)
+    return int(scores.shape[1]) if isinstance(scores, Tensor) and scores.ndim == 2 else 0
+
+
 def without_statistics(name: str) -> str:
     """The name of the same network, with running statistics of batch norms that clients do not send."""
     return name if name.endswith(_UNSENT) else name + _UNSENT
@@ -518,6 +530,8 @@ class _Watch:
             hook.remove()
         if isinstance(error, (Exception, SystemExit)):
             where = self.open[-1][0] if self.open else "its forward"
+            if len(self.shape) == 4 and self.shape[1] == 1 and "Conv1d" in where:
+                where = f"(a series [n, c, T] arrives as [n, 1, c, T]: begin with nn.Flatten(1, 2)) {where}"
             raise _refusal(self.name, f"{where} fails on inputs of shape {self.shape}: {_line(error)}") from error
         if self.drew and not self.draws:
             text = "draws from torch's global generator, but randomness comes from the seed"
@@ -536,7 +550,9 @@ def _tried(
         if not isinstance(scores, Tensor) or scores.shape != (len(x), outputs):
             got = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
             when = "in train mode" if training else "in eval mode"
-            raise _refusal(name, f"expected scores of shape {(len(x), outputs)} {when}, got {got}")
+            wide = isinstance(scores, Tensor) and scores.ndim == 2 and scores.shape[1] > outputs > 1
+            todo = f"; data of fewer classes: state classes={scores.shape[1]}, as in npz:PATH?classes=10" if wide else ""
+            raise _refusal(name, f"expected scores of shape {(len(x), outputs)} {when}, got {got}{todo}")
         return scores
 
     everything = _tensors(net.module) | net.constants | dict(zip(net.names, tensors, strict=True))

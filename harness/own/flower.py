@@ -42,6 +42,7 @@ from leakgauge.harness.own.flower_records import (
     error_of,
     federation,
     layout_of,
+    new_api,
     numbers_of,
     only,
     part,
@@ -125,6 +126,7 @@ def defend(
     spec, built = part(defense, parameters)
     if each and built.superposes:
         raise ValueError(f"expected each=False with {defense}: only the sum of its messages arrives")
+    new_api(strategy)
     if hasattr(strategy, HOOKED):
         raise ValueError("expected an unmodified strategy, got one with a defense or a tap: defend it once, then tap")
     if secret is None and seed is None:

@@ -45,6 +45,14 @@ def part(defense: str, parameters: dict[str, Scalar] | None) -> tuple[PartSpec, 
     return PartSpec(defense, built.parameters()), built
 
 
+def new_api(strategy: Any) -> None:
+    """Raise ValueError for a strategy without the methods of `flwr.serverapp`, such as one of `flwr.server.strategy`."""
+    if not hasattr(strategy, "configure_train"):
+        name = type(strategy).__name__
+        text = f"expected a strategy of flwr.serverapp.strategy, got {name} without configure_train"
+        raise ValueError(f"{text}; move from the older flwr.server.strategy: use flwr.serverapp.strategy.{name}")
+
+
 def trains(message: Any) -> bool:
     """Whether a message asks for training."""
     return str(message.metadata.message_type).split(".")[0] == "train"

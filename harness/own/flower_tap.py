@@ -29,6 +29,7 @@ from leakgauge.harness.own.flower_records import (
     error_of,
     federation,
     layout_of,
+    new_api,
     only,
     part,
     samples_of,
@@ -77,13 +78,15 @@ def tap(
             to include in the recording.
 
     Raises:
-        ValueError: the folder is not empty, facts contradict each other, or the strategy has a tap.
+        ValueError: the folder is not empty, facts contradict each other, or the strategy has a tap or is one of the
+            older API `flwr.server.strategy`.
     """
     place = Path(folder)
     if isinstance(getattr(strategy, HOOKED, None), _Tap):
         raise ValueError("expected a strategy without a tap, got one with it")
     if place.is_dir() and any(place.iterdir()):
         raise ValueError(f"expected an empty folder for a recording, got {folder}: name another one")
+    new_api(strategy)
     federation(facts, 1)
     held = None if data is None else (data, auxiliary, tuple(classes))
     found = _Tap(strategy, _Folder(place, facts, most_bytes, rows or {}, held), rounds)

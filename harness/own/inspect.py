@@ -242,7 +242,7 @@ class _Trial:
         if count < min(_DIRECTIONS, entries):
             text = f"along only {count} of {entries:,} directions of an image"
             return False, [f"the limit was left out: memory holds the slopes of {counted(dim, 'parameter')} {text}"]
-        x, labels = (part[:1] for part in self.truth.victims[0])
+        x, labels = (part if self.seen.task.mixes else part[:1] for part in self.truth.victims[0])
         y = labels.double() if labels.is_floating_point() else one_hot(labels, self.seen.task.classes).double()
         start = time.perf_counter()
         gradients(self.seen.task, self.seen.model.params.double(), x[None].double(), y[None])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
@@ -12,6 +13,7 @@ from urllib.parse import quote
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import Subset
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import PartSpec, Scalar, TaskSpec
@@ -20,7 +22,8 @@ from leakgauge.harness.core.contract import Attack, Defense, Examples, Sender
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.data import DataSet
-from leakgauge.harness.data.given import given
+from leakgauge.harness.data.arrays import with_classes
+from leakgauge.harness.data.given import gathered, given
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.loop import make_plan, make_setting
 from leakgauge.harness.federation.recording import Facts, Recorded, Recorder, Recording, read, spec_of_facts
@@ -112,6 +115,7 @@ def record(
     root: Path,
     *,
     public: bool = False,
+    classes: int | None = None,
 ) -> tuple[TaskSpec, Recording]:
     """Write the messages to `folder/recording`, register model and data here; returns the task and the recording.
 
@@ -125,7 +129,8 @@ def record(
     named = model if isinstance(model, str) else modules.given(_NAME, model)
     if module is None and source.train_step is not None:
         raise ValueError(f"train_step needs the model as a torch.nn.Module, got the name {model!r}")
-    victims = _victims(data, auxiliary, source, how, root)
+    load = functools.partial(_loaded, root=root, model=named, classes=classes)
+    victims = _victims(data, auxiliary, source, how, root, load)
     spec, federation = TaskSpec(victims.name, named), spec_of_facts(how.facts(len(victims.sizes)), 1)
     vectors: Sequence[Vector | bytes] | None = None
     task = make_task(spec, victims.data, federation)
@@ -168,23 +173,30 @@ def _check(source: Sources, how: How) -> None:
         raise ValueError(f"expected steps=1 with sends='gradient', got steps={how.steps}: say sends='update'")
 
 
-def _victims(data: object, auxiliary: object, source: Sources, how: How, root: Path) -> _Victims:
+def _victims(
+    data: object,
+    auxiliary: object,
+    source: Sources,
+    how: How,
+    root: Path,
+    load: Callable[[object], tuple[DataSet, bool]],
+) -> _Victims:
     """The data as a study names them, and the rows behind each message.
 
     Data without a test part are split: the victims' records and half of the other records, from which lineups are
     drawn, are for training; the other half belongs to the attacker.
     """
-    loaded, has_test = _loaded(data, root)
+    loaded, has_test = load(data)
     count, key = len(loaded.train.y), Key(how.seed).child("inspect")
     rows = _rows(source, how, count, key)
     sizes = [len(part) for part in rows] if rows is not None else [how.batch] * len(source.messages or ())
     if auxiliary is not None:
-        others, _ = _loaded(auxiliary, root)
+        others, _ = load(auxiliary)
         if others.input_shape != loaded.input_shape:
             raise ValueError(f"auxiliary: expected inputs {loaded.input_shape}, got {others.input_shape}")
         named = given(_NAME, _replaced(loaded, loaded.train, others.train))
     elif has_test:
-        named = data if isinstance(data, str) else given(_NAME, loaded)
+        named = data if isinstance(data, str) and load_data(data, root) is loaded else given(_NAME, loaded)
     else:
         taken = np.unique(np.concatenate(rows)) if rows else np.empty(0, np.int64)
         rest = np.setdiff1d(np.arange(count), taken)
@@ -219,11 +231,28 @@ def _rows(source: Sources, how: How, count: int, key: Key) -> list[Indices] | No
     return rows
 
 
-def _loaded(data: object, root: Path) -> tuple[DataSet, bool]:
-    """The data, and whether they have a test part; otherwise all records are for training."""
+def _loaded(data: object, root: Path, model: str, classes: int | None) -> tuple[DataSet, bool]:
+    """The data with the classes of the model, and whether they have a test part; else all records are for training.
+
+    classes: as stated; None: as many as the outputs of a given network; 0: labels are numbers, for squared loss.
+    """
+    found, has_test = _read(data, root)
+    width = modules.width(model, found.input_shape)
+    if width == 1 and (found.classes or (classes != 0 and len(found.train.y.unique()) == 2)):
+        text = "expected labels of a regression with a network of one output, got classes: for the binary cross-entropy of z"
+        raise ValueError(f"{text}, return torch.cat([0 * z, z], 1); for squared loss, give floats and classes=0")
+    if classes and width and width != classes:
+        raise ValueError(f"expected classes={width}, the number of the network's outputs, got classes={classes}")
+    count = classes if classes is not None else width if found.classes else 0
+    return (with_classes(found, count) if count else found), has_test
+
+
+def _read(data: object, root: Path) -> tuple[DataSet, bool]:
+    """The data as they are, and whether they have a test part."""
     if isinstance(data, str):
         return load_data(data, root), True
     load_data.cache_clear()
+    data = gathered(data)
     parts = data if isinstance(data, tuple | list) else ()
     has_arrays = any(hasattr(part, "__array__") for part in parts)
     if isinstance(data, DataSet) or len(parts) == 4 or (len(parts) == 2 and not has_arrays and isinstance(data, tuple)):
@@ -232,7 +261,7 @@ def _loaded(data: object, root: Path) -> tuple[DataSet, bool]:
         x, y = parts
         return load_data(given(_NAME, (x, y, x[:1], y[:1])), root), False
     items: Any = data
-    return load_data(given(_NAME, (items, [items[0]])), root), False
+    return load_data(given(_NAME, (items, Subset(items, [0]))), root), False
 
 
 def _replaced(loaded: DataSet, train: Examples, test: Examples) -> DataSet:

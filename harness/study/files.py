@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
+from leakgauge.harness.core.files import content
+
 T = TypeVar("T")
 
 MISSING = "is missing"
@@ -20,7 +22,7 @@ class Damaged(ValueError):
 def load(path: Path, parse: Callable[[bytes], T], faults: dict[str, str]) -> T | None:
     """The result of `parse` on a stored file, or None with the reason in `faults`; only this reads stored files."""
     try:
-        return parse(path.read_bytes())
+        return parse(content(path))
     except FileNotFoundError:
         faults[path.name] = MISSING
     except Damaged as error:

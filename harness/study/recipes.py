@@ -25,6 +25,7 @@ from typing import Any
 
 from leakgauge.harness.core.cell import Size
 from leakgauge.harness.core.errors import StudyError, unknown
+from leakgauge.harness.core.files import text as text_of
 from leakgauge.harness.core.labels import value_text
 from leakgauge.harness.core.points import Value, of_cell, paths_of
 from leakgauge.harness.data import DataMissing, load
@@ -96,9 +97,9 @@ def recipe(source: str, size: Size, root: Path) -> Recipe:
     if path is None:
         raise unknown("recipe", source, known)
     try:
-        text = path.read_text("utf-8")
+        text = text_of(path)
         table = tomllib.loads(text)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise StudyError(source, [f"cannot be read: {error}"]) from error
     name = source if source in known else path.stem
     wrong = sorted(table.get("scale", {}).keys() - set(Size))

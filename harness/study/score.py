@@ -189,7 +189,7 @@ def score_reconstruction(
     of_failed = stats.proportion("failed", failed, len(guesses), values=[float(score is None) for score in scores])
     seen = [] if lineups is None else _spread(scores, sizes, lambda score: cast(Numbers, score.identified))
     of_lineup = [_share("identification", [value == 1 for value in seen], notes)] if seen else []
-    if truth_x[0].ndim == 2:
+    if not _has_pictures(truth_x[0]):
         return (*_of_columns(truth_x, scores, columns, note), of_mse, *of_labels, *of_lineup, of_failed), None
     ssim = _spread(scores, sizes, lambda score: _of_images(score).ssim)
     psnr = _spread(scores, sizes, lambda score: _of_images(score).psnr)
@@ -369,7 +369,12 @@ def _judge(x: Tensor, y: Tensor, guess: Guess, lineup: Tensor | None) -> _Scores
     found, labels = guess.x.detach().cpu()[order], guess.y.detach().cpu()[order]
     mse = np.mean((_array(x) - _array(found)).reshape(len(x), -1) ** 2, axis=1)
     seen = None if lineup is None else identified(x, found.clamp(0, 1) if x.ndim == 4 else found, lineup)
-    return _Scores(mse, _right(y, labels), image_scores(x, found) if x.ndim == 4 else None, found, seen)
+    return _Scores(mse, _right(y, labels), image_scores(x, found) if _has_pictures(x) else None, found, seen)
+
+
+def _has_pictures(x: Tensor) -> bool:
+    """Whether SSIM is defined: inputs [b, c, h, w] with sides of 3 or more; a series [b, 1, c, T] may have fewer."""
+    return x.ndim == 4 and min(x.shape[2:]) >= 3
 
 
 def _right(truth: Tensor, guess: Tensor) -> Numbers:

@@ -32,6 +32,7 @@ from leakgauge.harness.core.cell import (
 )
 from leakgauge.harness.core.code import code_allowed, import_from, named_code, task_code
 from leakgauge.harness.core.errors import StudyError, unknown
+from leakgauge.harness.core.files import text as text_of
 from leakgauge.harness.core.lines import Figure
 from leakgauge.harness.core.metrics import METRICS
 from leakgauge.harness.core.points import OF_ROW, flat_filters, of_cell, paths_of
@@ -138,8 +139,8 @@ def load_study(
         UnknownNameError: `source` is neither a file nor a shipped study.
     """
     try:
-        if Path(source).is_file():
-            text = Path(source).read_text("utf-8")
+        if (path := Path(source)).exists() and not path.is_dir():
+            text = text_of(Path(source))
             if code_allowed(allow_code):
                 import_from(Path(source).parent)  # for code next to the file that names it
                 import_from(Path.cwd())
