@@ -53,9 +53,9 @@ def inspect(
 
     Args:
         model: with the weights it has before the messages; or the name of a shipped model, with fresh weights.
-        data: a torch `Dataset` or `DataLoader`, an iterator of items (x, y) or of batches, a pair (train, test) of them,
-            arrays (x, y) or (x, y, x_test, y_test), a `DataSet`, or a name such as `digits`. Without a test part, the attacker gets half of the records that are behind no
-            message.
+        data: a torch `Dataset` or `DataLoader`, an iterator of items (x, y) or of batches, a pair (train, test) of
+            them, arrays (x, y) or (x, y, x_test, y_test), a `DataSet`, or a name such as `digits`. Without a test part,
+            the attacker gets half of the records that are behind no message.
         messages: gradients or updates (trained minus initial weights), one per victim: a flat tensor, a list of
             tensors in the order of `model.parameters()`, a dictionary by name, with or without the running statistics
             of batch norms, or bytes that the defense made.
@@ -104,7 +104,9 @@ def inspect(
     parts = PartSpec("none") if defense is None else part_spec("defense", defense)
     named = None if attacks is None else [part_spec("attack", one) for one in attacks]
     source = Sources(messages, records, train_step)
-    task, recording = record(Path(folder), model, data, auxiliary, source, how, parts, place, public=public, classes=classes)
+    task, recording = record(
+        Path(folder), model, data, auxiliary, source, how, parts, place, public=public, classes=classes
+    )
     count = victims if messages is None else None
     asked = own.Asked(named, threats, limit, minutes, count, None, batch, audit, seed)
     study = own.study_of(task, recording, asked, place)

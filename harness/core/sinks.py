@@ -98,7 +98,7 @@ def say(*texts: str, err: bool = False) -> None:
 
 
 def any_encoding(stream: object) -> None:
-    """Make a stream spell out characters that its encoding lacks, as in \\u2265; a report must not end in an error."""
+    """Let a stream spell out characters that its encoding lacks, as in \\u2265, instead of failing."""
     if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
         stream.reconfigure(errors="backslashreplace")
 

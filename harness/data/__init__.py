@@ -10,7 +10,7 @@ import importlib
 import os
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +28,8 @@ _RATIO = 50
 """A file may also grow by this factor: photographs grow 10 to 20 times, Fashion-MNIST 1.8, MNIST 5; a bomb 200 to
 1,000."""
 
+
+_MOST_CLASSES = 100_000
 
 _ELSEWHERE = ("recording",)
 """Prefixes before a colon that other packages handle."""
@@ -87,6 +89,24 @@ class DataSet:
     def original(self, x: torch.Tensor) -> torch.Tensor:
         """Inputs x [n, *input_shape] in [0, 1], such as a reconstruction, in the units of the data."""
         return x if self.low is None or self.span is None else x * self.span + self.low
+
+    def with_classes(self, count: int) -> DataSet:
+        """The data with `count` classes, some without an example; a class whose name is a number gets this number.
+
+        Raises:
+            ValueError: a label is not below `count`, the data have names of fewer classes, or are a regression.
+        """
+        names = self.classes
+        if len(names) == count:
+            return self
+        if not names or count > _MOST_CLASSES or not all(name.isdecimal() and int(name) < count for name in names):
+            known = ", ".join(names)[:40] or "numbers of a regression"
+            text = f"expected labels from 0 to {count - 1} for {count} classes, got {known}"
+            raise ValueError(f"{text}; number the labels")
+        numbers = torch.tensor([int(name) for name in names])
+        train, test = (Examples(x, numbers[y]) for x, y in (self.train, self.test))
+        note = "; ".join(part for part in self.note.split("; ") if " became the classes " not in part)
+        return replace(self, train=train, test=test, classes=tuple(map(str, range(count))), note=note)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -155,8 +175,8 @@ def load(name: str, root: Path) -> DataSet:
 
     Args:
         name: one of `names()`. Options follow the last `?`, as in `folder:PATH?size=64`; if PATH itself contains a `?`,
-            end it with another `?`. `?classes=10`: there are 10 classes, and some may have no example. A relative PATH starts at the working directory. `module:factory` names code, which
-            is run: see `harness.data.given`.
+            end it with another `?`. `classes=10`: there are 10, and some may have no example. A relative PATH starts at
+            the working directory. `module:factory` names code, which is run: see `harness.data.given`.
         root: folder of the downloaded sets, never written to. `digits`, `photos` and a user's own data do not use it.
 
     Guarantees:
@@ -181,12 +201,8 @@ def load(name: str, root: Path) -> DataSet:
     options = _options(name, query, (*form.options, "classes"))
     count = options.pop("classes", "")
     found = form.read(f"{kind}:{rest}" if is_code(name) else rest, options)
-    if not count:
-        return found
-    from leakgauge.harness.data.arrays import with_classes
-
-    with reading(Path(rest)):
-        return with_classes(found, int(count))
+    with reading(Path(name)):
+        return found.with_classes(int(count)) if count else found
 
 
 def is_code(name: str) -> bool:

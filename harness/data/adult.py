@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from leakgauge.harness.core.contract import Examples
+from leakgauge.harness.core.files import text
 from leakgauge.harness.core.table import Column
 from leakgauge.harness.data import DataSet, Source, find, reading, unpacked
 
@@ -67,7 +68,7 @@ def _rows(root: Path, name: str) -> tuple[Columns, torch.Tensor]:
     hint = f"get it: https://archive.ics.uci.edu/ml/machine-learning-databases/adult/{name}"
     path = find("Adult file", [root / "adult", root], [name, f"{name}.gz"], hint)
     with reading(path):
-        lines = unpacked(path).decode("ascii").splitlines()
+        lines = text(unpacked(path)).splitlines()
         rows = [row for row in csv.reader(lines, skipinitialspace=True) if row and not row[0].startswith("|")]
         for number, row in enumerate(rows, start=1):
             if len(row) != len(COLUMNS) + 1:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,9 +18,6 @@ Array = npt.NDArray[Any]
 
 CHANNELS = (1, 3)
 _MAX_LABEL = 99_999  # larger labels are identifiers, not classes
-
-_FEW = 4
-"""Maximum number of classes that an error or a note names."""
 
 _SPARSE = 10
 """Labels are codes, such as 0 and 255, if fewer than one in this many numbers from 0 to the largest label occurs."""
@@ -95,31 +91,12 @@ def data_set(name: str, train: Arrays, test: Arrays | None, classes: Sequence[st
     return DataSet(name, *split, names, public=False, note=note, low=low, span=span)
 
 
-def with_classes(data: DataSet, count: int) -> DataSet:
-    """The data with `count` classes, of which some have no example; a class that has a number as its name has this number.
-
-    Raises:
-        ValueError: a label is not below `count`, the data have names of fewer classes, or are a regression.
-    """
-    names = data.classes
-    if len(names) == count:
-        return data
-    fits = bool(names) and all(name.isdecimal() and int(name) < count for name in names)
-    if not fits:
-        known = ", ".join(names[:_FEW]) + (", ..." if len(names) > _FEW else "") if names else "numbers of a regression"
-        raise ValueError(f"expected labels from 0 to {count - 1} for {count} classes, got {known}; number the labels so")
-    numbers = torch.tensor([int(name) for name in names])
-    train, test = (Examples(x, numbers[y]) for x, y in (data.train, data.test))
-    note = "; ".join(part for part in data.note.split("; ") if " became the classes " not in part)
-    return replace(data, train=train, test=test, classes=tuple(map(str, range(count))), note=note)
-
-
 def check_size(items: int, entries: int) -> None:
     """Raise ValueError if there are too many items, or too many entries in all inputs together."""
     most = int(os.environ.get("LEAKGAUGE_MAX_ITEMS") or MAX_ITEMS)
     if items > most:
         raise ValueError(
-            f"got {items:,} items, expected at most {most:,}; take fewer, or set the environment variable "
+            f"got {items:,} items, expected an end after at most {most:,}; take fewer, or set the environment variable "
             "LEAKGAUGE_MAX_ITEMS=NUMBER"
         )
     size = int(os.environ.get("LEAKGAUGE_MAX_UNPACKED") or MAX_BYTES)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from leakgauge.harness.data import DataSet, DataUnreadable, Form, check_unpacked, find, reading
 from leakgauge.harness.core.files import regular
+from leakgauge.harness.data import DataSet, DataUnreadable, Form, check_unpacked, find, reading
 from leakgauge.harness.data.arrays import Array, Arrays, data_set, stacked
 
 if TYPE_CHECKING:
@@ -191,15 +191,10 @@ def _image(path: Path, before: int, packed: int, size: tuple[int, int] | None) -
     """
     from PIL import Image
 
-    with reading(path):
-        try:
-            with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning):
-                image = Image.open(path)
-        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-            raise ValueError(f"{error}; make the image smaller") from error
-        with image:
-            check_unpacked(before + max(image.width * image.height, math.prod(size) if size else 0), packed)
-            return pixels(image, size)
+    strict = warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning)
+    with reading(path), strict, Image.open(path) as image:
+        check_unpacked(before + max(image.width * image.height, math.prod(size) if size else 0), packed)
+        return pixels(image, size)
 
 
 def pixels(image: Image, size: tuple[int, int] | None = None) -> Array:

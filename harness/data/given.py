@@ -6,12 +6,11 @@ import dataclasses
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
-
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
 from leakgauge.harness.core.errors import UnknownNameError, unknown
@@ -24,8 +23,8 @@ _KEY = Key(0).child("given data")
 """Seed of the global generators while a user's code makes and reads its data."""
 
 _EXPECTED = (
-    "expected a torch Dataset or DataLoader, an iterator of items (x, y), a pair (train, test) of them, arrays (x, y) or "
-    "(x, y, x_test, y_test), or a leakgauge DataSet"
+    "expected a torch Dataset or DataLoader, an iterator of items (x, y), a pair (train, test) of them, arrays (x, y) "
+    "or (x, y, x_test, y_test), or a leakgauge DataSet"
 )
 
 _GIVEN: dict[str, DataSet] = {}
@@ -60,10 +59,10 @@ def given(name: str, data: object) -> str:
 
     Args:
         data: a torch `Dataset` with a length, or a list, of items (x, y) or of dictionaries with keys such as `image`
-            and `label`; x is a tensor, an array or a PIL image, y a number or a text. Or a `DataLoader` or an iterator of
-            such items or of batches of them, see `gathered`. Or a pair (train, test) of these.
-            Or arrays (x, y) or (x, y, x_test, y_test), of numpy, torch or pandas; `arrays.data_set` states their
-            allowed contents. Or a `DataSet`. Worker processes do not have the data: run the study with `workers=0`.
+            and `label`; x is a tensor, an array or a PIL image, y a number or a text. Or an iterator
+            or a `DataLoader` of items or batches, see `gathered`. Or a pair (train, test) of these. Or arrays (x, y) or
+            (x, y, x_test, y_test), of numpy, torch or pandas; `arrays.data_set` states their allowed contents. Or a
+            `DataSet`. Worker processes do not have the data: run the study with `workers=0`.
 
     Guarantees:
         The global generators of torch, numpy and Python start at the same state whenever items are read, and are
@@ -156,20 +155,18 @@ def gathered(data: object) -> object:
     """
     if isinstance(data, tuple) and len(data) == 2 and any(map(_is_stream, data)):
         return tuple(map(gathered, data))
-    if not _is_stream(data) or not isinstance(data, Iterable):
+    if not _is_stream(data):
         return data
-    if isinstance(data, DataLoader) and data.collate_fn is default_collate and not _is_stream(data.dataset):
-        if type(data.sampler) in (RandomSampler, SequentialSampler):
-            return data.dataset
-    items, entries = [], 0
-    for item in data:
-        x, y = (_array(part).copy() for part in _halves(item))  # a generator may fill the same array again
-        items.append((x, y))
-        entries += x.size
-        try:
-            check_size(sum(len(y) if y.ndim else 1 for _, y in items[-1:]) + len(items), entries)
-        except ValueError as error:
-            raise ValueError(f"item {len(items)} of a {type(data).__name__}: {error}; does it end?") from error
+    plain = (RandomSampler, SequentialSampler)
+    if isinstance(data, DataLoader) and data.collate_fn is default_collate and type(data.sampler) in plain:
+        return gathered(data.dataset)
+    items, entries = list[tuple[Array, Array]](), 0
+    with _one_line(type(data).__name__), global_generators(_KEY):
+        for item in data:
+            x, y = (_array(part).copy() for part in _halves(item))  # a generator may fill the same array again
+            items.append((x, y))
+            entries += x.size
+            check_size(len(items), entries)
     if not items:
         raise ValueError(f"expected items (x, y), got none from a {type(data).__name__}; an iterator is read only once")
     if all(x.ndim and y.ndim and len(x) == len(y) for x, y in items):
@@ -177,9 +174,9 @@ def gathered(data: object) -> object:
     return items
 
 
-def _is_stream(data: object) -> bool:
+def _is_stream(data: object) -> TypeGuard[Iterable[object]]:
     """Whether data can only be read one after the other."""
-    return isinstance(data, Iterator | DataLoader | IterableDataset)
+    return isinstance(data, IterableDataset) or (isinstance(data, Iterable) and not isinstance(data, _Items))
 
 
 def _read(items: object, split: str, state: Callable[[], object]) -> _Read:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from leakgauge.harness.core.contract import Examples
-from leakgauge.harness.core.files import content, text
+from leakgauge.harness.core.files import content, regular, text
 from leakgauge.harness.data import DataMissing, DataSet, DataUnreadable, Source, check_unpacked, find, reading, unpacked
 
 Bytes = npt.NDArray[np.uint8]
@@ -139,25 +139,22 @@ def unpickle(path: Path) -> dict[str, Any]:
     """The dictionary in a pickle file of Python 2 or 3.
 
     Raises:
-        DataUnreadable: the file is not a pickle, not a dictionary, needs more than arrays and plain data, or uses parts
-            of it so often that they may unpack to billions of entries.
+        DataUnreadable: the file is not a pickle, not a dictionary, needs more than arrays and plain data, or may unpack
+            to billions of entries because it uses parts of it again.
     """
     with reading(path):
         packed = content(path)
-        again = sum(kind.name in _AGAIN for kind, _, _ in pickletools.genops(packed))
+        again = sum(kind.name in ("GET", "BINGET", "LONG_BINGET", "DUP") for kind, _, _ in pickletools.genops(packed))
         if again > _MOST_AGAIN:
-            raise ValueError(f"expected at most {_MOST_AGAIN} uses of an earlier part, got {again}; write plain arrays")
+            raise ValueError(f"expected at most {_MOST_AGAIN} uses of earlier parts, got {again}; pickle plain arrays")
         data = _ArraysOnly(io.BytesIO(packed), encoding="latin1").load()
         if not isinstance(data, dict):
             raise DataUnreadable(f"cannot read {path}: expected a pickled dictionary, got {type(data).__name__}")
         return data
 
 
-_AGAIN = ("GET", "BINGET", "LONG_BINGET", "DUP")
-"""The operations of a pickle that use an earlier part once more."""
-
 _MOST_AGAIN = 24
-"""Maximum number of them: n uses expand a part by a factor of at most e^(n/e), here 7,000. The files have 0 to ..."""
+"""Maximum uses of earlier parts in a pickle: n uses expand it by at most e^(n/e), here 7,000. The real files have 0."""
 
 
 class _ArraysOnly(pickle.Unpickler):

@@ -11,6 +11,7 @@ recording holds all complete files. Appending a line costs the same for each mes
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import hashlib
 import io
@@ -476,7 +477,7 @@ def read(folder: Path) -> Recording:
         raise DataMissing(f"no recording in {folder}: there is no {LIST}; leakgauge.inspect makes one")
     with reading(path):
         regular(path, _MOST_LISTED, links=False)
-        content = path.read_bytes()
+        content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
         found = _listed(folder, content, list(_entries(content)))
     for entry in found[1]:
         with reading(folder / _place(entry)):

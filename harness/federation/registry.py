@@ -31,7 +31,7 @@ Kind = Literal["defense", "attack"]
 P = TypeVar("P")
 
 _LEAST = 1e-12
-"""Smallest magnitude of a defense's parameter other than 0, and the inverse of the largest: formulas square and divide."""
+"""Smallest magnitude of a defense's parameter other than 0, and 1 / the largest: formulas square and divide."""
 
 _PACKAGE = {"defense": "defenses", "attack": "attacks"}
 _BASE: dict[str, type] = {"defense": Defense, "attack": Attack}
@@ -123,7 +123,9 @@ def build(kind: Kind, name: str, parameters: dict[str, Scalar]) -> Any:
     if kind == "defense" and "+" in name:
         return _cascade(name, parameters)
     numbers = [(key, one) for key, one in parameters.items() if isinstance(one, int | float)]
-    if kind == "defense" and (wild := [pair for pair in numbers if pair[1] and not _LEAST <= abs(pair[1]) <= 1 / _LEAST]):
+    if kind == "defense" and (
+        wild := [pair for pair in numbers if pair[1] and not _LEAST <= abs(pair[1]) <= 1 / _LEAST]
+    ):
         text = f"expected 0 or a magnitude from {_LEAST:g} to {1 / _LEAST:g}"
         raise ParameterError(name, [(key, f"{text}, got {one:g}") for key, one in wild])
     return construct(lookup(kind, name), {key: one for key, one in parameters.items() if one is not None}, name)

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from leakgauge.harness.core import files
 from leakgauge.harness.core.cell import PartSpec
+from leakgauge.harness.core.files import text
 from leakgauge.harness.core.metrics import GateTest, metric
 from leakgauge.harness.core.prints import DRAWN, DRAWS, STATISTICS, Print
 from leakgauge.harness.gate.measure import Measure, Measured, measured
@@ -102,27 +102,25 @@ def read(path: Path) -> Baseline:
             or appears twice.
     """
     try:
-        content = files.content(path, files.MOST_TEXT)
+        found = text(path)
     except FileNotFoundError as error:
         raise BaselineError(f"no baseline {path}; make one with 'leakgauge baseline update'") from error
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise BaselineError(f"cannot read baseline {path}: {why}; give a file") from error
-    return parse(content, str(path))
+        raise BaselineError(f"cannot read baseline {path}: {error}; give a file") from error
+    return parse(found, str(path))
 
 
-def parse(content: bytes, path: str) -> Baseline:
+def parse(content: str, path: str) -> Baseline:
     """The baseline in the content of the file `path`; errors as in `read`."""
     try:
-        text = files.decoded(content)
-        data: Any = json.loads(text)
+        data: Any = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise BaselineError(f"baseline {path} is truncated or not JSON: {error}; restore it with git") from error
     schema = data.get("schema") if isinstance(data, dict) else None
     if schema != SCHEMA:
         raise BaselineError(f"baseline {path}: got schema {schema!r}, expected {SCHEMA}; delete it and {_ANEW}")
     try:
-        file: _File = TypeAdapter(_File).validate_json(text)
+        file: _File = TypeAdapter(_File).validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])

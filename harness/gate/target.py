@@ -124,7 +124,7 @@ def _merge_base(target: str | None) -> str | None:
 def _at(commit: str, name: str) -> Baseline | None:
     """The baseline in a commit; None if it is missing or unreadable."""
     try:
-        return parse(git("show", f"{commit}:{name}").encode(), name)
+        return parse(git("show", f"{commit}:{name}"), name)
     except (BaselineError, StudyError):
         return None
 

@@ -551,7 +551,9 @@ def _tried(
             got = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
             when = "in train mode" if training else "in eval mode"
             wide = isinstance(scores, Tensor) and scores.ndim == 2 and scores.shape[1] > outputs > 1
-            todo = f"; data of fewer classes: state classes={scores.shape[1]}, as in npz:PATH?classes=10" if wide else ""
+            todo = (
+                f"; data of fewer classes: state classes={scores.shape[1]}, as in npz:PATH?classes=10" if wide else ""
+            )
             raise _refusal(name, f"expected scores of shape {(len(x), outputs)} {when}, got {got}{todo}")
         return scores
 

@@ -46,11 +46,10 @@ def part(defense: str, parameters: dict[str, Scalar] | None) -> tuple[PartSpec, 
 
 
 def new_api(strategy: Any) -> None:
-    """Raise ValueError for a strategy without the methods of `flwr.serverapp`, such as one of `flwr.server.strategy`."""
+    """Raise ValueError for a strategy without the methods of `flwr.serverapp`, as of `flwr.server.strategy`."""
     if not hasattr(strategy, "configure_train"):
-        name = type(strategy).__name__
-        text = f"expected a strategy of flwr.serverapp.strategy, got {name} without configure_train"
-        raise ValueError(f"{text}; move from the older flwr.server.strategy: use flwr.serverapp.strategy.{name}")
+        text = f"expected a strategy of flwr.serverapp.strategy, got {type(strategy).__name__} without configure_train"
+        raise ValueError(f"{text}: the older flwr.server.strategy is not supported")
 
 
 def trains(message: Any) -> bool:

@@ -78,8 +78,7 @@ def tap(
             to include in the recording.
 
     Raises:
-        ValueError: the folder is not empty, facts contradict each other, or the strategy has a tap or is one of the
-            older API `flwr.server.strategy`.
+        ValueError: the folder is not empty, facts contradict each other, or the strategy has a tap or the older API.
     """
     place = Path(folder)
     if isinstance(getattr(strategy, HOOKED, None), _Tap):

@@ -22,7 +22,6 @@ from leakgauge.harness.core.contract import Attack, Defense, Examples, Sender
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.data import DataSet
-from leakgauge.harness.data.arrays import with_classes
 from leakgauge.harness.data.given import gathered, given
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.loop import make_plan, make_setting
@@ -36,6 +35,8 @@ from leakgauge.harness.study.jobs import load_data, make_task
 
 Part = str | Mapping[str, Scalar] | Attack | Defense[Any, Any]
 """A defense or an attack: its name, a table of its name and parameters as in a study, or the object."""
+
+_Load = Callable[[object], tuple[DataSet, bool]]
 
 VICTIMS = 8
 _NAME = "inspect"
@@ -173,14 +174,7 @@ def _check(source: Sources, how: How) -> None:
         raise ValueError(f"expected steps=1 with sends='gradient', got steps={how.steps}: say sends='update'")
 
 
-def _victims(
-    data: object,
-    auxiliary: object,
-    source: Sources,
-    how: How,
-    root: Path,
-    load: Callable[[object], tuple[DataSet, bool]],
-) -> _Victims:
+def _victims(data: object, auxiliary: object, source: Sources, how: How, root: Path, load: _Load) -> _Victims:
     """The data as a study names them, and the rows behind each message.
 
     Data without a test part are split: the victims' records and half of the other records, from which lineups are
@@ -239,12 +233,12 @@ def _loaded(data: object, root: Path, model: str, classes: int | None) -> tuple[
     found, has_test = _read(data, root)
     width = modules.width(model, found.input_shape)
     if width == 1 and (found.classes or (classes != 0 and len(found.train.y.unique()) == 2)):
-        text = "expected labels of a regression with a network of one output, got classes: for the binary cross-entropy of z"
-        raise ValueError(f"{text}, return torch.cat([0 * z, z], 1); for squared loss, give floats and classes=0")
+        text = "expected numbers as labels of a network with one output, got two classes"
+        raise ValueError(f"{text}{modules.BINARY}; for squared loss, give floats and classes=0")
     if classes and width and width != classes:
         raise ValueError(f"expected classes={width}, the number of the network's outputs, got classes={classes}")
     count = classes if classes is not None else width if found.classes else 0
-    return (with_classes(found, count) if count else found), has_test
+    return (found.with_classes(count) if count else found), has_test
 
 
 def _read(data: object, root: Path) -> tuple[DataSet, bool]:
