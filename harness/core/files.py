@@ -34,7 +34,7 @@ def content(path: Path, most: int = MOST) -> bytes:
 
 
 def text(source: Path | bytes) -> str:
-    """The text of a file in UTF-8, without its byte order mark; ValueError for another encoding, and as in `regular`."""
+    """The text of a file in UTF-8, without its byte order mark; ValueError for other encodings, and as in `regular`."""
     data = source if isinstance(source, bytes) else content(source, _MOST_TEXT)
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise ValueError("expected UTF-8, got UTF-16; save the file as UTF-8")

@@ -85,6 +85,9 @@ _UNSENT = "?statistics=no"
 """Suffix of the name of a network whose running statistics are constants and are not sent, although a batch norm in
 train mode uses the statistics of the batch."""
 
+BINARY = "; to train z with the binary cross-entropy, return torch.cat([0 * z, z], 1)"
+"""Advice for a network with one output and labels of two classes: their cross-entropy is that of z."""
+
 _given: dict[str, Make | nn.Module] = {}
 
 
@@ -550,10 +553,9 @@ def _tried(
         if not isinstance(scores, Tensor) or scores.shape != (len(x), outputs):
             got = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
             when = "in train mode" if training else "in eval mode"
-            wide = isinstance(scores, Tensor) and scores.ndim == 2 and scores.shape[1] > outputs > 1
-            todo = (
-                f"; data of fewer classes: state classes={scores.shape[1]}, as in npz:PATH?classes=10" if wide else ""
-            )
+            count = scores.shape[1] if isinstance(scores, Tensor) and scores.ndim == 2 else 0
+            todo = f"; if the data lack classes, state them: npz:PATH?classes={count}" if count > outputs > 1 else ""
+            todo = BINARY if count == 1 else todo
             raise _refusal(name, f"expected scores of shape {(len(x), outputs)} {when}, got {got}{todo}")
         return scores
 

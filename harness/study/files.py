@@ -22,7 +22,7 @@ class Damaged(ValueError):
 def load(path: Path, parse: Callable[[bytes], T], faults: dict[str, str]) -> T | None:
     """The result of `parse` on a stored file, or None with the reason in `faults`; only this reads stored files."""
     try:
-        return parse(content(path))
+        return parse(content(path, 2**28 if path.suffix == ".json" else 2**40))
     except FileNotFoundError:
         faults[path.name] = MISSING
     except Damaged as error:
