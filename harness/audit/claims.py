@@ -83,8 +83,11 @@ def claim(
     deployment = prepare(name, parameters, setting, rounds, delta, DEFAULTS)
     try:
         record = record_claim(claim_of(deployment.defense, deployment.history, deployment.setting), delta)
-    except (ValueError, ArithmeticError, RuntimeError) as error:  # of numbers that formulas cannot resolve
+    except ValueError as error:
         raise StudyError(name, [str(error)]) from error
+    except (ArithmeticError, RuntimeError) as error:
+        text = f"the claim cannot be computed in floating point ({error}); expected less extreme parameters"
+        raise StudyError(name, [text]) from error
     return claim_to_json(name, deployment, record)
 
 

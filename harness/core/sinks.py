@@ -99,7 +99,7 @@ def say(*texts: str, err: bool = False) -> None:
 
 def any_encoding(stream: object) -> None:
     """Let a stream spell out characters that its encoding lacks, as in \\u2265, instead of failing."""
-    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+    if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
         stream.reconfigure(errors="backslashreplace")
 
 

@@ -232,7 +232,7 @@ def _loaded(data: object, root: Path, model: str, classes: int | None) -> tuple[
     """
     found, has_test = _read(data, root)
     width = modules.width(model, found.input_shape)
-    if width == 1 and (found.classes or (classes != 0 and len(found.train.y.unique()) == 2)):
+    if width == 1 and (found.classes or (classes != 0 and len(set(found.train.y.tolist())) == 2)):
         text = "expected numbers as labels of a network with one output, got two classes"
         raise ValueError(f"{text}{modules.BINARY}; for squared loss, give floats and classes=0")
     if classes and width and width != classes:

@@ -1,0 +1,447 @@
+"""What strangers bring: any file ends in one line, any loader is read, and classes without a record are counted."""
+
+import io
+import os
+import pickle
+import resource
+import socket
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import leakgauge
+from leakgauge.harness import data
+from leakgauge.harness.audit.claims import claim
+from leakgauge.harness.cli.main import main
+from leakgauge.harness.core.errors import StudyError
+from leakgauge.harness.core.sinks import say
+from leakgauge.harness.data.given import given
+from leakgauge.harness.data.vision import unpickle
+from leakgauge.harness.federation import registry
+from leakgauge.harness.study.study import load_study
+from tests.command import call
+from tests.data_files import one_line, pixels
+from tests.test_strangers import STUDY
+
+N, SHAPE = 60, (1, 4, 4)
+X = pixels(N, *SHAPE, name="doors").astype(np.float32) / 255
+Y = np.arange(N) % 10
+
+
+def net(outputs=10, *layers, inputs=16):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(inputs, outputs))
+
+
+def inspected(folder, model, given_data, **named):
+    named = {"victims": 2, "progress": False, "limit": False, "attacks": ["prior", "analytic"]} | named
+    return leakgauge.inspect(model, given_data, folder=folder, minutes=0.02, **named)
+
+
+def ssim_of(run, attack):
+    (found,) = [one for one in run.results.values() if one.cell.attack.name == attack]
+    return {one.name: one.value for one in found.estimates}
+
+
+# files
+
+
+def pipe(path):
+    os.mkfifo(path)
+
+
+def loop(path):
+    path.symlink_to(path)
+
+
+def a_socket(path):
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(path))
+
+
+def zeros(path):
+    path.symlink_to("/dev/zero")
+
+
+def sparse(path):
+    with path.open("wb") as file:
+        file.truncate(2**40)
+
+
+def nested(opened):
+    """An npz whose array states a shape of many brackets."""
+    return lambda path: _npz(path, opened)
+
+
+def _npz(path, opened):
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {opened}}}".ljust(6000).encode() + b"\n"
+    with zipfile.ZipFile(path, "w") as out:
+        for name in ("x", "y"):
+            out.writestr(f"{name}.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+
+
+KINDS = {"pipe": pipe, "loop": loop, "socket": a_socket, "zeros": zeros, "sparse": sparse, "folder": os.mkdir}
+NPZ = {
+    "90 (": nested("(" * 90),
+    "5000 [": nested("[" * 5000),
+    "unclosed": nested("(((3,),"),
+    "5000 -": nested("-" * 5000),
+}
+READERS = {
+    "baseline": lambda path: ("baseline", "show", path),
+    "check": lambda path: ("check", path.parent, "--baseline", path),
+    "study": lambda path: ("show", path),
+    "verdicts": lambda path: ("compare", path, path),
+    "recipe": lambda path: ("reproduce", path),
+}
+
+
+@pytest.fixture
+def small():
+    """At most 3 GB more of address space, and 10 s of the processor."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
+    resource.setrlimit(resource.RLIMIT_AS, (used + 3 * 2**30, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def study_of(path):
+    text = STUDY.replace('"digits"', f'"npz:{path}"')
+    (path.parent / "s.toml").write_text(text)
+    return path.parent / "s.toml"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("reader", READERS)
+def test_a_command_ends_in_one_line_for_what_is_no_regular_file(kind, reader, tmp_path, monkeypatch, small):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "x.toml"
+    KINDS[kind](path)
+    done = call(*READERS[reader](path))
+    assert done.exit_code in (2, 4, 5), done.output
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize("kind", KINDS | NPZ)
+def test_data_in_no_regular_file_or_with_a_nested_header_end_a_run_in_one_line(kind, tmp_path, small):
+    path = tmp_path / "x.npz"
+    (KINDS | NPZ)[kind](path)
+    done = call("run", study_of(path), "-o", tmp_path / "out", "--workers", "0")
+    assert done.exit_code == 2, done.output
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "folder"])
+def test_a_folder_of_images_with_an_entry_that_is_no_regular_file_is_refused_and_does_not_wait(kind, tmp_path, small):
+    for name in ("cat", "dog"):
+        (tmp_path / "own" / name).mkdir(parents=True)
+        for number in range(6):
+            Image.fromarray(pixels(5, 5)).save(tmp_path / "own" / name / f"{number}.png")
+    KINDS[kind](tmp_path / "own" / "dog" / "x.png")
+    if kind == "zeros":  # a link out of the folder is left out
+        assert data.load(f"folder:{tmp_path / 'own'}", tmp_path).note.startswith("1 links left out")
+        return
+    with pytest.raises(data.DataUnreadable) as error:
+        data.load(f"folder:{tmp_path / 'own'}", tmp_path)
+    assert f"cannot read {tmp_path / 'own'}" in one_line(error)
+
+
+def shared(make, levels=34):
+    part = make([0])
+    for _ in range(levels):
+        part = make([part, part])
+    return part
+
+
+@pytest.mark.parametrize(
+    "built",
+    [
+        {"data": shared(list), "labels": [0]},
+        {"data": np.zeros((1, 3072), np.uint8), "labels": shared(tuple)},
+        {b"label_names": [shared(list)] * 3},
+    ],
+)
+def test_a_pickle_of_shared_parts_is_refused_before_it_is_unpacked(built, tmp_path, small):
+    (tmp_path / "x").write_bytes(pickle.dumps(built))
+    with pytest.raises(data.DataUnreadable) as error:
+        unpickle(tmp_path / "x")
+    assert "uses of earlier parts" in one_line(error)
+
+
+def test_a_pickle_of_plain_arrays_is_read(tmp_path):
+    kept = {"data": np.zeros((5, 3072), np.uint8), "labels": [1, 2, 3, 1, 2], "filenames": ["a"] * 5}
+    (tmp_path / "x").write_bytes(pickle.dumps(kept))
+    assert unpickle(tmp_path / "x")["labels"] == [1, 2, 3, 1, 2]
+
+
+def test_a_byte_order_mark_changes_nothing_and_utf_16_is_named(tmp_path):
+    (tmp_path / "s.toml").write_bytes(b"\xef\xbb\xbf" + STUDY.encode())
+    (tmp_path / "plain.toml").write_text(STUDY)
+    marked, plain = (load_study(tmp_path / name) for name in ("s.toml", "plain.toml"))
+    assert (marked.text, marked.cells) == (plain.text, plain.cells)
+    (tmp_path / "b.json").write_bytes(b"\xef\xbb\xbf" + Path("baselines/smoke.json").read_bytes())
+    assert call("baseline", "show", tmp_path / "b.json").exit_code == 0
+    for name, words in (("s.toml", ("show",)), ("b.json", ("baseline", "show"))):
+        (tmp_path / name).write_text(STUDY, encoding="utf-16")
+        done = call(*words, tmp_path / name)
+        assert done.exit_code in (2, 4)
+        assert "expected UTF-8, got UTF-16" in done.stderr
+
+
+# output
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
+def test_a_stream_of_any_encoding_takes_every_character(encoding, monkeypatch):
+    for name in ("stdout", "stderr"):
+        raw = io.BytesIO()
+        stream = io.TextIOWrapper(raw, encoding=encoding, write_through=True)
+        monkeypatch.setattr(sys, name, stream)
+        say("epsilon ≥ 3 \U0001f600", err=name == "stderr")
+        assert rb"\u2265 3 \U0001f600" in raw.getvalue()
+
+
+TITLED = STUDY.replace('"tiny"', '"tiny"\ntitle = "ε ≥ 3 → ∞"').replace(
+    ', {name = "gaussian", noise_std = [0.01, 0.1]}', ""
+)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "errors"), [("ascii", "strict"), ("ascii", "surrogateescape"), ("latin-1", "strict")]
+)
+def test_a_run_whose_terminal_lacks_characters_prints_its_table_and_writes_its_report(
+    encoding, errors, tmp_path, monkeypatch
+):
+    (tmp_path / "s.toml").write_text(TITLED, encoding="utf-8")
+    words = ["leakgauge", "run", str(tmp_path / "s.toml"), "-o", str(tmp_path / "out"), "--workers", "0"]
+    monkeypatch.setattr(sys, "argv", words)
+    raw = io.BytesIO()
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(raw, encoding=encoding, errors=errors, write_through=True))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code in (0, None)
+    assert rb"\u03b5" in raw.getvalue()
+    assert "ε ≥ 3 → ∞" in (tmp_path / "out" / "report.html").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_a_run_in_the_c_locale_writes_its_report(tmp_path):
+    (tmp_path / "s.toml").write_text(TITLED, encoding="utf-8")
+    words = [sys.executable, "-m", "leakgauge", "run", tmp_path / "s.toml", "-o", tmp_path / "out", "--workers", "1"]
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(words, capture_output=True, check=False, env={**os.environ, **locale})
+    assert done.returncode == 0, done.stderr
+    assert "ε ≥ 3 → ∞" in (tmp_path / "out" / "report.html").read_text("utf-8")
+
+
+# parameters
+
+
+@pytest.mark.parametrize("value", [1e-300, 5e-324, -1e-300, 1e-13, 1e13, 1e300, 10**300])
+@pytest.mark.parametrize("name", [*registry.classes("defense"), "laplace+sdq"])
+def test_a_parameter_that_formulas_cannot_resolve_is_refused_in_one_line_by_every_defense(name, value):
+    for key, default in registry.defaults("defense", name).items():
+        if isinstance(default, float):
+            with pytest.raises(StudyError) as error:
+                claim(name, {key: value}, {}, 1, None)
+            assert f"{key}: expected 0 or a magnitude from 1e-12 to 1e+12, got" in one_line(error)
+
+
+@pytest.mark.parametrize("key", ["noise_std", "clip"])
+@pytest.mark.parametrize("name", ["gaussian", "cepam-clip", "jopeq"])
+def test_the_smallest_parameters_have_a_claim(name, key):
+    if key in registry.defaults("defense", name):
+        assert claim(name, {key: 1e-12}, {}, 1, None)["defense"] == name
+
+
+# data
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(zip(X, Y, strict=True))
+
+
+def again(size):
+    """Batches in one array that the generator fills anew."""
+    held = np.empty((size, *SHAPE), np.float32)
+    for at in range(0, N, size):
+        held[:] = X[at : at + size]
+        yield held, Y[at : at + size]
+
+
+ITEMS = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+NAMED = [{"image": x, "label": y} for x, y in zip(X, Y, strict=True)]
+DATA = {
+    "loader": lambda: DataLoader(ITEMS, batch_size=7),
+    "shuffled": lambda: DataLoader(ITEMS, batch_size=7, shuffle=True, drop_last=True),
+    "sampler": lambda: DataLoader(ITEMS, batch_size=7, sampler=list(range(N))),
+    "collated": lambda: DataLoader(
+        ITEMS, batch_size=3, collate_fn=lambda items: tuple(map(torch.stack, zip(*items, strict=True)))
+    ),
+    "one by one": lambda: DataLoader(ITEMS, batch_size=None),
+    "names": lambda: DataLoader(NAMED, batch_size=7),
+    "generator": lambda: (pair for pair in zip(X, Y, strict=True)),
+    "batches": lambda: ((X[at : at + 3], Y[at : at + 3]) for at in range(0, N, 3)),
+    "one buffer": lambda: again(6),
+    "iterable": Stream,
+    "loader of an iterable": lambda: DataLoader(Stream(), batch_size=7),
+    "pairs": lambda: list(zip(X, Y, strict=True)),
+}
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_loaders_and_iterators_are_the_data_that_they_yield(kind):
+    for held in (DATA[kind](), (DATA[kind](), DATA[kind]())):
+        loaded = data.load(given("streamed", held), None)
+        parts = [loaded.train, loaded.test] if isinstance(held, tuple) and len(held) == 2 else [loaded.train]
+        expected = data.load(given("whole", (X, Y, X, Y) if len(parts) == 2 else (X, Y)), None)
+        assert torch.equal(loaded.train.x, expected.train.x)
+        assert torch.equal(loaded.test.y, expected.test.y)
+
+
+def test_an_inspection_takes_a_loader_and_its_rows_are_those_of_its_data_set(tmp_path):
+    run = inspected(tmp_path, net(), DataLoader(ITEMS, batch_size=7, shuffle=True))
+    assert ssim_of(run, "analytic")["ssim"] > 0.99
+    again = inspected(tmp_path, net(), DataLoader(ITEMS, batch_size=7, shuffle=True))
+    assert again.results.keys() == run.results.keys()
+
+
+def endless():
+    while True:
+        yield X[0], 1
+
+
+@pytest.mark.parametrize(
+    ("held", "words"),
+    [
+        (iter(()), "got none from a tuple_iterator; an iterator is read only once"),
+        (endless(), "expected an end after at most 1,000"),
+        ((x for x in X), "expected (x, y)"),
+        ({"x": X, "y": Y}, "expected a torch Dataset or DataLoader"),
+        (3, "expected a torch Dataset or DataLoader"),
+    ],
+)
+def test_data_that_are_none_or_have_no_end_are_refused_in_one_line(held, words, tmp_path, monkeypatch):
+    monkeypatch.setenv("LEAKGAUGE_MAX_ITEMS", "1000")
+    with pytest.raises(ValueError) as error:
+        inspected(tmp_path, net(), held)
+    assert words in one_line(error)
+
+
+@pytest.mark.parametrize("shape", [(1, 20), (2, 9), (3, 7), (20, 1), (20,)])
+def test_series_are_scored(shape, tmp_path):
+    x = pixels(N, *shape, name="series").astype(np.float32) / 255
+    run = inspected(tmp_path, net(inputs=int(np.prod(shape))), (x, Y))
+    assert not run.failures
+    found = ssim_of(run, "analytic")
+    assert found["mse"] < 1e-6
+    assert ("ssim" in found) == (len(shape) == 2 and min(shape) >= 3)
+
+
+def test_a_convolution_over_a_series_is_told_how_to_begin(tmp_path):
+    x = pixels(N, 3, 20).astype(np.float32) / 255
+    layers = (nn.Conv1d(3, 4, 3), nn.Flatten(), nn.Linear(72, 10))
+    with pytest.raises(ValueError, match=r"begin with nn.Flatten\(1, 2\)"):
+        inspected(tmp_path / "a", nn.Sequential(*layers), (x, Y))
+    assert not inspected(tmp_path / "b", nn.Sequential(nn.Flatten(1, 2), *layers), (x, Y), attacks=["prior"]).failures
+
+
+@pytest.mark.parametrize(("batch", "records"), [(4, 60), (2, 40)])
+@pytest.mark.parametrize("limit", [None, True])
+def test_a_batch_norm_is_inspected_with_batches(batch, records, limit, tmp_path):
+    model = net(10, nn.Linear(16, 12), nn.BatchNorm1d(12), nn.ReLU(), inputs=12)
+    run = inspected(tmp_path, model, (X[:records], Y[:records]), batch=batch, limit=limit, attacks=None)
+    assert not run.failures
+
+
+# classes
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        Y % 5,
+        np.where(Y == 4, 9, Y),
+        np.where(Y == 9, 8, Y),
+        Y * 0 + 7,
+        Y * 0,
+        np.where(Y < 5, 3, 9),
+        Y % 5 + 2,
+        (Y > 4) * 9,
+    ],
+)
+def test_labels_that_miss_classes_of_the_network_are_the_outputs_that_they_name(labels, tmp_path):
+    run = inspected(tmp_path, net(), (X, labels), attacks=["label-restoration", "analytic"], victims=6)
+    assert not run.failures
+    assert ssim_of(run, "label-restoration")["label_accuracy"] == 1
+    assert ssim_of(run, "analytic")["ssim"] > 0.99
+
+
+def test_codes_are_the_outputs_of_a_wide_network_and_a_stated_number_counts_for_a_shipped_one(tmp_path):
+    labels = np.where(Y < 5, 40, 90)
+    for number, (model, named) in enumerate(
+        [(net(100), {}), (net(100), {"classes": 100}), ("mlp-small", {"classes": 100})]
+    ):
+        run = inspected(tmp_path / str(number), model, (X, labels), attacks=["prior"], **named)
+        loaded = data.load("given:inspect", tmp_path)
+        assert (len(loaded.classes), set(loaded.train.y.tolist())) == (100, {40, 90})
+        assert not run.failures
+
+
+@pytest.mark.parametrize(
+    ("model", "held", "named", "words"),
+    [
+        (net(10), (X, np.where(Y == 9, 10, Y)), {}, "expected labels from 0 to 9 for 10 classes, got 0, 1"),
+        (net(10), (X, np.arange(N) % 15), {}, "expected labels from 0 to 9 for 10 classes"),
+        (net(10), (X, np.array(["a", "b"])[Y % 2]), {}, "got a, b; number the labels"),
+        (net(10), (X, Y), {"classes": 7}, "expected classes=10, the number of the network's outputs, got classes=7"),
+        ("mlp-small", (X, Y), {"classes": 7}, "expected labels from 0 to 6 for 7 classes"),
+        (net(1), (X, Y % 2), {}, "torch.cat([0 * z, z], 1)"),
+        (net(1), (X, (Y % 2).astype(float)), {}, "torch.cat([0 * z, z], 1)"),
+        (net(1), (X, (Y % 2) * 2.0 - 1), {}, "torch.cat([0 * z, z], 1)"),
+    ],
+)
+def test_labels_that_do_not_fit_the_outputs_are_refused_in_one_line(model, held, named, words, tmp_path):
+    with pytest.raises(ValueError) as error:
+        inspected(tmp_path, model, held, **named)
+    assert words in one_line(error)
+
+
+def test_two_numbers_are_a_regression_if_one_says_so(tmp_path):
+    assert not inspected(tmp_path, net(1), (X, (Y % 2) * 1.0), classes=0, attacks=["prior"]).failures
+
+
+def test_a_file_states_classes_that_have_no_record(tmp_path):
+    np.savez(tmp_path / "x.npz", x=X, y=np.where(Y < 5, 40, 90))
+    loaded = data.load(f"npz:{tmp_path / 'x.npz'}?classes=100", tmp_path)
+    assert (len(loaded.classes), set(loaded.train.y.tolist()), loaded.note) == (100, {40, 90}, "")
+    for wrong in ("50", "1000000000", "-1", "x"):
+        with pytest.raises(data.DataUnreadable) as error:
+            data.load(f"npz:{tmp_path / 'x.npz'}?classes={wrong}", tmp_path)
+        one_line(error)
+
+
+def test_a_network_wider_than_the_data_of_a_study_is_told_to_state_classes(tmp_path, monkeypatch):
+    (tmp_path / "wide_net.py").write_text(
+        "from torch import nn\ndef make(): return nn.Sequential(nn.Flatten(), nn.Linear(16, 10))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    np.savez(tmp_path / "x.npz", x=X, y=Y % 5)
+    for end, code, words in (("", 2, "state them: npz:PATH?classes=10"), ("?classes=10", 0, "")):
+        text = STUDY.replace('"digits"', f'"npz:{tmp_path / "x.npz"}{end}"').replace("mlp-small", "wide_net:make")
+        text = text.replace("samples = 60, test_samples = 40", "samples = 20, test_samples = 5")
+        (tmp_path / "s.toml").write_text(text)
+        done = call("run", tmp_path / "s.toml", "-o", tmp_path / f"out{code}", "--workers", "0", "--allow-code")
+        assert done.exit_code == code, done.output
+        assert words in done.stderr
