@@ -152,7 +152,7 @@ def test_a_file_that_cannot_be_trusted_is_refused_in_one_line(text, said, tmp_pa
 def test_no_file_says_what_makes_one(tmp_path):
     with pytest.raises(BaselineError, match=r"no baseline .*none\.json; make one with 'leakgauge baseline update'"):
         read(tmp_path / "none.json")
-    with pytest.raises(BaselineError, match=r"cannot read baseline .*: Is a directory; give a file"):
+    with pytest.raises(BaselineError, match=r"cannot read baseline .*: expected a regular file, got a folder"):
         read(tmp_path)
 
 

@@ -326,10 +326,10 @@ def endless():
     ("held", "words"),
     [
         (iter(()), "got none from a tuple_iterator; an iterator is read only once"),
-        (endless(), "expected an end after at most 1,000"),
+        (endless(), "got 1,001 items, expected at most 1,000"),
         ((x for x in X), "expected (x, y)"),
-        ({"x": X, "y": Y}, "expected a torch Dataset or DataLoader"),
-        (3, "expected a torch Dataset or DataLoader"),
+        ({"x": X, "y": Y}, "a DataLoader or an iterator of items (x, y)"),
+        (3, "a DataLoader or an iterator of items (x, y)"),
     ],
 )
 def test_data_that_are_none_or_have_no_end_are_refused_in_one_line(held, words, tmp_path, monkeypatch):

@@ -178,8 +178,8 @@ def test_an_npz_whose_keys_are_unclear_names_its_keys_and_the_option(tmp_path, q
         ("npz:own.npz?x=", "got the option 'x=', but its options are x=..."),
         ("npz:own.npz?x=a&x=b", "got the option 'x=b', but its options"),
         ("folder:own?sise=64", "got the option 'sise=64', but its options are size=..."),
-        ("given:mine?size=64", "got the option 'size=64', but it has no options"),
-        ("pathlib:Path?size=64", "got the option 'size=64', but it has no options"),
+        ("given:mine?size=64", "got the option 'size=64', but its options are classes=..."),
+        ("pathlib:Path?size=64", "got the option 'size=64', but its options are classes=..."),
         *(
             (f"folder:own?size={size}", f"up to 4096, got size={size}")
             for size in ("0", "5000", "8x", "-3", "8x8x8", "٣")
@@ -356,7 +356,7 @@ def fails(number):
 BAD = {
     "a stream": (
         Stream(),
-        "expected data with a length, got the IterableDataset Stream; make it a list: list(dataset)",
+        "expected items (x, y), got none from a Stream",
     ),
     "a number": (3, "expected a torch Dataset with a length, a pair (train, test) of them, arrays (x, y)"),
     "a text": ("mnist", "or a leakgauge DataSet, got str"),

@@ -96,7 +96,7 @@ def check_size(items: int, entries: int) -> None:
     most = int(os.environ.get("LEAKGAUGE_MAX_ITEMS") or MAX_ITEMS)
     if items > most:
         raise ValueError(
-            f"got {items:,} items, expected an end after at most {most:,}; take fewer, or set the environment variable "
+            f"got {items:,} items, expected at most {most:,}; take fewer, or set the environment variable "
             "LEAKGAUGE_MAX_ITEMS=NUMBER"
         )
     size = int(os.environ.get("LEAKGAUGE_MAX_UNPACKED") or MAX_BYTES)

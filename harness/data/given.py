@@ -23,8 +23,8 @@ _KEY = Key(0).child("given data")
 """Seed of the global generators while a user's code makes and reads its data."""
 
 _EXPECTED = (
-    "expected a torch Dataset or DataLoader, an iterator of items (x, y), a pair (train, test) of them, arrays (x, y) "
-    "or (x, y, x_test, y_test), or a leakgauge DataSet"
+    "expected a torch Dataset with a length, a pair (train, test) of them, arrays (x, y) or (x, y, x_test, y_test), a "
+    "DataLoader or an iterator of items (x, y), or a leakgauge DataSet"
 )
 
 _GIVEN: dict[str, DataSet] = {}

@@ -127,7 +127,10 @@ def build(kind: Kind, name: str, parameters: dict[str, Scalar]) -> Any:
         wild := [pair for pair in numbers if pair[1] and not _LEAST <= abs(pair[1]) <= 1 / _LEAST]
     ):
         text = f"expected 0 or a magnitude from {_LEAST:g} to {1 / _LEAST:g}"
-        raise ParameterError(name, [(key, f"{text}, got {one:g}") for key, one in wild])
+        raise ParameterError(
+            name,
+            [(key, f"{text}, got {f'{one:g}' if isinstance(one, float) else 'a huge integer'}") for key, one in wild],
+        )
     return construct(lookup(kind, name), {key: one for key, one in parameters.items() if one is not None}, name)
 
 

@@ -185,10 +185,10 @@ def _victims(data: object, auxiliary: object, source: Sources, how: How, root: P
     rows = _rows(source, how, count, key)
     sizes = [len(part) for part in rows] if rows is not None else [how.batch] * len(source.messages or ())
     if auxiliary is not None:
-        others, _ = load(auxiliary)
+        others, _ = _read(auxiliary, root)
         if others.input_shape != loaded.input_shape:
             raise ValueError(f"auxiliary: expected inputs {loaded.input_shape}, got {others.input_shape}")
-        named = given(_NAME, _replaced(loaded, loaded.train, others.train))
+        named = given(_NAME, _replaced(loaded, loaded.train, load(others)[0].train))
     elif has_test:
         named = data if isinstance(data, str) and load_data(data, root) is loaded else given(_NAME, loaded)
     else:
