@@ -210,3 +210,22 @@ def test_defend_and_defended_refuse_to_go_alone(runs):
     assert len(said["another"]) == CLIENTS
     assert all("expected a server that decodes top-k(" in line for line in said["another"])
     assert final["in the clear"] == final["another"] == final["no server"] == {}
+
+
+class OfTheOlderApi:
+    """Has the methods of `flwr.server.strategy.Strategy`."""
+
+    def configure_fit(self, server_round, parameters, client_manager):
+        return []
+
+    def aggregate_fit(self, server_round, results, failures):
+        return None, {}
+
+
+def test_a_strategy_of_the_older_api_is_refused_in_one_line(tmp_path):
+    for wrap in (
+        lambda one: tap(one, tmp_path, FACTS),
+        lambda one: defend(one, "none", facts=FACTS, sizes=[1], seed=0),
+    ):
+        with pytest.raises(ValueError, match="expected a strategy of flwr.serverapp.strategy, got OfTheOlderApi"):
+            wrap(OfTheOlderApi())
