@@ -227,5 +227,5 @@ def test_a_strategy_of_the_older_api_is_refused_in_one_line(tmp_path):
         lambda one: tap(one, tmp_path, FACTS),
         lambda one: defend(one, "none", facts=FACTS, sizes=[1], seed=0),
     ):
-        with pytest.raises(ValueError, match="expected a strategy of flwr.serverapp.strategy, got OfTheOlderApi"):
+        with pytest.raises(ValueError, match=r"expected a strategy of flwr\.serverapp\.strategy, got OfTheOlderApi"):
             wrap(OfTheOlderApi())
