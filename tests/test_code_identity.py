@@ -2,6 +2,7 @@
 
 import hashlib
 import sys
+import types
 
 import pytest
 
@@ -214,4 +215,14 @@ def test_a_baseline_of_other_compiled_loops_is_comparable(loops, tmp_path):
     now = measured(run_study(study, tmp_path / "now", workers=0))
     assert now.packages["compiled loops"] != base.packages["compiled loops"]
     assert list(problems(now, base)) == []
-    assert any("compiled loops: 3+" in line for line in provenance(base, now))
+    assert any("compiled loops: 4+" in line for line in provenance(base, now))
+
+
+def test_what_else_this_process_has_loaded_changes_no_identity(folder, monkeypatch):
+    found = sources({"sources_root"})
+    stray = types.ModuleType("late")
+    stray.__file__ = str(folder / "sources_second.py")
+    (folder / "sources_root.py").write_text(f"{ROOT}\nWORD = 'late'\n")
+    before = sources({"sources_root"})
+    monkeypatch.setitem(sys.modules, "late", stray)
+    assert sources({"sources_root"}) == before != found

@@ -85,7 +85,7 @@ def test_a_missing_or_inaccessible_file_is_named_in_one_line(tmp_path):
     for part in (LABELS, str(raw), "get it: python -c", f"MNIST('{tmp_path}', download=True)"):
         assert part in one_line(error)
     (raw / LABELS).mkdir()  # a folder instead of a file, because root can open any file
-    with pytest.raises(DataUnreadable, match="IsADirectoryError"):
+    with pytest.raises(DataUnreadable, match="expected a regular file, got a folder"):
         data.load("mnist", tmp_path)
 
 
@@ -164,8 +164,8 @@ def test_cifar_without_a_training_batch_is_missing(tmp_path):
         (pickle.dumps({"labels": []}, protocol=2), "KeyError: 'data'"),
         (pickle.dumps({"data": [0] * 3071, "labels": [0]}, protocol=2), "cannot reshape"),
         (pickle.dumps({"data": [0] * 3072, "labels": [0, 1]}, protocol=2), "got 1 images and 2 labels"),
-        (b"", "EOFError"),
-        (b"\x80\x02}q\x00(", "EOFError"),
+        (b"", "pickle exhausted before seeing STOP"),
+        (b"\x80\x02}q\x00(", "pickle exhausted before seeing STOP"),
     ],
 )
 def test_a_broken_or_hostile_batch_is_named_in_one_line(tmp_path, content, message):

@@ -254,7 +254,7 @@ def test_the_truth_explains_its_message_and_another_image_does_not(defense):
 )
 @pytest.mark.matrix
 def test_every_search_attack_takes_a_prior_which_helps_under_noise(attack, prior):
-    x = smooth_images()
+    x = smooth_images(2 * N)
     # a search by direction is for models with kinks
     task = LENET if attack is not InvertingGradients else ModelTask(build("cnn2", (1, 16, 16), 10))
     seen = observation(Gaussian(clip=4.0, noise_std=0.01), x, task)

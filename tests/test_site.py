@@ -103,7 +103,7 @@ def test_the_check_of_a_site_sees_what_leads_nowhere_or_elsewhere(html, fault, t
 
 def test_an_extra_that_a_page_installs_exists():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
-    named = {extra for text in TEXT.values() for extra in re.findall(r"leakgauge\[(\w+)\]", text)}
+    named = {extra for text in TEXT.values() for extra in re.findall(r"pip install [^\n]*\.\[(\w+)\]", text)}
     assert named
     assert named <= set(extras)
 

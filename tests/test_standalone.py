@@ -317,4 +317,4 @@ def test_the_command_prints_what_was_audited(options, words):
     assert "(exact, of the pair that attains the proof)" in result.stdout
     for word in words:
         assert word in result.stdout
-    assert ("audited" in result.stdout) == ("cosine" not in options)
+    assert ("  audited  " in result.stdout) == ("cosine" not in options)

@@ -30,8 +30,8 @@ _POINTS = 5e5
 _UNSEEN = 1e-6
 """Probability of the losses that are counted as infinite, relative to delta."""
 
-_USUAL = 1e-10
-"""A delta near whose epsilon the sum has digits for all deltas from 1 to 1e-15."""
+_USUAL = (1e-2, 1e-6, 1e-10)
+"""Deltas near whose epsilons the sum has digits for deltas down to a tenth of them, the last one down to 1e-15."""
 
 
 class Noise(NamedTuple):
@@ -47,7 +47,11 @@ class Noise(NamedTuple):
 
     def delta(self, epsilon: float) -> float:
         """Smallest delta at `epsilon`, with digits down to 1e-15, whether a record is removed or added."""
-        return max(_sum(self, _USUAL, added=added).delta(epsilon) for added in (False, True))
+        for near in _USUAL:
+            found = max(_sum(self, near, added=added).delta(epsilon) for added in (False, True))
+            if found > near / 10:
+                break
+        return found
 
     def outputs(self, losses: _Numbers) -> _Numbers:
         """The outputs with these losses, if the record is in the upper law; -inf below all losses."""
@@ -107,7 +111,7 @@ class _Run(NamedTuple):
         return sign * float(found.fun), math.exp(found.x)
 
 
-@functools.lru_cache(maxsize=4)  # an attack's bound asks for delta at many epsilons
+@functools.lru_cache(maxsize=8)  # an attack's bound asks for delta at many epsilons
 def _sum(noise: Noise, delta: float, *, added: bool) -> _Sum:
     """The losses of all runs, with digits near the epsilon of `delta`."""
     far = [-float(special.ndtri(min(0.5, _UNSEEN * delta / noise.runs / one))) for one in (1.0, noise.share)]

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from importlib.machinery import all_suffixes
+from importlib.machinery import PathFinder, all_suffixes
 from itertools import accumulate
 from pathlib import Path
 
@@ -23,11 +23,15 @@ def sources(modules: Collection[str]) -> list[str]:
 
     An import counts wherever it stands, and so does a text that is the name of a module, as for `import_module`.
     Nothing is imported here. The standard library and this package are left out.
+
+    Guarantees:
+        What else this process has loaded changes nothing.
     """
-    found, todo = dict[str, str](), [*modules]
+    found, todo, own = dict[str, str](), [*modules], {name.partition(".")[0] for name in modules}
     while todo:
         name = todo.pop()
-        package, path = name.partition(".")[0], _file(name)
+        package = name.partition(".")[0]
+        path = _file(name, loaded=package in own)
         is_installed = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
         is_standard = not is_installed and path.is_relative_to(Path(os.__file__).parent)
         if package == "leakgauge" or name in found or is_standard or not path.is_file():
@@ -41,11 +45,15 @@ def sources(modules: Collection[str]) -> list[str]:
     return sorted(map(" ".join, found.items()))
 
 
-def _file(name: str) -> Path:
-    """The file of a module, or of a package's `__init__`; a folder if there is none. This imports no package."""
-    file, (package, *inner) = getattr(sys.modules.get(name), "__file__", None), name.split(".")
+def _file(name: str, *, loaded: bool) -> Path:
+    """The file of a module, or of a package's `__init__`; a folder if there is none. This imports no package.
+
+    loaded: whether a module that this process has loaded counts wherever it came from, or only if its path has it.
+    """
+    file, (package, *inner) = getattr(sys.modules.get(name) if loaded else None, "__file__", None), name.split(".")
     with suppress(ValueError):  # of `__main__`
-        spec = None if file else importlib.util.find_spec(package)
+        find = importlib.util.find_spec if loaded else PathFinder.find_spec
+        spec = None if file else find(package)
         file = spec.origin if spec and spec.has_location and not inner else file
         stems = [Path(folder, *inner) for folder in (spec and spec.submodule_search_locations) or ()]
         ends = [end for suffix in all_suffixes() for end in (f"/__init__{suffix}", suffix)]
