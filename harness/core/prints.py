@@ -9,6 +9,8 @@
 | `training` | one round of the federation with the defense | to 0.1 % |
 | `attack` | scores on at most two victims at fresh parameters, with few evaluations | to 1 % |
 
+Clients train and attacks search in double precision: in single precision, a search may end elsewhere on another
+processor.
 If a private draw changes, for example because a key is renamed, `encode` changes although the mechanism stays the same.
 So each defense also has draws: statistics of messages, by which `gate.prints` compares two versions of the code.
 """
