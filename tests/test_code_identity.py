@@ -3,6 +3,8 @@
 import hashlib
 import sys
 import types
+import zipfile
+from importlib.util import spec_from_file_location
 
 import pytest
 
@@ -109,6 +111,43 @@ def test_a_compiled_helper_counts_by_its_bytes(folder):
     (folder / "sources_compiled.so").write_bytes(b"\x7fELF\0other")
     assert len(before) == 2
     assert sources({"sources_root"}) != before
+
+
+class Editable:
+    """Finds one package, as the finder of a distribution that is installed in place."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def find_spec(self, name, path=None, target=None):
+        where = {"submodule_search_locations": [str(self.file.parent)]}
+        return spec_from_file_location(name, self.file, **where) if name == "sources_editable" else None
+
+
+def test_a_module_of_an_editable_installation_counts(folder, monkeypatch):
+    package = folder / "src" / "own"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("from . import inner")
+    (package / "inner.py").write_text("x = 1")
+    (folder / "sources_root.py").write_text("import sources_editable")
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Editable(package / "__init__.py")])
+    before = sources({"sources_root"})
+    assert [one.split()[0] for one in before] == ["sources_editable", "sources_editable.inner", "sources_root"]
+    (package / "inner.py").write_text("x = 2")
+    assert sources({"sources_root"}) != before
+
+
+@pytest.mark.parametrize("name", ["sources_zipped", "sources_zipped/__init__"])
+def test_a_module_in_a_zip_file_counts_by_the_files_bytes(name, folder, monkeypatch):
+    def pack(text):
+        with zipfile.ZipFile(folder / "helpers.zip", "w") as file:
+            file.writestr(f"{name}.py", text)
+        sys.path_importer_cache.pop(str(folder / "helpers.zip"), None)
+        return sources({"sources_root"})
+
+    monkeypatch.setattr(sys, "path", [*sys.path, str(folder / "helpers.zip")])
+    (folder / "sources_root.py").write_text("import sources_zipped")
+    assert pack("x = 1") == pack("x = 1") != pack("x = 2")
 
 
 PARTS = """

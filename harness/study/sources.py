@@ -53,12 +53,14 @@ def _file(name: str, *, loaded: bool) -> Path:
     file, (package, *inner) = getattr(sys.modules.get(name) if loaded else None, "__file__", None), name.split(".")
     with suppress(ValueError):  # of `__main__`
         find = importlib.util.find_spec if loaded else PathFinder.find_spec
-        spec = None if file else find(package)
+        specs = (one.find_spec(package, None) for one in sys.meta_path)  # for editable installations
+        spec = None if file else find(package) or next(filter(None, specs), None)
         file = spec.origin if spec and spec.has_location and not inner else file
         stems = [Path(folder, *inner) for folder in (spec and spec.submodule_search_locations) or ()]
         ends = [end for suffix in all_suffixes() for end in (f"/__init__{suffix}", suffix)]
         file = file or next((one for stem in stems for end in ends if Path(one := f"{stem}{end}").is_file()), None)
-    return Path(file or "")
+    path = Path(file or "")
+    return next((one for one in path.parents if one.is_file()), path)  # the zip file that holds it
 
 
 def _named(content: bytes, package: str) -> Iterator[str]:
