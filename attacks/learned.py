@@ -234,7 +234,7 @@ class _Imitation:
         beside = here.silent([client.sender for client in clients], key) if seen.defense.superposes else []
         (received,) = here.exchange([*clients, *beside], key.child("channel")).received
         estimate = here.estimate(received, message.sender, None if message.shared is None else clients[0].shared)
-        return estimate / update_per_gradient(seen.setting, self.sighting)[turn]
+        return (estimate / update_per_gradient(seen.setting, self.sighting)[turn]).to(model.params)
 
     def _step_noise(self, message: Message, who: Sender) -> float:
         """Standard deviation of the steps' noise in a client's update."""

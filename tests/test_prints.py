@@ -12,9 +12,10 @@ import torch
 from leakgauge.attacks._engine import prior, reconstruct
 from leakgauge.attacks._search import adam, lbfgs
 from leakgauge.harness.core.contract import Attack
+from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.prints import Print
 from leakgauge.harness.study import prints
-from leakgauge.harness.study.study import load_study
+from leakgauge.harness.study.study import load_study, resolve
 
 CELLS = """
 name = "digits"
@@ -121,3 +122,44 @@ def test_a_users_attack_that_cannot_mix_precisions_gets_single_precision(here, c
     prints.take([cell])
     assert asked == [torch.float64, torch.float32]
     assert kept[0].dtype == torch.float32
+
+
+MALICIOUS = {
+    "name": "malicious",
+    "threats": ["malicious-server"],
+    "tasks": [{"data": "digits", "model": ["mlp-small", "lenet-dlg"]}],
+    "federations": [{"clients": 4, "rounds": 1, "algorithm": "fedsgd", "batch": 0, "lr": 0.5, "samples": 40}],
+    "defenses": [{"name": "none"}],
+    "attacks": [{"name": "active-membership", "target": {"kind": "members", "count": 4, "outside": 8, "round": 0}}],
+}
+
+
+def test_an_attack_whose_broadcast_does_not_fit_the_model_has_its_refusal_as_fingerprint():
+    found = [one for one in prints.take(resolve(MALICIOUS).cells) if one.what == "attack"]
+    assert sorted((bool(one.digest), bool(one.numbers)) for one in found) == [(False, True), (True, False)]
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ({"data": "mnist", "model": "linear"}, "no MNIST file"),
+        ({"data": "digits", "model": "cnn3"}, "at least 22 x 22"),
+    ],
+)
+def test_a_missing_data_set_or_a_model_that_does_not_fit_is_the_users_mistake(task, said, tmp_path):
+    with pytest.raises(StudyError, match=said):
+        prints.take(resolve(MALICIOUS | {"tasks": [task]}).cells, tmp_path)
+
+
+def test_shipped_attacks_search_in_double_precision_and_never_fall_back(monkeypatch):
+    monkeypatch.setattr(prints, "_searched", lambda attack, seen, key: attack.run(seen.double(), key))
+    names = ("learned", "spear", "dlg", "label-restoration")
+    few = {"learned": {"samples": 60, "epochs": 2}, "spear": {"samples": 100}}
+    study = MALICIOUS | {
+        "threats": ["server"],
+        "tasks": [{"data": "digits", "model": "mlp-small"}],
+        "attacks": [{"name": one, "target": {"count": 2, "batch": [1, 2]}} | few.get(one, {}) for one in names],
+    }
+    found = [one for one in prints.take(resolve(study).cells) if one.what == "attack"]
+    assert len(found) == 2 * len(names)
+    assert {one.attack.partition("(")[0] for one in found if one.numbers} == {*names}

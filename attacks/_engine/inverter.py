@@ -153,9 +153,9 @@ def _ridge(train: Pairs, held: Pairs) -> Tensor:
 def _learn(train: Pairs, held: Pairs, plan: Plan, key: Key) -> tuple[Tensor, Tensor, Tensor]:
     """The hidden layer: weights [f, h], bias [h] and weights [h, k]; `images` are residual components [n, k]."""
     f, k = train.features.shape[1], train.images.shape[1]
-    first = rng.normal(key.child("first"), (f, plan.hidden)).mul_(math.sqrt(2 / f)).requires_grad_()
-    bias = torch.zeros(plan.hidden, requires_grad=True)
-    second = torch.zeros(plan.hidden, k, requires_grad=True)
+    first = rng.normal(key.child("first"), (f, plan.hidden)).mul_(math.sqrt(2 / f)).to(train.features).requires_grad_()
+    bias = train.features.new_zeros(plan.hidden, requires_grad=True)
+    second = train.features.new_zeros(plan.hidden, k, requires_grad=True)
     weights = [first, bias, second]
     adam = torch.optim.Adam(weights, lr=plan.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, plan.epochs)

@@ -30,7 +30,7 @@ from leakgauge.harness.core.contract import (
     claim_of,
     likelihood_of,
 )
-from leakgauge.harness.core.errors import NoLikelihood
+from leakgauge.harness.core.errors import NoLikelihood, StudyError
 from leakgauge.harness.core.labels import UNDEFENDED
 from leakgauge.harness.core.prints import DRAWN, DRAWS, STATISTICS, Print
 from leakgauge.harness.core.result import to_data
@@ -42,7 +42,7 @@ from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.loop import Training, make_plan, train
 from leakgauge.harness.federation.observe import observe
 from leakgauge.harness.federation.round import Client, Exchange, Round
-from leakgauge.harness.learn.batch import Engine, Work, train_clients
+from leakgauge.harness.learn.batch import Work, train_clients
 from leakgauge.harness.study.jobs import (
     Prepared,
     attack_key,
@@ -77,13 +77,19 @@ def take(cells: Sequence[Cell], data: Path | None = None) -> tuple[Print, ...]:
 
     Args:
         data: folder of the data sets; None: the default folder.
+
+    Raises:
+        StudyError: a data set is missing or unreadable, or a model does not fit it.
     """
     root = default_root() if data is None else data
     found: dict[tuple[str, ...], Print] = {}
     trainings = _trainings(cells)
     replayed = _spread([spec for spec, _ in trainings])
     for spec, asked in trainings:
-        ready = prepare(spec, root)
+        try:
+            ready = prepare(spec, root)
+        except (LookupError, ValueError, OSError) as error:  # a data set is missing, or a model does not fit it
+            raise StudyError(spec.task.data, [str(error)]) from error
         if spec.malice is None:
             found |= {one.key: one for one in (*_of_defense(spec, ready), *_draws(spec, ready))}
         seen = asked if spec.id in replayed or spec.malice is not None else []
@@ -96,10 +102,7 @@ def _trainings(cells: Sequence[Cell]) -> list[tuple[TrainingSpec, list[Cell]]]:
     found: dict[str, list[Cell]] = {}
     for cell in cells:
         found.setdefault(training_identity(cell.training), []).append(cell)
-    return [
-        (asked[0].training, [cell for cell in asked if cell.training.id == asked[0].training.id])
-        for asked in found.values()
-    ]
+    return [(own[0].training, [one for one in own if one.training.id == own[0].training.id]) for own in found.values()]
 
 
 def _spread(trainings: Sequence[TrainingSpec]) -> set[str]:
@@ -186,8 +189,7 @@ def _of_defense(spec: TrainingSpec, ready: Prepared) -> Iterator[Print]:
     updates = [_unit(_KEY.child("update", at), setting.dim, length) for at, length in enumerate(few)]
     digest, decoded, scores = hashlib.sha256(), list[Vector](), list[torch.Tensor]()
     for sent in _two_rounds(ready, updates, _KEY.child("messages")):
-        exchange = sent.exchange
-        here: Round = sent.here
+        here, exchange = sent.here, sent.exchange
         for wire in exchange.sent:
             digest.update(len(wire).to_bytes(8, "little") + wire)
         decoded.append(sent.mean)
@@ -271,18 +273,21 @@ def _of_training(spec: TrainingSpec, cells: Sequence[Cell], ready: Prepared, roo
     malice = spec.malice and replace(spec.malice, target=_few(spec.malice.target))
     small = replace(spec, federation=replace(spec.federation, rounds=1), malice=malice)
     asked = [_small(cell, small) for cell in cells]
-    engine: Engine = "double"
-    trained = train(
-        *(ready.task, small.federation, ready.defense, ready.holdings, ready.test, ready.key.child("training")),
-        engine=engine,
-        keep=keep_for(asked),
-        broadcasts=broadcasts(small, ready, engine),
-    )
+    cases = [_case(spec, to_data(own.target), own.threat) for own in cells]
+    parts = ready.task, small.federation, ready.defense, ready.holdings, ready.test, ready.key.child("training")
+    try:
+        sent = broadcasts(small, ready, "double")
+        trained = train(*parts, engine="double", keep=keep_for(asked), broadcasts=sent)
+    except ValueError as error:
+        if malice is None:
+            raise
+        for own, case in zip(cells, cases, strict=True):  # its broadcast does not fit the model
+            yield Print("attack", spec.defense.key, own.attack.key, case, fingerprint(str(error)))
+        return
     if spec.malice is None:
         yield Print("training", spec.defense.key, "", _case(spec), numbers=_of_model(trained))
-    scene = scene_of(small, ready, trained, engine)
-    for cell, own in zip(asked, cells, strict=True):
-        case = _case(spec, to_data(own.target), own.threat)
+    scene = scene_of(small, ready, trained, "double")
+    for cell, own, case in zip(asked, cells, cases, strict=True):
         try:
             view = View.parse(cell.threat)
             seen, truth = observe(seen_by(scene, view, root), view, cell.target)
@@ -293,9 +298,8 @@ def _of_training(spec: TrainingSpec, cells: Sequence[Cell], ready: Prepared, roo
             yield Print("attack", spec.defense.key, own.attack.key, case, fingerprint(str(error)))
             continue
         numbers = [x for one in estimates for x in (one.value, *one.values) if x is not None]
-        yield Print(
-            "attack", spec.defense.key, own.attack.key, case, numbers=_plain(torch.tensor(numbers, dtype=torch.float64))
-        )
+        plain = _plain(torch.tensor(numbers, dtype=torch.float64))
+        yield Print("attack", spec.defense.key, own.attack.key, case, numbers=plain)
 
 
 def _searched(attack: Attack, seen: Observation, key: Key) -> Reconstruction | Labels | Membership:
