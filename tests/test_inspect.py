@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -414,6 +415,18 @@ def out_of_memory(model, x, y):
         ({"sends": "weights"}, "sends='gradient' or 'update'"),
         ({"steps": 3}, "expected steps=1 with sends='gradient', got steps=3"),
         ({"batch": 0}, "expected batch and victims >= 1"),
+        ({"batch": math.nan}, "expected a whole number as batch, got nan"),
+        ({"batch": True}, "expected a whole number as batch, got True"),
+        ({"batch": None}, "expected a whole number as batch, got None"),
+        ({"victims": "a"}, "expected a whole number as victims, got 'a'"),
+        ({"victims": 10**400}, "expected a whole number as victims, got 1000"),
+        ({"steps": 1.5, "sends": "update"}, "expected a whole number as steps, got 1.5"),
+        ({"seed": []}, "expected a whole number as seed, got []".replace("[", r"\[")),
+        ({"lr": 10**400}, "expected a number as lr, got 1000"),
+        ({"lr": "a"}, "expected a number as lr, got 'a'"),
+        ({"momentum": math.inf}, "expected a number as momentum, got inf"),
+        ({"minutes": math.nan}, "expected a number as minutes, got nan"),
+        ({"minutes": -1}, "expected minutes > 0, got minutes=-1"),
         ({"victims": 4000}, "at least 4000 x 1 records, got 1442"),
         ({"lr": -1.0}, "expected lr > 0"),
         ({"momentum": 0.5}, "momentum=0 with fedsgd"),

@@ -95,10 +95,13 @@ def inspect(
     """
     from leakgauge.harness.cli.python import run
     from leakgauge.harness.core.cell import PartSpec
+    from leakgauge.harness.core.checks import numbers, positive
     from leakgauge.harness.data import default_root
     from leakgauge.harness.own import inspect as own
     from leakgauge.harness.own.made import How, Sources, part_spec, record
 
+    numbers((int, float), minutes=minutes)
+    positive(minutes=minutes)
     place = default_root() if root is None else root
     how = How(sends, lr, steps, batch, momentum, victims, seed)
     parts = PartSpec("none") if defense is None else part_spec("defense", defense)

@@ -29,3 +29,11 @@ def positive(**values: float) -> None:
     for name, value in values.items():
         if not (value > 0 and math.isfinite(value)):
             raise ValueError(f"expected {name} > 0, got {name}={value}")
+
+
+def numbers(kinds: tuple[type, ...], **values: object) -> None:
+    """Raise ValueError for the first named value that is not a finite number of one of these kinds, or is a bool."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, kinds) or not -(2.0**127) < value < 2.0**127:  # type: ignore[operator]
+            what = "number" if float in kinds else "whole number"
+            raise ValueError(f"expected a {what} as {name}, got {value!r:.40}")

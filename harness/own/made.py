@@ -17,6 +17,7 @@ from torch.utils.data import Subset
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import PartSpec, Scalar, TaskSpec
+from leakgauge.harness.core.checks import numbers
 from leakgauge.harness.core.code import RECORDING
 from leakgauge.harness.core.contract import Attack, Defense, Examples, Sender
 from leakgauge.harness.core.rng import Key
@@ -157,7 +158,15 @@ def record(
 
 
 def _check(source: Sources, how: How) -> None:
-    """Raise ValueError for arguments that contradict each other."""
+    """Raise ValueError for arguments that are no numbers, or contradict each other."""
+    numbers(
+        (int, np.integer),
+        seed=how.seed,
+        batch=how.batch,
+        steps=how.steps,
+        victims=0 if how.victims is None else how.victims,
+    )
+    numbers((int, float, np.number), lr=how.lr, momentum=how.momentum)
     if source.messages is not None and source.train_step is not None:
         raise ValueError("expected messages or train_step, got both")
     if source.records is not None and source.messages is None:
