@@ -12,6 +12,7 @@ import dp_accounting as dp
 import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
@@ -372,3 +373,15 @@ def test_many_sampled_laplace_steps_are_near_their_normal_limit():
     second = 2 / 3 * math.e + math.exp(-2) / 3 - 1
     found = epsilon(repeat(dp.PoissonSampledDpEvent(share, dp.LaplaceDpEvent(1.0)), count), 1e-5)
     assert found == pytest.approx(gaussian_epsilon(share * math.sqrt(count * second), 1e-5), rel=0.03)
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.3])
+@pytest.mark.parametrize("share", [1e-6, 0.5, 0.999, 1.0])
+@pytest.mark.parametrize("count", [1, 1_000_000])
+def test_little_noise_and_large_shares_have_a_bound_at_once(noise, share, count):
+    asked = repeat(dp.PoissonSampledDpEvent(share, dp.GaussianDpEvent(noise)), count)
+    whole = gaussian_epsilon(math.sqrt(count) / noise, 1e-5)
+    renyi = RdpAccountant()
+    renyi.compose(asked)
+    assert 0 <= epsilon(asked, 1e-5) <= min(whole, renyi.get_epsilon(1e-5)) * (1 + 1e-12)
+    assert 0 <= delta(asked, 1.0) <= 1

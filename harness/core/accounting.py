@@ -208,9 +208,9 @@ class _Numerical(NamedTuple):
 @functools.lru_cache(maxsize=64)
 def _numerical_epsilon(leaves: tuple[tuple[DpEvent, int], ...], delta: float) -> float:
     """The bound of epsilon; cached because a claim asks for the same bound several times, and each is slow."""
-    if noise := _noise(leaves):
-        return noise.epsilon(delta)
-    return min(_renyi_epsilon(leaves, delta), float(_accountant(leaves).get_epsilon(delta)))
+    noise = _noise(leaves)
+    found = noise.epsilon(delta) if noise else float(_accountant(leaves).get_epsilon(delta))
+    return min(_renyi_epsilon(leaves, delta), found)
 
 
 def _renyi_epsilon(leaves: tuple[tuple[DpEvent, int], ...], delta: float) -> float:

@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import fft, optimize, special
 
+from leakgauge.harness.core.gaussian import gaussian_delta, gaussian_epsilon
+
 _Numbers = npt.NDArray[np.float64]
 
 FINEST = 1e-4
@@ -30,6 +32,9 @@ _POINTS = 5e5
 _UNSEEN = 1e-6
 """Probability of the losses that are counted as infinite, relative to delta."""
 
+_WIDENED = 20
+"""How often the grid is widened before none is taken."""
+
 _USUAL = (1e-2, 1e-6, 1e-10)
 """Deltas near whose epsilons the sum has digits for deltas down to a tenth of them, the last one down to 1e-15."""
 
@@ -41,21 +46,27 @@ class Noise(NamedTuple):
     share: float
     runs: int
 
+    @property
+    def mu(self) -> float:
+        """Of the runs without sampling, which are never more private: their bound holds where no grid is taken."""
+        return math.sqrt(self.runs) / self.multiplier
+
     def epsilon(self, delta: float) -> float:
         """Smallest epsilon at `delta` above zero, whether a record is removed or added."""
-        return max(_sum(self, delta, added=added).epsilon(delta) for added in (False, True))
+        found = max(one.epsilon(delta) if one else math.inf for one in _sums(self, delta))
+        return min(found, gaussian_epsilon(self.mu, delta))
 
     def delta(self, epsilon: float) -> float:
         """Smallest delta at `epsilon`, with digits down to 1e-15, whether a record is removed or added."""
         for near in _USUAL:
-            found = max(_sum(self, near, added=added).delta(epsilon) for added in (False, True))
+            found = max(one.delta(epsilon) if one else 1.0 for one in _sums(self, near))
             if found > near / 10:
                 break
-        return found
+        return min(found, gaussian_delta(self.mu, epsilon))
 
     def outputs(self, losses: _Numbers) -> _Numbers:
         """The outputs with these losses, if the record is in the upper law; -inf below all losses."""
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             plain = losses - math.log(self.share) + np.log(-np.expm1(np.log1p(-self.share) - losses))
         return np.where(np.isnan(plain), -math.inf, self.multiplier**2 * plain + 0.5)
 
@@ -111,16 +122,24 @@ class _Run(NamedTuple):
         return sign * float(found.fun), math.exp(found.x)
 
 
+def _sums(noise: Noise, delta: float) -> tuple[_Sum | None, _Sum | None]:
+    """The losses of all runs if the record is removed, and if it is added."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _sum(noise, delta, added=False), _sum(noise, delta, added=True)
+
+
 @functools.lru_cache(maxsize=8)  # an attack's bound asks for delta at many epsilons
-def _sum(noise: Noise, delta: float, *, added: bool) -> _Sum:
-    """The losses of all runs, with digits near the epsilon of `delta`."""
+def _sum(noise: Noise, delta: float, *, added: bool) -> _Sum | None:
+    """The losses of all runs, with digits near the epsilon of `delta`; None: no grid has them."""
+    if noise.share == 1:
+        return None
     far = [-float(special.ndtri(min(0.5, _UNSEEN * delta / noise.runs / one))) for one in (1.0, noise.share)]
     x = np.array([-far[0] * noise.multiplier, max(far[0] * noise.multiplier, 1 + far[1] * noise.multiplier)])
     with np.errstate(divide="ignore"):
         ends = np.logaddexp(np.log1p(-noise.share), math.log(noise.share) + (x - 0.5) / noise.multiplier**2)
     spread = noise.share * math.sqrt(math.expm1(min(noise.multiplier**-2, 700.0)))
     step, low, high = min(FINEST, 1 / noise.multiplier / _SPREADS, spread / _SPREADS), *map(float, ends)
-    while True:
+    for _ in range(_WIDENED):
         step = max(step, (high - low) / _POINTS)
         run = _run(noise, step, ends, added=added)
         high = run.bound(_UNSEEN * delta, 1)[0]
@@ -128,6 +147,10 @@ def _sum(noise: Noise, delta: float, *, added: bool) -> _Sum:
         low = min(run.bound(1e-9, -1)[0], -high)
         if high - low <= 1.01 * step * _POINTS:
             break
+        if not math.isfinite(high - low):
+            return None
+    else:
+        return None
     # less than the best tilt, which would magnify rounding errors at losses below those that it makes most likely
     tilt = min(run.bound(delta, 1)[1] / 2, 300 / (high - low))
     chances, moment = run.tilted(tilt)
