@@ -1,6 +1,7 @@
 """Every number of four studies is what it was: see tests/digests/compare.py, which CI runs on all four."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,14 @@ def test_each_processor_has_digests_of_its_own_and_all_have_the_same_claims(comp
     assert compare.compare("x", folder(compare, tmp_path, [1.5])) == ["x: cell c0 differs"]
     changed = compare.compare("x", folder(compare, tmp_path, [1.7], epsilon=2.0))
     assert changed == [f"x: ids or claims differ from those of {here.name}", "x: training t differs"]
+
+
+def test_other_kernels_have_digests_of_their_own(compare):
+    code = f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); import compare; print(compare.slug())"
+    env = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    assert "-default-" in done.stdout
+    assert done.stdout.strip() != compare.slug() or os.environ.get("ATEN_CPU_CAPABILITY") == "default"
 
 
 def commit(tree, text, *, digests=""):
