@@ -106,7 +106,9 @@ def test_a_node_with_other_data_ends_the_run_in_one_line(cluster, tmp_path):
 
 
 def test_no_process_of_ray_executes_a_module_of_the_working_folder(tmp_path):
-    unharmed(poisoned(tmp_path), *CONSOLE, "run", "../s.toml", "-o", "../out", "--engine", "ray", "--workers", "1")
+    words = "run", "../s.toml", "-o", "../out", "--engine", "ray", "--workers", "1"
+    # the kept environment of CI may have been installed from another checkout
+    unharmed(poisoned(tmp_path), *CONSOLE, *words, PYTHONPATH=str(Path(__file__).parents[1]))
 
 
 def test_whatever_dies_on_a_cluster_the_other_cells_have_the_bytes_of_the_serial_run(cluster, reference, tmp_path):
