@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -71,8 +71,6 @@ class SqSGD(Defense[Plan, Tensor]):
         the client, divides by m, and only once; the rotation is undone before the coordinates return to their
         positions.
     """
-
-    later: ClassVar[tuple[str, ...]] = ("reclip",)
 
     epsilon: float = 400.0
     clip: float = 10.0

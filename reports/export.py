@@ -15,9 +15,10 @@ from typing import Any, Literal, NamedTuple
 
 from leakgauge.harness.core.cell import Cell, Scalar
 from leakgauge.harness.core.labels import server_text, unpromised
-from leakgauge.harness.core.result import AuditRecord, ClaimRecord, ProofRecord, Run, TrainingRecord, to_data
+from leakgauge.harness.core.result import AuditRecord, ClaimRecord, ProofRecord, Run, TrainingRecord
 from leakgauge.harness.core.rows import COLUMNS, Row, column, frame, rows
 from leakgauge.harness.core.sinks import harmless, latex, markdown, spelled, table_head, table_row
+from leakgauge.harness.core.stored import to_data
 from leakgauge.reports.sections.checked import verdict_of
 from leakgauge.reports.select import Analysis
 

@@ -6,9 +6,10 @@ import json
 
 import numpy as np
 
-from leakgauge.harness.core.cell import Target, fingerprint
-from leakgauge.harness.core.result import Failure, to_data
+from leakgauge.harness.core.cell import Target
+from leakgauge.harness.core.result import Failure
 from leakgauge.harness.core.stats import mean
+from leakgauge.harness.core.stored import fingerprint, to_data
 from leakgauge.harness.study.environment import environment
 from leakgauge.harness.study.store import Store
 from tests import report_fixtures as made

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from leakgauge.harness.core.cell import Cell, PartSpec
-from leakgauge.harness.core.result import Run, to_data
+from leakgauge.harness.core.result import Run
+from leakgauge.harness.core.stored import to_data
 from leakgauge.harness.gate.baseline import Baseline
 from leakgauge.harness.gate.measure import Measured, measured
 from leakgauge.harness.study.store import Store

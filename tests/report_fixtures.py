@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from leakgauge.harness.core.cell import Cell, FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec, fingerprint
+from leakgauge.harness.core.cell import Cell, FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec
 from leakgauge.harness.core.result import (
     AuditRecord,
     ClaimRecord,
@@ -26,9 +26,9 @@ from leakgauge.harness.core.result import (
     Run,
     Scores,
     TrainingRecord,
-    to_data,
 )
 from leakgauge.harness.core.stats import mean, of_items
+from leakgauge.harness.core.stored import fingerprint, to_data
 from leakgauge.harness.core.threats import Threat
 
 TASK = TaskSpec("invented", "lenet-dlg")

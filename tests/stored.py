@@ -1,17 +1,50 @@
 """Folders of results, changed as faults, users and earlier versions leave them."""
 
+import hashlib
 import json
+import shutil
+
+from leakgauge.harness.core.stored import RENAMED
+from leakgauge.harness.study.files import sealed, to_json
 
 
-def as_before_manifests(folder):
-    """Make a folder of results one from before there were manifests."""
-    for path in folder.rglob("manifest.json"):
-        path.unlink()
-    for path in (folder / "study.json", *folder.rglob("timing.json"), *folder.rglob("failure.json")):
-        data = json.loads(path.read_text("utf-8"))
-        del data["digest"]
-        data.pop("id", None)
-        path.write_text(json.dumps(data), "utf-8")
+def as_written_by_version_1(source, folder, version=1):
+    """A copy of a folder of results with the names of version 1; its records state `version`, if it is not 1."""
+    shutil.copytree(source, folder)
+    stated = {} if version == 1 else {"version": version}
+    for path in [*folder.glob("*/*/result.json"), *folder.glob("*/*/record.json")]:
+        rewrite(path, lambda data: _as_version_1(data) | stated)
+    data = json.loads((folder / "study.json").read_text("utf-8"))
+    del data["digest"], data["version"]
+    (folder / "study.json").write_bytes(sealed(data))
+    return folder
+
+
+def _as_version_1(data):
+    del data["version"]
+    for path, name in RENAMED[1].items():
+        *above, last = path.split(".")
+        place = data
+        for step in above:
+            place = place.get(step) if isinstance(place, dict) else None
+        if isinstance(place, dict) and name in place:
+            place[last] = place.pop(name)
+    return data
+
+
+def rewrite(path, change):
+    """Change the data of a result or a record, with its manifest."""
+    path.write_bytes(to_json(change(json.loads(path.read_text("utf-8")))))
+    listed(path)
+
+
+def listed(path):
+    """List a changed file in its manifest, as if it had been written so."""
+    manifest = path.parent / "manifest.json"
+    data = json.loads(manifest.read_text("utf-8"))
+    del data["digest"]
+    data["files"][path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    manifest.write_bytes(sealed(data))
 
 
 def damage(path, how, draw, others):

@@ -1,7 +1,6 @@
 """A study with audits: what is stored, that it repeats, and that a failed audit does not fail the training."""
 
 import dataclasses
-import json
 import math
 import shutil
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from leakgauge.reports.html import render
 from tests.audit_case import setting_of
 from tests.doubles import Counting, nothing, study_table
 from tests.report_page import complete
-from tests.stored import as_before_manifests
+from tests.stored import rewrite
 from tests.test_run import ECHO, contents
 
 CHOOSY = "tests.test_audited_runs:Choosy"
@@ -104,12 +103,9 @@ def test_the_audit_changes_nothing_else_in_a_training(reference, tmp_path):
 
 def test_a_record_from_before_there_were_audits_is_read(reference, tmp_path):
     plain = by_defense(run_study(study(audit=0), tmp_path, workers=0))["none"]
-    as_before_manifests(tmp_path)
     store = Store(tmp_path)
     path = store.training(plain.spec.id) / "record.json"
-    data = json.loads(path.read_text())
-    del data["audited"], data["spec"]["audit"]
-    path.write_text(json.dumps(data))
+    rewrite(path, lambda data: {key: value for key, value in data.items() if key != "audited"})
     assert store.read_training(plain.spec.id) == plain
 
 

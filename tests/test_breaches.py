@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 from dataclasses import dataclass
 
 import pytest
@@ -21,7 +20,7 @@ from leakgauge.harness.study.store import Store
 from leakgauge.harness.study.study import resolve
 from tests.doubles import Counting, random_examples, small_task, study_table
 from tests.jopeq_case import build, setting_of
-from tests.stored import as_before_manifests
+from tests.stored import rewrite
 from tests.test_run import ECHO
 
 COORDINATES = "all scaled coordinates are in [-1, 1], although nothing clips them"
@@ -239,10 +238,7 @@ def test_a_study_stores_the_counts_of_its_claims_and_reads_results_without_them(
     assert clients in [BreachRecord(EVERY_ROUND, missed, 4, "client", covered=True) for missed in (1, 2, 3)]
     assert not clients.voids
     assert [one.assumption for one in found["gaussian"].breaches] == [EVERY_ROUND]
-    as_before_manifests(tmp_path)
     store, record = Store(tmp_path), found["jopeq"]
     path = store.training(record.spec.id) / "record.json"
-    old = json.loads(path.read_text("utf-8"))
-    del old["breaches"]
-    path.write_text(json.dumps(old), "utf-8")
+    rewrite(path, lambda data: {key: value for key, value in data.items() if key != "breaches"})
     assert store.read_training(record.spec.id) == dataclasses.replace(record, breaches=())

@@ -13,8 +13,9 @@ from leakgauge.harness.audit.standalone import audit_for_study
 from leakgauge.harness.core.cell import PartSpec
 from leakgauge.harness.core.contract import claim_of
 from leakgauge.harness.core.errors import StudyError
-from leakgauge.harness.core.result import AuditRecord, ClaimRecord, to_data
+from leakgauge.harness.core.result import AuditRecord, ClaimRecord
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stored import to_data
 from leakgauge.harness.federation import registry
 from leakgauge.harness.study import cache, environment
 from leakgauge.harness.study.cache import known

@@ -15,11 +15,10 @@ from leakgauge.defenses.ota import OTA
 from leakgauge.defenses.ota_orthogonal import OTAOrthogonal
 from leakgauge.defenses.sdq import SDQ
 from leakgauge.defenses.top_k import TopK
-from leakgauge.harness.core.cell import FederationSpec, PartSpec, TaskSpec, TrainingSpec, fingerprint
+from leakgauge.harness.core.cell import FederationSpec
 from leakgauge.harness.core.claim import EVERY_ROUND, Breach
 from leakgauge.harness.core.codec import pack_float64
 from leakgauge.harness.core.contract import Sender
-from leakgauge.harness.core.result import to_data
 from leakgauge.harness.core.rng import Key, normal
 from leakgauge.harness.federation.loop import Keep, train
 from leakgauge.harness.federation.round import Client, Round
@@ -286,29 +285,3 @@ def test_a_strict_study_fails_its_cells_with_round_client_and_reason(tmp_path):
     for failure in run.failures.values():
         assert "round 1, client 2: expected a message of " in failure.message
         assert "the study is strict" in failure.message
-
-
-def test_the_new_fields_change_neither_ids_nor_bytes_of_a_study_without_them(tmp_path):
-    spec = TrainingSpec(TaskSpec("digits", "mlp-small"), FederationSpec(), PartSpec("none"), 0)
-    old = {key: dataclasses.asdict(spec)[key] for key in ("task", "federation", "defense", "seed")}
-    later = ("interim_samples", "evaluate_on", "labels", "sizes", "validation")
-    assert [old["federation"].pop(name) for name in later] == [1000, "test", 1, (), 0]
-    assert old["task"].pop("inputs") == "unit"
-    assert spec.id == fingerprint(old)
-    other = dataclasses.replace(spec, federation=FederationSpec(interim_samples=999))
-    assert other.id == fingerprint({**old, "federation": old["federation"] | {"interim_samples": 999}})
-    assert dataclasses.replace(spec, strict=True).id != spec.id
-    assert "strict" not in to_data(spec)
-    assert to_data(dataclasses.replace(spec, strict=True))["strict"] is True
-    assert to_data(Bounded(0.0)) == {"strict": 0.0}  # an audit's strict bound
-    assert to_data(PartSpec("x", {"strict": False, "dropped": None}))["parameters"] == {
-        "strict": False,
-        "dropped": None,
-    }
-    run_study(study(attacks=[{"name": ECHO}], limit=False), tmp_path, workers=0)
-    for path in tmp_path.glob("*/*/*.json"):
-        text = path.read_text("utf-8")
-        assert '"strict"' not in text
-        assert '"dropped"' not in text
-        assert "interim_samples" not in text
-    assert len(list(tmp_path.glob("trainings/*/record.json"))) == 2

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2, norm
 
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.cell import FederationSpec, plain
+from leakgauge.harness.core.cell import FederationSpec
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn.partition import dirichlet, partition
 from leakgauge.harness.study.study import resolve
@@ -218,4 +218,3 @@ def test_a_study_names_sizes_as_a_list_of_lists_and_older_cells_keep_their_ids()
     found = resolve(table | {"federations": [sizes]}).trainings
     assert [one.federation.sizes for one in found] == [(40, 60), (50,)]
     assert len({one.id for one in found}) == 2
-    assert not {"labels", "sizes"} & set(dataclasses.asdict(FederationSpec(), dict_factory=plain))

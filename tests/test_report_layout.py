@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from leakgauge.harness.core.result import Run, to_data
+from leakgauge.harness.core.result import Run
+from leakgauge.harness.core.stored import to_data
 from leakgauge.harness.study.store import Store
 from leakgauge.reports.charts.files import FORMATS, figure_files, formats
 from leakgauge.reports.export import rows_as

@@ -22,7 +22,8 @@ from _cells import equal
 from _measure import MEMORY, Rows, Skipped, Work
 
 from leakgauge.harness.core.cell import Cell, PartSpec, Target
-from leakgauge.harness.core.result import Run, to_data
+from leakgauge.harness.core.result import Run
+from leakgauge.harness.core.stored import to_data
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import Store, load_run, write_atomically
 from leakgauge.harness.study.study import Study

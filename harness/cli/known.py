@@ -23,7 +23,7 @@ def known(question: list[Any], answer: Callable[[], T]) -> T:
         question: plain data.
         answer: returns plain data that depend only on the question and the shipped code.
     """
-    from leakgauge.harness.core.cell import fingerprint
+    from leakgauge.harness.core.stored import fingerprint
 
     root = cache_folder()
     if root is None:

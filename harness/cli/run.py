@@ -118,7 +118,7 @@ def show(
     max_number: cli.MaxNumberOption = 1_000_000,
 ) -> None:
     """Show the cells of a study and their estimated run time; measuring it takes about ten seconds."""
-    from leakgauge.harness.core.result import to_data
+    from leakgauge.harness.core.stored import to_data
     from leakgauge.harness.study.study import load_study
 
     with cli.user_errors():

@@ -6,9 +6,10 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from leakgauge.harness.core.cell import Cell, PartSpec, Target, TrainingSpec, fingerprint
+from leakgauge.harness.core.cell import Cell, PartSpec, Target, TrainingSpec
 from leakgauge.harness.core.metrics import headline
-from leakgauge.harness.core.result import Estimate, Failure, PartInfo, Result, Run, to_data
+from leakgauge.harness.core.result import Estimate, Failure, PartInfo, Result, Run
+from leakgauge.harness.core.stored import fingerprint, to_data
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -74,12 +75,12 @@ def headline_estimate(result: Result, kind: str) -> Estimate | None:
 def identity(cell: Cell) -> str:
     """Fingerprint of a cell's question without its seed."""
     rest = [to_data(part) if not isinstance(part, str) else part for part in (cell.attack, cell.target, cell.threat)]
-    return fingerprint([{**cell.training.meaning, "seed": None}, *rest])
+    return fingerprint([{**to_data(cell.training), "seed": None}, *rest])
 
 
 def training_identity(spec: TrainingSpec) -> str:
     """Fingerprint of a training without its seed."""
-    return fingerprint([{**spec.meaning, "seed": None}])
+    return fingerprint([{**to_data(spec), "seed": None}])
 
 
 def cases(run: Run) -> tuple[Case, ...]:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import json
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
+
+from leakgauge.harness.core.stored import PARAMETERS, fingerprint, to_data
 
 
 class Size(StrEnum):
@@ -25,44 +25,6 @@ class Size(StrEnum):
 
 Scalar = str | int | float | bool | None
 _STRICT = {"extra": "forbid"}
-
-
-def canonical(data: Any) -> str:
-    """JSON with sorted keys and no spaces, so that equal values have equal texts.
-
-    Raises:
-        ValueError: a number is NaN or infinite.
-    """
-    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-
-
-def fingerprint(data: Any, digits: int = 16) -> str:
-    """The first `digits` hex digits of SHA-256 of the canonical JSON."""
-    return hashlib.sha256(canonical(data).encode()).hexdigest()[:digits]
-
-
-INTERIM = 1000
-"""Default number of test samples of an interim evaluation, see `FederationSpec.interim_samples`."""
-
-LATER: dict[str, object] = {
-    "strict": False,
-    "dropped": (),
-    "interim_samples": INTERIM,
-    "evaluate_on": "test",
-    "labels": 1,
-    "sizes": (),
-    "gauges": {},
-    "inputs": "unit",
-    "validation": 0,
-    "attained": None,
-}
-"""Fields added after results were stored, with their defaults; defaults are left out, so that older ids stay valid."""
-
-
-def plain(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The fields of a dataclass, for `dataclasses.asdict`, without those of `LATER` at their defaults."""
-    # compared by text: an audit's field `strict` is a number, and 0.0 == False must not drop it
-    return {name: value for name, value in fields if name not in LATER or repr(value) != repr(LATER[name])}
 
 
 @dataclass(frozen=True)
@@ -142,7 +104,7 @@ class FederationSpec:
     patience: int = 10
     evaluate_every: int = 1
     test_samples: int | None = None
-    interim_samples: int = INTERIM
+    interim_samples: int = 1000
     evaluate_on: Literal["test", "train", "validation"] = "test"
     validation: int = 0
 
@@ -181,10 +143,15 @@ class FederationSpec:
 
 @dataclass(frozen=True)
 class PartSpec:
-    """A defense or an attack: its name and all parameters, defaults included."""
+    """A defense or an attack: its name and its parameters, defaults included but for those of `stored.PARAMETERS`."""
 
     name: str
     parameters: dict[str, Scalar] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        later = PARAMETERS.get(self.name, {})
+        kept = {key: value for key, value in self.parameters.items() if key not in later or value != later[key]}
+        object.__setattr__(self, "parameters", kept)
 
     @property
     def key(self) -> str:
@@ -285,20 +252,14 @@ class TrainingSpec:
             raise ValueError(f"expected audit >= 0 (0: none), got audit={self.audit}")
 
     @property
-    def meaning(self) -> dict[str, Any]:
-        """The data behind the id; `audit` and `malice` are left out if not set, so that older ids stay valid."""
-        data = dataclasses.asdict(self, dict_factory=plain)
-        return {key: value for key, value in data.items() if value or key not in ("audit", "malice")}
-
-    @property
     def honest(self) -> TrainingSpec:
         """The same training with an honest server."""
         return dataclasses.replace(self, malice=None)
 
     @functools.cached_property
     def id(self) -> str:
-        """Sixteen hex digits of SHA-256 of the canonical JSON."""
-        return fingerprint(self.meaning)
+        """Sixteen hex digits of SHA-256 of the stored form."""
+        return fingerprint(to_data(self))
 
 
 @dataclass(frozen=True)
@@ -317,8 +278,5 @@ class Cell:
 
     @functools.cached_property
     def id(self) -> str:
-        """Sixteen hex digits of SHA-256 of the canonical JSON; `limit` is left out if true, so older ids stay valid."""
-        data = {**dataclasses.asdict(self, dict_factory=plain), "training": self.training.meaning}
-        if self.limit:
-            del data["limit"]
-        return fingerprint(data)
+        """Sixteen hex digits of SHA-256 of the stored form."""
+        return fingerprint(to_data(self))

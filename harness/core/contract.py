@@ -235,10 +235,6 @@ class Defense(ABC, Generic[S, M]):
     relies: ClassVar[str] = ""
     """The assumption of the claim that fails if a participant sends nothing in a round; empty: none does."""
 
-    later: ClassVar[tuple[str, ...]] = ()
-    """Parameters added after results were stored; they are left out of `parameters` at their defaults, so that older
-    ids stay valid."""
-
     promises: ClassVar[Horizon] = Horizon.ONE_ROUND
     """The horizon for which the source states its epsilon."""
 
@@ -435,9 +431,8 @@ class Defense(ABC, Generic[S, M]):
         return nothing_promised(len(history), f"{type(self).__name__} states no claim.")
 
     def parameters(self) -> dict[str, Any]:
-        """The hyper-parameters with their defaults, except those in `later` at their defaults."""
-        found = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
-        return {name: value for name, (value, default) in found.items() if name not in self.later or value != default}
+        """The hyper-parameters, defaults included."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
 
 def likelihood_of(defense: Defense[Any, Any], state: Any, received: Sequence[bytes], links: Links) -> Likelihood:

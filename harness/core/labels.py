@@ -12,17 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from leakgauge.harness.core.cases import gathered
-from leakgauge.harness.core.cell import (
-    Cell,
-    FederationSpec,
-    PartSpec,
-    Scalar,
-    Target,
-    TaskSpec,
-    TrainingSpec,
-    canonical,
-)
+from leakgauge.harness.core.cell import Cell, FederationSpec, PartSpec, Scalar, Target, TaskSpec, TrainingSpec
 from leakgauge.harness.core.result import TrainingRecord
+from leakgauge.harness.core.stored import canonical
 from leakgauge.harness.core.threats import SEES
 
 _EXPONENT = re.compile(r"e([+-])0*(\d+)$")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from leakgauge.harness.core.cell import Cell, TrainingSpec, plain
+from leakgauge.harness.core.cell import Cell, TrainingSpec
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -452,17 +451,3 @@ class PartInfo:
     kind: str = ""
     aware: bool = False
     floor: bool = False
-
-
-def to_data(value: Any) -> Any:
-    """A dataclass of this module as plain data for JSON."""
-    return dataclasses.asdict(value, dict_factory=_plain)
-
-
-def _plain(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    """As `cell.plain`; `samples` is left out of an evaluation on all test samples."""
-    found = plain(fields)
-    for one in found.get("evaluations", ()):
-        if one["samples"] == found["test_samples"]:
-            del one["samples"]
-    return found

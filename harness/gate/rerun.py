@@ -22,8 +22,9 @@ from leakgauge.harness.core.code import code_allowed, named_code, task_code
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.metrics import metric
-from leakgauge.harness.core.result import Run, to_data
+from leakgauge.harness.core.result import Run
 from leakgauge.harness.core.search_path import variables
+from leakgauge.harness.core.stored import to_data
 from leakgauge.harness.gate.comparable import TESTED, refusal
 from leakgauge.harness.gate.judge import Check, Outcome, Rules, Verdict, judge
 from leakgauge.harness.gate.measure import Measured, key_end, measured

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 import torch
 from pydantic import TypeAdapter
 
-from leakgauge.harness.core.cell import PartSpec, canonical, fingerprint
-from leakgauge.harness.core.result import to_data
+from leakgauge.harness.core.cell import PartSpec
+from leakgauge.harness.core.stored import canonical, fingerprint, to_data
 from leakgauge.harness.study import environment
 from leakgauge.harness.study.files import Damaged, load, sealed, to_json, unsealed
 from leakgauge.harness.study.store import StoreError, write_atomically

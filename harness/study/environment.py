@@ -14,10 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from leakgauge.harness.core.cell import Cell, PartSpec, TaskSpec, TrainingSpec, fingerprint
+from leakgauge.harness.core.cell import Cell, PartSpec, TaskSpec, TrainingSpec
 from leakgauge.harness.core.code import imported, named_code, task_code
 from leakgauge.harness.core.native import VERSION, library
 from leakgauge.harness.core.result import Environment
+from leakgauge.harness.core.stored import fingerprint
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.study.sources import sources
 

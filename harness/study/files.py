@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from leakgauge.harness.core.files import content
+from leakgauge.harness.core.stored import StoredVersionError
 
 T = TypeVar("T")
 
@@ -25,7 +26,7 @@ def load(path: Path, parse: Callable[[bytes], T], faults: dict[str, str]) -> T |
         return parse(content(path, 2**28 if path.suffix == ".json" else 2**40))
     except FileNotFoundError:
         faults[path.name] = MISSING
-    except Damaged as error:
+    except (Damaged, StoredVersionError) as error:
         faults[path.name] = str(error)
     except Exception as error:  # a damaged file may raise anything in its decoder: zlib.error, RecursionError, ...
         faults[path.name] = f"is damaged: {' '.join(f'{type(error).__name__}: {error}'.split())[:200]}"
@@ -42,15 +43,16 @@ def sealed(data: dict[str, Any]) -> bytes:
     return to_json({**data, "digest": hashlib.sha256(to_json(data)).hexdigest()})
 
 
-def unsealed(content: bytes, before: Collection[str] = ()) -> dict[str, Any]:
-    """The data of `sealed`; data without a digest that have only keys of `before` are from an older version.
+def unsealed(content: bytes) -> dict[str, Any]:
+    """The data of `sealed`.
 
     Raises:
-        Damaged: the content is not what was written.
+        Damaged: the content is not what was written, or an older version wrote it, without a digest.
     """
     data: dict[str, Any] = json.loads(content)
-    if not data.keys() <= set(before):
-        data.pop("digest", None)
-        if content != sealed(data):
-            raise Damaged("is not what was written")
+    if "digest" not in data:
+        raise Damaged("holds no digest: it was changed, or made by a version of leakgauge that is too old to be read")
+    del data["digest"]
+    if content != sealed(data):
+        raise Damaged("is not what was written")
     return data

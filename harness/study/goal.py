@@ -18,10 +18,11 @@ from statistics import fmean, median
 from typing import ClassVar, Literal, NamedTuple
 
 from leakgauge.harness.core import accounting
-from leakgauge.harness.core.cell import Cell, PartSpec, Scalar, TrainingSpec, canonical
+from leakgauge.harness.core.cell import Cell, PartSpec, Scalar, TrainingSpec
 from leakgauge.harness.core.claim import Unit
 from leakgauge.harness.core.labels import UNDEFENDED, value_text
-from leakgauge.harness.core.result import TrainingRecord, to_data
+from leakgauge.harness.core.result import TrainingRecord
+from leakgauge.harness.core.stored import canonical, to_data
 from leakgauge.harness.core.threats import Threat
 
 KEY = "target"
@@ -158,7 +159,7 @@ def solve(cells: tuple[Cell, ...], root: Path, trained: Trained) -> tuple[tuple[
 
 def _place(cell: Cell) -> str:
     """A key of a cell's training by an honest server, without the seed."""
-    return canonical(cell.training.honest.meaning | {"seed": None})
+    return canonical(to_data(cell.training.honest) | {"seed": None})
 
 
 def _with(spec: TrainingSpec, defense: PartSpec) -> TrainingSpec:

@@ -17,16 +17,7 @@ from leakgauge.harness.audit.claims import claim_to_data, record_claim
 from leakgauge.harness.audit.limit import Limit, NoLimit, limits
 from leakgauge.harness.audit.standalone import audit_for_study, audited_part
 from leakgauge.harness.audit.weights import suspicious
-from leakgauge.harness.core.cell import (
-    Cell,
-    FederationSpec,
-    PartSpec,
-    Target,
-    TaskSpec,
-    TrainingSpec,
-    canonical,
-    fingerprint,
-)
+from leakgauge.harness.core.cell import Cell, FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec
 from leakgauge.harness.core.claim import Claim
 from leakgauge.harness.core.contract import (
     Defense,
@@ -46,10 +37,10 @@ from leakgauge.harness.core.result import (
     Execution,
     Result,
     TrainingRecord,
-    to_data,
 )
 from leakgauge.harness.core.rng import Key, integers, subset
 from leakgauge.harness.core.stats import of_items
+from leakgauge.harness.core.stored import canonical, fingerprint, to_data
 from leakgauge.harness.core.table import Column
 from leakgauge.harness.core.threats import Threat, View
 from leakgauge.harness.data import DataSet

@@ -14,7 +14,7 @@ import torch
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cases import training_identity
-from leakgauge.harness.core.cell import Cell, Target, TrainingSpec, fingerprint
+from leakgauge.harness.core.cell import Cell, Target, TrainingSpec
 from leakgauge.harness.core.claim import Claim
 from leakgauge.harness.core.contract import (
     Attack,
@@ -33,8 +33,8 @@ from leakgauge.harness.core.contract import (
 from leakgauge.harness.core.errors import NoLikelihood, StudyError
 from leakgauge.harness.core.labels import UNDEFENDED
 from leakgauge.harness.core.prints import DRAWN, DRAWS, STATISTICS, Print
-from leakgauge.harness.core.result import to_data
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stored import fingerprint, to_data
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.data import default_root

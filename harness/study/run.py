@@ -10,11 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakgauge.harness.core.cell import Cell, TaskSpec, TrainingSpec, fingerprint
+from leakgauge.harness.core.cell import Cell, TaskSpec, TrainingSpec
 from leakgauge.harness.core.code import records_of
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.labels import part_text
-from leakgauge.harness.core.result import Run, TrainingRecord, to_data
+from leakgauge.harness.core.result import Run, TrainingRecord
+from leakgauge.harness.core.stored import fingerprint, to_data
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.federation import registry
 from leakgauge.harness.study.engine import Engine, Here, Job, Open, Outcome, Place
@@ -22,7 +23,7 @@ from leakgauge.harness.study.goal import goal_of, solve
 from leakgauge.harness.study.lock import writing
 from leakgauge.harness.study.pace import Pace
 from leakgauge.harness.study.schedule import Listener, Progress, Schedule
-from leakgauge.harness.study.store import MANIFEST, QUARANTINE, Store, StoreError, load_run
+from leakgauge.harness.study.store import QUARANTINE, Store, StoreError, load_run
 from leakgauge.harness.study.study import Study
 from leakgauge.harness.study.supervisor import NO_LIMITS, Limits, supervise
 from leakgauge.harness.study.workers import Workers
@@ -86,8 +87,6 @@ class _Session:
                 if not reuse:
                     self.store.set_aside(folder, f"made by {who}; this code is {code}")
                     continue
-            if not (folder / MANIFEST).exists():
-                self.store.adopt(folder)
             found.add(folder.name)
         if others:
             fate = "are kept" if reuse else f"are set aside in {QUARANTINE} and run again; --reuse would keep them"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable
 
-from leakgauge.harness.core.cell import Cell, fingerprint
-from leakgauge.harness.core.result import to_data
+from leakgauge.harness.core.cell import Cell
+from leakgauge.harness.core.stored import fingerprint, to_data
 
 
 def limit_id(cell: Cell) -> str:

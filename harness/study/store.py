@@ -10,8 +10,8 @@
     DIR/quarantine/                     damaged results and results of other code, each with its reason
 
 A cell or a training is finished if it has a manifest. It is whole if every file matches the manifest and has the id of
-the folder. The JSON files that no manifest lists hold their own digest. A folder whose `study.json` holds no digest is
-older than manifests: its results are read without checks.
+the folder. The JSON files that no manifest lists hold their own digest. Records and `study.json` state the version of
+their stored form (`core.stored`).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import TypeAdapter
 
 from leakgauge.harness.core.cell import Cell
-from leakgauge.harness.core.result import Failure, PartInfo, Pictures, Result, Run, Scores, TrainingRecord, to_data
+from leakgauge.harness.core.result import Failure, PartInfo, Pictures, Result, Run, Scores, TrainingRecord
+from leakgauge.harness.core.stored import VERSION, from_data, to_data, upgraded
 from leakgauge.harness.study.files import MISSING, Damaged, load, sealed, to_json, unsealed
 
 T = TypeVar("T")
@@ -47,8 +47,6 @@ TEMPORARY = ".part"
 
 _MAIN: dict[str, tuple[str, type]] = {"cells": ("result.json", Result), "trainings": ("record.json", TrainingRecord)}
 _PART = "part.npz"
-_STUDY = {"name", "title", "text", "goals", "hash", "cells", "data", "public", "attacks"}
-"""The keys of a study.json that is older than manifests."""
 
 
 class StoreError(OSError):
@@ -70,14 +68,14 @@ class Stored(NamedTuple):
 
 
 class _Manifest(NamedTuple):
-    """The code that made a folder, and the SHA-256 of its files; None: the folder is older than manifests."""
+    """The code that made a folder, and the SHA-256 of its files."""
 
     code: str
-    files: dict[str, str] | None
+    files: dict[str, str]
 
     def check(self, name: str, content: bytes) -> bytes:
         """The content of a file; raises Damaged if it is not what was written."""
-        if self.files is not None and self.files.get(name) != hashlib.sha256(content).hexdigest():
+        if self.files.get(name) != hashlib.sha256(content).hexdigest():
             raise Damaged("differs from its manifest" if name in self.files else "is not in its manifest")
         return content
 
@@ -161,7 +159,7 @@ class Store:
         """Write the resolved study and the TOML of each study in it."""
         for name, text in _tomls(data).items():
             write_atomically(self.folder / name, text.encode())
-        write_atomically(self.folder / "study.json", sealed(data))
+        write_atomically(self.folder / "study.json", sealed({**data, "version": VERSION}))
 
     def read_study(self) -> dict[str, Any]:
         """The resolved study.
@@ -191,19 +189,14 @@ class Store:
             raise StoreError(f"cannot read {self.folder / 'study.json'}: it {reason}; {anew}")
         return found
 
-    @functools.cached_property
-    def before_manifests(self) -> bool:
-        """Whether the results are older than manifests."""
-        return load(self.folder / "study.json", lambda content: json.loads(content).keys() <= _STUDY, {}) is True
-
     def write_result(self, result: Result, arrays: Arrays, seconds: float, code: str = "") -> None:
         """Write a finished cell and the code that made it, and remove its earlier failure."""
         files = {"arrays.npz": _npz(arrays)} if arrays else {}
-        self._write(self.cell(result.cell.id), files | {"result.json": to_json(to_data(result))}, seconds, code)
+        self._write(self.cell(result.cell.id), files | {"result.json": to_json(_record(result))}, seconds, code)
 
     def write_training(self, record: TrainingRecord, kept: Arrays, seconds: float, code: str = "") -> None:
         """Write a finished training with the models and messages for its attacks, and the code that made it."""
-        files = {"kept.npz": _npz(kept), "record.json": to_json(to_data(record))}
+        files = {"kept.npz": _npz(kept), "record.json": to_json(_record(record))}
         self._write(self.training(record.spec.id), files, seconds, code)
 
     def write_part(self, name: str, arrays: Arrays, seconds: float, code: str) -> None:
@@ -226,7 +219,7 @@ class Store:
 
     def write_failure(self, failure: Failure) -> None:
         """Write why a cell has no result."""
-        write_atomically(self.cell(failure.cell.id) / FAILURE, sealed(to_data(failure)))
+        write_atomically(self.cell(failure.cell.id) / FAILURE, sealed(_record(failure)))
 
     def _write(self, folder: Path, files: dict[str, bytes], seconds: float, code: str) -> None:
         """Write the files of a folder and its manifest, which marks it as finished."""
@@ -240,12 +233,6 @@ class Store:
                 write_atomically(folder / name, content)
         _remove(folder / FAILURE)
         write_atomically(folder / MANIFEST, files[MANIFEST])
-
-    def adopt(self, folder: Path) -> None:
-        """Give a folder that is older than manifests a manifest, with unknown code."""
-        paths = [folder / _MAIN[folder.parent.name][0], *folder.glob("*.npz")]
-        files = {path.name: content for path in paths if (content := load(path, bytes, {})) is not None}
-        self.receive(folder, _end(folder.name, files, self.seconds(folder) or 0.0, ""))
 
     def set_aside(self, path: Path, reason: str) -> None:
         """Move a file or a folder to the quarantine, with its reason."""
@@ -271,22 +258,15 @@ class Store:
         manifest = self._manifest(folder, faults)
         if manifest is None:
             return Stored(None, None if faults[MANIFEST] == MISSING else "", faults)
-        for name in manifest.files or {}:
+        for name in manifest.files:
             if arrays or not name.endswith(".npz"):
                 load(folder / name, functools.partial(manifest.check, name), faults)
-        if manifest.files is not None:
-            load(folder / TIMING, functools.partial(_seconds, folder.name), faults)
-        elif arrays:
-            for path in folder.glob("*.npz"):
-                load(path, _arrays, faults)
+        load(folder / TIMING, functools.partial(_seconds, folder.name), faults)
         value = None if main in faults else load(folder / main, functools.partial(_value, kind, folder.name), faults)
         return Stored(None if faults else value, manifest.code, faults)
 
     def _manifest(self, folder: Path, faults: dict[str, str]) -> _Manifest | None:
         """The manifest of a folder."""
-        main = folder / _MAIN.get(folder.parent.name, (_PART,))[0]
-        if not (folder / MANIFEST).exists() and main.exists() and self.before_manifests:
-            return _Manifest("", None)
         return load(folder / MANIFEST, functools.partial(_manifest_of, folder.name), faults)
 
     def read_result(self, cell_id: str) -> Result | None:
@@ -348,8 +328,6 @@ def verify(folder: Path) -> tuple[int, dict[str, str]]:
             continue
         if wrong == {MANIFEST: MISSING} and (failure := store.read_failure(one.name)) is not None:
             wrong = {_MAIN["cells"][0]: f"is missing: {failure.message}"}
-        elif store.before_manifests and not wrong:
-            wrong = {MANIFEST: "is missing: made before there were manifests"}
         faults |= {f"{one.parent.name}/{one.name}/{name}": reason for name, reason in wrong.items()}
     return len(folders), faults
 
@@ -395,6 +373,11 @@ def load_run(folder: str | Path) -> Run:
     )
 
 
+def _record(value: Result | TrainingRecord | Failure) -> dict[str, Any]:
+    """A record in its stored form."""
+    return {**to_data(value), "version": VERSION}
+
+
 def _end(name: str, files: Mapping[str, bytes], seconds: float, code: str) -> dict[str, bytes]:
     """The timing file and the manifest of the folder `name` with these files."""
     digests = {file: hashlib.sha256(content).hexdigest() for file, content in files.items()}
@@ -412,8 +395,8 @@ def _remove(path: Path) -> None:
 
 def _plan(content: bytes) -> tuple[dict[str, Any], tuple[Cell, ...]]:
     """A study and its cells from a study.json."""
-    study = unsealed(content, _STUDY)
-    return study, _adapter(tuple[Cell, ...]).validate_python(study["cells"])
+    study = upgraded(unsealed(content))
+    return study, from_data(tuple[Cell, ...], study["cells"])
 
 
 def _tomls(study: dict[str, Any]) -> dict[str, str]:
@@ -430,14 +413,13 @@ def _manifest_of(name: str, content: bytes) -> _Manifest:
 
 def _seconds(name: str, content: bytes) -> float:
     """The seconds in the timing.json of the folder `name`."""
-    data = unsealed(content, {"seconds"})
-    return _of(name, data.get("id", name), float(data["seconds"]))
+    data = unsealed(content)
+    return _of(name, data["id"], float(data["seconds"]))
 
 
 def _failure(name: str, content: bytes) -> Failure:
     """The failure in the folder `name`."""
-    data = unsealed(content, {"cell", "kind", "message", "trace"})
-    failure: Failure = _adapter(Failure).validate_python(data)
+    failure = from_data(Failure, upgraded(unsealed(content)))
     return _of(name, failure.cell.id, failure)
 
 
@@ -463,11 +445,5 @@ def _of(name: str, found: str, value: T) -> T:
 
 def _value(kind: type, name: str, content: bytes) -> Result | TrainingRecord:
     """The result or the record in the folder `name`."""
-    value: Result | TrainingRecord = _adapter(kind).validate_json(content)
+    value: Result | TrainingRecord = from_data(kind, upgraded(json.loads(content)))
     return _of(name, value.cell.id if isinstance(value, Result) else value.spec.id, value)
-
-
-@functools.cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """The reader of a type, cached because building one takes milliseconds and a study has thousands of cells."""
-    return TypeAdapter(kind)

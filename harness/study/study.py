@@ -20,16 +20,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from leakgauge.harness.core.cases import gathered
-from leakgauge.harness.core.cell import (
-    Cell,
-    FederationSpec,
-    Malice,
-    PartSpec,
-    Target,
-    TaskSpec,
-    TrainingSpec,
-    fingerprint,
-)
+from leakgauge.harness.core.cell import Cell, FederationSpec, Malice, PartSpec, Target, TaskSpec, TrainingSpec
 from leakgauge.harness.core.code import code_allowed, import_from, named_code, task_code
 from leakgauge.harness.core.errors import StudyError, unknown
 from leakgauge.harness.core.files import text as text_of
@@ -38,6 +29,7 @@ from leakgauge.harness.core.metrics import METRICS
 from leakgauge.harness.core.points import OF_ROW, flat_filters, of_cell, paths_of
 from leakgauge.harness.core.rows import QUANTITIES
 from leakgauge.harness.core.statements import Statement
+from leakgauge.harness.core.stored import fingerprint
 from leakgauge.harness.core.threats import ThreatMismatch, View, require
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.registry import ParameterError, explain

@@ -4,13 +4,13 @@
     python tests/digests/compare.py check DIR... compare existing folders of results
     python tests/digests/compare.py record       run the four studies, and store their digests
 
-A digest covers every number of a result and the bytes of its arrays: messages, models, pictures, scores. It leaves out
-texts, versions and times. Another processor adds in another order and rounds differently, so each has its own file,
-`STUDY.PROCESSOR.json`. A digest of a few reference computations is part of the name, because processors of one name may
-round differently, and so do other kernels (`ATEN_CPU_CAPABILITY`) and an installation without compiled loops. `record`
-removes the files of other processors: their numbers changed, too. If this processor has no file, the digests are made
-here, with the code of the commit that recorded last, and the command says so. Ids and claims are compared with every
-file.
+A digest covers every number and verdict of a result and the bytes of its arrays: messages, models, pictures, scores. It
+leaves out texts, names, versions and times. Another processor adds in another order and rounds differently, so each has
+its own file, `STUDY.PROCESSOR.json`. A digest of a few reference computations is part of the name, because processors
+of one name may round differently, and so do other kernels (`ATEN_CPU_CAPABILITY`) and an installation without compiled
+loops. `record` removes the files of other processors: their numbers changed, too. If this processor has no file, the
+digests are made here, with the code of the commit that recorded last, and the command says so. Ids and claims are
+compared with every file.
 
 MKL rounds the closed form's linear algebra in one of two ways, depending on the memory layout of the process (about
 1 process in 14 differs). So up to `ROUNDED` cells of a study may differ if their estimates agree to four digits.
@@ -49,27 +49,21 @@ STUDIES = {
     "digest-adaptive": HERE / "adaptive.toml",
     "digest-membership": HERE / "membership.toml",
 }
-TEXTS = {
-    "trace",
-    "note",
-    "message",
-    "method",
-    "source",
-    "assumes",
-    "assumption",
-    "reason",
-    "distinguisher",
-    "pair",
-    "environment",
-    "execution",
-}
+TEXTS = {"trace", "environment", "execution", "version", "digest"}
+"""Keys whose values are no results."""
+VERDICTS = {"verdict", "code", "name", "kind"}
+"""Keys whose texts are results."""
 
 
-def numbers(value):
-    """`value` without texts, whose wording may change."""
+def numbers(value, key=""):
+    """The numbers and verdicts in `value`, sorted within a record: names and the order of fields are no results."""
     if isinstance(value, dict):
-        return {key: numbers(inner) for key, inner in value.items() if key not in TEXTS}
-    return [numbers(inner) for inner in value] if isinstance(value, list) else value
+        return sorted(one for key, inner in value.items() if key not in TEXTS for one in numbers(inner, key))
+    if isinstance(value, list):
+        return [one for inner in value for one in numbers(inner, key)]
+    if isinstance(value, str):
+        return [value] if key in VERDICTS else []
+    return [repr(value)] if isinstance(value, float | int) and not isinstance(value, bool) and value else []
 
 
 def sha(value):
@@ -77,14 +71,12 @@ def sha(value):
 
 
 def arrays_of(path):
-    """A digest of each array in an npz; none if the file is missing."""
+    """A digest of each array in an npz, sorted; none if the file is missing."""
     if not path.exists():
-        return {}
+        return []
     with np.load(io.BytesIO(path.read_bytes())) as file:
-        found = {name: np.ascontiguousarray(file[name]) for name in file.files}
-    return {
-        name: hashlib.sha256(f"{a.dtype.str} {a.shape}".encode() + a.tobytes()).hexdigest() for name, a in found.items()
-    }
+        found = [np.ascontiguousarray(file[name]) for name in file.files]
+    return sorted(hashlib.sha256(f"{a.dtype.str} {a.shape}".encode() + a.tobytes()).hexdigest() for a in found)
 
 
 def rounded(value, digits):
@@ -102,18 +94,17 @@ def digests(folder):
     for path in sorted(folder.glob("cells/*/*.json")):
         if path.name == "timing.json":
             continue
-        data = numbers(json.loads(path.read_text("utf-8")))
-        data.pop("digest", None)
+        data = json.loads(path.read_text("utf-8"))
         found[f"cell {path.parent.name}"] = [
-            sha([path.name, data, arrays_of(path.parent / "arrays.npz")]),
+            sha([path.name, numbers(data), arrays_of(path.parent / "arrays.npz")]),
             sha(rounded([one.get("value") for one in data.get("estimates", [])], 4)),
         ]
     for path in sorted(folder.glob("trainings/*/record.json")):
-        data = numbers(json.loads(path.read_text("utf-8")))
-        claims = [data["one_round"], data["whole_run"], data["dim"], data["classes"]]
+        data = json.loads(path.read_text("utf-8"))
+        claims = [numbers(rounded([data["one_round"], data["whole_run"]], 6)), data["dim"], data["classes"]]
         found[f"training {path.parent.name}"] = [
-            sha([data, arrays_of(path.parent / "kept.npz")]),
-            sha(rounded(claims, 6)),
+            sha([numbers(data), arrays_of(path.parent / "kept.npz")]),
+            sha(claims),
         ]
     return found
 

@@ -1,0 +1,144 @@
+"""The stored form of questions and records: names on disk, their version, and the ids that follow from them.
+
+Only here names in code become names on disk. A field that gets another name in code keeps its stored name by an entry
+in `NAMES`, and a field that is added later is left out at its first default by an entry in `OMITTED`: ids, draws and
+stored results stay valid.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+T = TypeVar("T")
+
+VERSION = 2
+"""Version of the stored form. 1: files that state none."""
+
+READS = (1, 2)
+"""The versions that `upgraded` reads."""
+
+NAMES: dict[str, str] = {}
+"""The stored name of a field `Class.field`, if it differs from its name in code."""
+
+OMITTED: dict[str, object] = {
+    "TaskSpec.inputs": "unit",
+    "FederationSpec.labels": 1,
+    "FederationSpec.sizes": (),
+    "FederationSpec.interim_samples": 1000,
+    "FederationSpec.evaluate_on": "test",
+    "FederationSpec.validation": 0,
+    "TrainingSpec.audit": 0,
+    "TrainingSpec.malice": None,
+    "TrainingSpec.strict": False,
+    "Cell.limit": True,
+}
+"""Fields added after results were stored, each with the value at which it is left out."""
+
+PARAMETERS: dict[str, dict[str, object]] = {"sqsgd": {"reclip": True}}
+"""Parameters of defenses and attacks that were added after results were stored, as in `OMITTED`."""
+
+RENAMED: dict[int, dict[str, str]] = {1: {}}
+"""By version, the fields of records `field.field` that have another name since, each with its last name of today."""
+
+
+class StoredVersionError(ValueError):
+    """A file has a stored form that this version does not read; the message is one line."""
+
+
+def canonical(data: Any) -> str:
+    """JSON with sorted keys and no spaces, so that equal values have equal texts.
+
+    Raises:
+        ValueError: a number is NaN or infinite.
+    """
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def fingerprint(data: Any, digits: int = 16) -> str:
+    """The first `digits` hex digits of SHA-256 of the canonical JSON."""
+    return hashlib.sha256(canonical(data).encode()).hexdigest()[:digits]
+
+
+def to_data(value: Any) -> Any:
+    """A question or a record as plain data for JSON, with stored names."""
+    if dataclasses.is_dataclass(value):
+        kind, found = type(value).__name__, {}
+        for field in dataclasses.fields(value):
+            name, inner = f"{kind}.{field.name}", getattr(value, field.name)
+            if name not in OMITTED or inner != OMITTED[name]:
+                found[NAMES.get(name, field.name)] = to_data(inner)
+        return found
+    if isinstance(value, Mapping):
+        return {key: to_data(inner) for key, inner in value.items()}
+    return [to_data(inner) for inner in value] if isinstance(value, tuple | list) else value
+
+
+def from_data(kind: type[T], data: Any, *, strict: bool = False) -> T:
+    """The value whose `to_data` is `data`.
+
+    Raises:
+        ValidationError: the data do not fit.
+    """
+    found: T = _adapter(kind).validate_json(  # type: ignore[arg-type]  # a type is hashable, mypy does not know it of T
+        json.dumps(_in_code(kind, data)), strict=strict
+    )
+    return found
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """The reader of a type, cached because building one takes milliseconds and a study has thousands of cells."""
+    return TypeAdapter(kind)
+
+
+def _in_code(kind: Any, data: Any) -> Any:
+    """The data of this type with the names in code for stored names."""
+    if not NAMES:
+        return data
+    parts, outer = typing.get_args(kind), typing.get_origin(kind)
+    if outer in (types.UnionType, typing.Union):
+        kind = next((part for part in parts if dataclasses.is_dataclass(part)), None)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(data, dict):
+        hints = _hints(kind)
+        in_code = {NAMES.get(f"{kind.__name__}.{name}", name): name for name in hints}
+        return {in_code.get(key, key): _in_code(hints.get(in_code.get(key, "")), one) for key, one in data.items()}
+    if outer in (tuple, list) and isinstance(data, list):
+        return [_in_code(parts[0], one) for one in data]
+    return data
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """The types of a dataclass's fields."""
+    return {field.name: typing.get_type_hints(kind)[field.name] for field in dataclasses.fields(kind)}
+
+
+def upgraded(data: dict[str, Any]) -> dict[str, Any]:
+    """The data of a stored record in today's form.
+
+    Raises:
+        StoredVersionError: an unknown version.
+    """
+    version = data.get("version", 1)
+    if version not in READS:
+        raise StoredVersionError(
+            f"has the stored form {version}, of another version of leakgauge; this one reads {READS[0]} to {READS[-1]}"
+        )
+    found = {key: value for key, value in data.items() if key != "version"}
+    for path, name in RENAMED.get(version, {}).items():
+        *above, last = path.split(".")
+        place: Any = found
+        for step in above:
+            place = place.get(step) if isinstance(place, dict) else None
+        if isinstance(place, dict) and last in place:
+            place[name] = place.pop(last)
+    return found
