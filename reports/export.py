@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from leakgauge.harness.core.cell import Cell, Scalar
 from leakgauge.harness.core.labels import server_text, unpromised
-from leakgauge.harness.core.result import AuditRecord, ClaimRecord, ProofRecord, Run, TrainingRecord
+from leakgauge.harness.core.result import ClaimRecord, Run, TrainingRecord
 from leakgauge.harness.core.rows import COLUMNS, Row, column, frame, rows
 from leakgauge.harness.core.sinks import harmless, latex, markdown, spelled, table_head, table_row
 from leakgauge.harness.core.stored import to_data
@@ -28,32 +28,9 @@ def status_of(run: Run, cell: Cell) -> str:
     return "done" if cell.id in run.results else "failed" if cell.id in run.failures else "missing"
 
 
-def _epsilon(value: float | None) -> float | str:
-    """An epsilon; infinity becomes the text `inf`, which spreadsheets and number parsers read; JSON has no infinity."""
-    return "inf" if value is None else value
-
-
-def _proof_data(proof: ProofRecord) -> dict[str, Any]:
-    """A proof as plain data."""
-    return {**to_data(proof), "epsilon": _epsilon(proof.epsilon)}
-
-
 def _claim_data(claim: ClaimRecord) -> dict[str, Any]:
-    """A claim with its proofs as plain data."""
-    further = [_proof_data(proof) for proof in claim.further]
-    proofs = {"proved": _proof_data(claim.proved), "further": further}
-    proofs |= {"attained": _proof_data(claim.attained)} if claim.attained else {}
-    return {**to_data(claim), "epsilon": _epsilon(claim.epsilon), "verdict": verdict_of(claim), **proofs}
-
-
-def _audit_data(audit: AuditRecord) -> dict[str, Any]:
-    """An audit as plain data."""
-    return {**to_data(audit), "claimed": _epsilon(audit.claimed), "proved": _epsilon(audit.proved)}
-
-
-def _breaches_data(training: TrainingRecord) -> list[Any]:
-    """How often the run broke each counted assumption, as plain data."""
-    return [to_data(one) for one in training.breaches]
+    """A claim as plain data."""
+    return {**to_data(claim, infinity="inf"), "verdict": verdict_of(claim)}
 
 
 def rows_as(
@@ -183,8 +160,8 @@ def _training_data(training: TrainingRecord | None) -> dict[str, object]:
         "accuracy": training.accuracy,
         "one_round": _claim_data(training.one_round),
         "whole_run": _claim_data(training.whole_run),
-        "breaches": _breaches_data(training),
-        "audited": None if training.audited is None else _audit_data(training.audited),
+        "breaches": to_data(training.breaches),
+        "audited": to_data(training.audited, infinity="inf"),
     }
 
 

@@ -35,6 +35,7 @@ LAW = {
             "core.lines",
             "core.statements",
             "core.sinks",
+            "core.stored",
             "gate.measure",
             "gate.judge",
             "gate.output",

@@ -112,6 +112,7 @@ def test_the_command_prints_json_with_infinity_as_text():
         "chance": pytest.approx(math.exp(4) / (1 + math.exp(4))),
         "delta": 0.0,
         "unit": "coordinate",
+        "relation": "any-two-inputs",
         "adjacency": "any-two-inputs",
         "horizon": "one round",
         "against": [

@@ -18,10 +18,12 @@ from leakgauge.harness.audit.claims import ratios_delta
 from leakgauge.harness.audit.law_test import check_law
 from leakgauge.harness.audit.standalone import audit
 from leakgauge.harness.core import rng
+from leakgauge.harness.core.answer import DefenseRecord, shown
 from leakgauge.harness.core.codec import unpack_float32
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.gaussian import gaussian_delta, gaussian_epsilon
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stored import from_data, to_data
 from tests.command import call
 
 pytestmark = pytest.mark.usefixtures("without_law")
@@ -52,7 +54,6 @@ def test_messages_of_a_training_bound_a_gaussian_from_below():
     assert (found["claimed"]["horizon"], found["setting"]["dim"], found["setting"]["rounds"]) == ("one round", 650, 40)
     assert found["verdict"] == "HOLDS"
     assert found["reason"].endswith("with 150 trials per input.")
-    assert not {"trials", "canaries", "guesses"} & set(row)
 
 
 def test_messages_of_a_pure_claim_choose_the_threshold_on_the_first_rounds():
@@ -104,7 +105,6 @@ def test_canary_clients_bound_all_rounds_from_below(name, pair):
     assert 10 < row["right"] <= 20
     assert (found["claimed"]["horizon"], found["claimed"]["unit"]) == ("whole run", "client")
     assert found["reason"].endswith("with 200 canary clients.")
-    assert not {"trials", "messages", "distinguisher", "true_positives"} & set(row)
 
 
 def test_canary_clients_hidden_by_their_own_noise_show_nothing():
@@ -141,7 +141,6 @@ def test_cosines_estimate_and_change_no_verdict():
     assert row["mu"] == pytest.approx(0.5, abs=0.5)
     assert row["epsilon_estimate"] == pytest.approx(gaussian_epsilon(row["mu"], 1e-5))
     assert (row["kind"], row["canaries"], row["dim"], row["rounds"]) == ("estimate", 100, 10_000, 4)
-    assert not {"epsilon_lower", "confidence", "threat", "method"} & set(row)
     exposed = audited("tests.test_standalone:Noiseless", {"epsilon": 1.0}, small, rounds=4, by="cosine")
     assert exposed["audited"]["epsilon_estimate"] > 1.0
     assert (exposed["verdict"], "udited" in exposed["reason"]) == ("HOLDS", False)
@@ -302,6 +301,55 @@ def test_the_same_seed_gives_the_same_audit_and_another_one_another(name, option
     assert first == again
     assert first["audited"] != other["audited"]
     assert json.loads(json.dumps(first, allow_nan=False)) == again
+    record = from_data(DefenseRecord, json.loads(json.dumps(to_data(first.record))))
+    assert (record, shown(record)) == (first.record, first)
+
+
+BOUND = {"by", "pair", "epsilon_lower", "confidence", "threat", "method", "any_mechanism", "assumes", "delta", "unit"}
+BOUND |= {"strict", "ceiling", "chance", "verdict", "contradicts", "seen"}
+POSITIVES = {"device", "distinguisher", "true_positives", "false_positives"}
+KEYS = {
+    "trials": (BOUND | POSITIVES | {"trials", "needed", "assuming"}, {"messages", "canaries"}),
+    "messages": (BOUND | POSITIVES | {"messages", "pilot", "rounds"}, {"needed", "canaries", "guesses"}),
+    "one-run": (BOUND | {"rounds", "canaries", "guesses", "right"}, {"messages", "true_positives"}),
+    "cosine": (
+        {"by", "pair", "delta", "unit", "rounds", "canaries", "epsilon_estimate", "mu", "dim", "null", "kind"},
+        {"epsilon_lower", "confidence", "threat", "method", "verdict"},
+    ),
+}
+"""By kind of audit: keys of `audited` on which users' scripts rely, and keys of other kinds."""
+
+
+@pytest.mark.parametrize(("by", "keys"), KEYS.items())
+def test_an_audit_has_the_keys_of_its_kind_and_the_claim_those_of_a_claim(by, keys):
+    found = audited(
+        "dp-fedavg" if by in ("one-run", "cosine") else "gaussian",
+        {},
+        FEW if by in ("one-run", "cosine") else {},
+        rounds=2,
+        by=by,
+        **({"trials": 20} if by == "trials" else {}),
+    )
+    assert keys[0] | {"delta_at"} <= set(found["audited"])
+    assert not (keys[1] | {"law", "detects", "reason"}) & set(found["audited"])
+    assert set(found) == {
+        *("version", "defense", "parameters", "setting", "claimed", "proved", "further"),
+        *("verdict", "reason", "audited"),
+    }
+    assert set(found["claimed"]) == {
+        *("epsilon", "chance", "delta", "unit", "relation", "adjacency", "horizon", "against", "source", "assumes"),
+    }
+    assert set(found["proved"]) == {*("epsilon", "chance", "delta", "unit", "method", "reason", "tight", "against")}
+
+
+def test_a_law_is_shown_with_what_it_detects_and_an_infinite_number_as_text(monkeypatch):
+    monkeypatch.setattr(standalone, "check_law", check_law)
+    found = audited("gaussian", {}, {"dim": 4}, trials=20)["audited"]
+    assert found["ceiling"] == "inf"
+    assert (found["detects"], found["contradicts"]) == (found["law"]["detects"], found["contradictions"])
+    nothing = audited("none", trials=20)
+    assert (nothing["audited"]["claimed"], nothing["proved"]["epsilon"]) == ("inf", "inf")
+    assert to_data(nothing.record)["claim"]["epsilon"] is None
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,11 @@
-"""Claims as plain data: what a defense claims, what is proved, and delta at the claimed epsilon."""
+"""Records of claims: what a defense claims, what is proved, and delta at the claimed epsilon."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy import special
@@ -15,12 +14,14 @@ from leakgauge.harness.audit.bounds import sampled_delta
 from leakgauge.harness.audit.trials import Deployment
 from leakgauge.harness.core import accounting
 from leakgauge.harness.core.accounting import Event, Leak
+from leakgauge.harness.core.answer import Answer, DefenseRecord, DeltaRecord, shown
 from leakgauge.harness.core.cell import Scalar
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, judge
 from leakgauge.harness.core.contract import Defense, Feedback, Setting, claim_of
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.result import ClaimRecord, ProofRecord
-from leakgauge.harness.core.stats import Numbers, chance
+from leakgauge.harness.core.stats import Numbers
+from leakgauge.harness.core.stored import finite
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation import registry
@@ -52,24 +53,10 @@ _ROUNDING = 1e-5
 """Relative difference of privacy losses that float32 likelihoods may not resolve."""
 
 
-class Delta(NamedTuple):
-    """delta at the claimed epsilon: `exact`, for the pair that attains the proof, or by `sampling`, for the tried pair.
-
-    low and high are the ends of the interval of delta, n is the number of samples of each input. An exact delta has
-    low = high = delta and n = 0.
-    """
-
-    delta: float
-    low: float
-    high: float
-    method: str
-    n: int
-
-
 def claim(
     name: str, parameters: dict[str, Scalar], setting: dict[str, Scalar], rounds: int | None, delta: float | None
-) -> dict[str, Any]:
-    """The claim of a defense and what is proved, as plain data; an infinite epsilon is the text "inf".
+) -> Answer:
+    """The claim of a defense and what is proved.
 
     Args:
         setting: differences from `DEFAULTS`.
@@ -88,7 +75,7 @@ def claim(
     except (ArithmeticError, RuntimeError) as error:
         text = f"the claim cannot be computed in floating point ({error}); expected less extreme parameters"
         raise StudyError(name, [text]) from error
-    return claim_to_json(name, deployment, record)
+    return shown(defense_record(name, deployment, record))
 
 
 def record_claim(claim: Claim, delta: float | None = None) -> ClaimRecord:
@@ -100,7 +87,7 @@ def record_claim(claim: Claim, delta: float | None = None) -> ClaimRecord:
     verdict, claimed, _, reason = judge(claim)
     at = claim.delta if delta is None else delta
     return ClaimRecord(
-        epsilon=_finite(claimed),
+        epsilon=finite(claimed),
         delta=claim.delta,
         unit=claim.unit.value,
         relation=claim.relation.value,
@@ -133,7 +120,7 @@ def claim_to_data(claim: Claim) -> dict[str, Any]:
     }
 
 
-def exact_delta(claim: Claim, threat: Threat) -> Delta | None:
+def exact_delta(claim: Claim, threat: Threat) -> DeltaRecord | None:
     """The delta of the claimed epsilon, if the proof is attained and its curve is exact, not a bound.
 
     None if nothing is claimed against this adversary, if the proof does not cover it or is not tight, or if the proof's
@@ -145,12 +132,12 @@ def exact_delta(claim: Claim, threat: Threat) -> Delta | None:
     if not (covered and proof.tight and _is_exact(proof.event)):
         return None
     delta = float(accounting.delta(proof.event, claim.epsilon))
-    return Delta(delta, delta, delta, "exact", 0)
+    return DeltaRecord(claim.epsilon, delta, delta, delta, "exact", 0)
 
 
 def ratios_delta(
     zeros: Numbers, ones: Numbers, epsilon: float, confidence: float, most: float = math.inf
-) -> Delta | None:
+) -> DeltaRecord | None:
     """delta(epsilon) of a pair, the larger of both directions, from its log-likelihood ratios: `bounds.sampled_delta`.
 
     The result relies on the defense's own likelihood, which is made for attacks and may smooth walls or steps of the
@@ -171,7 +158,7 @@ def ratios_delta(
     at, level = epsilon * (1 + _ROUNDING), 1 - (1 - confidence) / 2
     both = [sampled_delta(side, at, level) for side in sides]
     value, low, high = (max(ends) for ends in zip(*both, strict=True))
-    return Delta(value, low, high, "sampling", n)
+    return DeltaRecord(epsilon, value, low, high, "sampling", n)
 
 
 def prepare(
@@ -232,47 +219,16 @@ def assignments(texts: Iterable[str], option: str) -> dict[str, Scalar]:
     return found
 
 
-def claim_to_json(name: str, deployment: Deployment, record: ClaimRecord) -> dict[str, Any]:
-    """The deployment and its claim with the keys that the command line prints."""
-    return {
-        "defense": name,
-        "parameters": deployment.defense.parameters(),
-        "setting": {key: getattr(deployment.setting, key) for key in (*DEFAULTS, "rounds")},
-        "claimed": {
-            "epsilon": epsilon_to_json(record.epsilon),
-            "chance": chance(math.inf if record.epsilon is None else record.epsilon, record.delta),
-            "delta": record.delta,
-            "unit": record.unit,
-            "adjacency": record.relation,
-            "horizon": record.horizon,
-            "against": list(record.against),
-            "source": record.source,
-            "assumes": list(record.assumes),
-        },
-        "proved": _proof_to_json(record.proved),
-        **({} if record.attained is None else {"attained": _proof_to_json(record.attained)}),
-        "further": [_proof_to_json(proof) for proof in record.further],
-        "verdict": record.verdict,
-        "reason": record.reason,
-    }
-
-
-def epsilon_to_json(value: float | None) -> float | str:
-    """The number, or "inf" for infinity, which JSON numbers cannot express and records write as None."""
-    return "inf" if value is None or math.isinf(value) else value
-
-
-def _proof_to_json(proof: ProofRecord) -> dict[str, Any]:
-    """A proof with its epsilon as a number or "inf", and the `chance` that it leaves to an adversary."""
-    epsilon = epsilon_to_json(proof.epsilon)
-    row = {"epsilon": epsilon, "chance": chance(float(epsilon), proof.delta), "against": list(proof.against)}
-    return dataclasses.asdict(proof) | row
+def defense_record(name: str, deployment: Deployment, claim: ClaimRecord) -> DefenseRecord:
+    """The record of a deployment with its claim."""
+    setting = {key: getattr(deployment.setting, key) for key in (*DEFAULTS, "rounds")}
+    return DefenseRecord(name, deployment.defense.parameters(), setting, claim)
 
 
 def _record_proof(proof: Proof, delta: float, against: Iterable[Threat]) -> ProofRecord:
     """A proof with its epsilon at `delta`, for the adversaries `against` unless the proof names its own."""
     return ProofRecord(
-        epsilon=_finite(proof.epsilon(delta)),
+        epsilon=finite(proof.epsilon(delta)),
         delta=delta,
         unit=proof.unit.value,
         method=proof.method,
@@ -280,11 +236,6 @@ def _record_proof(proof: Proof, delta: float, against: Iterable[Threat]) -> Proo
         tight=proof.tight,
         against=_names(proof.against or against),
     )
-
-
-def _finite(value: float) -> float | None:
-    """The value, or None for infinity."""
-    return None if math.isinf(value) else value
 
 
 def _names(threats: Iterable[Threat]) -> tuple[str, ...]:

@@ -10,18 +10,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from leakgauge.harness.audit.assumed import assumed_bounds
 from leakgauge.harness.audit.canaries import audit_messages, audit_one_run, estimate_by_cosine
 from leakgauge.harness.audit.claims import (
     DEFAULTS,
-    Delta,
-    claim_to_json,
-    epsilon_to_json,
+    defense_record,
     exact_delta,
     prepare,
     ratios_delta,
@@ -45,15 +43,24 @@ from leakgauge.harness.audit.engine import (
 from leakgauge.harness.audit.law_test import check_law
 from leakgauge.harness.audit.training import DIGITS_DIM, DigitsTraining
 from leakgauge.harness.audit.trials import Deployment, Mechanism
+from leakgauge.harness.core.answer import (
+    Answer,
+    CanaryCounts,
+    CosineRecord,
+    DeltaRecord,
+    MessageCounts,
+    TrialCounts,
+    shown,
+)
 from leakgauge.harness.core.cell import PartSpec, Scalar
 from leakgauge.harness.core.claim import Claim, Horizon, Relation, Unit
 from leakgauge.harness.core.contract import Defense, Setting, claim_of
 from leakgauge.harness.core.device import available
 from leakgauge.harness.core.errors import StudyError
-from leakgauge.harness.core.labels import assumption, odds
-from leakgauge.harness.core.result import AssumedBound, AuditRecord, LawRecord
+from leakgauge.harness.core.result import AssumedBound, AuditRecord, ClaimRecord, LawRecord
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.stats import STRICT, chance
+from leakgauge.harness.core.stats import STRICT
+from leakgauge.harness.core.stored import finite
 from leakgauge.harness.core.threads import one_thread
 from leakgauge.harness.core.threats import SEES, Threat
 from leakgauge.harness.federation import registry
@@ -128,32 +135,8 @@ def audit(
     device: str | None = None,
     seed: int,
     by: str = "trials",
-) -> dict[str, Any]:
-    """The result of `claims.claim`, with an audit under the key `audited` and the verdict on both.
-
-    | key of `audited` | present with `by` | value |
-    |---|---|---|
-    | by, delta, unit | all | delta and unit of the claim |
-    | pair | all | the name of the pair of inputs 0 and 1 |
-    | epsilon_lower, confidence, threat, method, any_mechanism | all but cosine | as in `engine.AuditResult` |
-    | device | trials, messages | as the argument |
-    | assumes | all but cosine | what the bound assumes: nothing, or the law's family |
-    | trials | trials | the number of trials with each of the two inputs |
-    | needed | trials | the trials that would show 0.9 of the proved epsilon; null: more than 10^12, or no proof |
-    | assuming | trials | as `core.result.AssumedBound`: bounds that assume a part of the law |
-    | messages, pilot | messages | counted messages, half with each input; messages of the pilot, not counted |
-    | distinguisher, true_positives, false_positives | trials, messages | as in `engine.AuditResult` and its counts |
-    | rounds | all but trials | rounds of the run |
-    | canaries | one-run, cosine | canary clients: all clients |
-    | guesses, right | one-run | number of guesses, and of right guesses |
-    | epsilon_estimate, mu, dim | cosine | as in `one_run.CosineEstimate`; no bound |
-    | null, kind | cosine | `known` and `estimate` |
-    | delta_at | all, if it is known and the code is not contradicted | `claims.Delta`, with the claimed epsilon |
-    | strict, ceiling | all but cosine | as in `engine.AuditResult` |
-    | chance | all but cosine | probability that an adversary guesses one bit right: `core.stats.chance` |
-    | verdict, contradicts, seen | all but cosine | the verdict on the code, as in `engine.Inspection` |
-    | law | all but cosine, if a law is stated | as in `core.result.LawRecord` |
-    | detects | as law | the smallest missing share of the noise's scale that the law test detects, or null |
+) -> Answer:
+    """The result of `claims.claim`, with an audit, and the verdict on both; `core.answer` lists the fields and keys.
 
     Args:
         setting: differences from the small federation of this `by`.
@@ -187,27 +170,25 @@ def audit(
         played = adversaries(claim) if threat is None else (Threat(threat),)
         adversary = played[0 if by == "messages" else -1]
         _check_fit(name, deployment.defense, claim, adversary, by)
-        law = None if by == "cosine" else check_law(deployment.defense, deployment.setting, key.child("law"))
+        record = defense_record(name, deployment, record_claim(claim))
+        if by == "cosine":
+            estimate = _by_cosine(deployment, claim, key)
+            return shown(replace(record, audit=estimate, delta_at=exact_delta(claim, adversary)))
+        law = check_law(deployment.defense, deployment.setting, key.child("law"))
         if by == "messages":
             found = _by_messages(training, claim, adversary, level, key, device or "cpu")
         elif by == "one-run":
             found = _by_one_run(deployment, claim, adversary, level, key)
-        elif by == "cosine":
-            found = _by_cosine(deployment, claim, key)
         else:
             much = (trials or _usual(claim, adversary, level)) if budget is None else _Budget(budget, started)
             mechanisms = [Mechanism(*deployment, one, device or "cpu") for one in played]
             mechanism = most_telling(mechanisms, claim, much if isinstance(much, int) else TRIALS, level, key)
-            adversary = mechanism.threat
             found = _by_trials(mechanism, claim, much, law, level, key)
-        inspected = _inspected(claim, found, law, deployment.defense)
+        audited = _audit_record(deployment, claim, record.claim, found.bound, law, found.assuming)
     except ValueError as error:
         raise error if isinstance(error, StudyError) else StudyError(name, [str(error)]) from error
-    row = {"by": by, **found.row, "delta": claim.delta, "unit": claim.unit.value, **inspected}
-    delta = exact_delta(claim, adversary) or found.sampled
-    if delta is not None and not inspected.get("contradicts"):
-        row["delta_at"] = {"epsilon": claim.epsilon, **delta._asdict()}
-    return claim_to_json(name, deployment, record_claim(claim)) | {"audited": row} | found.judged
+    delta = None if audited.contradictions else exact_delta(claim, found.bound.threat) or found.sampled
+    return shown(replace(record, audit=audited, counts=found.counts, delta_at=delta))
 
 
 def audit_for_study(spec: PartSpec, study: Setting, trials: int, key: Key, device: str = "cpu") -> AuditRecord:
@@ -228,23 +209,34 @@ def audit_for_study(spec: PartSpec, study: Setting, trials: int, key: Key, devic
         ValueError: the small federation cannot use the defense, or its claim cannot be computed.
     """
     deployment = prepare_audit(spec.name, spec.parameters, *audited_part(spec, study))
-    defense, setting, history = deployment
-    claim = claim_of(defense, history, setting)
+    claim = claim_of(deployment.defense, deployment.history, deployment.setting)
     mechanisms = [Mechanism(*deployment, threat, device) for threat in adversaries(claim)]
     mechanism = most_telling(mechanisms, claim, trials, CONFIDENCE, key)
     found = audit_mechanism(mechanism, claim, trials, CONFIDENCE, key)
-    law = check_law(defense, setting, key.child("law"))
+    law = check_law(deployment.defense, deployment.setting, key.child("law"))
     assuming = _assumed(mechanism, claim, law, trials, CONFIDENCE, key)
+    return _audit_record(deployment, claim, record_claim(claim), found, law, assuming)
+
+
+def _audit_record(
+    deployment: Deployment,
+    claim: Claim,
+    recorded: ClaimRecord,
+    found: AuditResult,
+    law: LawRecord | None,
+    assuming: tuple[AssumedBound, ...],
+) -> AuditRecord:
+    """The record of a bound, with the verdicts on the claim and on the code."""
+    defense, setting, history = deployment
     (judged, reason), inspected = verdict(claim, found), inspect(claim, found, law, assuming, defense)
-    record = record_claim(claim)
     return AuditRecord(
-        claimed=record.epsilon,
-        proved=record.proved.epsilon,
+        claimed=recorded.epsilon,
+        proved=recorded.proved.epsilon,
         epsilon_lower=found.epsilon_lower,
         delta=found.delta,
-        unit=record.unit,
-        relation=record.relation,
-        horizon=record.horizon,
+        unit=recorded.unit,
+        relation=recorded.relation,
+        horizon=recorded.horizon,
         rounds=len(history),
         clients=setting.clients,
         samples=setting.samples,
@@ -257,7 +249,7 @@ def audit_for_study(spec: PartSpec, study: Setting, trials: int, key: Key, devic
         method=found.method,
         any_mechanism=found.any_mechanism,
         strict=found.strict,
-        ceiling=found.ceiling if found.ceiling < math.inf else None,
+        ceiling=finite(found.ceiling),
         verdict=judged.value,
         reason=reason,
         code=inspected.code.value,
@@ -293,50 +285,12 @@ def prepare_audit(
     return prepare(name, parameters, setting, rounds, None, _SMALL)
 
 
-def lines(row: dict[str, Any]) -> list[str]:
-    """The key `audited` as readable lines of text."""
-    what = f"per {row['unit']}, delta {row['delta']:g}"
-    if row["by"] == "cosine":
-        found = (
-            f"  ESTIMATE epsilon about {_short(row['epsilon_estimate'])} {what}, no bound (cosines of {_clients(row)}, "
-            f"{row['pair']}; d {row['dim']}, mu {row['mu']:.4g})"
-        )
-    else:
-        general = row["method"] in ("Clopper-Pearson", "one run")
-        other = "" if general else f"; {_short(row['any_mechanism'])} without assuming a Gaussian mechanism"
-        found = (
-            f"  audited  epsilon >= {_short(row['epsilon_lower'])} ({odds(row['chance'])}) {what}, confidence "
-            f"{row['confidence']:g}, by {row['threat']}, assuming {row['assumes']} ({row['method']}{other}; "
-            f"{_counts(row)})"
-        )
-    rows = [found, *map(_assuming, row.get("assuming", ()))]
-    if "delta_at" in row:
-        at = row["delta_at"]
-        how = "exact, of the pair that attains the proof"
-        if at["method"] != "exact":
-            how = f"{at['low']:.4g} to {at['high']:.4g}, {at['n']} trials per input, by the defense's own likelihood"
-        rows.append(f"  delta    {at['delta']:.4g} at epsilon {at['epsilon']:.6g} ({how})")
-    return rows + ([f"  code     {row['verdict']}: {row['seen']}."] if "verdict" in row else [])
-
-
-def _assuming(one: dict[str, Any]) -> str:
-    """A bound that assumes a part of the law, as text."""
-    counted = f"{one['trials']} messages"
-    if one["numbers"] > 1:
-        counted = f"{one['numbers']} numbers in each of {counted} per input"
-    return (
-        f"           epsilon >= {_short(one['epsilon_lower'])} per {one['unit']}, assuming {one['assumes']} "
-        f"({counted}, {one['pair']})"
-    )
-
-
 class _Found(NamedTuple):
-    """Keys of `audited`; the new verdict and its reason, if any; the bounds; the delta from trials."""
+    """A bound with its counts, the delta from trials, and the bounds that assume a part of the law."""
 
-    row: dict[str, Any]
-    judged: dict[str, str]
-    bound: AuditResult | None = None
-    sampled: Delta | None = None
+    bound: AuditResult
+    counts: TrialCounts | MessageCounts | CanaryCounts
+    sampled: DeltaRecord | None = None
     assuming: tuple[AssumedBound, ...] = ()
 
 
@@ -363,17 +317,6 @@ class _Budget(NamedTuple):
         left = self.seconds - (begun - self.started)
         most = math.inf if enough is None else enough
         return TRIALS * max(1, math.floor(min(most, _USED * left / (each * runs)) / TRIALS))
-
-
-def _inspected(claim: Claim, found: _Found, law: LawRecord | None, defense: Defense[Any, Any]) -> dict[str, Any]:
-    """The keys of `audited` about the code; none for an estimate."""
-    if found.bound is None:
-        return {}
-    code, contradictions, seen = inspect(claim, found.bound, law, found.assuming, defense)
-    row = {"verdict": code.value, "contradicts": list(contradictions), "seen": seen}
-    if law is None:
-        return row
-    return row | {"detects": law.detects, "law": dataclasses.asdict(law) | {"rejects": list(law.rejects)}}
 
 
 def _assumed(
@@ -408,10 +351,8 @@ def _by_trials(
         zeros, ones = (trace.ratios.numpy() for trace in traces if trace.ratios is not None)
         most = claim.proved.epsilon(0.0) if claim.delta == 0 else math.inf
         sampled = ratios_delta(zeros, ones, claim.epsilon, confidence, most)
-    assuming = _assumed(mechanism, claim, law, trials, confidence, key)
-    row = {"device": mechanism.device, "trials": trials, "needed": enough, **_positives(found)}
-    row["assuming"] = [dataclasses.asdict(one) for one in assuming]
-    return _bound(claim, found, row, sampled)._replace(assuming=assuming)
+    counts = TrialCounts(found.counts.true_positives, found.counts.false_positives, enough, mechanism.device)
+    return _Found(found, counts, sampled, _assumed(mechanism, claim, law, trials, confidence, key))
 
 
 def _by_messages(
@@ -420,9 +361,9 @@ def _by_messages(
     """An audit by `canaries.audit_messages`."""
     updates, deployment = training.run(device)
     found = audit_messages(deployment, updates, claim, adversary, confidence, key, device=device)
-    messages, rounds = found.counts.positives + found.counts.negatives, len(updates)
-    size = {"messages": messages, "pilot": rounds * updates.shape[1] - messages, "rounds": rounds, "device": device}
-    return _bound(claim, found, size | _positives(found))
+    right, wrong, positives, negatives = found.counts
+    messages = positives + negatives
+    return _Found(found, MessageCounts(right, wrong, messages, len(updates) * updates.shape[1] - messages, device))
 
 
 def _by_one_run(deployment: Deployment, claim: Claim, adversary: Threat, confidence: float, key: Key) -> _Found:
@@ -432,24 +373,14 @@ def _by_one_run(deployment: Deployment, claim: Claim, adversary: Threat, confide
         pair = "from nothing"
     guesses = max(1, deployment.setting.clients // _CANARIES_PER_GUESS)
     found = audit_one_run(deployment, claim, adversary, guesses, confidence, key, pair=pair)
-    size = {"canaries": found.trials, "rounds": len(deployment.history)}
-    return _bound(claim, found, size | {"guesses": guesses, "right": found.counts.true_positives})
+    return _Found(found, CanaryCounts(found.trials, guesses, found.counts.true_positives))
 
 
-def _by_cosine(deployment: Deployment, claim: Claim, key: Key) -> _Found:
+def _by_cosine(deployment: Deployment, claim: Claim, key: Key) -> CosineRecord:
     """An estimate by `canaries.estimate_by_cosine`: no bound, no verdict."""
     found = estimate_by_cosine(deployment, claim, key)
-    row = {
-        "epsilon_estimate": epsilon_to_json(found.epsilon),
-        "mu": found.mu,
-        "dim": found.dim,
-        "null": "known",
-        "kind": "estimate",
-        "pair": "from nothing",
-        "canaries": found.canaries,
-        "rounds": len(deployment.history),
-    }
-    return _Found(row, {})
+    rounds, unit = len(deployment.history), claim.unit.value
+    return CosineRecord(finite(found.epsilon), found.mu, found.dim, found.canaries, rounds, claim.delta, unit)
 
 
 def _check_options(setting: dict[str, Scalar], by: str, options: dict[str, Any]) -> None:
@@ -502,53 +433,3 @@ def _check_fit(name: str, defense: Defense[Any, Any], claim: Claim, adversary: T
     if by in why:
         fits = " or ".join(kind for kind in _KINDS if kind not in why)
         raise StudyError(name, [f"cannot be audited by {by}: {why[by]}; expected --by {fits}"])
-
-
-def _positives(found: AuditResult) -> dict[str, Any]:
-    """The distinguisher and its positive trials."""
-    positives = {"true_positives": found.counts.true_positives, "false_positives": found.counts.false_positives}
-    return {"distinguisher": found.distinguisher} | positives
-
-
-def _bound(claim: Claim, found: AuditResult, counted: dict[str, Any], sampled: Delta | None = None) -> _Found:
-    """A lower bound with its counts, and the verdict."""
-    judged, reason = verdict(claim, found)
-    row = {
-        "epsilon_lower": epsilon_to_json(found.epsilon_lower),
-        "confidence": found.confidence,
-        "pair": found.pair,
-        "threat": found.threat.value,
-        "method": found.method,
-        "assumes": assumption(found.method),
-        "any_mechanism": epsilon_to_json(found.any_mechanism),
-        "chance": chance(found.epsilon_lower, found.delta),
-        "strict": epsilon_to_json(found.strict),
-        "ceiling": epsilon_to_json(found.ceiling),
-    }
-    return _Found(row | counted, {"verdict": judged.value, "reason": reason}, found, sampled)
-
-
-def _counts(row: dict[str, Any]) -> str:
-    """The counts that a bound is computed from."""
-    if row["by"] == "one-run":
-        return f"{_clients(row)}, {row['pair']}; {row['right']} of {row['guesses']} guesses right"
-    trials, run = row.get("trials"), ""
-    positives, negatives = trials, trials
-    if trials is None:
-        positives, negatives = row["messages"] // 2, -(-row["messages"] // 2)
-        pilot = f", {row['pilot']} more in the pilot" if row["pilot"] else ""
-        run = f"{row['messages']} messages of {row['rounds']} rounds{pilot}; "
-    return (
-        f"{row['distinguisher']}, {row['pair']}; {run}{row['true_positives']} of {positives} right on input 1, "
-        f"{row['false_positives']} of {negatives} wrong on input 0"
-    )
-
-
-def _clients(row: dict[str, Any]) -> str:
-    """The number of canary clients and rounds."""
-    return f"{row['canaries']} canary clients in one run of {row['rounds']} rounds"
-
-
-def _short(value: float | str) -> str:
-    """Four digits, or "inf"."""
-    return value if isinstance(value, str) else f"{value:.4g}"

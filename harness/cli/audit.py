@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from leakgauge.harness.cli import options as cli
+from leakgauge.harness.core.answer import CanaryCounts, CosineRecord, DefenseRecord, MessageCounts, shown
 from leakgauge.harness.core.code import import_from, named_code
+from leakgauge.harness.core.labels import assumption, odds
+from leakgauge.harness.core.result import AssumedBound, AuditRecord, ClaimRecord, ProofRecord
 from leakgauge.harness.core.sinks import say
+from leakgauge.harness.core.stats import STRICT, chance
+from leakgauge.harness.core.stored import from_data, number, to_data
+from leakgauge.harness.core.threats import Threat
 
 
 def _seconds(text: str) -> float:
@@ -35,19 +41,20 @@ def claim(
     from leakgauge.harness.cli.known import known
     from leakgauge.harness.study.environment import shipped
 
-    def computed() -> dict[str, Any]:
+    def computed() -> DefenseRecord:
         from leakgauge.harness.audit import claims
-        from leakgauge.harness.audit.claims import assignments
 
         with cli.user_errors():
-            return claims.claim(
-                defense, assignments(set_ or [], "--set"), assignments(setting or [], "--setting"), rounds, delta
-            )
+            tables = claims.assignments(set_ or [], "--set"), claims.assignments(setting or [], "--setting")
+            return claims.claim(defense, *tables, rounds, delta).record
 
     if named_code([defense]):
         import_from(Path.cwd())
-    asked = ["claim", defense, set_, setting, rounds, delta]
-    _print_claim(known(asked, computed) if shipped("defense", defense) else computed(), as_json)
+    if shipped("defense", defense):
+        asked = ["claim", defense, set_, setting, rounds, delta]
+        _print(from_data(DefenseRecord, known(asked, lambda: to_data(computed()))), as_json)
+    else:
+        _print(computed(), as_json)
 
 
 def audit(
@@ -73,13 +80,13 @@ def audit(
     as_json: cli.JsonOption = False,
 ) -> None:
     """Audit a defense: show a measured lower bound of epsilon beside the claimed and the proved epsilon."""
-    from leakgauge.harness.audit import standalone
     from leakgauge.harness.audit.claims import assignments
+    from leakgauge.harness.audit.standalone import audit as audited
 
     if named_code([defense]):
         import_from(Path.cwd())
     with cli.user_errors():
-        found = standalone.audit(
+        found = audited(
             defense,
             assignments(set_ or [], "--set"),
             assignments(setting or [], "--setting"),
@@ -92,49 +99,94 @@ def audit(
             device=device,
             seed=seed,
         )
-    _print_claim(found, as_json)
+    _print(found.record, as_json)
 
 
-def _print_claim(found: dict[str, Any], as_json: bool) -> None:
+def _print(record: DefenseRecord, as_json: bool) -> None:
     """Print the claimed, proved and audited epsilon, and the verdict."""
-    from leakgauge.harness.core.labels import odds
-    from leakgauge.harness.core.threats import Threat
-
     if as_json:
-        cli.print_json(found)
+        cli.print_json(shown(record))
         return
-    claimed, proved = found["claimed"], found["proved"]
-    parameters = ", ".join(f"{key}={value}" for key, value in found["parameters"].items() if value is not None)
-    say(f"{found['defense']}({parameters})")
-    source = f"{claimed['source']}, {claimed['adjacency']}" if claimed["source"] else ""
-    rows = [("claimed", claimed, source, ""), ("proved", proved, proved["method"], "")]
-    rows += [("attained", one, one["method"], f": {one['reason']}") for one in (found.get("attained"),) if one]
-    rows += [("", proof, proof["method"], f": {proof['reason']}") for proof in found["further"]]
-    for label, row, how, note in rows:
-        epsilon = row["epsilon"] if row["epsilon"] == "inf" else f"{row['epsilon']:.6g} ({odds(row['chance'])})"
-        names = "everybody" if len(row["against"]) == len(Threat) else ", ".join(row["against"])
-        against = f", against {names}" if names else ""
-        say(
-            f"  {label:<8} epsilon {epsilon} per {row['unit']}, delta {row['delta']:g}, {claimed['horizon']}{against}"
-            f"{f' ({how})' if how else ''}{note}"
-        )
-    if "audited" in found:
-        from leakgauge.harness.audit.standalone import lines
-
-        say(*lines(found["audited"]), *_belongs(found))
-    for assumption in claimed["assumes"]:
-        say(f"  assumes  {assumption}")
-    say(f"  {found['verdict']}: {found['reason']}")
+    claim, audit, judged = record.claim, record.audit, record.judged
+    parameters = ", ".join(f"{key}={value}" for key, value in record.parameters.items() if value is not None)
+    say(f"{record.defense}({parameters})")
+    say(_terms("claimed", claim, claim.horizon, f"{claim.source}, {claim.relation}" if claim.source else ""))
+    say(_terms("proved", claim.proved, claim.horizon, claim.proved.method))
+    proofs = [("attained", claim.attained)] if claim.attained else []
+    for label, proof in [*proofs, *(("", proof) for proof in claim.further)]:
+        say(f"{_terms(label, proof, claim.horizon, proof.method)}: {proof.reason}")
+    if audit is not None:
+        size = "clients {clients}, rounds {rounds}, d {dim}".format(**record.setting)
+        say(*audit_lines(record), f"           claimed, proved and audited in the same federation: {size}")
+    if isinstance(audit, AuditRecord):
+        most = "" if audit.ceiling is None else f" (at most {audit.ceiling:.4g} by these trials)"
+        bound = f"epsilon >= {audit.strict:.4g}{most}, confidence {max(audit.confidence, STRICT):g}"
+        say(f"  verdict  by {bound}, by {audit.threat}")
+    say(*(f"  assumes  {assumption}" for assumption in claim.assumes), f"  {judged.verdict}: {judged.reason}")
 
 
-def _belongs(found: dict[str, Any]) -> list[str]:
-    """The federation of an audit, and the bound that decides on the verdict."""
-    from leakgauge.harness.core.stats import STRICT
+def _terms(label: str, row: ClaimRecord | ProofRecord, horizon: str, how: str) -> str:
+    """An epsilon with what it covers, as text."""
+    epsilon = "inf"
+    if row.epsilon is not None:
+        epsilon = f"{row.epsilon:.6g} ({odds(chance(row.epsilon, row.delta))})"
+    names = "everybody" if len(row.against) == len(Threat) else ", ".join(row.against)
+    against = f", against {names}" if names else ""
+    source = f" ({how})" if how else ""
+    return f"  {label:<8} epsilon {epsilon} per {row.unit}, delta {row.delta:g}, {horizon}{against}{source}"
 
-    row, size = found["audited"], "clients {clients}, rounds {rounds}, d {dim}".format(**found["setting"])
-    rows = [f"           claimed, proved and audited in the same federation: {size}"]
-    if "strict" in row:
-        most = "" if row["ceiling"] == "inf" else f" (at most {row['ceiling']:.4g} by these trials)"
-        bound = f"epsilon >= {float(row['strict']):.4g}{most}, confidence {max(row['confidence'], STRICT):g}"
-        rows.append(f"  verdict  by {bound}, by {row['threat']}")
-    return rows
+
+def audit_lines(record: DefenseRecord) -> list[str]:
+    """An audit as lines of text: the bound or the estimate, delta at the claimed epsilon, the verdict on the code."""
+    audit, at = record.audit, record.delta_at
+    assert audit is not None  # an audit was asked for
+    what = f"per {audit.unit}, delta {audit.delta:g}"
+    if isinstance(audit, CosineRecord):
+        counted = f"{audit.canaries} canary clients in one run of {audit.rounds} rounds, {audit.pair}"
+        size = f"d {audit.dim}, mu {audit.mu:.4g}"
+        epsilon = f"{number(audit.epsilon_estimate):.4g}"
+        rows = [f"  ESTIMATE epsilon about {epsilon} {what}, no bound (cosines of {counted}; {size})"]
+    else:
+        general = audit.method in ("Clopper-Pearson", "one run")
+        other = "" if general else f"; {audit.any_mechanism:.4g} without assuming a Gaussian mechanism"
+        epsilon = f"{audit.epsilon_lower:.4g} ({odds(chance(audit.epsilon_lower, audit.delta))})"
+        how = f"assuming {assumption(audit.method)} ({audit.method}{other}; {_counted(audit, record)})"
+        rows = [
+            f"  audited  epsilon >= {epsilon} {what}, confidence {audit.confidence:g}, by {audit.threat}, {how}",
+            *map(_assuming, audit.assuming),
+        ]
+    if at is not None:
+        how = "exact, of the pair that attains the proof"
+        if at.method != "exact":
+            how = f"{at.low:.4g} to {at.high:.4g}, {at.n} trials per input, by the defense's own likelihood"
+        rows.append(f"  delta    {at.delta:.4g} at epsilon {at.epsilon:.6g} ({how})")
+    return rows + ([f"  code     {audit.code}: {audit.seen}."] if isinstance(audit, AuditRecord) else [])
+
+
+def _counted(audit: AuditRecord, record: DefenseRecord) -> str:
+    """The counts that a bound is computed from, as text."""
+    counts = record.counts
+    if isinstance(counts, CanaryCounts):
+        clients = f"{counts.canaries} canary clients in one run of {audit.rounds} rounds, {audit.pair}"
+        return f"{clients}; {counts.right} of {counts.guesses} guesses right"
+    positives, negatives, run = audit.trials, audit.trials, ""
+    if isinstance(counts, MessageCounts):
+        positives, negatives = counts.messages // 2, -(-counts.messages // 2)
+        pilot = f", {counts.pilot} more in the pilot" if counts.pilot else ""
+        run = f"{counts.messages} messages of {audit.rounds} rounds{pilot}; "
+    assert counts is not None  # a bound has counts
+    return (
+        f"{audit.distinguisher}, {audit.pair}; {run}{counts.true_positives} of {positives} right on input 1, "
+        f"{counts.false_positives} of {negatives} wrong on input 0"
+    )
+
+
+def _assuming(bound: AssumedBound) -> str:
+    """A bound that assumes a part of the law, as text."""
+    counted = f"{bound.trials} messages"
+    if bound.numbers > 1:
+        counted = f"{bound.numbers} numbers in each of {counted} per input"
+    return (
+        f"           epsilon >= {bound.epsilon_lower:.4g} per {bound.unit}, assuming {bound.assumes} "
+        f"({counted}, {bound.pair})"
+    )

@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from leakgauge.harness.core.claim import Judgment
 
 if TYPE_CHECKING:
+    from leakgauge.harness.core.answer import Answer
     from leakgauge.harness.core.result import Run
     from leakgauge.harness.own.made import Part
     from leakgauge.harness.own.opacus import Facts, Loss
@@ -32,12 +33,12 @@ class Inspection:
 
     facts: Facts
     promise: Judgment
-    audit: dict[str, Any]
+    audit: Answer
     run: Run
     page: Path
 
     def __repr__(self) -> str:
-        from leakgauge.harness.audit.standalone import lines
+        from leakgauge.harness.cli.audit import audit_lines
 
         noise = f"noise of {self.facts.noise:g} times the clip {self.facts.clip:g}"
         how = "by Poisson sampling" if self.facts.poisson else "without Poisson sampling"
@@ -45,7 +46,7 @@ class Inspection:
             f"steps of {self.facts.batch} of {self.facts.samples:,} records {how}, {noise}",
             f"training: {self.promise.verdict.value}: {self.promise.reason}",
             f"one step: {self.audit['verdict']}: {self.audit['reason']}",
-            *lines(self.audit["audited"]),
+            *audit_lines(self.audit.record),
             repr(self.run),
             f"report: {self.page}",
         ]

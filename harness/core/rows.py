@@ -16,7 +16,6 @@ A row of a training has no cell, attack, adversary or target. An infinite epsilo
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from leakgauge.harness.core.labels import counted, label_parts, part_text, serve
 from leakgauge.harness.core.result import AuditRecord, ClaimRecord, Estimate, Flag, ProofRecord, Run, TrainingRecord
 from leakgauge.harness.core.sinks import element
 from leakgauge.harness.core.stats import STRICT, clopper_pearson, cut, pool
+from leakgauge.harness.core.stored import number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -147,8 +147,8 @@ def _of_cell(run: Run, cell: Cell, items: bool) -> Iterator[Row]:
     yield from _seconds(run.seconds.get(cell.id))
     for estimate in () if result is None else result.estimates:
         yield _measured(estimate) | {"flags": flags}
-        for number, value in enumerate(estimate.values if items else ()):
-            yield {"quantity": estimate.name, "item": number, "value": value, "unit": estimate.unit}
+        for item, value in enumerate(estimate.values if items else ()):
+            yield {"quantity": estimate.name, "item": item, "value": value, "unit": estimate.unit}
 
 
 def _measured(estimate: Estimate) -> Row:
@@ -165,12 +165,12 @@ def _of_training(record: TrainingRecord, seconds: float | None) -> Iterator[Row]
         if one.accuracy is not None:
             yield {"round": one.round} | _accuracy(one.accuracy, one.samples, "accuracy")
         yield {"quantity": "loss", "round": one.round, "value": one.loss, "n": one.samples}
-    for number, size in enumerate(record.message_bytes):
-        yield {"quantity": "message_bytes", "round": number, "value": size, "unit": "bytes"}
-    for number, snr in enumerate(record.snr_db):
-        yield {"quantity": "snr_db", "round": number, "value": snr, "unit": "dB"}
+    for round_, size in enumerate(record.message_bytes):
+        yield {"quantity": "message_bytes", "round": round_, "value": size, "unit": "bytes"}
+    for round_, snr in enumerate(record.snr_db):
+        yield {"quantity": "snr_db", "round": round_, "value": snr, "unit": "dB"}
     for name, numbers in record.gauges.items():
-        yield from ({"quantity": name, "round": number, "value": value} for number, value in enumerate(numbers))
+        yield from ({"quantity": name, "round": round_, "value": value} for round_, value in enumerate(numbers))
     yield from _final(record)
     if record.bits is not None:
         yield {"quantity": "bits", "value": record.bits, "unit": "bits per parameter"}
@@ -217,7 +217,7 @@ def _of_claim(claim: ClaimRecord) -> Iterator[Row]:
     kept = {"relation": claim.relation, "horizon": claim.horizon}
     terms = kept | {"delta": claim.delta, "privacy_unit": claim.unit, "adversaries": " ".join(claim.against)}
     words = {"method": claim.source, "verdict": verdict, "note": claim.reason}
-    yield {"quantity": "claimed_epsilon", "value": _epsilon(claim.epsilon)} | terms | words
+    yield {"quantity": "claimed_epsilon", "value": number(claim.epsilon)} | terms | words
     for proof in (claim.proved, *claim.further):
         yield kept | _of_proof(proof)
     if claim.attained is not None:
@@ -226,7 +226,7 @@ def _of_claim(claim: ClaimRecord) -> Iterator[Row]:
 
 def _of_proof(proof: ProofRecord) -> Row:
     """A proved epsilon as upper bound; also as lower bound if some pair of neighbors attains it."""
-    value = _epsilon(proof.epsilon)
+    value = number(proof.epsilon)
     terms = {"delta": proof.delta, "privacy_unit": proof.unit, "adversaries": " ".join(proof.against)}
     ends = {"high": value, "low": value if proof.tight else None}
     return {"quantity": "proved_epsilon", "value": value, "method": proof.method, "note": proof.reason} | ends | terms
@@ -243,10 +243,10 @@ def _of_audit(audit: AuditRecord) -> Iterator[Row]:
     words = {"verdict": audit.code, "note": audit.seen}
     yield {"quantity": "audited_epsilon", "value": audit.epsilon_lower} | terms | unit | bound | words
     yield {"quantity": "audited_strict", "value": audit.strict, "low": audit.strict} | terms | unit | strict
-    yield {"quantity": "audited_ceiling", "value": _epsilon(audit.ceiling)} | terms | unit | strict
+    yield {"quantity": "audited_ceiling", "value": number(audit.ceiling)} | terms | unit | strict
     words = {"verdict": audit.verdict, "note": audit.reason}
-    yield {"quantity": "audit_claimed_epsilon", "value": _epsilon(audit.claimed)} | terms | unit | words
-    yield {"quantity": "audit_proved_epsilon", "value": _epsilon(audit.proved), "note": federation} | terms | unit
+    yield {"quantity": "audit_claimed_epsilon", "value": number(audit.claimed)} | terms | unit | words
+    yield {"quantity": "audit_proved_epsilon", "value": number(audit.proved), "note": federation} | terms | unit
     for one in audit.assuming:
         kept = {"low": one.epsilon_lower, "level": audit.confidence, "n": one.trials, "method": one.assumes}
         more = terms | {"delta": 0.0, "privacy_unit": one.unit, "note": f"proved {one.proved:.6g}; {one.pair}"}
@@ -257,11 +257,6 @@ def _seconds(seconds: float | None) -> Iterator[Row]:
     """A duration, if it is known."""
     if seconds is not None:
         yield {"quantity": "seconds", "value": seconds, "unit": "s"}
-
-
-def _epsilon(value: float | None) -> float:
-    """An epsilon as a number: None is infinity."""
-    return math.inf if value is None else value
 
 
 def _codes(flags: Iterable[Flag]) -> str:

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -46,6 +47,16 @@ OMITTED: dict[str, object] = {
 PARAMETERS: dict[str, dict[str, object]] = {"sqsgd": {"reclip": True}}
 """Parameters of defenses and attacks that were added after results were stored, as in `OMITTED`."""
 
+INFINITE = {
+    "ClaimRecord.epsilon",
+    "ProofRecord.epsilon",
+    "AuditRecord.claimed",
+    "AuditRecord.proved",
+    "AuditRecord.ceiling",
+    "CosineRecord.epsilon_estimate",
+}
+"""Fields whose None is infinity, which JSON numbers cannot express; files hold null, texts for readers "inf"."""
+
 RENAMED: dict[int, dict[str, str]] = {1: {}}
 """By version, the fields of records `field.field` that have another name since, each with its last name of today."""
 
@@ -68,18 +79,35 @@ def fingerprint(data: Any, digits: int = 16) -> str:
     return hashlib.sha256(canonical(data).encode()).hexdigest()[:digits]
 
 
-def to_data(value: Any) -> Any:
-    """A question or a record as plain data for JSON, with stored names."""
+def finite(value: float) -> float | None:
+    """The number as a record holds it: None for infinity."""
+    return None if math.isinf(value) else value
+
+
+def number(value: float | None) -> float:
+    """The number that a record holds: infinity for None."""
+    return math.inf if value is None else value
+
+
+def to_data(value: Any, *, infinity: str | None = None) -> Any:
+    """A question or a record as plain data for JSON, with stored names.
+
+    Args:
+        infinity: the text for an infinite number, also for None in `INFINITE`, in JSON for readers; None: in files.
+    """
     if dataclasses.is_dataclass(value):
-        kind, found = type(value).__name__, {}
+        kind, data = type(value).__name__, {}
         for field in dataclasses.fields(value):
             name, inner = f"{kind}.{field.name}", getattr(value, field.name)
             if name not in OMITTED or inner != OMITTED[name]:
-                found[NAMES.get(name, field.name)] = to_data(inner)
-        return found
+                infinite = inner is None and name in INFINITE
+                data[NAMES.get(name, field.name)] = infinity if infinite else to_data(inner, infinity=infinity)
+        return data
     if isinstance(value, Mapping):
-        return {key: to_data(inner) for key, inner in value.items()}
-    return [to_data(inner) for inner in value] if isinstance(value, tuple | list) else value
+        return {key: to_data(inner, infinity=infinity) for key, inner in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_data(inner, infinity=infinity) for inner in value]
+    return infinity if infinity is not None and value == math.inf else value
 
 
 def from_data(kind: type[T], data: Any, *, strict: bool = False) -> T:
