@@ -22,7 +22,7 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -117,16 +117,6 @@ def repeat(event: Event, rounds: int) -> Event:
     from dp_accounting import SelfComposedDpEvent
 
     return SelfComposedDpEvent(event, rounds)
-
-
-class _Law(Protocol):
-    """The trade-off between epsilon and delta of one pair of neighbors."""
-
-    def epsilon(self, delta: float) -> float:
-        """Smallest epsilon at `delta`."""
-
-    def delta(self, epsilon: float) -> float:
-        """Smallest delta at a finite `epsilon`."""
 
 
 class _Gaussian(NamedTuple):
@@ -289,6 +279,10 @@ class _Uneven(NamedTuple):
         return self.chance
 
 
+_Law = _Gaussian | _Laplace | _Response | _Numerical | _Worst | _Uneven
+"""The trade-off between epsilon and delta of one pair of neighbors."""
+
+
 def _law(event: Event) -> _Law:
     """The law of `event`, in closed form where one is known."""
     if isinstance(event, Pure):
@@ -330,13 +324,12 @@ def _pure(leaf: Any, count: int) -> float | None:
     """Epsilon of `count` runs at delta = 0; None if unknown."""
     import dp_accounting as dp
 
-    if isinstance(leaf, dp.LaplaceDpEvent):
-        return count * _inverse(leaf.noise_multiplier)
     if isinstance(leaf, dp.RandomizedResponseDpEvent):
         return _Response(leaf.noise_parameter, leaf.num_buckets, count).epsilon(0.0)
-    if isinstance(leaf, dp.GaussianDpEvent):
-        return math.inf if _inverse(leaf.noise_multiplier) > 0 else 0.0
-    return None
+    if not isinstance(leaf, dp.LaplaceDpEvent | dp.GaussianDpEvent):
+        return None
+    loss = _inverse(leaf.noise_multiplier)
+    return count * (loss if isinstance(leaf, dp.LaplaceDpEvent) or loss == 0 else math.inf)
 
 
 def _inverse(noise_multiplier: float) -> float:

@@ -18,6 +18,7 @@ from leakgauge.harness.core.labels import UNDEFENDED, value_text
 from leakgauge.harness.core.points import Value, check_alike, flat, grouped, path, select
 from leakgauge.harness.core.statements import Judged, Statement
 from leakgauge.harness.core.stats import mean_interval
+from leakgauge.harness.core.stored import from_data
 
 
 @dataclass(frozen=True)
@@ -65,17 +66,14 @@ class Figure:
     @classmethod
     def of(cls, data: dict[str, Any]) -> Figure:
         """The figure from the plain data that `dataclasses.asdict` made of it."""
-        best = data.get("best")
-        return cls(**{**data, "best": None if best is None else Best(**best)})
+        return from_data(cls, data)
 
     @property
     def paths(self) -> set[str]:
         """The paths that the figure names, and `x`, which may be a quantity."""
         along = {self.best.along} if self.best else set()
-        return {path(name) for name in {self.x, *self.series, *self.panel, *self.over, *along}} | {
-            *flat(self.where),
-            *flat(self.x_where),
-        }
+        named = {self.x, *self.series, *self.panel, *self.over, *along}
+        return {*map(path, named), *flat(self.where), *flat(self.x_where)}
 
 
 class Spot(NamedTuple):
@@ -110,7 +108,7 @@ Drawn = tuple[Figure, tuple[Panel, ...] | str]
 
 def quantities(claims: Iterable[Statement], figures: Iterable[Figure]) -> set[str]:
     """The quantities that claims and figures use."""
-    return {one.y for one in claims}.union(*((figure.y, figure.x) for figure in figures))
+    return {claim.y for claim in claims}.union(*((figure.y, figure.x) for figure in figures))
 
 
 @dataclass(frozen=True)
@@ -153,45 +151,41 @@ def draw(figure: Figure, found: Sequence[Value]) -> list[Panel]:
     Raises:
         ValueError: a spot would mix values that differ in a path that the figure does not name.
     """
-    here = select(found, figure.y, figure.where)
+    chosen = select(found, figure.y, figure.where)
     measured = figure.x in {value.quantity for value in found}
     if measured:
-        here = _with_x(figure, here, found)
+        chosen = _with_x(figure, chosen, found)
     panels = []
-    for place, values in grouped(here, figure.panel).items():
-        known = dict.fromkeys(value.at.get(path(figure.x)) for value in values)
-        texts = [str(one) for one in known if isinstance(one, str | bool)]
+    for place, values in grouped(chosen, figure.panel).items():
+        levels = dict.fromkeys(value.at.get(path(figure.x)) for value in values)
+        texts = [str(level) for level in levels if isinstance(level, str | bool)]
         groups = grouped(values, figure.series).items()
         lines = [_line(figure, label, group, texts, measured=measured) for label, group in groups]
         panels.append(Panel(_label(figure.panel, place), tuple(lines), tuple(texts)))
     return panels
 
 
-def _with_x(figure: Figure, here: Sequence[Value], found: Sequence[Value]) -> list[Value]:
+def _with_x(figure: Figure, chosen: Sequence[Value], found: Sequence[Value]) -> list[Value]:
     """The values, with a quantity of their setting added as x if the setting has it."""
     places = dict[tuple[Scalar, ...], float]()
     for key, group in _by_setting(select(found, figure.x, figure.x_where), figure.over).items():
-        check_alike(
-            group, [*figure.over, *(name for value in group for name in value.at if name.startswith("against."))]
-        )
+        adversaries = (name for value in group for name in value.at if name.startswith("against."))
+        check_alike(group, [*figure.over, *adversaries])
         places[key] = max(value.value for value in group)
     return [
         Value(value.quantity, value.value, {**value.at, figure.x: places[key]}) if key in places else value
-        for key, group in _by_setting(here, figure.over).items()
+        for key, group in _by_setting(chosen, figure.over).items()
         for value in group
     ]
 
 
 def _by_setting(found: Sequence[Value], over: Sequence[str]) -> dict[tuple[Scalar, ...], list[Value]]:
     """The values grouped by the setting of their training: all its paths except the seed and `over`."""
-    names = {name for value in found for name in value.at if name.split(".")[0] in _OF_TRAINING}
+    names = {name for value in found for name in value.at if name.split(".")[0] in ("task", "federation", "defense")}
     of_training = sorted(names - set(map(path, over)))
     return gathered(
         (tuple(f"{name}={value.at[name]}" for name in of_training if name in value.at), value) for value in found
     )
-
-
-_OF_TRAINING = ("task", "federation", "defense")
 
 
 def _line(

@@ -42,24 +42,24 @@ class Value:
 
 def values(run: Run, quantities: Iterable[str]) -> list[Value]:
     """The values of these quantities; one value per item for a metric that has items."""
-    wanted, found = set(quantities), list[Value]()
+    requested, points = set(quantities), list[Value]()
     trainings = {cell.training.id: paths_of(cell.training) for cell in run.cells}
     cells = {cell.id: trainings[cell.training.id] | of_cell(cell) for cell in run.cells}
-    here = [row for row in rows(run, items=True) if row["quantity"] in wanted and row.get("value") is not None]
-    listed = {(row.get("cell"), row["quantity"]) for row in here if "item" in row}
-    for row in here:
+    known = [row for row in rows(run, items=True) if row["quantity"] in requested and row.get("value") is not None]
+    listed = {(row.get("cell"), row["quantity"]) for row in known if "item" in row}
+    for row in known:
         if "item" in row or (row.get("cell"), row["quantity"]) not in listed:
             at = cells[row["cell"]] if "cell" in row else trainings[row["training"]]
             also = {name: row[name] for name in OF_ROW if row.get(name) not in (None, "")}
-            also |= {f"against.{who}": True for who in row.get("adversaries", "").split()}
-            found.append(Value(row["quantity"], row["value"], at | also, row["quantity"] in _COMPUTED))
-    return found
+            also |= {f"against.{adversary}": True for adversary in row.get("adversaries", "").split()}
+            points.append(Value(row["quantity"], row["value"], at | also, row["quantity"] in _COMPUTED))
+    return points
 
 
 def paths_of(spec: TrainingSpec) -> dict[str, Scalar]:
     """The paths of a training."""
-    found = flat({"task": dataclasses.asdict(spec.task), "federation": dataclasses.asdict(spec.federation)})
-    return {**found, **_of_part("defense", spec.defense), "seed": spec.seed}
+    asked = flat({"task": dataclasses.asdict(spec.task), "federation": dataclasses.asdict(spec.federation)})
+    return {**asked, **_of_part("defense", spec.defense), "seed": spec.seed}
 
 
 def of_cell(cell: Cell) -> dict[str, Scalar]:
@@ -68,7 +68,6 @@ def of_cell(cell: Cell) -> dict[str, Scalar]:
 
 
 def _of_part(kind: str, part: PartSpec) -> dict[str, Scalar]:
-    """The paths of a defense or an attack."""
     return {f"{kind}.name": part.name, **{f"{kind}.{name}": value for name, value in part.parameters.items()}}
 
 
@@ -79,10 +78,10 @@ def path(name: str) -> str:
 
 def flat(table: Filter, before: str = "") -> dict[str, Any]:
     """A nested table as one flat table, with paths as keys."""
-    found = dict[str, Any]()
+    paths = dict[str, Any]()
     for key, value in table.items():
-        found |= flat(value, f"{before}{key}.") if isinstance(value, Mapping) else {path(f"{before}{key}"): value}
-    return found
+        paths |= flat(value, f"{before}{key}.") if isinstance(value, Mapping) else {path(f"{before}{key}"): value}
+    return paths
 
 
 def flat_filters(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,15 +94,13 @@ def select(found: Iterable[Value], quantity: str, *filters: Filter) -> list[Valu
 
     `"default"` matches a value without the path: a parameter that was added later is left out at its default.
     """
-    asked = [pair for one in filters for pair in flat(one).items()]
-
-    def matches(value: Value) -> bool:
-        return all(
-            value.at.get(name, "default") in (wanted if isinstance(wanted, list) else [wanted])
-            for name, wanted in asked
-        )
-
-    return [value for value in found if value.quantity == quantity and matches(value)]
+    pairs = [pair for table in filters for pair in flat(table).items()]
+    asked = [(name, level if isinstance(level, list) else [level]) for name, level in pairs]
+    return [
+        value
+        for value in found
+        if value.quantity == quantity and all(value.at.get(name, "default") in levels for name, levels in asked)
+    ]
 
 
 def grouped(found: Iterable[Value], names: Sequence[str]) -> dict[tuple[Scalar, ...], list[Value]]:
@@ -119,15 +116,14 @@ def check_alike(group: Sequence[Value], over: Iterable[str]) -> None:
     """
     allowed = {*_REPEATED, *map(path, over)}
     for name in dict.fromkeys(name for value in group for name in value.at):
-        seen = dict.fromkeys(repr(value.at.get(name)) for value in group)
-        if name not in allowed and len(seen) > 1:
-            raise ValueError(
-                f"mixes values of {name} ({', '.join(list(seen)[:4])}): name it in series, panel, over, where or at"
-            )
+        levels = dict.fromkeys(repr(value.at.get(name)) for value in group)
+        if name not in allowed and len(levels) > 1:
+            which = ", ".join(list(levels)[:4])
+            raise ValueError(f"mixes values of {name} ({which}): name it in series, panel, over, where or at")
 
 
 def varied(found: Iterable[Value], name: str) -> Iterator[Scalar]:
     """The distinct values at a path; numbers are sorted."""
-    seen = dict.fromkeys(value.at.get(path(name)) for value in found)
-    numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in seen)
-    return iter(sorted(seen) if numbers else seen)  # type: ignore[type-var]
+    levels = dict.fromkeys(value.at.get(path(name)) for value in found)
+    numbers = all(isinstance(level, int | float) and not isinstance(level, bool) for level in levels)
+    return iter(sorted(levels) if numbers else levels)  # type: ignore[type-var]

@@ -15,7 +15,6 @@ A row of a training has no cell, attack, adversary or target. An infinite epsilo
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +23,9 @@ import numpy as np
 from leakgauge.harness.core.cases import Case, cases, gathered, headline_estimate
 from leakgauge.harness.core.cell import Cell, TrainingSpec
 from leakgauge.harness.core.labels import counted, label_parts, part_text, server_text, unpromised, where
-from leakgauge.harness.core.result import AuditRecord, ClaimRecord, Estimate, Flag, ProofRecord, Run, TrainingRecord
+from leakgauge.harness.core.result import AuditRecord, ClaimRecord, Flag, ProofRecord, Run, TrainingRecord
 from leakgauge.harness.core.sinks import element
-from leakgauge.harness.core.stats import STRICT, clopper_pearson, cut, pool
+from leakgauge.harness.core.stats import STRICT, clopper_pearson, pool
 from leakgauge.harness.core.stored import number
 
 if TYPE_CHECKING:
@@ -65,13 +64,13 @@ def rows(run: Run, *, items: bool = False) -> Iterator[Row]:
     Args:
         items: also give one row for each victim or record of a metric, numbered in `item`.
     """
-    for here in gathered((cell.training.id, cell) for cell in run.cells).values():
-        spec = here[0].training
+    for cells in gathered((cell.training.id, cell) for cell in run.cells).values():
+        spec = cells[0].training
         question, record = _question(spec), run.trainings.get(spec.id)
         if record is not None:
             for row in _of_training(record, run.seconds.get(spec.id)):
                 yield question | row
-        for cell in here:
+        for cell in cells:
             names = dict(cell=cell.id, attack=part_text(cell.attack), adversary=cell.threat, target=where(cell.target))
             names["verdict"] = unpromised(cell, record)
             for row in _of_cell(run, cell, items):
@@ -112,15 +111,15 @@ _SUMMARY = ("defense", "attack", "adversary", "target", "metric", "value", "95 %
 
 
 def _numbers(case: Case, run: Run) -> list[str]:
-    """The numbers of a case, as texts."""
     known = [r.accuracy for cell in case.cells if (r := run.trainings.get(cell.training.id)) and r.accuracy is not None]
     accuracy = f"{np.mean(known):.1%}" if known else ""
-    found = [one for result in case.results if (one := headline_estimate(result, case.kind)) is not None]
-    if not found:
+    headlines = [headline_estimate(result, case.kind) for result in case.results]
+    estimates = [estimate for estimate in headlines if estimate is not None]
+    if not estimates:
         return ["", "no result", "", "", accuracy]
-    one = cut(pool([each for each in found if each.name == found[0].name]))
-    ends = "" if one.low is None or one.high is None else f"{one.low:.3f} to {one.high:.3f}"
-    return [one.name, "n/a" if one.value is None else f"{one.value:.3f}", ends, str(one.n), accuracy]
+    pooled = pool([estimate for estimate in estimates if estimate.name == estimates[0].name])
+    ends = "" if pooled.low is None or pooled.high is None else f"{pooled.low:.3f} to {pooled.high:.3f}"
+    return [pooled.name, "n/a" if pooled.value is None else f"{pooled.value:.3f}", ends, str(pooled.n), accuracy]
 
 
 def _question(spec: TrainingSpec) -> Row:
@@ -139,32 +138,26 @@ def _question(spec: TrainingSpec) -> Row:
 
 
 def _of_cell(run: Run, cell: Cell, items: bool) -> Iterator[Row]:
-    """The values of a cell."""
     result, failure = run.results.get(cell.id), run.failures.get(cell.id)
     why = "" if result is not None else "no result" if failure is None else f"{failure.kind}: {failure.message}"
     flags = _codes(() if result is None else result.flags)
     yield {"quantity": "finished", "value": float(result is not None), "n": 1, "note": why, "flags": flags}
     yield from _seconds(run.seconds.get(cell.id))
     for estimate in () if result is None else result.estimates:
-        yield _measured(estimate) | {"flags": flags}
+        row = {"quantity": estimate.name, "value": estimate.value, "n": estimate.n, "unit": estimate.unit}
+        if estimate.low is not None:
+            row |= {"low": estimate.low, "high": estimate.high, "level": estimate.level, "method": estimate.method}
+        yield row | {"note": estimate.note, "flags": flags}
         for item, value in enumerate(estimate.values if items else ()):
             yield {"quantity": estimate.name, "item": item, "value": value, "unit": estimate.unit}
 
 
-def _measured(estimate: Estimate) -> Row:
-    """An estimate with its interval."""
-    found = {"quantity": estimate.name, "value": estimate.value, "n": estimate.n, "unit": estimate.unit}
-    if estimate.low is not None:
-        found |= {"low": estimate.low, "high": estimate.high, "level": estimate.level, "method": estimate.method}
-    return found | {"note": estimate.note}
-
-
 def _of_training(record: TrainingRecord, seconds: float | None) -> Iterator[Row]:
     """The values of a training: curves first, then single numbers, claims, the audit and broken assumptions."""
-    for one in record.evaluations:
-        if one.accuracy is not None:
-            yield {"round": one.round} | _accuracy(one.accuracy, one.samples, "accuracy")
-        yield {"quantity": "loss", "round": one.round, "value": one.loss, "n": one.samples}
+    for evaluation in record.evaluations:
+        if evaluation.accuracy is not None:
+            yield {"round": evaluation.round} | _accuracy(evaluation.accuracy, evaluation.samples, "accuracy")
+        yield {"quantity": "loss", "round": evaluation.round, "value": evaluation.loss, "n": evaluation.samples}
     for round_, size in enumerate(record.message_bytes):
         yield {"quantity": "message_bytes", "round": round_, "value": size, "unit": "bytes"}
     for round_, snr in enumerate(record.snr_db):
@@ -186,7 +179,6 @@ def _of_training(record: TrainingRecord, seconds: float | None) -> Iterator[Row]
 
 
 def _final(record: TrainingRecord) -> Iterator[Row]:
-    """The last accuracy and loss, and the number of rounds before them."""
     if record.accuracy is not None:
         yield _accuracy(record.accuracy, record.test_samples, "final_accuracy") | {"flags": _codes(record.flags)}
     if record.evaluations:
@@ -195,24 +187,15 @@ def _final(record: TrainingRecord) -> Iterator[Row]:
         yield {"quantity": "rounds_run", "value": last.round}
 
 
-@functools.lru_cache(1 << 14)
-def _interval(hits: int, n: int) -> tuple[float | None, float | None]:
-    """Clopper-Pearson's interval at 95 %."""
-    found = clopper_pearson(hits, n)
-    return found.low, found.high
-
-
 def _accuracy(value: float, n: int, quantity: str) -> Row:
-    """An accuracy on n test samples."""
     if not n:
         return {"quantity": quantity, "value": value}
-    low, high = _interval(round(value * n), n)
+    low, high = clopper_pearson(round(value * n), n)
     ends = {"low": low, "high": high, "level": 0.95, "method": "Clopper-Pearson"}
     return {"quantity": quantity, "value": value, "n": n} | ends
 
 
 def _of_claim(claim: ClaimRecord) -> Iterator[Row]:
-    """The claimed epsilon, then the proved ones."""
     verdict = "NOTHING PROMISED" if claim.epsilon is None else claim.verdict
     kept = {"relation": claim.relation, "horizon": claim.horizon}
     terms = kept | {"delta": claim.delta, "privacy_unit": claim.unit, "adversaries": " ".join(claim.against)}
@@ -239,26 +222,24 @@ def _of_audit(audit: AuditRecord) -> Iterator[Row]:
     terms |= {"clients": audit.clients, "rounds": audit.rounds}  # of the audited federation, not of the study's
     strict = {"level": max(audit.confidence, STRICT), "n": audit.trials, "note": federation}
     unit = {"privacy_unit": audit.unit}
-    bound = {"low": audit.epsilon_lower, "level": audit.confidence, "n": audit.trials, "method": audit.method}
+    ends = {"low": audit.epsilon_lower, "level": audit.confidence, "n": audit.trials, "method": audit.method}
     words = {"verdict": audit.code, "note": audit.seen}
-    yield {"quantity": "audited_epsilon", "value": audit.epsilon_lower} | terms | unit | bound | words
+    yield {"quantity": "audited_epsilon", "value": audit.epsilon_lower} | terms | unit | ends | words
     yield {"quantity": "audited_strict", "value": audit.strict, "low": audit.strict} | terms | unit | strict
     yield {"quantity": "audited_ceiling", "value": number(audit.ceiling)} | terms | unit | strict
     words = {"verdict": audit.verdict, "note": audit.reason}
     yield {"quantity": "audit_claimed_epsilon", "value": number(audit.claimed)} | terms | unit | words
     yield {"quantity": "audit_proved_epsilon", "value": number(audit.proved), "note": federation} | terms | unit
-    for one in audit.assuming:
-        kept = {"low": one.epsilon_lower, "level": audit.confidence, "n": one.trials, "method": one.assumes}
-        more = terms | {"delta": 0.0, "privacy_unit": one.unit, "note": f"proved {one.proved:.6g}; {one.pair}"}
-        yield {"quantity": "audited_epsilon", "value": one.epsilon_lower} | more | kept
+    for bound in audit.assuming:
+        ends = {"low": bound.epsilon_lower, "level": audit.confidence, "n": bound.trials, "method": bound.assumes}
+        more = terms | {"delta": 0.0, "privacy_unit": bound.unit, "note": f"proved {bound.proved:.6g}; {bound.pair}"}
+        yield {"quantity": "audited_epsilon", "value": bound.epsilon_lower} | more | ends
 
 
 def _seconds(seconds: float | None) -> Iterator[Row]:
-    """A duration, if it is known."""
     if seconds is not None:
         yield {"quantity": "seconds", "value": seconds, "unit": "s"}
 
 
 def _codes(flags: Iterable[Flag]) -> str:
-    """The distinct codes of flags."""
     return " ".join(dict.fromkeys(flag.code for flag in flags))

@@ -8,7 +8,7 @@ would take.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -165,38 +165,36 @@ def judge(statements: Sequence[Statement], found: Sequence[Value]) -> list[Judge
     """The verdict on each statement, for each value of its `each`."""
     tested: list[tuple[Statement, str, _Tests | str]] = []
     for statement in statements:
-        groups = _places(statement, found)
-        tested += [(statement, where, _tests(one, found)) for where, one in groups]
-    tests = [one for _, _, one in tested if not isinstance(one, str)]
-    chances = np.array([min(1.0, 2 * min(one.for_it, one.against)) for one in tests])
+        tested += [(statement, where, _tests(made, found)) for where, made in _places(statement, found)]
+    tests = [both for _, _, both in tested if not isinstance(both, str)]
+    chances = np.array([min(1.0, 2 * min(both.for_it, both.against)) for both in tests])
     adjusted = iter(holm(chances) if tests else chances)
-    return [_judged(statement, where, one, adjusted) for statement, where, one in tested]
+    return [_judged(statement, where, both, adjusted) for statement, where, both in tested]
 
 
-def _judged(statement: Statement, where: str, one: _Tests | str, adjusted: Iterable[float]) -> Judged:
-    """One verdict."""
-    if isinstance(one, str):
-        return Judged(statement, where, Verdict.NOT_RUN, one)
-    p = float(next(iter(adjusted)))
+def _judged(statement: Statement, where: str, tests: _Tests | str, adjusted: Iterator[float]) -> Judged:
+    if isinstance(tests, str):
+        return Judged(statement, where, Verdict.NOT_RUN, tests)
+    p = float(next(adjusted))
     if p > LEVEL:
-        return Judged(statement, where, Verdict.UNRESOLVED, one.measured, p, one.seeds)
-    verdict = Verdict.CONFIRMED if one.for_it <= one.against else Verdict.CONTRADICTED
-    return Judged(statement, where, verdict, one.measured, p)
+        return Judged(statement, where, Verdict.UNRESOLVED, tests.measured, p, tests.seeds)
+    verdict = Verdict.CONFIRMED if tests.for_it <= tests.against else Verdict.CONTRADICTED
+    return Judged(statement, where, verdict, tests.measured, p)
 
 
 def _places(statement: Statement, found: Sequence[Value]) -> list[tuple[str, Statement]]:
     """The statement for each value of its `each`, with the values in words."""
     if statement.missing or not statement.each:
         return [("", statement)]
-    here, other = (select(found, statement.y, statement.at, side) for side in (statement.a, statement.b))
+    ours, other = (select(found, statement.y, statement.at, side) for side in (statement.a, statement.b))
     shared = [name for name in statement.each if any(path(name) in value.at for value in other)]
     places = list[tuple[str, Statement]]()
-    for group in grouped(here, statement.each):
+    for group in grouped(ours, statement.each):
         # a parameter that was added later has no path at its default
-        one = {name: "default" if value is None else value for name, value in zip(statement.each, group, strict=True)}
-        where = ", ".join(f"{name} {_short(value)}" for name, value in one.items())
-        b = {**statement.b, **{name: one[name] for name in shared}}
-        places.append((where, replace(statement, a={**statement.a, **one}, b=b)))
+        level = {name: "default" if value is None else value for name, value in zip(statement.each, group, strict=True)}
+        where = ", ".join(f"{name} {_short(value)}" for name, value in level.items())
+        b = {**statement.b, **{name: level[name] for name in shared}}
+        places.append((where, replace(statement, a={**statement.a, **level}, b=b)))
     return places or [("", statement)]
 
 
@@ -212,24 +210,25 @@ def _tests(statement: Statement, found: Sequence[Value]) -> _Tests | str:
 
 def _compared(statement: Statement, found: Sequence[Value]) -> _Tests:
     """The tests of `above`, `below`, `within` and `equals`."""
-    a, margin, digits = _side(statement, found, statement.a), statement.margin, f"{statement.y}"
+    a, margin = _side(statement, found, statement.a), statement.margin
     if statement.value is not None:
-        one = _paired(a, {key: (statement.value, True) for key in a})
-        text = f"{digits} {_mean(a):.4g}, printed {statement.value:g}; difference {_interval(one)}"
+        difference = _paired(a, {key: (statement.value, True) for key in a})
+        text = f"{statement.y} {_mean(a):.4g}, printed {statement.value:g}; difference {_interval(difference)}"
     else:
         b = _side(statement, found, statement.b)
-        one = _paired(a, b)
-        text = f"{digits} {_mean(a):.4g} and {_mean(b):.4g}; difference {_interval(one)}"
+        difference = _paired(a, b)
+        text = f"{statement.y} {_mean(a):.4g} and {_mean(b):.4g}; difference {_interval(difference)}"
     if statement.that in ("above", "below"):
-        up = one if statement.that == "above" else one._replace(mean=-one.mean)
+        up = difference if statement.that == "above" else difference._replace(mean=-difference.mean)
         return _Tests(up.above(margin), up.below(margin), text, up.takes(up.mean - margin, LEVEL / 2))
-    return _Tests(one.within(margin), one.outside(margin), text, one.takes(abs(one.mean) - margin, LEVEL / 2))
+    seeds = difference.takes(abs(difference.mean) - margin, LEVEL / 2)
+    return _Tests(difference.within(margin), difference.outside(margin), text, seeds)
 
 
 def _levels(statement: Statement, found: Sequence[Value]) -> _Tests:
     """The tests of `flat`, `monotone` and `interior-minimum`, from the paired differences of levels along a path."""
-    here = select(found, statement.y, statement.at, statement.a)
-    places = [level for level in varied(here, statement.along) if level is not None]
+    ours = select(found, statement.y, statement.at, statement.a)
+    places = [level for level in varied(ours, statement.along) if level is not None]
     if len(places) < (3 if statement.that == "interior-minimum" else 2):
         raise LookupError(f"{statement.y} has {len(places)} values along {statement.along}; more are needed")
     sides = [_side(statement, found, {**statement.a, path(statement.along): level}) for level in places]
@@ -239,24 +238,23 @@ def _levels(statement: Statement, found: Sequence[Value]) -> _Tests:
     pairs = {(i, j): _paired(sides[j], sides[i]) for i in range(len(sides)) for j in range(len(sides)) if i != j}
     margin, last = statement.margin, len(sides) - 1
     if statement.that == "flat":
-        ordered = [one for (i, j), one in pairs.items() if i < j]
-        for_it = max(one.within(margin) for one in ordered)
-        against = min(1.0, len(ordered) * min(one.outside(margin) for one in ordered))
-        worst = max(ordered, key=lambda one: abs(one.mean))
+        ordered = [pair for (i, j), pair in pairs.items() if i < j]
+        for_it = max(pair.within(margin) for pair in ordered)
+        against = min(1.0, len(ordered) * min(pair.outside(margin) for pair in ordered))
+        worst = max(ordered, key=lambda pair: abs(pair.mean))
         return _Tests(for_it, against, text, worst.takes(abs(worst.mean) - margin, LEVEL / 2))
     if statement.that == "monotone":
         sign = 1 if statement.direction == "rising" else -1
         steps = [pairs[(i, i + 1) if sign > 0 else (i + 1, i)] for i in range(last)]
-        against = min(1.0, len(steps) * min(one.below(-margin) for one in steps))
-        worst = min(steps, key=lambda one: one.mean)
-        return _Tests(
-            max(one.above(-margin) for one in steps), against, text, worst.takes(worst.mean + margin, LEVEL / 2)
-        )
+        for_it = max(step.above(-margin) for step in steps)
+        against = min(1.0, len(steps) * min(step.below(-margin) for step in steps))
+        worst = min(steps, key=lambda step: step.mean)
+        return _Tests(for_it, against, text, worst.takes(worst.mean + margin, LEVEL / 2))
     inner = range(1, last)
     lower = [max(pairs[i, 0].above(margin), pairs[i, last].above(margin)) for i in inner]
     higher = max(min(1.0, 2 * min(pairs[i, 0].below(margin), pairs[i, last].below(margin))) for i in inner)
     best = min(inner, key=lambda i: means[i])
-    worst = min(pairs[best, 0], pairs[best, last], key=lambda one: one.mean)
+    worst = min(pairs[best, 0], pairs[best, last], key=lambda pair: pair.mean)
     return _Tests(min(1.0, len(lower) * min(lower)), higher, text, worst.takes(worst.mean - margin, LEVEL / 2))
 
 
@@ -265,29 +263,21 @@ _Side = dict[tuple[Scalar, ...], tuple[float, bool]]
 
 
 def _side(statement: Statement, found: Sequence[Value], which: dict[str, Any]) -> _Side:
-    """One side of a comparison.
-
-    Raises:
-        LookupError: there is no such value.
-        ValueError: values differ in more than their seed and item.
-    """
-    here = select(found, statement.y, statement.at, which)
-    if not here:
-        raise LookupError(f"no {statement.y} where {_words({**statement.at, **which})}")
-    check_alike(here, statement.over)
-    groups = grouped(here, ("seed", "item"))
+    """One side of a comparison; LookupError if it has no value, ValueError if values differ beyond seed and item."""
+    values = select(found, statement.y, statement.at, which)
+    if not values:
+        asked = ", ".join(f"{name} is {value}" for name, value in {**statement.at, **which}.items())
+        raise LookupError(f"no {statement.y} where {asked or 'anything'}")
+    check_alike(values, statement.over)
+    groups = grouped(values, ("seed", "item"))
     return {
-        key: (float(np.mean([one.value for one in group])), all(one.exact for one in group))
+        key: (float(np.mean([value.value for value in group])), all(value.exact for value in group))
         for key, group in groups.items()
     }
 
 
 def _paired(a: _Side, b: _Side) -> _Test:
-    """The differences of the pairs that both sides have.
-
-    Raises:
-        LookupError: the sides have no pair in common.
-    """
+    """The differences of the pairs that both sides have; LookupError if they have none in common."""
     keys = [key for key in a if key in b]
     if not keys:
         raise LookupError("no seed has a value on both sides")
@@ -301,25 +291,19 @@ def _paired(a: _Side, b: _Side) -> _Test:
 
 
 def _mean(side: _Side) -> float:
-    """The mean of a side."""
     return float(np.mean([value for value, _ in side.values()]))
 
 
-def _interval(one: _Test) -> str:
+def _interval(difference: _Test) -> str:
     """A difference with its 95 % interval, in words."""
-    if one.df < 1:
-        return f"{one.mean:+.4g}, one seed"
-    if math.isinf(one.df):
-        return f"{one.mean:+.4g}, computed"
-    half = float(special.stdtrit(one.df, 0.975)) * one.error
-    return f"{one.mean:+.4g} [{one.mean - half:.4g}, {one.mean + half:.4g}], n = {one.df + 1:.0f}"
+    mean, error, df, _ = difference
+    if df < 1:
+        return f"{mean:+.4g}, one seed"
+    if math.isinf(df):
+        return f"{mean:+.4g}, computed"
+    half = float(special.stdtrit(df, 0.975)) * error
+    return f"{mean:+.4g} [{mean - half:.4g}, {mean + half:.4g}], n = {df + 1:.0f}"
 
 
 def _short(level: Scalar) -> str:
-    """A level in words."""
     return f"{level:g}" if isinstance(level, float) else str(level)
-
-
-def _words(asked: dict[str, Any]) -> str:
-    """A filter in words."""
-    return ", ".join(f"{name} is {value}" for name, value in asked.items()) or "anything"

@@ -6,6 +6,7 @@ the caller adds a note. Unit and direction of an estimate come from `core.metric
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,6 +39,7 @@ class Roc(NamedTuple):
     tpr: Numbers
 
 
+@functools.lru_cache(1 << 14)  # the rows of a run ask for the same intervals again
 def clopper_pearson(successes: int, n: int, level: float = 0.95) -> Interval:
     """The exact interval of a proportion.
 
@@ -106,28 +108,25 @@ def proportion(
 def mean(name: str, values: Sequence[float | None], *, note: str = "", level: float = 0.95) -> Estimate:
     """The mean of the values that are not None (a failed item), with Student's interval."""
     x = _present(values)
-    if len(x) == 0:
-        note = joined("no item finished", note)
     value = float(np.mean(x)) if len(x) else None
-    interval = mean_interval(x, level)
-    return _estimate(name, value, interval, len(x), "mean, Student t", level, values, note)
+    note = note if len(x) else joined("no item finished", note)
+    return _estimate(name, value, mean_interval(x, level), len(x), "mean, Student t", level, values, note)
 
 
 def median(name: str, values: Sequence[float | None], *, note: str = "", level: float = 0.95) -> Estimate:
     """The median of the values that are not None (a failed item), with its order-statistic interval."""
     x = _present(values)
-    if len(x) == 0:
-        note = joined("no item finished", note)
     value = float(np.median(x)) if len(x) else None
+    note = note if len(x) else joined("no item finished", note)
     return _estimate(name, value, median_interval(x, level), len(x), "median, order statistics", level, values, note)
 
 
 def of_items(name: str, values: Sequence[float | None], *, level: float = 0.95) -> Estimate:
     """The mean of items, with Clopper-Pearson's interval for a share of items that are 0 or 1, else Student's."""
-    known = _present(values)
+    x = _present(values)
     is_share = metric(name).interval == "Clopper-Pearson"
-    if is_share and len(known) and bool(np.isin(known, (0.0, 1.0)).all()):
-        return proportion(name, round(float(known.sum())), len(known), values=values, level=level)
+    if is_share and len(x) and bool(np.isin(x, (0.0, 1.0)).all()):
+        return proportion(name, round(float(x.sum())), len(x), values=values, level=level)
     return mean(name, values, level=level)
 
 
@@ -173,20 +172,19 @@ def pool_shares(estimates: Sequence[Estimate]) -> Estimate:
 
 def cut(estimate: Estimate) -> Estimate:
     """The estimate with its interval cut to the metric's range, because Student's t ignores the range."""
-    low, high, known = estimate.low, estimate.high, metric(estimate.name)
-    if low is not None and known.low is not None:
-        low = max(known.low, low)
-    if high is not None and known.high is not None:
-        high = min(known.high, high)
+    low, high, range_ = estimate.low, estimate.high, metric(estimate.name)
+    if low is not None and range_.low is not None:
+        low = max(range_.low, low)
+    if high is not None and range_.high is not None:
+        high = min(range_.high, high)
     return replace(estimate, low=low, high=high)
 
 
 def _is_mean(estimate: Estimate) -> bool:
-    """Whether the value is the mean of the estimate's items."""
-    known = _present(estimate.values)
-    if not len(known) or estimate.value is None:
+    x = _present(estimate.values)
+    if not len(x) or estimate.value is None:
         return False
-    return math.isclose(float(np.mean(known)), estimate.value, rel_tol=1e-6, abs_tol=1e-6)
+    return math.isclose(float(np.mean(x)), estimate.value, rel_tol=1e-6, abs_tol=1e-6)
 
 
 def _estimate(
@@ -200,8 +198,8 @@ def _estimate(
     note: str = "",
 ) -> Estimate:
     """An estimate with its metric's unit and direction."""
-    known = metric(name)
-    return Estimate(name, value, *interval, n, method, level, known.unit, known.higher_leaks, tuple(values), note)
+    row = metric(name)
+    return Estimate(name, value, *interval, n, method, level, row.unit, row.higher_leaks, tuple(values), note)
 
 
 def roc(members: Numbers, nonmembers: Numbers) -> Roc:
@@ -264,9 +262,8 @@ def tpr_at_fpr(members: Numbers, nonmembers: Numbers, fpr: float, *, level: floa
         note = f"n/a: {100 * fpr:g} % of {len(n)} non-members is less than one record"
         return _estimate(name, None, Interval(None, None), len(m), "Clopper-Pearson", level, note=note)
     threshold = np.sort(n)[::-1][allowed]
-    found, wrong = int(np.sum(m > threshold)), int(np.sum(n > threshold))
-    note = f"{wrong} of {len(n)} non-members above the threshold"
-    return proportion(name, found, len(m), note=note, level=level)
+    note = f"{int(np.sum(n > threshold))} of {len(n)} non-members above the threshold"
+    return proportion(name, int(np.sum(m > threshold)), len(m), note=note, level=level)
 
 
 def balanced_accuracy(members: Numbers, nonmembers: Numbers, *, level: float = 0.95) -> Estimate:
@@ -326,7 +323,6 @@ def joined(*notes: str) -> str:
 
 
 def _check_level(level: float) -> None:
-    """Refuse a confidence level outside (0, 1)."""
     if not 0 < level < 1:
         raise ValueError(f"expected 0 < level < 1, got level={level}")
 
@@ -341,7 +337,6 @@ def _finite(values: Sequence[float] | Numbers) -> Numbers:
 
 
 def _present(values: Sequence[float | None]) -> Numbers:
-    """The values that are not None."""
     return np.array([value for value in values if value is not None], dtype=np.float64)
 
 
@@ -354,6 +349,5 @@ def _sides(members: Numbers, nonmembers: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def _wilson(share: float, n: int, z: float) -> Interval:
-    """Wilson's interval of a share of n items."""
     center, spread = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     return Interval(max(0.0, (center - spread) / (1 + z * z / n)), min(1.0, (center + spread) / (1 + z * z / n)))
