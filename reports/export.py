@@ -10,12 +10,12 @@ import csv
 import io
 import json
 import zipfile
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Literal, NamedTuple
 
 from leakgauge.harness.core.cell import Cell, Scalar
 from leakgauge.harness.core.labels import server_text, unpromised
-from leakgauge.harness.core.result import ClaimRecord, Run, TrainingRecord
+from leakgauge.harness.core.result import Run
 from leakgauge.harness.core.rows import COLUMNS, Row, column, frame, rows
 from leakgauge.harness.core.sinks import harmless, latex, markdown, spelled, table_head, table_row
 from leakgauge.harness.core.stored import to_data
@@ -26,11 +26,6 @@ from leakgauge.reports.select import Analysis
 def status_of(run: Run, cell: Cell) -> str:
     """`done`, `failed` or `missing`."""
     return "done" if cell.id in run.results else "failed" if cell.id in run.failures else "missing"
-
-
-def _claim_data(claim: ClaimRecord) -> dict[str, Any]:
-    """A claim as plain data."""
-    return {**to_data(claim, infinity="inf"), "verdict": verdict_of(claim)}
 
 
 def rows_as(
@@ -54,12 +49,12 @@ def rows_as(
         ValueError: no such quantity or column; the message lists the known ones.
         ImportError: parquet without pandas or pyarrow.
     """
-    found = table(run, quantities, columns, items=items)
+    chosen = table(run, quantities, columns, items=items)
     if to == "parquet":
-        return to_parquet(found)
+        return to_parquet(chosen)
     if to == "csv":
-        return to_csv(found).encode()
-    return (to_tex if to == "tex" else to_markdown)(listing(found, digits)).encode()
+        return to_csv(chosen).encode()
+    return (to_tex if to == "tex" else to_markdown)(listing(chosen, digits)).encode()
 
 
 class Table(NamedTuple):
@@ -71,36 +66,32 @@ class Table(NamedTuple):
 
 def table(run: Run, quantities: Collection[str] = (), columns: Sequence[str] = (), *, items: bool = False) -> Table:
     """The rows of `Run.frame` with these quantities; arguments and errors as in `rows_as`."""
-    found = list(rows(run, items=items))
-    _refuse("quantity", quantities, dict.fromkeys(row["quantity"] for row in found))
-    _refuse("column", columns, COLUMNS)
-    return Table([row for row in found if not quantities or row["quantity"] in quantities], tuple(columns))
+    every = list(rows(run, items=items))
+    known = {row["quantity"]: None for row in every}
+    for what, names, there in (("quantity", quantities, known), ("column", columns, COLUMNS)):
+        for name in names:
+            if name not in there:
+                raise ValueError(f"no {what} {name!r}; known: {', '.join(there)}")
+    return Table([row for row in every if not quantities or row["quantity"] in quantities], tuple(columns))
 
 
-def _refuse(what: str, asked: Iterable[str], known: Collection[str]) -> None:
-    """Refuse a name that is not known."""
-    for name in asked:
-        if name not in known:
-            raise ValueError(f"no {what} {name!r}; known: {', '.join(known)}")
-
-
-def to_csv(found: Table) -> str:
+def to_csv(chosen: Table) -> str:
     """RFC 4180 with a header; an infinite epsilon is `inf`."""
-    buffer, columns = io.StringIO(), found.columns or COLUMNS
+    buffer, columns = io.StringIO(), chosen.columns or COLUMNS
     writer = csv.writer(buffer)
     writer.writerow(columns)
-    writer.writerows(zip(*(map(harmless, column(found.rows, name)) for name in columns), strict=True))
+    writer.writerows(zip(*(map(harmless, column(chosen.rows, name)) for name in columns), strict=True))
     return buffer.getvalue()
 
 
-def to_parquet(found: Table) -> bytes:
+def to_parquet(chosen: Table) -> bytes:
     """A Parquet file with the types of `Run.frame`.
 
     Raises:
         ImportError: pandas or pyarrow is not installed.
     """
     buffer = io.BytesIO()
-    frame(found.rows)[list(found.columns or COLUMNS)].to_parquet(buffer, index=False)
+    frame(chosen.rows)[list(chosen.columns or COLUMNS)].to_parquet(buffer, index=False)
     return buffer.getvalue()
 
 
@@ -112,14 +103,14 @@ class Listing(NamedTuple):
     rows: list[list[str]]
 
 
-def listing(found: Table, digits: int) -> Listing:
+def listing(chosen: Table, digits: int) -> Listing:
     """A table as texts, with numbers rounded to `digits` significant digits.
 
     If no columns were requested, it has the columns in which the rows differ, without ids and remarks.
     """
-    names = found.columns or [name for name in COLUMNS if name not in _REMARKS]
-    texts = {name: [_text(value, digits) for value in column(found.rows, name)] for name in names}
-    same = {name: values[0] for name, values in texts.items() if not found.columns and len(set(values)) == 1}
+    names = chosen.columns or [name for name in COLUMNS if name not in _REMARKS]
+    texts = {name: [_text(value, digits) for value in column(chosen.rows, name)] for name in names}
+    same = {name: values[0] for name, values in texts.items() if not chosen.columns and len(set(values)) == 1}
     shown = [name for name in names if name not in same]
     common = {name: value for name, value in same.items() if value}
     return Listing(common, tuple(shown), [list(row) for row in zip(*(texts[name] for name in shown), strict=True)])
@@ -134,43 +125,34 @@ def _text(value: Scalar, digits: int) -> str:
     return f"{value:.{digits}g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
-def to_markdown(found: Listing) -> str:
+def to_markdown(table: Listing) -> str:
     """A listing as a Markdown table."""
-    lines = [f"{name.replace('_', ' ')}: {markdown(value, bare=True)}\n" for name, value in found.common.items()]
-    rows = [table_row(markdown(text, bare=True) for text in row) for row in found.rows]
-    return "\n".join([*lines, *table_head(found.columns), *rows]) + "\n"
+    lines = [f"{name.replace('_', ' ')}: {markdown(value, bare=True)}\n" for name, value in table.common.items()]
+    rows = [table_row(markdown(text, bare=True) for text in row) for row in table.rows]
+    return "\n".join([*lines, *table_head(table.columns), *rows]) + "\n"
 
 
-def to_tex(found: Listing) -> str:
+def to_tex(table: Listing) -> str:
     """A listing as a LaTeX `longtable` for the packages longtable and booktabs; its caption has the shared values."""
-    caption = "; ".join(f"{name.replace('_', ' ')}: {value}" for name, value in found.common.items())
-    head = " & ".join(map(latex, found.columns))
-    lines = [f"\\begin{{longtable}}{{{'l' * len(found.columns)}}}"]
+    caption = "; ".join(f"{name.replace('_', ' ')}: {value}" for name, value in table.common.items())
+    head = " & ".join(map(latex, table.columns))
+    lines = [f"\\begin{{longtable}}{{{'l' * len(table.columns)}}}"]
     lines += [f"\\caption{{{latex(caption)}}} \\\\"] if caption else []
     lines += ["\\toprule", f"{head} \\\\", "\\midrule", "\\endhead"]
-    lines += [f"{' & '.join(map(latex, row))} \\\\" for row in found.rows]
+    lines += [f"{' & '.join(map(latex, row))} \\\\" for row in table.rows]
     return "\n".join([*lines, "\\bottomrule", "\\end{longtable}"]) + "\n"
 
 
-def _training_data(training: TrainingRecord | None) -> dict[str, object]:
-    """Accuracy, claims, counted assumptions and audit of a cell's training, for JSON; null if it did not finish."""
-    if training is None:
-        return dict.fromkeys(("accuracy", "one_round", "whole_run", "breaches", "audited"))
-    return {
-        "accuracy": training.accuracy,
-        "one_round": _claim_data(training.one_round),
-        "whole_run": _claim_data(training.whole_run),
-        "breaches": to_data(training.breaches),
-        "audited": to_data(training.audited, infinity="inf"),
-    }
-
-
 def _object(analysis: Analysis, cell: Cell) -> dict[str, object]:
-    """One cell as plain data: the question and the results."""
+    """One cell as plain data: the question and the results; a training that did not finish has nulls."""
     run, spec = analysis.run, cell.training
-    result, failure = run.results.get(cell.id), run.failures.get(cell.id)
+    result, failure, training = run.results.get(cell.id), run.failures.get(cell.id), run.trainings.get(spec.id)
     estimates = [to_data(estimate) for estimate in result.estimates] if result is not None else []
     failed = None if failure is None or result is not None else {"kind": failure.kind, "message": failure.message}
+    checked = {key: getattr(training, key, None) for key in ("one_round", "whole_run", "breaches", "audited")}
+    checked = to_data(checked, infinity="inf")
+    for claim in ("one_round", "whole_run") if training is not None else ():
+        checked[claim]["verdict"] = verdict_of(getattr(training, claim))
     return {
         "cell": cell.id,
         "status": status_of(run, cell),
@@ -183,9 +165,10 @@ def _object(analysis: Analysis, cell: Cell) -> dict[str, object]:
         "target": to_data(cell.target),
         "seed": spec.seed,
         "training": spec.id,
-        **_training_data(run.trainings.get(spec.id)),
+        "accuracy": None if training is None else training.accuracy,
+        **checked,
         "estimates": {str(estimate.pop("name")): estimate for estimate in estimates},
-        "promise": unpromised(cell, run.trainings.get(spec.id)),
+        "promise": unpromised(cell, training),
         "flags": [to_data(flag) for flag in analysis.flags_of(cell)],
         "seconds": run.seconds.get(cell.id),
         "failure": failed,
@@ -198,7 +181,7 @@ def to_jsonl(analysis: Analysis) -> str:
     An infinite epsilon is `"inf"`; null means unknown. The text is ASCII, so that a line ends only where its cell does.
     """
     lines = (json.dumps(_object(analysis, cell), allow_nan=False) for cell in analysis.run.cells)
-    return "".join(f"{spelled(one)}\n" for one in lines)
+    return "".join(f"{spelled(line)}\n" for line in lines)
 
 
 def data_uri(name: str, text: str) -> str:

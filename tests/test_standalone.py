@@ -18,7 +18,7 @@ from leakgauge.harness.audit.claims import ratios_delta
 from leakgauge.harness.audit.law_test import check_law
 from leakgauge.harness.audit.standalone import audit
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.answer import DefenseRecord, shown
+from leakgauge.harness.core.answer import DefenseRecord
 from leakgauge.harness.core.codec import unpack_float32
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.gaussian import gaussian_delta, gaussian_epsilon
@@ -302,7 +302,7 @@ def test_the_same_seed_gives_the_same_audit_and_another_one_another(name, option
     assert first["audited"] != other["audited"]
     assert json.loads(json.dumps(first, allow_nan=False)) == again
     record = from_data(DefenseRecord, json.loads(json.dumps(to_data(first.record))))
-    assert (record, shown(record)) == (first.record, first)
+    assert (record, record.answer()) == (first.record, first)
 
 
 BOUND = {"by", "pair", "epsilon_lower", "confidence", "threat", "method", "any_mechanism", "assumes", "delta", "unit"}

@@ -14,7 +14,7 @@ from leakgauge.harness.audit.bounds import sampled_delta
 from leakgauge.harness.audit.trials import Deployment
 from leakgauge.harness.core import accounting
 from leakgauge.harness.core.accounting import Event, Leak
-from leakgauge.harness.core.answer import Answer, DefenseRecord, DeltaRecord, shown
+from leakgauge.harness.core.answer import Answer, DefenseRecord, DeltaRecord
 from leakgauge.harness.core.cell import Scalar
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, judge
 from leakgauge.harness.core.contract import Defense, Feedback, Setting, claim_of
@@ -33,17 +33,9 @@ MOST = 200
 _LARGEST = 1e9
 """Numbers of the setting must be below this."""
 
-DEFAULTS = {
-    "dim": 25_818,
-    "clients": 30,
-    "participants": 30,
-    "samples": 1666,
-    "steps": 15,
-    "batch": 1,
-    "lr": 0.01,
-    "momentum": 0.0,
-    "sends": "update",
-}
+DEFAULTS: dict[str, Any] = dict(
+    dim=25_818, clients=30, participants=30, samples=1666, steps=15, batch=1, lr=0.01, momentum=0.0, sends="update"
+)
 """The setting of a claim without a study: CEPAM's experiment on MNIST with its MLP."""
 
 _FALSE_ALARM = 1e-6
@@ -75,7 +67,7 @@ def claim(
     except (ArithmeticError, RuntimeError) as error:
         text = f"the claim cannot be computed in floating point ({error}); expected less extreme parameters"
         raise StudyError(name, [text]) from error
-    return shown(defense_record(name, deployment, record))
+    return defense_record(name, deployment, record).answer()
 
 
 def record_claim(claim: Claim, delta: float | None = None) -> ClaimRecord:
@@ -105,18 +97,16 @@ def record_claim(claim: Claim, delta: float | None = None) -> ClaimRecord:
 
 def claim_to_data(claim: Claim) -> dict[str, Any]:
     """The claim as plain data that determine the result of `record_claim`."""
-    proofs = [
-        [repr(one.event), one.unit.value, one.method, one.reason, one.tight, *_names(one.against)]
-        for one in (claim.proved, *claim.further, *([claim.attained] if claim.attained else []))
-    ]
-    numbers = [repr(claim.epsilon), repr(claim.delta)]
-    words = [claim.unit.value, claim.relation.value, claim.horizon.value, claim.source]
+    proofs = [proof for proof in (claim.proved, *claim.further, claim.attained) if proof is not None]
     return {
-        "numbers": numbers,
-        "words": words,
+        "numbers": [repr(claim.epsilon), repr(claim.delta)],
+        "words": [claim.unit.value, claim.relation.value, claim.horizon.value, claim.source],
         "against": _names(claim.against),
         "assumes": claim.assumes,
-        "proofs": proofs,
+        "proofs": [
+            [repr(proof.event), proof.unit.value, proof.method, proof.reason, proof.tight, *_names(proof.against)]
+            for proof in proofs
+        ],
     }
 
 
@@ -205,18 +195,18 @@ def assignments(texts: Iterable[str], option: str) -> dict[str, Scalar]:
     Raises:
         StudyError: a text without an equals sign, or a key twice.
     """
-    found: dict[str, Scalar] = {}
+    table: dict[str, Scalar] = {}
     problems = []
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
             problems.append(f"{option}: got {text!r}, expected key=value")
-        elif key in found:
+        elif key in table:
             problems.append(f"{option}: got {key!r} twice")
-        found[key] = _value(value)
+        table[key] = _value(value)
     if problems:
         raise StudyError("claim", problems)
-    return found
+    return table
 
 
 def defense_record(name: str, deployment: Deployment, claim: ClaimRecord) -> DefenseRecord:
@@ -239,7 +229,6 @@ def _record_proof(proof: Proof, delta: float, against: Iterable[Threat]) -> Proo
 
 
 def _names(threats: Iterable[Threat]) -> tuple[str, ...]:
-    """The threats' names in alphabetical order."""
     return tuple(sorted(threat.value for threat in threats))
 
 

@@ -15,43 +15,15 @@ import time
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
+from leakgauge.harness.audit import engine
 from leakgauge.harness.audit.assumed import assumed_bounds
 from leakgauge.harness.audit.canaries import audit_messages, audit_one_run, estimate_by_cosine
-from leakgauge.harness.audit.claims import (
-    DEFAULTS,
-    defense_record,
-    exact_delta,
-    prepare,
-    ratios_delta,
-    record_claim,
-)
-from leakgauge.harness.audit.engine import (
-    AuditResult,
-    HypothesisTest,
-    adversaries,
-    apply_test,
-    audit_mechanism,
-    choose_test,
-    count_trials,
-    inspect,
-    is_gaussian,
-    most_telling,
-    needed,
-    screen,
-    verdict,
-)
+from leakgauge.harness.audit.claims import DEFAULTS, defense_record, exact_delta, prepare, ratios_delta, record_claim
+from leakgauge.harness.audit.engine import AuditResult
 from leakgauge.harness.audit.law_test import check_law
 from leakgauge.harness.audit.training import DIGITS_DIM, DigitsTraining
 from leakgauge.harness.audit.trials import Deployment, Mechanism
-from leakgauge.harness.core.answer import (
-    Answer,
-    CanaryCounts,
-    CosineRecord,
-    DeltaRecord,
-    MessageCounts,
-    TrialCounts,
-    shown,
-)
+from leakgauge.harness.core.answer import Answer, CanaryCounts, CosineRecord, DeltaRecord, MessageCounts, TrialCounts
 from leakgauge.harness.core.cell import PartSpec, Scalar
 from leakgauge.harness.core.claim import Claim, Horizon, Relation, Unit
 from leakgauge.harness.core.contract import Defense, Setting, claim_of
@@ -84,16 +56,7 @@ _RUN = 3
 
 _SAMPLES = 20
 # small, so that audits are fast; a bound for a small model is a bound for the mechanism
-_SMALL = {
-    **DEFAULTS,
-    "dim": 36,
-    "clients": 3,
-    "participants": 3,
-    "samples": _SAMPLES,
-    "steps": 1,
-    "batch": 0,
-    "lr": 0.1,
-}
+_SMALL = DEFAULTS | dict(dim=36, clients=3, participants=3, samples=_SAMPLES, steps=1, batch=0, lr=0.1)
 
 _ALL = {**_SMALL, "participants": None}
 """The small federation with all clients in every round, for audits inside a run."""
@@ -167,13 +130,13 @@ def audit(
             deployment = deployment._replace(setting=training.setting)
         claimed_rounds = deployment.history[:1] if by == "messages" else deployment.history
         claim = claim_of(deployment.defense, claimed_rounds, deployment.setting)
-        played = adversaries(claim) if threat is None else (Threat(threat),)
+        played = engine.adversaries(claim) if threat is None else (Threat(threat),)
         adversary = played[0 if by == "messages" else -1]
         _check_fit(name, deployment.defense, claim, adversary, by)
         record = defense_record(name, deployment, record_claim(claim))
         if by == "cosine":
             estimate = _by_cosine(deployment, claim, key)
-            return shown(replace(record, audit=estimate, delta_at=exact_delta(claim, adversary)))
+            return replace(record, audit=estimate, delta_at=exact_delta(claim, adversary)).answer()
         law = check_law(deployment.defense, deployment.setting, key.child("law"))
         if by == "messages":
             found = _by_messages(training, claim, adversary, level, key, device or "cpu")
@@ -182,13 +145,13 @@ def audit(
         else:
             much = (trials or _usual(claim, adversary, level)) if budget is None else _Budget(budget, started)
             mechanisms = [Mechanism(*deployment, one, device or "cpu") for one in played]
-            mechanism = most_telling(mechanisms, claim, much if isinstance(much, int) else TRIALS, level, key)
+            mechanism = engine.most_telling(mechanisms, claim, much if isinstance(much, int) else TRIALS, level, key)
             found = _by_trials(mechanism, claim, much, law, level, key)
         audited = _audit_record(deployment, claim, record.claim, found.bound, law, found.assuming)
     except ValueError as error:
         raise error if isinstance(error, StudyError) else StudyError(name, [str(error)]) from error
     delta = None if audited.contradictions else exact_delta(claim, found.bound.threat) or found.sampled
-    return shown(replace(record, audit=audited, counts=found.counts, delta_at=delta))
+    return replace(record, audit=audited, counts=found.counts, delta_at=delta).answer()
 
 
 def audit_for_study(spec: PartSpec, study: Setting, trials: int, key: Key, device: str = "cpu") -> AuditRecord:
@@ -210,9 +173,9 @@ def audit_for_study(spec: PartSpec, study: Setting, trials: int, key: Key, devic
     """
     deployment = prepare_audit(spec.name, spec.parameters, *audited_part(spec, study))
     claim = claim_of(deployment.defense, deployment.history, deployment.setting)
-    mechanisms = [Mechanism(*deployment, threat, device) for threat in adversaries(claim)]
-    mechanism = most_telling(mechanisms, claim, trials, CONFIDENCE, key)
-    found = audit_mechanism(mechanism, claim, trials, CONFIDENCE, key)
+    mechanisms = [Mechanism(*deployment, threat, device) for threat in engine.adversaries(claim)]
+    mechanism = engine.most_telling(mechanisms, claim, trials, CONFIDENCE, key)
+    found = engine.audit_mechanism(mechanism, claim, trials, CONFIDENCE, key)
     law = check_law(deployment.defense, deployment.setting, key.child("law"))
     assuming = _assumed(mechanism, claim, law, trials, CONFIDENCE, key)
     return _audit_record(deployment, claim, record_claim(claim), found, law, assuming)
@@ -228,7 +191,7 @@ def _audit_record(
 ) -> AuditRecord:
     """The record of a bound, with the verdicts on the claim and on the code."""
     defense, setting, history = deployment
-    (judged, reason), inspected = verdict(claim, found), inspect(claim, found, law, assuming, defense)
+    (judged, reason), inspected = engine.verdict(claim, found), engine.inspect(claim, found, law, assuming, defense)
     return AuditRecord(
         claimed=recorded.epsilon,
         proved=recorded.proved.epsilon,
@@ -296,7 +259,7 @@ class _Found(NamedTuple):
 
 def _usual(claim: Claim, adversary: Threat, confidence: float) -> int:
     """The default number of trials with each input: more if a Gaussian proof needs more."""
-    enough = needed(claim, adversary, confidence) if is_gaussian(claim, adversary) else TRIALS
+    enough = engine.needed(claim, adversary, confidence) if engine.is_gaussian(claim, adversary) else TRIALS
     return _MOST_USUAL if enough is None else min(max(TRIALS, enough), _MOST_USUAL)
 
 
@@ -306,7 +269,9 @@ class _Budget(NamedTuple):
     seconds: float
     started: float
 
-    def affords(self, mechanism: Mechanism, test: HypothesisTest, claim: Claim, enough: int | None, key: Key) -> int:
+    def affords(
+        self, mechanism: Mechanism, test: engine.HypothesisTest, claim: Claim, enough: int | None, key: Key
+    ) -> int:
         """How many trials with each input fit, in whole thousands: at least 1000, at most `enough`."""
         begun = time.monotonic()
         trace = mechanism.run(test.inputs, 1, _TIMED, key, only=test.distinguisher.reads)
@@ -338,15 +303,15 @@ def _by_trials(
 ) -> _Found:
     """An audit by `harness.audit.engine`, and by `harness.audit.assumed`."""
     adversary = mechanism.threat
-    enough = needed(claim, adversary, confidence)
-    tests = screen(mechanism, claim, trials if isinstance(trials, int) else TRIALS, confidence, key)
+    enough = engine.needed(claim, adversary, confidence)
+    tests = engine.screen(mechanism, claim, trials if isinstance(trials, int) else TRIALS, confidence, key)
     if isinstance(trials, _Budget):
         trials = trials.affords(mechanism, tests[0].test, claim, enough, key.child("timing"))
-    test = choose_test(mechanism, claim, trials, confidence, key, tests)
+    test = engine.choose_test(mechanism, claim, trials, confidence, key, tests)
     fixed, shown = test.inputs.draw is None, adversary in claim.against and mechanism.sees_messages
     ratios = shown and fixed and not exact_delta(claim, adversary)
-    traces, sampled = count_trials(mechanism, test, trials, key, ratios=ratios), None
-    found = apply_test(mechanism, claim, test, traces, confidence)
+    traces, sampled = engine.count_trials(mechanism, test, trials, key, ratios=ratios), None
+    found = engine.apply_test(mechanism, claim, test, traces, confidence)
     if traces[0].ratios is not None and ratios:
         zeros, ones = (trace.ratios.numpy() for trace in traces if trace.ratios is not None)
         most = claim.proved.epsilon(0.0) if claim.delta == 0 else math.inf

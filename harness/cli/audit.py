@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from leakgauge.harness.cli import options as cli
-from leakgauge.harness.core.answer import CanaryCounts, CosineRecord, DefenseRecord, MessageCounts, shown
+from leakgauge.harness.core.answer import CanaryCounts, CosineRecord, DefenseRecord, MessageCounts
 from leakgauge.harness.core.code import import_from, named_code
 from leakgauge.harness.core.labels import assumption, odds
 from leakgauge.harness.core.result import AssumedBound, AuditRecord, ClaimRecord, ProofRecord
@@ -105,7 +105,7 @@ def audit(
 def _print(record: DefenseRecord, as_json: bool) -> None:
     """Print the claimed, proved and audited epsilon, and the verdict."""
     if as_json:
-        cli.print_json(shown(record))
+        cli.print_json(record.answer())
         return
     claim, audit, judged = record.claim, record.audit, record.judged
     parameters = ", ".join(f"{key}={value}" for key, value in record.parameters.items() if value is not None)

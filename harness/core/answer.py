@@ -1,6 +1,6 @@
 """The answer of `leakgauge claim` and `leakgauge audit`: a defense in a setting, its claim, and perhaps an audit.
 
-`DefenseRecord` holds what was found. `shown` gives it the keys of JSON. Imports no torch.
+`DefenseRecord` holds what was found; `Answer` is its JSON. Imports no torch.
 """
 
 from __future__ import annotations
@@ -131,6 +131,32 @@ class DefenseRecord:
         """The record that holds verdict and reason: a bound decides besides the proof, an estimate does not."""
         return self.audit if isinstance(self.audit, AuditRecord) else self.claim
 
+    def answer(self) -> Answer:
+        """The record as plain data."""
+        claimed = to_data(self.claim, infinity="inf") | {"adjacency": self.claim.relation}
+        del claimed["verdict"], claimed["reason"]
+        proofs = {key: claimed.pop(key) for key in ("proved", "attained", "further")}
+        for part in (claimed, proofs["proved"], *proofs["further"], *filter(None, [proofs["attained"]])):
+            part["chance"] = chance(float(part["epsilon"]), part["delta"])
+        answer = Answer(version=VERSION, defense=self.defense, parameters=self.parameters, setting=self.setting)
+        answer |= {"claimed": claimed} | {key: proof for key, proof in proofs.items() if proof is not None}
+        answer |= {"verdict": self.judged.verdict, "reason": self.judged.reason}
+        if self.audit is not None:
+            answer["audited"] = self._audited(self.audit)
+        answer.record = self
+        return answer
+
+    def _audited(self, audit: AuditRecord | CosineRecord) -> dict[str, Any]:
+        row: dict[str, Any] = to_data(audit, infinity="inf") | (to_data(self.counts) or {})
+        if self.delta_at is not None:
+            row["delta_at"] = to_data(self.delta_at)
+        if isinstance(audit, AuditRecord):
+            law = {} if audit.law is None else {"law": row["law"], "detects": audit.law.detects}
+            del row["reason"], row["law"]
+            row |= {"chance": chance(audit.epsilon_lower, audit.delta), "assumes": assumption(audit.method)}
+            row |= {"verdict": audit.code, "contradicts": row["contradictions"]} | law
+        return row
+
 
 class Answer(dict[str, Any]):
     """The plain data of a `DefenseRecord`, as `leakgauge claim --json` and `leakgauge audit --json` print them.
@@ -157,35 +183,3 @@ class Answer(dict[str, Any]):
     """
 
     record: DefenseRecord
-
-
-def shown(record: DefenseRecord) -> Answer:
-    """The record as an `Answer`."""
-    claimed = to_data(record.claim, infinity="inf") | {"adjacency": record.claim.relation}
-    proofs = {key: claimed.pop(key) for key in ("proved", "attained", "further")}
-    for part in (claimed, proofs["proved"], *proofs["further"], *filter(None, [proofs["attained"]])):
-        part["chance"] = chance(float(part["epsilon"]), part["delta"])
-    answer = Answer(version=VERSION, defense=record.defense, parameters=record.parameters, setting=record.setting)
-    answer["claimed"] = {key: value for key, value in claimed.items() if key not in ("verdict", "reason")}
-    answer |= {key: proof for key, proof in proofs.items() if proof is not None}
-    answer |= {"verdict": record.judged.verdict, "reason": record.judged.reason}
-    if record.audit is not None:
-        answer["audited"] = _audited(record, record.audit)
-    answer.record = record
-    return answer
-
-
-def _audited(record: DefenseRecord, audit: AuditRecord | CosineRecord) -> dict[str, Any]:
-    """The key `audited`."""
-    row: dict[str, Any] = to_data(audit, infinity="inf") | (to_data(record.counts) or {})
-    if record.delta_at is not None:
-        row["delta_at"] = to_data(record.delta_at)
-    if isinstance(audit, AuditRecord):
-        del row["reason"]
-        row |= {"chance": chance(audit.epsilon_lower, audit.delta), "assumes": assumption(audit.method)}
-        row |= {"verdict": audit.code, "contradicts": row["contradictions"]}
-        if audit.law is None:
-            del row["law"]
-        else:
-            row["detects"] = audit.law.detects
-    return row

@@ -63,19 +63,18 @@ class Case:
 
     def estimates(self, name: str) -> list[Estimate]:
         """The estimates of this name, one per result that has it."""
-        return [one for result in self.results for one in result.estimates if one.name == name]
+        return [estimate for result in self.results for estimate in result.estimates if estimate.name == name]
 
 
 def headline_estimate(result: Result, kind: str) -> Estimate | None:
     """The headline metric of this kind of attack, or the first metric whose higher value means more leakage."""
-    first = next((one for one in result.estimates if one.higher_leaks), None)
-    return next((one for one in result.estimates if one.name == headline(kind)), first)
+    first = next((estimate for estimate in result.estimates if estimate.higher_leaks), None)
+    return next((estimate for estimate in result.estimates if estimate.name == headline(kind)), first)
 
 
 def identity(cell: Cell) -> str:
     """Fingerprint of a cell's question without its seed."""
-    rest = [to_data(part) if not isinstance(part, str) else part for part in (cell.attack, cell.target, cell.threat)]
-    return fingerprint([{**to_data(cell.training), "seed": None}, *rest])
+    return fingerprint([{**to_data(cell.training), "seed": None}, *to_data([cell.attack, cell.target, cell.threat])])
 
 
 def training_identity(spec: TrainingSpec) -> str:
@@ -105,7 +104,7 @@ def trainings(run: Run) -> dict[str, list[TrainingSpec]]:
 
 def gathered(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
     """The values of each key; keys and values keep their order."""
-    found: dict[K, list[T]] = {}
+    groups: dict[K, list[T]] = {}
     for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
+        groups.setdefault(key, []).append(value)
+    return groups

@@ -56,8 +56,12 @@ def written(parameters: Mapping[str, Scalar], names: Iterable[str]) -> str:
 
 def part_text(part: PartSpec) -> str:
     """A defense or an attack with all its parameters: `gaussian clip=1, epsilon=8`."""
-    shown = "no defense" if part.name == UNDEFENDED else part.name
-    return f"{shown} {written(part.parameters, part.parameters)}".strip()
+    return f"{shown_name(part.name)} {written(part.parameters, part.parameters)}".strip()
+
+
+def shown_name(name: str) -> str:
+    """The name of a defense or an attack for readers; the defense `none` is called `no defense`."""
+    return "no defense" if name == UNDEFENDED else name
 
 
 def server_text(spec: TrainingSpec) -> str:
@@ -72,9 +76,8 @@ def label_parts(parts: Iterable[PartSpec]) -> dict[str, Label]:
     varying = {name: varying_parameters(alike) for name, alike in named.items()}
     labels = {}
     for key, part in distinct.items():
-        shown = "no defense" if part.name == UNDEFENDED else part.name
-        short = written(part.parameters, varying[part.name])
-        labels[key] = Label(shown, short, written(part.parameters, part.parameters))
+        short, full = (written(part.parameters, names) for names in (varying[part.name], part.parameters))
+        labels[key] = Label(shown_name(part.name), short, full)
     return labels
 
 
@@ -138,22 +141,17 @@ def setting_text(task: TaskSpec, federation: FederationSpec, more: Sequence[str]
 
 def label_settings(cells: Iterable[Cell]) -> dict[str, str]:
     """A name for each setting, by `setting_key`: `setting_text`, and the other fields in which settings differ."""
-    settings = {}
-    for cell in cells:
-        task, federation = cell.training.task, cell.training.federation
-        settings[setting_key(task, federation)] = (task, federation)
+    pairs = [(cell.training.task, cell.training.federation) for cell in cells]
+    settings = {setting_key(*pair): pair for pair in pairs}
     fields = [field.name for field in dataclasses.fields(FederationSpec)]
-    differing = [name for name in fields if len({getattr(f, name) for _, f in settings.values()}) > 1]
-    rest = [name for name in differing if name not in ("clients", "rounds", "algorithm")]
+    names = [name for name in fields if name not in ("clients", "rounds", "algorithm")]
+    names = [name for name in names if len({getattr(federation, name) for _, federation in settings.values()}) > 1]
     inits = len({task.init for task, _ in settings.values()}) > 1
-    return {
-        key: setting_text(
-            task,
-            federation,
-            [f"{name}={getattr(federation, name)}" for name in rest] + ([f"init={task.init}"] if inits else []),
-        )
-        for key, (task, federation) in settings.items()
-    }
+    labels = {}
+    for key, (task, federation) in settings.items():
+        more = [f"{name}={getattr(federation, name)}" for name in names] + ([f"init={task.init}"] if inits else [])
+        labels[key] = setting_text(task, federation, more)
+    return labels
 
 
 def unique(names: Mapping[str, str]) -> dict[str, str]:

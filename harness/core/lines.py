@@ -14,7 +14,7 @@ import numpy as np
 
 from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.cell import Scalar
-from leakgauge.harness.core.labels import UNDEFENDED, value_text
+from leakgauge.harness.core.labels import shown_name, value_text
 from leakgauge.harness.core.points import Value, check_alike, flat, grouped, path, select
 from leakgauge.harness.core.statements import Judged, Statement
 from leakgauge.harness.core.stats import mean_interval
@@ -226,7 +226,7 @@ def _label(names: Sequence[str], place: Sequence[Scalar]) -> str:
     words = []
     for name, value in zip(names, place, strict=True):
         if path(name) in ("defense.name", "attack.name"):
-            words.append("no defense" if value == UNDEFENDED else str(value))
+            words.append(shown_name(str(value)))
         elif value is not None:
             words.append(f"{name.split('.')[-1]} {value_text(value)}")
     return ", ".join(words)

@@ -303,14 +303,13 @@ class TrainingRecord:
     gauges: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        stated = (one if one.samples else replace(one, samples=self.test_samples) for one in self.evaluations)
+        stated = (each if each.samples else replace(each, samples=self.test_samples) for each in self.evaluations)
         object.__setattr__(self, "evaluations", tuple(stated))
 
     @property
     def accuracy(self) -> float | None:
         """Test accuracy of the last evaluated model; None for a task without accuracy."""
-        known = [evaluation.accuracy for evaluation in self.evaluations if evaluation.accuracy is not None]
-        return known[-1] if known else None
+        return next((each.accuracy for each in reversed(self.evaluations) if each.accuracy is not None), None)
 
     @property
     def bits(self) -> float | None:
