@@ -64,6 +64,7 @@ OWNERS = {
 
 LIGHT = (
     "reports",
+    "harness.core.answer",
     "harness.core.cell",
     "harness.core.result",
     "harness.core.rows",

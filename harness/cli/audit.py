@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from leakgauge.harness.cli import options as cli
-from leakgauge.harness.core.answer import CanaryCounts, CosineRecord, DefenseRecord, MessageCounts
 from leakgauge.harness.core.code import import_from, named_code
-from leakgauge.harness.core.labels import assumption, odds
-from leakgauge.harness.core.result import AssumedBound, AuditRecord, ClaimRecord, ProofRecord
 from leakgauge.harness.core.sinks import say
-from leakgauge.harness.core.stats import STRICT, chance
-from leakgauge.harness.core.stored import from_data, number, to_data
-from leakgauge.harness.core.threats import Threat
+
+if TYPE_CHECKING:
+    from leakgauge.harness.core.answer import DefenseRecord
 
 
 def _seconds(text: str) -> float:
@@ -39,6 +36,8 @@ def claim(
 ) -> None:
     """Show the epsilon that a defense claims, the epsilon that is proved, and the verdict."""
     from leakgauge.harness.cli.known import known
+    from leakgauge.harness.core.answer import DefenseRecord
+    from leakgauge.harness.core.stored import from_data, to_data
     from leakgauge.harness.study.environment import shipped
 
     def computed() -> DefenseRecord:
@@ -103,90 +102,9 @@ def audit(
 
 
 def _print(record: DefenseRecord, as_json: bool) -> None:
-    """Print the claimed, proved and audited epsilon, and the verdict."""
+    from leakgauge.harness.cli.claim_text import claim_lines
+
     if as_json:
         cli.print_json(record.answer())
-        return
-    claim, audit, judged = record.claim, record.audit, record.judged
-    parameters = ", ".join(f"{key}={value}" for key, value in record.parameters.items() if value is not None)
-    say(f"{record.defense}({parameters})")
-    say(_terms("claimed", claim, claim.horizon, f"{claim.source}, {claim.relation}" if claim.source else ""))
-    say(_terms("proved", claim.proved, claim.horizon, claim.proved.method))
-    proofs = [("attained", claim.attained)] if claim.attained else []
-    for label, proof in [*proofs, *(("", proof) for proof in claim.further)]:
-        say(f"{_terms(label, proof, claim.horizon, proof.method)}: {proof.reason}")
-    if audit is not None:
-        size = "clients {clients}, rounds {rounds}, d {dim}".format(**record.setting)
-        say(*audit_lines(record), f"           claimed, proved and audited in the same federation: {size}")
-    if isinstance(audit, AuditRecord):
-        most = "" if audit.ceiling is None else f" (at most {audit.ceiling:.4g} by these trials)"
-        bound = f"epsilon >= {audit.strict:.4g}{most}, confidence {max(audit.confidence, STRICT):g}"
-        say(f"  verdict  by {bound}, by {audit.threat}")
-    say(*(f"  assumes  {assumption}" for assumption in claim.assumes), f"  {judged.verdict}: {judged.reason}")
-
-
-def _terms(label: str, row: ClaimRecord | ProofRecord, horizon: str, how: str) -> str:
-    """An epsilon with what it covers, as text."""
-    epsilon = "inf"
-    if row.epsilon is not None:
-        epsilon = f"{row.epsilon:.6g} ({odds(chance(row.epsilon, row.delta))})"
-    names = "everybody" if len(row.against) == len(Threat) else ", ".join(row.against)
-    against = f", against {names}" if names else ""
-    source = f" ({how})" if how else ""
-    return f"  {label:<8} epsilon {epsilon} per {row.unit}, delta {row.delta:g}, {horizon}{against}{source}"
-
-
-def audit_lines(record: DefenseRecord) -> list[str]:
-    """An audit as lines of text: the bound or the estimate, delta at the claimed epsilon, the verdict on the code."""
-    audit, at = record.audit, record.delta_at
-    assert audit is not None  # an audit was asked for
-    what = f"per {audit.unit}, delta {audit.delta:g}"
-    if isinstance(audit, CosineRecord):
-        counted = f"{audit.canaries} canary clients in one run of {audit.rounds} rounds, {audit.pair}"
-        size = f"d {audit.dim}, mu {audit.mu:.4g}"
-        epsilon = f"{number(audit.epsilon_estimate):.4g}"
-        rows = [f"  ESTIMATE epsilon about {epsilon} {what}, no bound (cosines of {counted}; {size})"]
     else:
-        general = audit.method in ("Clopper-Pearson", "one run")
-        other = "" if general else f"; {audit.any_mechanism:.4g} without assuming a Gaussian mechanism"
-        epsilon = f"{audit.epsilon_lower:.4g} ({odds(chance(audit.epsilon_lower, audit.delta))})"
-        how = f"assuming {assumption(audit.method)} ({audit.method}{other}; {_counted(audit, record)})"
-        rows = [
-            f"  audited  epsilon >= {epsilon} {what}, confidence {audit.confidence:g}, by {audit.threat}, {how}",
-            *map(_assuming, audit.assuming),
-        ]
-    if at is not None:
-        how = "exact, of the pair that attains the proof"
-        if at.method != "exact":
-            how = f"{at.low:.4g} to {at.high:.4g}, {at.n} trials per input, by the defense's own likelihood"
-        rows.append(f"  delta    {at.delta:.4g} at epsilon {at.epsilon:.6g} ({how})")
-    return rows + ([f"  code     {audit.code}: {audit.seen}."] if isinstance(audit, AuditRecord) else [])
-
-
-def _counted(audit: AuditRecord, record: DefenseRecord) -> str:
-    """The counts that a bound is computed from, as text."""
-    counts = record.counts
-    if isinstance(counts, CanaryCounts):
-        clients = f"{counts.canaries} canary clients in one run of {audit.rounds} rounds, {audit.pair}"
-        return f"{clients}; {counts.right} of {counts.guesses} guesses right"
-    positives, negatives, run = audit.trials, audit.trials, ""
-    if isinstance(counts, MessageCounts):
-        positives, negatives = counts.messages // 2, -(-counts.messages // 2)
-        pilot = f", {counts.pilot} more in the pilot" if counts.pilot else ""
-        run = f"{counts.messages} messages of {audit.rounds} rounds{pilot}; "
-    assert counts is not None  # a bound has counts
-    return (
-        f"{audit.distinguisher}, {audit.pair}; {run}{counts.true_positives} of {positives} right on input 1, "
-        f"{counts.false_positives} of {negatives} wrong on input 0"
-    )
-
-
-def _assuming(bound: AssumedBound) -> str:
-    """A bound that assumes a part of the law, as text."""
-    counted = f"{bound.trials} messages"
-    if bound.numbers > 1:
-        counted = f"{bound.numbers} numbers in each of {counted} per input"
-    return (
-        f"           epsilon >= {bound.epsilon_lower:.4g} per {bound.unit}, assuming {bound.assumes} "
-        f"({counted}, {bound.pair})"
-    )
+        say(*claim_lines(record))

@@ -38,7 +38,7 @@ class Inspection:
     page: Path
 
     def __repr__(self) -> str:
-        from leakgauge.harness.cli.audit import audit_lines
+        from leakgauge.harness.cli.claim_text import audit_lines
 
         noise = f"noise of {self.facts.noise:g} times the clip {self.facts.clip:g}"
         how = "by Poisson sampling" if self.facts.poisson else "without Poisson sampling"

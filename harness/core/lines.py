@@ -137,24 +137,24 @@ class Reproduced:
     figures: tuple[Drawn, ...]
 
 
-def panels(figure: Figure, found: Sequence[Value]) -> Drawn:
+def panels(figure: Figure, points: Sequence[Value]) -> Drawn:
     """A figure with its panels, or with the reason why it could not be drawn."""
     try:
-        return figure, tuple(draw(figure, found)) or "the results have no value for it"
+        return figure, tuple(draw(figure, points)) or "the results have no value for it"
     except ValueError as error:
         return figure, str(error)
 
 
-def draw(figure: Figure, found: Sequence[Value]) -> list[Panel]:
+def draw(figure: Figure, points: Sequence[Value]) -> list[Panel]:
     """The panels of a figure.
 
     Raises:
         ValueError: a spot would mix values that differ in a path that the figure does not name.
     """
-    chosen = select(found, figure.y, figure.where)
-    measured = figure.x in {value.quantity for value in found}
+    chosen = select(points, figure.y, figure.where)
+    measured = figure.x in {value.quantity for value in points}
     if measured:
-        chosen = _with_x(figure, chosen, found)
+        chosen = _with_x(figure, chosen, points)
     panels = []
     for place, values in grouped(chosen, figure.panel).items():
         levels = dict.fromkeys(value.at.get(path(figure.x)) for value in values)
@@ -165,10 +165,10 @@ def draw(figure: Figure, found: Sequence[Value]) -> list[Panel]:
     return panels
 
 
-def _with_x(figure: Figure, chosen: Sequence[Value], found: Sequence[Value]) -> list[Value]:
+def _with_x(figure: Figure, chosen: Sequence[Value], points: Sequence[Value]) -> list[Value]:
     """The values, with a quantity of their setting added as x if the setting has it."""
     places = dict[tuple[Scalar, ...], float]()
-    for key, group in _by_setting(select(found, figure.x, figure.x_where), figure.over).items():
+    for key, group in _by_setting(select(points, figure.x, figure.x_where), figure.over).items():
         adversaries = (name for value in group for name in value.at if name.startswith("against."))
         check_alike(group, [*figure.over, *adversaries])
         places[key] = max(value.value for value in group)
@@ -179,12 +179,12 @@ def _with_x(figure: Figure, chosen: Sequence[Value], found: Sequence[Value]) -> 
     ]
 
 
-def _by_setting(found: Sequence[Value], over: Sequence[str]) -> dict[tuple[Scalar, ...], list[Value]]:
+def _by_setting(points: Sequence[Value], over: Sequence[str]) -> dict[tuple[Scalar, ...], list[Value]]:
     """The values grouped by the setting of their training: all its paths except the seed and `over`."""
-    names = {name for value in found for name in value.at if name.split(".")[0] in ("task", "federation", "defense")}
+    names = {name for value in points for name in value.at if name.split(".")[0] in ("task", "federation", "defense")}
     of_training = sorted(names - set(map(path, over)))
     return gathered(
-        (tuple(f"{name}={value.at[name]}" for name in of_training if name in value.at), value) for value in found
+        (tuple(f"{name}={value.at[name]}" for name in of_training if name in value.at), value) for value in points
     )
 
 

@@ -89,7 +89,7 @@ def flat_filters(table: Mapping[str, Any]) -> dict[str, Any]:
     return {key: flat(value) if isinstance(value, Mapping) and key != "best" else value for key, value in table.items()}
 
 
-def select(found: Iterable[Value], quantity: str, *filters: Filter) -> list[Value]:
+def select(points: Iterable[Value], quantity: str, *filters: Filter) -> list[Value]:
     """The values of one quantity that match all filters: each path in a filter must be present and equal.
 
     `"default"` matches a value without the path: a parameter that was added later is left out at its default.
@@ -98,14 +98,14 @@ def select(found: Iterable[Value], quantity: str, *filters: Filter) -> list[Valu
     asked = [(name, level if isinstance(level, list) else [level]) for name, level in pairs]
     return [
         value
-        for value in found
+        for value in points
         if value.quantity == quantity and all(value.at.get(name, "default") in levels for name, levels in asked)
     ]
 
 
-def grouped(found: Iterable[Value], names: Sequence[str]) -> dict[tuple[Scalar, ...], list[Value]]:
+def grouped(points: Iterable[Value], names: Sequence[str]) -> dict[tuple[Scalar, ...], list[Value]]:
     """The values grouped by their entries at these paths (None if missing), in order of first appearance."""
-    return gathered((tuple(value.at.get(path(name)) for name in names), value) for value in found)
+    return gathered((tuple(value.at.get(path(name)) for name in names), value) for value in points)
 
 
 def check_alike(group: Sequence[Value], over: Iterable[str]) -> None:
@@ -122,8 +122,8 @@ def check_alike(group: Sequence[Value], over: Iterable[str]) -> None:
             raise ValueError(f"mixes values of {name} ({which}): name it in series, panel, over, where or at")
 
 
-def varied(found: Iterable[Value], name: str) -> Iterator[Scalar]:
+def varied(points: Iterable[Value], name: str) -> Iterator[Scalar]:
     """The distinct values at a path; numbers are sorted."""
-    levels = dict.fromkeys(value.at.get(path(name)) for value in found)
+    levels = dict.fromkeys(value.at.get(path(name)) for value in points)
     numbers = all(isinstance(level, int | float) and not isinstance(level, bool) for level in levels)
     return iter(sorted(levels) if numbers else levels)  # type: ignore[type-var]

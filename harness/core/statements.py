@@ -161,11 +161,11 @@ class _Tests(NamedTuple):
     seeds: int | None
 
 
-def judge(statements: Sequence[Statement], found: Sequence[Value]) -> list[Judged]:
+def judge(statements: Sequence[Statement], points: Sequence[Value]) -> list[Judged]:
     """The verdict on each statement, for each value of its `each`."""
     tested: list[tuple[Statement, str, _Tests | str]] = []
     for statement in statements:
-        tested += [(statement, where, _tests(made, found)) for where, made in _places(statement, found)]
+        tested += [(statement, where, _tests(made, points)) for where, made in _places(statement, points)]
     tests = [both for _, _, both in tested if not isinstance(both, str)]
     chances = np.array([min(1.0, 2 * min(both.for_it, both.against)) for both in tests])
     adjusted = iter(holm(chances) if tests else chances)
@@ -182,11 +182,11 @@ def _judged(statement: Statement, where: str, tests: _Tests | str, adjusted: Ite
     return Judged(statement, where, verdict, tests.measured, p)
 
 
-def _places(statement: Statement, found: Sequence[Value]) -> list[tuple[str, Statement]]:
+def _places(statement: Statement, points: Sequence[Value]) -> list[tuple[str, Statement]]:
     """The statement for each value of its `each`, with the values in words."""
     if statement.missing or not statement.each:
         return [("", statement)]
-    ours, other = (select(found, statement.y, statement.at, side) for side in (statement.a, statement.b))
+    ours, other = (select(points, statement.y, statement.at, side) for side in (statement.a, statement.b))
     shared = [name for name in statement.each if any(path(name) in value.at for value in other)]
     places = list[tuple[str, Statement]]()
     for group in grouped(ours, statement.each):
@@ -198,24 +198,24 @@ def _places(statement: Statement, found: Sequence[Value]) -> list[tuple[str, Sta
     return places or [("", statement)]
 
 
-def _tests(statement: Statement, found: Sequence[Value]) -> _Tests | str:
+def _tests(statement: Statement, points: Sequence[Value]) -> _Tests | str:
     """The tests of a statement, or the reason why it cannot be tested."""
     if statement.missing:
         return statement.missing
     try:
-        return _compared(statement, found) if not statement.along else _levels(statement, found)
+        return _compared(statement, points) if not statement.along else _levels(statement, points)
     except (LookupError, ValueError) as error:
         return str(error.args[0])
 
 
-def _compared(statement: Statement, found: Sequence[Value]) -> _Tests:
+def _compared(statement: Statement, points: Sequence[Value]) -> _Tests:
     """The tests of `above`, `below`, `within` and `equals`."""
-    a, margin = _side(statement, found, statement.a), statement.margin
+    a, margin = _side(statement, points, statement.a), statement.margin
     if statement.value is not None:
         difference = _paired(a, {key: (statement.value, True) for key in a})
         text = f"{statement.y} {_mean(a):.4g}, printed {statement.value:g}; difference {_interval(difference)}"
     else:
-        b = _side(statement, found, statement.b)
+        b = _side(statement, points, statement.b)
         difference = _paired(a, b)
         text = f"{statement.y} {_mean(a):.4g} and {_mean(b):.4g}; difference {_interval(difference)}"
     if statement.that in ("above", "below"):
@@ -225,13 +225,13 @@ def _compared(statement: Statement, found: Sequence[Value]) -> _Tests:
     return _Tests(difference.within(margin), difference.outside(margin), text, seeds)
 
 
-def _levels(statement: Statement, found: Sequence[Value]) -> _Tests:
+def _levels(statement: Statement, points: Sequence[Value]) -> _Tests:
     """The tests of `flat`, `monotone` and `interior-minimum`, from the paired differences of levels along a path."""
-    ours = select(found, statement.y, statement.at, statement.a)
+    ours = select(points, statement.y, statement.at, statement.a)
     places = [level for level in varied(ours, statement.along) if level is not None]
     if len(places) < (3 if statement.that == "interior-minimum" else 2):
         raise LookupError(f"{statement.y} has {len(places)} values along {statement.along}; more are needed")
-    sides = [_side(statement, found, {**statement.a, path(statement.along): level}) for level in places]
+    sides = [_side(statement, points, {**statement.a, path(statement.along): level}) for level in places]
     means = [_mean(side) for side in sides]
     text = f"{statement.y} along {statement.along}: "
     text += ", ".join(f"{_short(level)}: {mean:.4g}" for level, mean in zip(places, means, strict=True))
@@ -262,9 +262,9 @@ _Side = dict[tuple[Scalar, ...], tuple[float, bool]]
 """By seed and item: a value, and whether it is exact."""
 
 
-def _side(statement: Statement, found: Sequence[Value], which: dict[str, Any]) -> _Side:
+def _side(statement: Statement, points: Sequence[Value], which: dict[str, Any]) -> _Side:
     """One side of a comparison; LookupError if it has no value, ValueError if values differ beyond seed and item."""
-    values = select(found, statement.y, statement.at, which)
+    values = select(points, statement.y, statement.at, which)
     if not values:
         asked = ", ".join(f"{name} is {value}" for name, value in {**statement.at, **which}.items())
         raise LookupError(f"no {statement.y} where {asked or 'anything'}")

@@ -113,12 +113,12 @@ def mean(name: str, values: Sequence[float | None], *, note: str = "", level: fl
     return _estimate(name, value, mean_interval(x, level), len(x), "mean, Student t", level, values, note)
 
 
-def median(name: str, values: Sequence[float | None], *, note: str = "", level: float = 0.95) -> Estimate:
+def median(name: str, values: Sequence[float | None], *, note: str = "") -> Estimate:
     """The median of the values that are not None (a failed item), with its order-statistic interval."""
     x = _present(values)
     value = float(np.median(x)) if len(x) else None
     note = note if len(x) else joined("no item finished", note)
-    return _estimate(name, value, median_interval(x, level), len(x), "median, order statistics", level, values, note)
+    return _estimate(name, value, median_interval(x), len(x), "median, order statistics", 0.95, values, note)
 
 
 def of_items(name: str, values: Sequence[float | None], *, level: float = 0.95) -> Estimate:

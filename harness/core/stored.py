@@ -110,16 +110,14 @@ def to_data(value: Any, *, infinity: str | None = None) -> Any:
     return infinity if infinity is not None and value == math.inf else value
 
 
-def from_data(kind: type[T], data: Any, *, strict: bool = False) -> T:
+def from_data(kind: type[T], data: Any) -> T:
     """The value whose `to_data` is `data`.
 
     Raises:
         ValidationError: the data do not fit.
     """
-    found: T = _adapter(kind).validate_json(  # type: ignore[arg-type]  # a type is hashable, mypy does not know it of T
-        json.dumps(_in_code(kind, data)), strict=strict
-    )
-    return found
+    value: T = _adapter(kind).validate_json(json.dumps(_in_code(kind, data)))  # type: ignore[arg-type]  # hashable
+    return value
 
 
 @functools.cache
@@ -132,15 +130,15 @@ def _in_code(kind: Any, data: Any) -> Any:
     """The data of this type with the names in code for stored names."""
     if not NAMES:
         return data
-    parts, outer = typing.get_args(kind), typing.get_origin(kind)
+    inner, outer = typing.get_args(kind), typing.get_origin(kind)
     if outer in (types.UnionType, typing.Union):
-        kind = next((part for part in parts if dataclasses.is_dataclass(part)), None)
+        kind = next((each for each in inner if dataclasses.is_dataclass(each)), None)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(data, dict):
         hints = _hints(kind)
         in_code = {NAMES.get(f"{kind.__name__}.{name}", name): name for name in hints}
-        return {in_code.get(key, key): _in_code(hints.get(in_code.get(key, "")), one) for key, one in data.items()}
+        return {in_code.get(key, key): _in_code(hints.get(in_code.get(key, "")), value) for key, value in data.items()}
     if outer in (tuple, list) and isinstance(data, list):
-        return [_in_code(parts[0], one) for one in data]
+        return [_in_code(inner[0], value) for value in data]
     return data
 
 
@@ -161,12 +159,12 @@ def upgraded(data: dict[str, Any]) -> dict[str, Any]:
         raise StoredVersionError(
             f"has the stored form {version}, of another version of leakgauge; this one reads {READS[0]} to {READS[-1]}"
         )
-    found = {key: value for key, value in data.items() if key != "version"}
+    record = {key: value for key, value in data.items() if key != "version"}
     for path, name in RENAMED.get(version, {}).items():
         *above, last = path.split(".")
-        place: Any = found
+        place: Any = record
         for step in above:
             place = place.get(step) if isinstance(place, dict) else None
         if isinstance(place, dict) and last in place:
             place[name] = place.pop(last)
-    return found
+    return record
