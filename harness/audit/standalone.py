@@ -139,19 +139,19 @@ def audit(
             return replace(record, audit=estimate, delta_at=exact_delta(claim, adversary)).answer()
         law = check_law(deployment.defense, deployment.setting, key.child("law"))
         if by == "messages":
-            found = _by_messages(training, claim, adversary, level, key, device or "cpu")
+            measured = _by_messages(training, claim, adversary, level, key, device or "cpu")
         elif by == "one-run":
-            found = _by_one_run(deployment, claim, adversary, level, key)
+            measured = _by_one_run(deployment, claim, adversary, level, key)
         else:
             much = (trials or _usual(claim, adversary, level)) if budget is None else _Budget(budget, started)
-            mechanisms = [Mechanism(*deployment, one, device or "cpu") for one in played]
+            mechanisms = [Mechanism(*deployment, each, device or "cpu") for each in played]
             mechanism = engine.most_telling(mechanisms, claim, much if isinstance(much, int) else TRIALS, level, key)
-            found = _by_trials(mechanism, claim, much, law, level, key)
-        audited = _audit_record(deployment, claim, record.claim, found.bound, law, found.assuming)
+            measured = _by_trials(mechanism, claim, much, law, level, key)
+        audited = _audit_record(deployment, claim, record.claim, measured.bound, law, measured.assuming)
     except ValueError as error:
         raise error if isinstance(error, StudyError) else StudyError(name, [str(error)]) from error
-    delta = None if audited.contradictions else exact_delta(claim, found.bound.threat) or found.sampled
-    return replace(record, audit=audited, counts=found.counts, delta_at=delta).answer()
+    delta = None if audited.contradictions else exact_delta(claim, measured.bound.threat) or measured.sampled
+    return replace(record, audit=audited, counts=measured.counts, delta_at=delta).answer()
 
 
 def audit_for_study(spec: PartSpec, study: Setting, trials: int, key: Key, device: str = "cpu") -> AuditRecord:
@@ -175,28 +175,28 @@ def audit_for_study(spec: PartSpec, study: Setting, trials: int, key: Key, devic
     claim = claim_of(deployment.defense, deployment.history, deployment.setting)
     mechanisms = [Mechanism(*deployment, threat, device) for threat in engine.adversaries(claim)]
     mechanism = engine.most_telling(mechanisms, claim, trials, CONFIDENCE, key)
-    found = engine.audit_mechanism(mechanism, claim, trials, CONFIDENCE, key)
+    result = engine.audit_mechanism(mechanism, claim, trials, CONFIDENCE, key)
     law = check_law(deployment.defense, deployment.setting, key.child("law"))
     assuming = _assumed(mechanism, claim, law, trials, CONFIDENCE, key)
-    return _audit_record(deployment, claim, record_claim(claim), found, law, assuming)
+    return _audit_record(deployment, claim, record_claim(claim), result, law, assuming)
 
 
 def _audit_record(
     deployment: Deployment,
     claim: Claim,
     recorded: ClaimRecord,
-    found: AuditResult,
+    result: AuditResult,
     law: LawRecord | None,
     assuming: tuple[AssumedBound, ...],
 ) -> AuditRecord:
     """The record of a bound, with the verdicts on the claim and on the code."""
     defense, setting, history = deployment
-    (judged, reason), inspected = engine.verdict(claim, found), engine.inspect(claim, found, law, assuming, defense)
+    (judged, reason), inspected = engine.verdict(claim, result), engine.inspect(claim, result, law, assuming, defense)
     return AuditRecord(
         claimed=recorded.epsilon,
         proved=recorded.proved.epsilon,
-        epsilon_lower=found.epsilon_lower,
-        delta=found.delta,
+        epsilon_lower=result.epsilon_lower,
+        delta=result.delta,
         unit=recorded.unit,
         relation=recorded.relation,
         horizon=recorded.horizon,
@@ -204,15 +204,15 @@ def _audit_record(
         clients=setting.clients,
         samples=setting.samples,
         dim=setting.dim,
-        confidence=found.confidence,
-        trials=found.trials,
-        distinguisher=found.distinguisher,
-        pair=found.pair,
-        threat=found.threat.value,
-        method=found.method,
-        any_mechanism=found.any_mechanism,
-        strict=found.strict,
-        ceiling=finite(found.ceiling),
+        confidence=result.confidence,
+        trials=result.trials,
+        distinguisher=result.distinguisher,
+        pair=result.pair,
+        threat=result.threat.value,
+        method=result.method,
+        any_mechanism=result.any_mechanism,
+        strict=result.strict,
+        ceiling=finite(result.ceiling),
         verdict=judged.value,
         reason=reason,
         code=inspected.code.value,
@@ -311,13 +311,13 @@ def _by_trials(
     fixed, shown = test.inputs.draw is None, adversary in claim.against and mechanism.sees_messages
     ratios = shown and fixed and not exact_delta(claim, adversary)
     traces, sampled = engine.count_trials(mechanism, test, trials, key, ratios=ratios), None
-    found = engine.apply_test(mechanism, claim, test, traces, confidence)
+    result = engine.apply_test(mechanism, claim, test, traces, confidence)
     if traces[0].ratios is not None and ratios:
         zeros, ones = (trace.ratios.numpy() for trace in traces if trace.ratios is not None)
         most = claim.proved.epsilon(0.0) if claim.delta == 0 else math.inf
         sampled = ratios_delta(zeros, ones, claim.epsilon, confidence, most)
-    counts = TrialCounts(found.counts.true_positives, found.counts.false_positives, enough, mechanism.device)
-    return _Found(found, counts, sampled, _assumed(mechanism, claim, law, trials, confidence, key))
+    counts = TrialCounts(result.counts.true_positives, result.counts.false_positives, enough, mechanism.device)
+    return _Found(result, counts, sampled, _assumed(mechanism, claim, law, trials, confidence, key))
 
 
 def _by_messages(
@@ -325,10 +325,10 @@ def _by_messages(
 ) -> _Found:
     """An audit by `canaries.audit_messages`."""
     updates, deployment = training.run(device)
-    found = audit_messages(deployment, updates, claim, adversary, confidence, key, device=device)
-    right, wrong, positives, negatives = found.counts
+    result = audit_messages(deployment, updates, claim, adversary, confidence, key, device=device)
+    right, wrong, positives, negatives = result.counts
     messages = positives + negatives
-    return _Found(found, MessageCounts(right, wrong, messages, len(updates) * updates.shape[1] - messages, device))
+    return _Found(result, MessageCounts(right, wrong, messages, len(updates) * updates.shape[1] - messages, device))
 
 
 def _by_one_run(deployment: Deployment, claim: Claim, adversary: Threat, confidence: float, key: Key) -> _Found:
@@ -337,15 +337,15 @@ def _by_one_run(deployment: Deployment, claim: Claim, adversary: Threat, confide
     if claim.relation is Relation.ADD_REMOVE:
         pair = "from nothing"
     guesses = max(1, deployment.setting.clients // _CANARIES_PER_GUESS)
-    found = audit_one_run(deployment, claim, adversary, guesses, confidence, key, pair=pair)
-    return _Found(found, CanaryCounts(found.trials, guesses, found.counts.true_positives))
+    result = audit_one_run(deployment, claim, adversary, guesses, confidence, key, pair=pair)
+    return _Found(result, CanaryCounts(result.trials, guesses, result.counts.true_positives))
 
 
 def _by_cosine(deployment: Deployment, claim: Claim, key: Key) -> CosineRecord:
     """An estimate by `canaries.estimate_by_cosine`: no bound, no verdict."""
-    found = estimate_by_cosine(deployment, claim, key)
+    result = estimate_by_cosine(deployment, claim, key)
     rounds, unit = len(deployment.history), claim.unit.value
-    return CosineRecord(finite(found.epsilon), found.mu, found.dim, found.canaries, rounds, claim.delta, unit)
+    return CosineRecord(finite(result.epsilon), result.mu, result.dim, result.canaries, rounds, claim.delta, unit)
 
 
 def _check_options(setting: dict[str, Scalar], by: str, options: dict[str, Any]) -> None:

@@ -59,7 +59,7 @@ def run(
 
     loaded = study if isinstance(study, Study) else load_study(study, allow_code=allow_code)
     with listener(loaded.name) if progress else nullcontext() as listen:
-        found = run_study(
+        results = run_study(
             loaded,
             folder,
             data=data,
@@ -71,8 +71,8 @@ def run(
             limits=Limits(cell_timeout, cell_memory),
             engine=engine_of(engine, address, workers),
         )
-    write_atomically(Path(folder) / "report.html", report(found).html.encode())
-    return found
+    write_atomically(Path(folder) / "report.html", report(results).html.encode())
+    return results
 
 
 @dataclass(frozen=True, repr=False)

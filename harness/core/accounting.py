@@ -182,8 +182,8 @@ class _Numerical(NamedTuple):
 
     def epsilon(self, delta: float) -> float:
         if delta > 0:
-            found = _numerical_epsilon(self.leaves, delta)
-            return found if self.pure is None else min(found, self.pure)
+            bound = _numerical_epsilon(self.leaves, delta)
+            return bound if self.pure is None else min(bound, self.pure)
         if self.pure is None:
             raise ValueError(f"no epsilon is known at delta = 0 for {_names(self.leaves)}; use delta > 0")
         return self.pure
@@ -199,8 +199,8 @@ class _Numerical(NamedTuple):
 def _numerical_epsilon(leaves: tuple[tuple[DpEvent, int], ...], delta: float) -> float:
     """The bound of epsilon; cached because a claim asks for the same bound several times, and each is slow."""
     noise = _noise(leaves)
-    found = noise.epsilon(delta) if noise else float(_accountant(leaves).get_epsilon(delta))
-    return min(_renyi_epsilon(leaves, delta), found)
+    bound = noise.epsilon(delta) if noise else float(_accountant(leaves).get_epsilon(delta))
+    return min(_renyi_epsilon(leaves, delta), bound)
 
 
 def _renyi_epsilon(leaves: tuple[tuple[DpEvent, int], ...], delta: float) -> float:
@@ -235,8 +235,8 @@ def _accountant(leaves: tuple[tuple[DpEvent, int], ...]) -> PLDAccountant:
     from dp_accounting.pld import PLDAccountant
 
     spreads = [(_spread(leaf), math.sqrt(count)) for leaf, count in leaves]
-    widest = max(20 * one * times + (one * times) ** 2 / 2 for one, times in spreads)
-    finest = min([FINEST, *(one / 10 for one, _ in spreads if one > 0)])
+    widest = max(20 * spread * times + (spread * times) ** 2 / 2 for spread, times in spreads)
+    finest = min([FINEST, *(spread / 10 for spread, _ in spreads if spread > 0)])
     accountant = PLDAccountant(value_discretization_interval=max(finest, widest / _POINTS))
     unknown = [pair for pair in leaves if not accountant.supports(pair[0])]
     if unknown:
@@ -254,8 +254,8 @@ class _Worst(NamedTuple):
     @property
     def _response(self) -> _Response | None:
         """The responses; None if exp(-epsilon) is lost to rounding, so that the bound is the sum of the epsilons."""
-        one, times = self.event.epsilon, self.event.times
-        return _Response(2 / (1 + math.exp(one)), 2, times) if one <= 30 and times > 0 else None
+        epsilon, times = self.event.epsilon, self.event.times
+        return _Response(2 / (1 + math.exp(epsilon)), 2, times) if epsilon <= 30 and times > 0 else None
 
     def epsilon(self, delta: float) -> float:
         total = self.event.epsilon * self.event.times
@@ -314,8 +314,8 @@ def _leaves(event: DpEvent, count: int) -> Iterator[tuple[Any, int]]:
     if isinstance(event, dp.SelfComposedDpEvent):
         yield from _leaves(event.event, count * event.count)
     elif isinstance(event, dp.ComposedDpEvent):
-        for part in event.events:
-            yield from _leaves(part, count)
+        for inner in event.events:
+            yield from _leaves(inner, count)
     elif not isinstance(event, dp.NoOpDpEvent) and count > 0:
         yield event, count
 
@@ -350,8 +350,8 @@ def _spread(leaf: Any) -> float:
 def _chances(noise: float, buckets: int, count: int) -> npt.NDArray[np.float64]:
     """Probabilities of the sums -count to count of `count` losses -1, 0, +1 of a randomized response."""
     low = noise / buckets
-    one = np.array([low, (buckets - 2) * low, 1 - (buckets - 1) * low])
-    return functools.reduce(np.convolve, [one] * count, np.ones(1))
+    single = np.array([low, (buckets - 2) * low, 1 - (buckets - 1) * low])
+    return functools.reduce(np.convolve, [single] * count, np.ones(1))
 
 
 def _names(leaves: Sequence[tuple[Any, int]]) -> str:

@@ -53,16 +53,16 @@ class Noise(NamedTuple):
 
     def epsilon(self, delta: float) -> float:
         """Smallest epsilon at `delta` above zero, whether a record is removed or added."""
-        found = max(one.epsilon(delta) if one else math.inf for one in _sums(self, delta))
-        return min(found, gaussian_epsilon(self.mu, delta))
+        bound = max(total.epsilon(delta) if total else math.inf for total in _sums(self, delta))
+        return min(bound, gaussian_epsilon(self.mu, delta))
 
     def delta(self, epsilon: float) -> float:
         """Smallest delta at `epsilon`, with digits down to 1e-15, whether a record is removed or added."""
         for near in _USUAL:
-            found = max(one.delta(epsilon) if one else 1.0 for one in _sums(self, near))
-            if found > near / 10:
+            bound = max(total.delta(epsilon) if total else 1.0 for total in _sums(self, near))
+            if bound > near / 10:
                 break
-        return min(found, gaussian_delta(self.mu, epsilon))
+        return min(bound, gaussian_delta(self.mu, epsilon))
 
     def outputs(self, losses: _Numbers) -> _Numbers:
         """The outputs with these losses, if the record is in the upper law; -inf below all losses."""
@@ -81,7 +81,7 @@ class _Sum(NamedTuple):
     def epsilon(self, delta: float) -> float:
         """Smallest epsilon at `delta`; infinite if an infinite loss has a larger probability."""
         losses, logs, unbounded = self
-        above, other = (np.logaddexp.accumulate(one[::-1])[::-1] for one in (logs, logs - losses))
+        above, other = (np.logaddexp.accumulate(terms[::-1])[::-1] for terms in (logs, logs - losses))
         # delta at each loss; between two losses, it is linear in exp(epsilon)
         deltas = unbounded - np.exp(np.minimum(above, 0.0)) * np.expm1(np.minimum(losses + other - above, 0.0))
         at = int(np.argmax(np.maximum.accumulate(deltas[::-1])[::-1] <= delta))
@@ -108,18 +108,18 @@ class _Run(NamedTuple):
         """The probabilities times exp(tilt * loss), divided by their sum; the logarithm of this sum for all runs."""
         logs = self.logs + tilt * self.losses
         most = logs.max()
-        found = np.exp(logs - most)
-        total = found.sum()
-        return found / total, float(self.runs * (most + np.log(total)))
+        chances = np.exp(logs - most)
+        total = chances.sum()
+        return chances / total, float(self.runs * (most + np.log(total)))
 
     def bound(self, chance: float, sign: int) -> tuple[float, float]:
         """Chernoff's bound of the sum that is exceeded (sign 1), or undercut (-1), with `chance`, and its tilt."""
-        found = optimize.minimize_scalar(
+        best = optimize.minimize_scalar(
             lambda log: (self.tilted(sign * math.exp(log))[1] - math.log(chance)) * math.exp(-log),
             bounds=(-14.0, 18.0),
             options={"xatol": 0.1},
         )
-        return sign * float(found.fun), math.exp(found.x)
+        return sign * float(best.fun), math.exp(best.x)
 
 
 def _sums(noise: Noise, delta: float) -> tuple[_Sum | None, _Sum | None]:
@@ -133,7 +133,7 @@ def _sum(noise: Noise, delta: float, *, added: bool) -> _Sum | None:
     """The losses of all runs, with digits near the epsilon of `delta`; None: no grid has them."""
     if noise.share == 1:
         return None
-    far = [-float(special.ndtri(min(0.5, _UNSEEN * delta / noise.runs / one))) for one in (1.0, noise.share)]
+    far = [-float(special.ndtri(min(0.5, _UNSEEN * delta / noise.runs / share))) for share in (1.0, noise.share)]
     x = np.array([-far[0] * noise.multiplier, max(far[0] * noise.multiplier, 1 + far[1] * noise.multiplier)])
     with np.errstate(divide="ignore"):
         ends = np.logaddexp(np.log1p(-noise.share), math.log(noise.share) + (x - 0.5) / noise.multiplier**2)
