@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from leakgauge.harness.core.answer import CanaryCounts, CosineRecord, DefenseRecord, MessageCounts
 from leakgauge.harness.core.labels import assumption, odds
-from leakgauge.harness.core.result import AssumedBound, AuditRecord, ClaimRecord, ProofRecord
-from leakgauge.harness.core.stats import STRICT, chance
+from leakgauge.harness.core.result import AssumedBound, AuditRecord, ClaimRecord, ProofRecord, chance
 from leakgauge.harness.core.stored import number
 from leakgauge.harness.core.threats import Threat
 
@@ -24,6 +23,8 @@ def claim_lines(record: DefenseRecord) -> list[str]:
         size = "clients {clients}, rounds {rounds}, d {dim}".format(**record.setting)
         lines += [*audit_lines(record), f"           claimed, proved and audited in the same federation: {size}"]
     if isinstance(audit, AuditRecord):
+        from leakgauge.harness.core.stats import STRICT  # scipy, which a claim without an audit does not need
+
         most = "" if audit.ceiling is None else f" (at most {audit.ceiling:.4g} by these trials)"
         bound = f"epsilon >= {audit.strict:.4g}{most}, confidence {max(audit.confidence, STRICT):g}"
         lines.append(f"  verdict  by {bound}, by {audit.threat}")

@@ -1,6 +1,7 @@
 """The answer of `leakgauge claim` and `leakgauge audit`: a defense in a setting, its claim, and perhaps an audit.
 
-`DefenseRecord` holds what was found; `Answer` is its JSON. Imports no torch.
+`DefenseRecord` holds what was found; `Answer` is its JSON. Imports neither torch nor scipy: a repeated question is
+answered at once.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from leakgauge.harness.core.labels import assumption
-from leakgauge.harness.core.result import AuditRecord, ClaimRecord
-from leakgauge.harness.core.stats import chance
+from leakgauge.harness.core.result import AuditRecord, ClaimRecord, chance
 from leakgauge.harness.core.stored import VERSION, to_data
 
 
@@ -174,7 +174,7 @@ class Answer(dict[str, Any]):
     | audited: assumes | what the bound assumes: nothing, or the law's family |
     | audited: law, detects | the `LawRecord`, and its `detects`; missing if no law is stated |
     | audited: delta_at | the `DeltaRecord`; missing if it is not known |
-    | chance | beside each epsilon: the probability that an adversary guesses one bit right, `core.stats.chance` |
+    | chance | beside each epsilon: the probability that an adversary guesses one bit right, `core.result.chance` |
 
     An infinite epsilon is the text "inf".
 

@@ -167,5 +167,5 @@ def counted(count: int, noun: str) -> str:
 
 
 def odds(chance: float) -> str:
-    """The probability from `stats.chance` that an adversary guesses one bit correctly, in words."""
+    """The probability from `result.chance` that an adversary guesses one bit correctly, in words."""
     return "right over 99.99 %" if chance > 0.9999 else f"right up to {100 * chance:.4g} %"

@@ -93,6 +93,16 @@ class Evaluation:
     samples: int = 0
 
 
+def chance(epsilon: float, delta: float) -> float:
+    """The highest probability, under (epsilon, delta), of guessing correctly which of two neighbors is the input.
+
+    It is (e^epsilon + delta) / (1 + e^epsilon) for equally likely neighbors, and 1 for an infinite epsilon.
+
+    Source: Kairouz, Oh, Viswanath 2015, Thm 2.1.
+    """
+    return min(1.0, 1.0 - (1.0 - delta) / (1.0 + math.exp(min(epsilon, 700.0))))
+
+
 @dataclass(frozen=True)
 class ProofRecord:
     """A proved epsilon for one unit; None is infinity.

@@ -18,6 +18,7 @@ from scipy import special
 
 from leakgauge.harness.core.metrics import metric
 from leakgauge.harness.core.result import Estimate
+from leakgauge.harness.core.result import chance as chance
 
 STRICT = 0.999
 """Confidence of an audit's bound that decides on verdicts: others may err in 1 of 20 audits, verdicts may not."""
@@ -305,16 +306,6 @@ def holm(p: Numbers) -> Numbers:
     adjusted = np.empty_like(ranked)
     np.put_along_axis(adjusted, order, np.minimum(ranked, 1.0), axis=-1)
     return adjusted
-
-
-def chance(epsilon: float, delta: float) -> float:
-    """The highest probability, under (epsilon, delta), of guessing correctly which of two neighbors is the input.
-
-    It is (e^epsilon + delta) / (1 + e^epsilon) for equally likely neighbors, and 1 for an infinite epsilon.
-
-    Source: Kairouz, Oh, Viswanath 2015, Thm 2.1.
-    """
-    return min(1.0, 1.0 - (1.0 - delta) / (1.0 + math.exp(min(epsilon, 700.0))))
 
 
 def joined(*notes: str) -> str:
