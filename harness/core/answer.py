@@ -138,7 +138,8 @@ class DefenseRecord:
         proofs = {key: claimed.pop(key) for key in ("proved", "attained", "further")}
         for part in (claimed, proofs["proved"], *proofs["further"], *filter(None, [proofs["attained"]])):
             part["chance"] = chance(float(part["epsilon"]), part["delta"])
-        answer = Answer(version=VERSION, defense=self.defense, parameters=self.parameters, setting=self.setting)
+        answer = Answer(version=VERSION, defense=self.defense)
+        answer |= {"parameters": {**self.parameters}, "setting": {**self.setting}}
         answer |= {"claimed": claimed} | {key: proof for key, proof in proofs.items() if proof is not None}
         answer |= {"verdict": self.judged.verdict, "reason": self.judged.reason}
         if self.audit is not None:
