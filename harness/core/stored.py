@@ -15,9 +15,10 @@ import math
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import TypeAdapter
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 T = TypeVar("T")
 
@@ -123,6 +124,8 @@ def from_data(kind: type[T], data: Any) -> T:
 @functools.cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     """The reader of a type, cached because building one takes milliseconds and a study has thousands of cells."""
+    from pydantic import TypeAdapter  # .1 s, which `leakgauge --help` does not need
+
     return TypeAdapter(kind)
 
 
