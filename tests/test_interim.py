@@ -107,7 +107,7 @@ def test_record_rows_and_chart_state_the_same_numbers_of_samples(run):
         assert Store(folder).read_training(record.spec.id) == record
         assert samples(record) == [FEW] * 3 + [50]
         stored = json.loads((folder / "trainings" / record.spec.id / "record.json").read_text("utf-8"))
-        assert [one.get("samples") for one in stored["evaluations"]] == [FEW] * 3 + [None]
+        assert [one.get("samples") for one in stored["evaluations"]] == [FEW] * 3 + [50]
     table = [row for row in rows(found) if row["quantity"] in ("accuracy", "loss", "final_accuracy")]
     assert {(row["quantity"], row.get("round"), row["n"]) for row in table} == {
         *((name, number, FEW) for name in ("accuracy", "loss") for number in range(3)),
