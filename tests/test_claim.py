@@ -144,7 +144,12 @@ def test_the_command_prints_json_with_infinity_as_text():
         (["laplace", "--rounds", "0"], "rounds: got 0, expected at least 1"),
         (["laplace", "--delta", "1"], "delta: got 1.0, expected 0 <= delta < 1"),
         (["laplace", "--setting", "size=3"], "setting.size: unknown key, known: dim, clients"),
-        (["laplace", "--setting", "dim=0"], "setting.dim: got 0, expected a number above zero"),
+        (["laplace", "--setting", "dim=0"], "setting.dim: got 0, expected a whole number from 1 to below 1e+09"),
+        (["laplace", "--setting", "clients=0.5"], "setting.clients: got 0.5, expected a whole number from 1"),
+        (["laplace", "--setting", "batch=-1"], "setting.batch: got -1, expected a whole number from 0"),
+        (["laplace", "--setting", "lr=0"], "setting.lr: got 0, expected a number from 1e-12"),
+        (["laplace", "--setting", "momentum=5"], "setting.momentum: got 5, expected 0 <= momentum < 1"),
+        (["laplace", "--setting", "momentum=-0.5"], "setting.momentum: got -0.5, expected 0 <= momentum < 1"),
         (
             ["laplace", "--setting", "clients=3", "--setting", "participants=4"],
             "participants: got 4, expected at most 3",

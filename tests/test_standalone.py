@@ -187,7 +187,7 @@ def test_too_many_samples_and_a_single_round_are_refused():
     (line,) = refused("gaussian", rounds=1, by="messages")
     assert "two rounds and clients at least" in line
     (line,) = refused("gaussian", {}, {"clients": "many"}, rounds=2, by="one-run")
-    assert line == "claim: setting.clients: got 'many', expected a number above zero and below 1e+09"
+    assert line == "claim: setting.clients: got 'many', expected a whole number from 1 to below 1e+09"
 
 
 def test_the_command_ends_with_2_and_one_line_for_each_problem():

@@ -256,15 +256,20 @@ def _setting(given: dict[str, Scalar], rounds: int, problems: list[str], default
     """The public setting; its problems are appended to `problems`."""
     table = dict(defaults)
     for key, value in given.items():
-        above = -1 if key in ("batch", "momentum") else 0
+        whole = key not in ("lr", "momentum", "sends")
+        least = 0 if key in ("batch", "momentum") else 1 if whole else 1e-12
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if key not in table:
             problems.append(f"setting.{key}: unknown key, known: {', '.join(table)}")
         elif key == "sends" and value not in ("update", "gradient"):
             problems.append(f"setting.sends: got {value!r}, expected 'update' or 'gradient'")
-        elif key != "sends" and (isinstance(value, bool | str) or value is None or not above < value < _LARGEST):
-            problems.append(f"setting.{key}: got {value!r}, expected a number above zero and below {_LARGEST:g}")
+        elif key == "momentum" and not (is_number and 0 <= value < 1):  # type: ignore[operator]  # a number
+            problems.append(f"setting.momentum: got {value!r}, expected 0 <= momentum < 1")
+        elif key != "sends" and not (is_number and least <= value < _LARGEST and (not whole or value == int(value))):  # type: ignore[operator,arg-type]  # a number
+            kind = "a whole number" if whole else "a number"
+            problems.append(f"setting.{key}: got {value!r}, expected {kind} from {least:g} to below {_LARGEST:g}")
         else:
-            table[key] = value if key in ("lr", "momentum", "sends") else int(value)  # type: ignore[arg-type]  # checked above
+            table[key] = int(value) if whole else value  # type: ignore[arg-type]  # a number
     if "participants" not in given or table["participants"] is None:
         table["participants"] = min(table["participants"] or table["clients"], table["clients"])
     if table["participants"] > table["clients"]:
