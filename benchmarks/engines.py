@@ -24,7 +24,8 @@ from statistics import median
 
 from _cells import equal
 
-from leakgauge.harness.study.engine import Open, Outcome
+from leakgauge.harness.study.engine import Open
+from leakgauge.harness.study.jobs import Outcome
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.schedule import Progress
 from leakgauge.harness.study.study import Study
@@ -32,7 +33,7 @@ from leakgauge.harness.study.study import Study
 
 def timed(study: Study, workers: int, ray: bool, address: str | None) -> tuple[float, float]:
     """Seconds of a run, and of its attacks."""
-    from leakgauge.harness.study.ray_engine import RayEngine
+    from leakgauge.harness.study.engines.ray import RayEngine
 
     first: list[float] = []
     engine: Open | None = partial(RayEngine, address=address, slots=workers) if ray else None

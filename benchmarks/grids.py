@@ -28,7 +28,8 @@ from typing import Any
 from _cells import equal
 
 from leakgauge.harness.core.threads import one_thread
-from leakgauge.harness.study.engine import Ended, Event, Job, Outcome, Place, perform
+from leakgauge.harness.study.engine import Ended, Event
+from leakgauge.harness.study.jobs import Job, Outcome, Place, perform
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.schedule import Progress
 from leakgauge.harness.study.study import Study, load_study
@@ -36,6 +37,8 @@ from leakgauge.harness.study.study import Study, load_study
 
 class Clock:
     """An engine of `slots` on a simulated clock of processor seconds; jobs run one after the other in this process."""
+
+    remembers = False
 
     def __init__(self, place: Place, slots: int) -> None:
         self.place, self.slots = place, slots

@@ -15,7 +15,7 @@ from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.loop import Keep, train
 from leakgauge.harness.federation.observe import Scene, observe
 from leakgauge.harness.learn.batch import choose_engine
-from leakgauge.harness.study.jobs import load_data, make_task
+from leakgauge.harness.study.prepare import load_data, make_task
 from leakgauge.harness.study.score import score_reconstruction
 
 FEDERATION = FederationSpec(clients=4, rounds=1, algorithm="fedsgd", batch=16)

@@ -227,7 +227,7 @@ def test_studies_share_the_audits_of_shipped_defenses_and_no_byte_of_a_result_te
     assert {asked["defense"]["name"] for asked in kept.values()} == {"laplace"}, "none of somebody's module"
     # four clients or five: one audit of one defense
     assert sum(asked["kind"] == "AuditRecord" for asked in kept.values()) == 1
-    monkeypatch.setattr("leakgauge.harness.study.jobs.audit_for_study", lambda spec, *_: counted(spec, _))
+    monkeypatch.setattr("leakgauge.harness.study.training.audit_for_study", lambda spec, *_: counted(spec, _))
     assert not run_study(resolve(TABLE), second, workers=0).failures
     monkeypatch.undo()
     assert os.environ["LEAKGAUGE_CACHE"] == "off"

@@ -25,11 +25,12 @@ from leakgauge.harness.federation import registry
 from leakgauge.harness.learn.batch import LocalPlan, Work, choose_engine, train_clients
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
-from leakgauge.harness.study import jobs
-from leakgauge.harness.study.jobs import keep_for, run_attack, run_training
+from leakgauge.harness.study import training as trainings
+from leakgauge.harness.study.attack import run_attack
+from leakgauge.harness.study.jobs import Place
 from leakgauge.harness.study.run import run_study
-from leakgauge.harness.study.store import Store
 from leakgauge.harness.study.study import resolve
+from leakgauge.harness.study.training import keep_for, run_training
 from tests.doubles import random_examples, small_task, study_table
 from tests.elsewhere import DEVICE, Away, Elsewhere
 from tests.test_defenses import CASCADES, SENDERS, SETTING, SHARED, UPDATE, receive
@@ -94,12 +95,12 @@ def test_a_job_runs_its_search_on_the_device_of_the_study(tmp_path):
     (cell,) = made.cells
     assert not run.failures
     with Elsewhere() as device:
-        again = run_attack(cell, Store(tmp_path), default_root(), device=str(DEVICE))
+        again = run_attack(cell, Place(tmp_path, default_root(), str(DEVICE)))
     assert device.reads.total()
     for one, other in zip(run.results[cell.id].estimates, again.estimates, strict=True):
         assert one.value == pytest.approx(other.value, rel=0.01, abs=0.01), one.name
     with Elsewhere() as device:
-        run_attack(cell, Store(tmp_path), default_root())
+        run_attack(cell, Place(tmp_path, default_root()))
     assert not device.reads.total()
 
 
@@ -252,15 +253,15 @@ def test_an_audit_on_the_device_counts_what_the_cpu_counts(name, asked, monkeypa
 def test_a_study_audits_on_the_device_of_its_training(tmp_path, monkeypatch):
     places = []
     monkeypatch.setattr(
-        jobs, "audit_for_study", lambda *asked: places.append(asked[4:]) or standalone.audit_for_study(*asked)
+        trainings, "audit_for_study", lambda *asked: places.append(asked[4:]) or standalone.audit_for_study(*asked)
     )
     federation = {"clients": 2, "rounds": 1, "samples": 20, "algorithm": "fedsgd", "batch": 1, "test_samples": 20}
     made = resolve(study_table(federation, ["gaussian"], [{"name": "prior"}], limit=False, audit=30))
     (spec,) = made.trainings
     keep, root = keep_for(made.cells), default_root()
-    here = run_training(spec, keep, Store(tmp_path / "here"), root)
+    here = run_training(spec, keep, Place(tmp_path / "here", root))
     with Elsewhere():
-        there = run_training(spec, keep, Store(tmp_path / "there"), root, str(DEVICE))
+        there = run_training(spec, keep, Place(tmp_path / "there", root, str(DEVICE)))
     assert here.audited is not None
     assert here.audited.trials == 30
     assert there.audited == here.audited

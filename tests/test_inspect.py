@@ -28,10 +28,11 @@ from leakgauge.harness.learn.batch import Work, choose_engine, train_clients
 from leakgauge.harness.own.inspect import Asked, _Trial, study_of
 from leakgauge.harness.own.made import part_spec
 from leakgauge.harness.own.messages import Names, flattened
-from leakgauge.harness.study.jobs import make_task, prepare, stored_scene
+from leakgauge.harness.study.jobs import Place
+from leakgauge.harness.study.prepare import make_task, prepare
 from leakgauge.harness.study.recorded import as_recorded
+from leakgauge.harness.study.replay import StoredTraining
 from leakgauge.harness.study.run import run_study
-from leakgauge.harness.study.store import Store
 from leakgauge.harness.study.study import resolve
 from tests.command import call
 from tests.doubles import study_table
@@ -602,7 +603,7 @@ def test_without_a_seed_nobody_has_the_shared_keys(tmp_path):
         table["attacks"][0]["target"]["count"] = 1
         study = resolve(table)
         assert not run_study(study, tmp_path / f"out{seed}", workers=0).failures
-        scene = stored_scene(study.trainings[0], Store(tmp_path / f"out{seed}"), Path())
+        scene = StoredTraining.of(study.trainings[0], Place(tmp_path / f"out{seed}", Path())).scene
         wires[seed] = scene.training.messages[0][0].shared
     assert wires[None] is None
     assert wires[0] == client_key(Key(0).child("training"), 0, 0).child("shared")

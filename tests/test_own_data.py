@@ -29,7 +29,7 @@ from leakgauge.harness.federation.registry import defaults
 from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.learn.models import build, names, scaled
 from leakgauge.harness.learn.tasks import ModelTask
-from leakgauge.harness.study.jobs import attack_key, prepare, scene_of
+from leakgauge.harness.study.prepare import attack_key, prepare, scene_of
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import resolve
 from tests.data_files import one_line, pixels

@@ -15,10 +15,10 @@ import ray
 from ray.cluster_utils import Cluster
 
 from leakgauge.harness.core.errors import StudyError
-from leakgauge.harness.study.engine import Job
+from leakgauge.harness.study.engines._ray_worker import Home, Order, Unfit, Worker, versions
+from leakgauge.harness.study.engines.ray import RayEngine
 from leakgauge.harness.study.environment import code_of
-from leakgauge.harness.study.ray_engine import RayEngine
-from leakgauge.harness.study.ray_worker import Home, Order, Unfit, Worker, versions
+from leakgauge.harness.study.jobs import Job
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import verify
 from leakgauge.harness.study.supervisor import Limits

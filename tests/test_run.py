@@ -15,10 +15,10 @@ import pytest
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.gaussian import gaussian_epsilon
 from leakgauge.harness.core.rng import Key, uniform
+from leakgauge.harness.study.engines.workers import cores
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import Store, load_run
 from leakgauge.harness.study.study import resolve
-from leakgauge.harness.study.workers import cores
 from tests.doubles import study_table
 
 ECHO, COIN = "tests.doubles:Echo", "tests.doubles:Coin"

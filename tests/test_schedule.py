@@ -9,10 +9,12 @@ import pytest
 from leakgauge.attacks._engine import matching
 from leakgauge.harness.core.cell import TaskSpec
 from leakgauge.harness.data import default_root
-from leakgauge.harness.study import pace, schedule, splits
-from leakgauge.harness.study.engine import Died, Ended, Here, Interrupted, Job, Outcome, perform
-from leakgauge.harness.study.jobs import run_attack, run_limit, run_search
-from leakgauge.harness.study.pace import Pace
+from leakgauge.harness.study import schedule, splits
+from leakgauge.harness.study.attack import run_attack, run_search
+from leakgauge.harness.study.cost import Pace
+from leakgauge.harness.study.engine import Died, Ended, Here, Interrupted
+from leakgauge.harness.study.jobs import Job, Outcome, Place, perform
+from leakgauge.harness.study.limits import run_limit
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.schedule import Progress, Schedule
 from leakgauge.harness.study.splits import limit_id, named, shares
@@ -159,10 +161,10 @@ def trained(tmp_path, monkeypatch):
 
 def parts_of(store, cell):
     """Compute a cell in parts; their names."""
-    root = default_root()
+    place = Place(store.folder, default_root())
     for victims in (range(2, 5), range(2)):
-        run_search(cell, victims, store, root)
-        run_limit(cell, victims, store, root)
+        run_search(cell, victims, place)
+        run_limit(cell, victims, place)
     return [named(whole, victims) for whole in (cell.id, limit_id(cell)) for victims in (range(2, 5), range(2))]
 
 
@@ -180,7 +182,7 @@ def test_joined_parts_are_the_result_of_the_whole_and_a_part_that_cannot_be_used
             arrays = {"objective": [0.0] * 3, "evaluations": [1] * 3, "failure": ["x"] * 3, "prior": ""}
             store.write_part(name, arrays, 0.0, "other")
     shutil.rmtree(store.folder / "cells")
-    run_attack(cell, store, default_root(), names)
+    run_attack(cell, Place(store.folder, default_root()), names)
     assert contents(store.folder / "cells") == whole
 
 
@@ -189,14 +191,14 @@ def test_the_parts_are_really_read(trained):
     whole, names = contents(store.folder / "cells"), parts_of(store, cell)
     arrays = store.read_part(names[0], store.examine(store.cell(cell.id)).code)
     store.write_part(names[0], arrays | {"x 0": 0 * arrays["x 0"]}, 0.0, store.examine(store.cell(cell.id)).code)
-    run_attack(cell, store, default_root(), names)
+    run_attack(cell, Place(store.folder, default_root()), names)
     assert contents(store.folder / "cells") != whole
 
 
 class Turns:
     """An engine of three slots in this process, of which the last started goes first; stops after `most` jobs."""
 
-    slots = 3
+    slots, remembers = 3, False
 
     def __init__(self, place, most=None):
         self.place, self.most, self.jobs, self.kinds, self.limits = place, most, {}, [], []
@@ -276,5 +278,5 @@ def test_jobs_name_what_they_read_and_write():
     attack = Job("attack", cell.training, (cell,), parts=(named(limit_id(cell), range(3)),))
     assert attack.reads == (f"trainings/{cell.training.id}", limit.writes)
     assert (limit.reads, attack.writes) == ((f"trainings/{cell.training.id}",), f"cells/{cell.id}")
-    assert pace.Pace({}).expected(limit) > 0
+    assert Pace({}).expected(limit) > 0
     assert splits.victims_of(limit.writes) == range(3)

@@ -16,8 +16,8 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat, View
 from leakgauge.harness.federation.loop import Keep, train
 from leakgauge.harness.federation.observe import Scene, observe
-from leakgauge.harness.study.jobs import keep_for
 from leakgauge.harness.study.study import resolve
+from leakgauge.harness.study.training import keep_for
 from tests.doubles import Ruled, Summing, random_examples, small_task, study_table
 
 TASK = small_task()

@@ -39,7 +39,7 @@ from leakgauge.harness.gate.baseline import Baseline, to_text, write
 from leakgauge.harness.gate.judge import Outcome, Rules, Verdict, judge
 from leakgauge.harness.gate.measure import Measured, measured
 from leakgauge.harness.gate.output import annotations, as_json, junit, summary
-from leakgauge.harness.study.engine import Outcome as Ended
+from leakgauge.harness.study.jobs import Outcome as Ended
 from leakgauge.harness.study.schedule import Progress
 from leakgauge.reports.export import rows_as, to_jsonl
 from leakgauge.reports.html import render

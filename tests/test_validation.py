@@ -17,7 +17,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.rows import rows
 from leakgauge.harness.federation.loop import Keep, train
 from leakgauge.harness.learn.partition import partition
-from leakgauge.harness.study.jobs import load_data, make_task, prepare
+from leakgauge.harness.study.prepare import load_data, make_task, prepare
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import resolve
 

@@ -84,7 +84,7 @@ def workers(count: int, *, ray: bool = False) -> Work:
     if ray:
         if importlib.util.find_spec("ray") is None:
             raise Skipped("Ray is not installed")
-        from leakgauge.harness.study.ray_engine import RayEngine
+        from leakgauge.harness.study.engines.ray import RayEngine
 
         engine = partial(RayEngine, slots=count)
     study = equal(CELLS, SECONDS)

@@ -9,16 +9,12 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from leakgauge.harness.core.sinks import emit, say, spelled
-
-if TYPE_CHECKING:
-    from leakgauge.harness.study.engine import Open
 
 INCREASED, USAGE, NOT_COMPARABLE, INCOMPLETE, UNSOUND, BUG, INTERRUPTED, CLOSED = 1, 2, 4, 5, 7, 70, 130, 141
 """Exit codes: leakage increased; invalid study or arguments; no usable baseline; incomplete results; the doctor found
@@ -40,7 +36,9 @@ DataOption = Annotated[
 WorkersOption = Annotated[
     int | None, typer.Option(min=0, help="Worker processes; default: one per core; 0: work in this process.")
 ]
-EngineOption = Annotated[str, typer.Option(help="Where jobs run: workers (processes of this machine) or ray.")]
+EngineOption = Annotated[
+    str, typer.Option(help="Where jobs run: workers (processes of this machine), ray, or an engine of your own.")
+]
 AddressOption = Annotated[
     str | None,
     typer.Option(metavar="HOST:PORT", help="Address of a Ray cluster; default: a private Ray on this machine."),
@@ -65,29 +63,6 @@ def refusal(code: int, *lines: str) -> typer.Exit:
     """Print the lines on standard error and return the exit with this code."""
     say(*(f"leakgauge: {line}" for line in lines), err=True)
     return typer.Exit(code)
-
-
-def engine_of(name: str, address: str | None, workers: int | None) -> Open | None:
-    """The engine of this name; None for the default engine.
-
-    Raises:
-        StudyError: no engine has this name, its options contradict each other, or Ray is not installed.
-    """
-    from leakgauge.harness.core.errors import StudyError
-
-    if name not in ("workers", "ray"):
-        raise StudyError("engine", [f"expected workers or ray, got {name!r}"])
-    if name == "workers":
-        if address is not None:
-            raise StudyError("engine", [f"an address needs the engine ray, got --address {address} without it"])
-        return None
-    if workers == 0:
-        raise StudyError("engine", ["ray needs worker processes: expected workers >= 1, got workers=0"])
-    try:
-        from leakgauge.harness.study.ray_engine import RayEngine
-    except ImportError as error:
-        raise StudyError("engine", ["Ray is not installed: from a checkout, pip install '.[ray]'"]) from error
-    return partial(RayEngine, address=address, slots=workers)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from leakgauge.harness.core.sinks import element, line, say, styled
 from leakgauge.harness.study.cost import span
-from leakgauge.harness.study.engine import Outcome
+from leakgauge.harness.study.jobs import Outcome
 from leakgauge.harness.study.schedule import Listener, Progress
 from leakgauge.harness.study.store import StoreError
 

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from leakgauge.harness.cli.options import engine_of
 from leakgauge.harness.core.result import Run
 from leakgauge.harness.study.study import Study, load_study
 
@@ -37,7 +36,7 @@ def run(
         folder: folder of the results; the same call resumes.
         data: folder of the data sets; default `LEAKGAUGE_DATA`, or `~/.cache/leakgauge`.
         workers: worker processes; default one per core; 0: work in this process.
-        engine: `workers` of this machine, or `ray`.
+        engine: `workers` of this machine, `ray`, or the name of an engine of your own (see `study.engine`).
         address: HOST:PORT of a Ray cluster; default a private Ray of this machine.
         device: where clients train and attacks compute, `cpu` or `cuda`.
         allow_code: whether a TOML file may name code to import, as in `module:Class`; a `Study` object always may.
@@ -53,6 +52,7 @@ def run(
         Interrupted: Ctrl-C, SIGTERM or SIGHUP; finished results are kept.
     """
     from leakgauge.harness.cli.progress import listener, logged
+    from leakgauge.harness.study.engine import open_engine
     from leakgauge.harness.study.run import run_study
     from leakgauge.harness.study.store import write_atomically
     from leakgauge.harness.study.supervisor import Limits
@@ -69,7 +69,7 @@ def run(
             merge=merge,
             reuse=reuse,
             limits=Limits(cell_timeout, cell_memory),
-            engine=engine_of(engine, address, workers),
+            engine=open_engine(engine, address, workers, allow_code=allow_code),
         )
     write_atomically(Path(folder) / "report.html", report(results).html.encode())
     return results

@@ -50,11 +50,12 @@ def run(
     ] = None,
 ) -> None:
     """Run a study, print its table, and write the report; DIR/run.log lists every job. The same command resumes."""
-    from leakgauge.harness.study.workers import warm_up
+    from leakgauge.harness.study.engines.workers import warm_up
 
     if workers != 0 and not dry_run:
         warm_up()  # workers import modules in parallel with this process
     from leakgauge.harness.cli.progress import listener, logged
+    from leakgauge.harness.study.engine import open_engine
     from leakgauge.harness.study.run import run_study
     from leakgauge.harness.study.study import load_study
     from leakgauge.harness.study.supervisor import Limits
@@ -65,7 +66,7 @@ def run(
         if dry_run:
             _print_study(loaded, data, out)
             return
-        opened = cli.engine_of(engine, address, workers)
+        opened = open_engine(engine, address, workers, allow_code=allow_code)
         with listener(loaded.name) as listen:
             heard = logged(listen, out, verbose=verbose)
             finished = run_study(

@@ -28,8 +28,10 @@ from leakgauge.harness.own.findings import Fault, Skip, told
 from leakgauge.harness.own.generators import check_repeats, watched
 from leakgauge.harness.own.parts import Part, built
 from leakgauge.harness.own.quick import CLIENTS, Effort
-from leakgauge.harness.study.jobs import run_training, scored, stored_scene
-from leakgauge.harness.study.store import Store
+from leakgauge.harness.study.attack import scored
+from leakgauge.harness.study.jobs import Place
+from leakgauge.harness.study.replay import StoredTraining
+from leakgauge.harness.study.training import run_training
 
 _KINDS = {"reconstruction": Reconstruction, "labels": Labels, "membership": Membership}
 
@@ -79,9 +81,9 @@ class Trial:
                 spec, malice=Malice(PartSpec(self.part.name, self.attack.parameters()), self.target)
             )
         with tempfile.TemporaryDirectory() as folder:
-            store = Store(Path(folder))
-            run_training(spec, Keep(frozenset({0}), frozenset({0})), store, Path())
-            return stored_scene(spec, store, Path())
+            place = Place(Path(folder), Path())
+            run_training(spec, Keep(frozenset({0}), frozenset({0})), place)
+            return StoredTraining.of(spec, place).scene
 
     def look(self, view: View, **changes: Any) -> tuple[Observation, Truth]:
         """What an adversary sees, and the truth; `changes` are changed fields of the target."""

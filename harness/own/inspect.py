@@ -25,11 +25,13 @@ from leakgauge.harness.federation.observe import Scene, observe
 from leakgauge.harness.federation.recording import Recording, spec_of
 from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.study.cost import span
-from leakgauge.harness.study.jobs import attack_key, keep_for, load_data, run_training, stored_scene
+from leakgauge.harness.study.jobs import Place
+from leakgauge.harness.study.prepare import attack_key, load_data
 from leakgauge.harness.study.recorded import those
+from leakgauge.harness.study.replay import StoredTraining
 from leakgauge.harness.study.run import check_data
-from leakgauge.harness.study.store import Store
 from leakgauge.harness.study.study import Study, resolve
+from leakgauge.harness.study.training import keep_for, run_training
 
 NAME = "inspect"
 """Name of the study."""
@@ -216,9 +218,9 @@ def _value(value: Any) -> str:
 def _trial(study: Study, root: Path) -> Iterator[_Trial]:
     """Trials on the first victims, on one thread as in a study, in a folder that is deleted at the end."""
     with one_thread(), TemporaryDirectory() as folder:
-        store, (spec, *_) = Store(Path(folder)), study.trainings
-        run_training(spec, keep_for(study.cells), store, root)
-        yield _Trial(study, stored_scene(spec, store, root))
+        place, (spec, *_) = Place(Path(folder), root), study.trainings
+        run_training(spec, keep_for(study.cells), place)
+        yield _Trial(study, StoredTraining.of(spec, place).scene)
 
 
 class _Trial:

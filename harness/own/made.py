@@ -32,7 +32,7 @@ from leakgauge.harness.learn import modules
 from leakgauge.harness.learn.batch import Indices, Work, choose_engine, train_clients
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.own.messages import Names, TrainStep, flattened, stepped
-from leakgauge.harness.study.jobs import load_data, make_task
+from leakgauge.harness.study.prepare import load_data, make_task
 
 Part = str | Mapping[str, Scalar] | Attack | Defense[Any, Any]
 """A defense or an attack: its name, a table of its name and parameters as in a study, or the object."""

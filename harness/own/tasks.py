@@ -14,7 +14,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.own.findings import Fault, Finding, Skip, examined
 from leakgauge.harness.own.parts import Part
 from leakgauge.harness.own.quick import Effort, attacks, check_attacks, check_training, quick_study
-from leakgauge.harness.study.jobs import load_data, make_task
+from leakgauge.harness.study.prepare import load_data, make_task
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""Estimate of a study's time: small versions of its own jobs run on this machine, and their seconds are scaled up.
+"""How long jobs take: `estimate` for users, before a study runs, and `Pace` for the schedule, while it runs.
+
+An estimate runs small versions of the study's own jobs on this machine, and scales their seconds up.
 
 The time of a training is a start, its clients' turns (local steps, message, decoding) and its evaluations. The time of
 an attack is, for each victim, a start and the amount of work. Only the time of an audit is a constant.
@@ -10,7 +12,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,14 +21,14 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from leakgauge.harness.core.cases import gathered
-from leakgauge.harness.core.cell import Cell, FederationSpec, PartSpec, TrainingSpec
+from leakgauge.harness.core.cell import Cell, FederationSpec, PartSpec, TaskSpec, TrainingSpec
 from leakgauge.harness.core.code import RECORDING
 from leakgauge.harness.core.contract import Setting
 from leakgauge.harness.core.threads import one_thread
 from leakgauge.harness.study.goal import first_try, goal_of
+from leakgauge.harness.study.jobs import Job, Place
 
 if TYPE_CHECKING:
-    from leakgauge.harness.study.store import Store
     from leakgauge.harness.study.study import Study
 
 _AUDIT = 3.5
@@ -49,6 +51,14 @@ _CLIENTS, _FEW, _TEST = 8, 3, 100
 
 _AMOUNTS = {"evaluations": (10, 60), "shadows": (2, 4), "samples": (200, 400)}
 """Parameters of attacks whose work grows with them, with two small values."""
+
+
+_EVALUATION, _SHADOW, _TURN, _TRIAL, _LIMIT, _LEAST = 1e-4, 0.3, 4e-4, 0.01, 0.05, 5e-3
+"""Seconds of an evaluation, a shadow model, a client's turn, a trial of an audit, a victim's limit, and of any job, for
+a model of few parameters, as `Pace` guesses them; measured with a linear model of digits."""
+
+_DIM = 2e4
+"""The number of model parameters at which these seconds double."""
 
 
 class Cost(NamedTuple):
@@ -149,8 +159,8 @@ class _Rehearsal:
         problem: the first error that kept a job from being measured.
     """
 
-    def __init__(self, store: Store, root: Path, until: float) -> None:
-        self.store, self.root, self.until = store, root, until
+    def __init__(self, place: Place, until: float) -> None:
+        self.place, self.until = place, until
         self.prices: dict[_Kind, Any] = {}
         self.problem = ""
 
@@ -178,9 +188,9 @@ class _Rehearsal:
 
     def federation(self, spec: TrainingSpec) -> _Federation:
         """A federation, measured by one turn of one client: with few test samples, with all, and with more steps."""
-        from leakgauge.harness.study.jobs import prepare
+        from leakgauge.harness.study.prepare import prepare
 
-        ready = prepare(spec, self.root)
+        ready = prepare(spec, self.place.root)
         steps = ready.setting.steps
         found = _Federation(ready.setting, sum(map(len, ready.clients.values())), len(ready.test.y), 0.0, 0.0, 0.0)
         short = self._small(spec, found, 1, 1)
@@ -261,34 +271,34 @@ class _Rehearsal:
         """Seconds of a training that keeps all models and messages."""
         from leakgauge.harness.federation.loop import Keep
         from leakgauge.harness.study.environment import code_of, environment
-        from leakgauge.harness.study.jobs import run_training
+        from leakgauge.harness.study.training import run_training
 
         code_of(spec), environment()  # read once per process and cached, so not part of a training's time
         start, rounds = time.perf_counter(), frozenset(range(spec.federation.rounds))
-        run_training(spec, Keep(rounds, rounds), self.store, self.root)
+        run_training(spec, Keep(rounds, rounds), self.place)
         return time.perf_counter() - start
 
     def _limit(self, cell: Cell) -> float:
         """Seconds of the limit of one victim; 0 for a floor attack, which shares its target with another attack."""
         from leakgauge.harness.federation.registry import build_attack
-        from leakgauge.harness.study.jobs import bounds_of
+        from leakgauge.harness.study.limits import bounds_of
 
         attack = build_attack(cell.attack)
         if not cell.limit or attack.kind != "reconstruction" or attack.floor:
             return 0.0
         start = time.perf_counter()
-        bounds_of(replace(cell, target=replace(cell.target, count=1)), self.store, self.root)
+        bounds_of(replace(cell, target=replace(cell.target, count=1)), self.place)
         return time.perf_counter() - start
 
     def _run(self, cell: Cell, victims: int, amount: int) -> float:
         """Seconds of an attack on this number of victims, with this amount of work on each."""
-        from leakgauge.harness.study.jobs import run_attack
+        from leakgauge.harness.study.attack import run_attack
 
         name, _ = _amount(cell.attack)
         attack = replace(cell.attack, parameters={**cell.attack.parameters, **({name: amount} if amount else {})})
         target = cell.target if cell.target.kind == "members" else replace(cell.target, count=victims)
         start = time.perf_counter()
-        run_attack(replace(cell, attack=attack, target=target), self.store, self.root)
+        run_attack(replace(cell, attack=attack, target=target), self.place)
         return time.perf_counter() - start
 
 
@@ -298,11 +308,9 @@ def _rehearsal(root: Path, seconds: float) -> Iterator[_Rehearsal]:
 
     The folder is in memory if possible: the disk's time would dominate short jobs.
     """
-    from leakgauge.harness.study.store import Store
-
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with one_thread(), TemporaryDirectory(dir=memory) as folder:
-        yield _Rehearsal(Store(Path(folder)), root, time.monotonic() + seconds)
+        yield _Rehearsal(Place(Path(folder), root), time.monotonic() + seconds)
 
 
 _Kind = tuple[Hashable, ...]
@@ -335,6 +343,71 @@ def _amount(attack: PartSpec) -> tuple[str, int]:
     """The parameter that scales the work of an attack, and its value; ("", 0) if there is none."""
     found = ((name, attack.parameters.get(name)) for name in _AMOUNTS)
     return next(((name, value) for name, value in found if isinstance(value, int)), ("", 0))
+
+
+class Pace:
+    """The expected seconds of jobs: a guess from the size of each, corrected by the jobs that have ended.
+
+    It only orders jobs. No result depends on it.
+
+    Args:
+        dims: parameters of the model of each task.
+    """
+
+    def __init__(self, dims: Mapping[TaskSpec, int]) -> None:
+        self.dims = dims
+        self.took: dict[Hashable, tuple[float, float]] = {}  # seconds and guesses of the jobs of a kind
+
+    def expected(self, job: Job) -> float:
+        """Seconds, by ended jobs of the same kind, else by ended jobs of a wider kind, else by the job's size."""
+        guess = self._guess(job)
+        seconds, guessed = next((self.took[kind] for kind in _kinds(job) if kind in self.took), (1.0, 1.0))
+        return guess * seconds / guessed
+
+    def learn(self, job: Job, seconds: float) -> None:
+        """Record the time of a job that ended."""
+        guess = self._guess(job)
+        for kind in _kinds(job):
+            spent, guessed = self.took.get(kind, (0.0, 0.0))
+            self.took[kind] = spent + seconds, guessed + guess
+
+    def _guess(self, job: Job) -> float:
+        """Seconds by only the size of the job."""
+        spec, larger = job.training, 1 + self.dims.get(job.training.task, 0) / _DIM
+        if job.trains:
+            one = spec.federation
+            turns = one.rounds * (one.participants or one.clients) * (one.local_steps or 1)
+            return _LEAST + larger * _TURN * turns + _TRIAL * spec.audit
+        (cell,) = job.cells
+        if job.kind == "limit":
+            return _LEAST + larger * _LIMIT * len(job.victims)
+        if _joins(job):
+            return _LEAST * len(job.parts)
+        given = {name: float(value) for name, value in cell.attack.parameters.items() if isinstance(value, int)}
+        steps = given.get("evaluations", 1.0) * given.get("restarts", 1.0) * cell.target.rounds * cell.target.batch
+        each = _EVALUATION * steps * (1 if cell.target.kind == "members" else len(job.victims))
+        return _LEAST + larger * (each + _SHADOW * given.get("shadows", 0.0) + _EVALUATION * given.get("samples", 0.0))
+
+
+def _kinds(job: Job) -> Iterator[Hashable]:
+    """The kinds of a job, from narrow to wide, by properties that determine its time."""
+    if job.trains:
+        yield "training", *defended(job.training)
+        yield "training", job.training.defense.name
+    elif _joins(job):
+        yield "join", job.cells[0].attack.name
+    else:
+        sort = "limit" if job.kind == "limit" else job.cells[0].attack.name
+        around = defended(job.training) if job.kind == "limit" else (*attacked(job.cells[0]), job.training.defense.name)
+        yield sort, *around
+        yield sort, job.training.defense.name
+        yield sort
+    yield job.kind
+
+
+def _joins(job: Job) -> bool:
+    """Whether an attack only joins the guesses of searches."""
+    return job.kind == "attack" and any(name.startswith(job.cells[0].id) for name in job.parts)
 
 
 def span(seconds: float) -> str:

@@ -1,92 +1,32 @@
 """Where the jobs of a study run: an engine has slots, and each slot does one job at a time.
 
 `supervisor.supervise` decides which job runs next, and handles jobs whose worker died; an engine only runs jobs.
+
+An engine is one file of the folder `engines`, named like the engine, with one public class; or a class of another
+package, by an entry point of the group `leakgauge.engines` or as `module:Class`. The class is called with a `Place` and
+`slots`, the most jobs at a time (None: as many as fit). An engine of several machines also takes `address`.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
+import inspect
 import os
-import time
-import traceback
+import pkgutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from leakgauge.harness.core.cell import Cell, TrainingSpec
-from leakgauge.harness.core.labels import cell_text, part_text
+from leakgauge.harness.core.code import code_allowed, import_from, imported, loaded
+from leakgauge.harness.core.errors import StudyError, UnknownNameError
 from leakgauge.harness.core.threads import one_thread
+from leakgauge.harness.study.jobs import Job, Outcome, Place, perform
 from leakgauge.harness.study.orphans import handling, interrupt
-from leakgauge.harness.study.splits import limit_id, named
-from leakgauge.harness.study.store import Store
 
-
-class Job(NamedTuple):
-    """One piece of work of a study.
-
-    Attributes:
-        kind: `training`; `trial`: a training without attacks, for a goal; `attack`: the attack on a cell, its score and
-            its result; `search`, `limit`: an attack's guesses for some victims, or their limit, which attacks read.
-        cells: the cells that need the training; for a trial, the cells that determine the kept rounds; else one cell.
-        part: the victims of a search or a limit: the first, and the end.
-        parts: the parts that an attack reads.
-        beside: cells whose victims an attack on an accelerator may search in the same batch (`study.joint`).
-    """
-
-    kind: Literal["training", "trial", "attack", "search", "limit"]
-    training: TrainingSpec
-    cells: tuple[Cell, ...]
-    part: tuple[int, int] = (0, 0)
-    parts: tuple[str, ...] = ()
-    beside: tuple[Cell, ...] = ()
-
-    @property
-    def victims(self) -> range:
-        """The victims of a search or a limit; all victims of an attack."""
-        return range(self.cells[0].target.count) if self.kind == "attack" else range(*self.part)
-
-    @property
-    def label(self) -> str:
-        """A name for people."""
-        if self.kind in ("training", "trial"):
-            return f"{self.kind} of {part_text(self.training.defense)}, seed {self.training.seed}"
-        about = cell_text(self.cells[0])
-        return about if self.kind == "attack" else f"{self.kind}, victims {self.part[0]} to {self.part[1] - 1}: {about}"
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The folders that the job reads, relative to the store; they are finished when the job starts."""
-        parts = tuple(f"parts/{name}" for name in self.parts)
-        trainings = (f"trainings/{one.id}" for one in (self.training, *(cell.training for cell in self.beside)))
-        return () if self.kind in ("training", "trial") else (*trainings, *parts)
-
-    @property
-    def writes(self) -> str:
-        """The only folder that the job writes, relative to the store."""
-        if self.kind in ("training", "trial"):
-            return f"trainings/{self.training.id}"
-        (cell,) = self.cells
-        if self.kind == "attack":
-            return f"cells/{cell.id}"
-        return f"parts/{named(cell.id if self.kind == 'search' else limit_id(cell), self.victims)}"
-
-
-class Place(NamedTuple):
-    """The folder of the results, the folder of the data, and the device."""
-
-    folder: Path
-    root: Path
-    device: str
-
-
-class Outcome(NamedTuple):
-    """How a job ended: `error` is one line, empty for success; `trace` is the trace of an exception of type `kind`."""
-
-    job: Job
-    seconds: float
-    headline: str
-    error: str
-    trace: str = ""
-    kind: str = ""
+DEFAULT = "workers"
+"""The name of the default engine."""
 
 
 class Started(NamedTuple):
@@ -120,7 +60,11 @@ class Engine(Protocol):
 
     Attributes:
         slots: how many jobs run at a time; may change between two calls of `wait`.
+        remembers: whether with one slot all jobs run in one process of this machine, so that an attack may leave in its
+            memory what it found for later ones.
     """
+
+    remembers: bool
 
     @property
     def slots(self) -> int:
@@ -154,16 +98,56 @@ class Interrupted(Exception):
     """The user stopped the study; finished results are kept."""
 
 
-def perform(job: Job, place: Place) -> Outcome:
-    """Do one job in this process, which has one thread; an exception becomes an outcome."""
-    start = time.perf_counter()
+def open_engine(name: str, address: str | None, slots: int | None, *, allow_code: bool = False) -> Open | None:
+    """Opens the engine of this name; None for the default engine, which `run_study` opens by itself.
+
+    Args:
+        address: of a cluster, if the engine has one.
+        slots: the most jobs at a time; None: the engine decides.
+        allow_code: whether the name may be code to import, as in `module:Class`.
+
+    Raises:
+        StudyError: no engine has this name, it cannot be imported, or its options contradict each other.
+    """
+    if ":" in name and not code_allowed(allow_code):
+        raise StudyError("engine", [f"{name!r} names code to import; pass --allow-code if you trust it"])
+    if slots == 0 and name != DEFAULT:
+        raise StudyError("engine", [f"{name} needs worker processes: expected workers >= 1, got workers=0"])
+    found = None if name == DEFAULT else _engine_class(name)
+    if address is not None and (found is None or "address" not in inspect.signature(found).parameters):
+        raise StudyError("engine", [f"{name} takes no address, got --address {address}"])
+    if found is None:
+        return None
+    return partial(found, slots=slots, **({} if address is None else {"address": address}))
+
+
+def _engine_class(name: str) -> Any:
+    """The class of an engine.
+
+    Raises:
+        StudyError: there is no such engine, or it cannot be imported.
+    """
+    folder = f"{__package__}.engines"
+    files = [found.name for found in pkgutil.iter_modules(importlib.import_module(folder).__path__)]
+    entries = {entry.name: entry for entry in importlib.metadata.entry_points(group="leakgauge.engines")}
     try:
-        headline = _headline(job, place)
-        return Outcome(job, time.perf_counter() - start, headline, "")
-    except Exception as error:
-        kind, prefix = type(error).__name__, "training failed: " if job.kind == "training" else ""
-        message = prefix + (str(error).split("\n")[0] or kind)
-        return Outcome(job, time.perf_counter() - start, "", message, traceback.format_exc(), kind)
+        if name in files and not name.startswith("_"):
+            module = importlib.import_module(f"{folder}.{name}")
+            (found,) = (
+                value
+                for word, value in vars(module).items()
+                if inspect.isclass(value) and value.__module__ == module.__name__ and not word.startswith("_")
+            )
+            return found
+        if ":" in name:
+            import_from(Path.cwd())
+            return imported("engine", name)
+        if name in entries:
+            return loaded("engine", name, entries[name].load)
+    except (ImportError, UnknownNameError) as error:
+        raise StudyError("engine", [str(error)]) from error
+    others = sorted({*entries, *(file for file in files if not file.startswith("_"))} - {DEFAULT})
+    raise StudyError("engine", [f"expected {' or '.join([DEFAULT, *others])}, got {name!r}"])
 
 
 def resident(process: int) -> float | None:
@@ -174,28 +158,10 @@ def resident(process: int) -> float | None:
         return None
 
 
-def _headline(job: Job, place: Place) -> str:
-    """Do one job, and return the headline of its result."""
-    from leakgauge.harness.study.jobs import keep_for, run_attack, run_limit, run_search, run_training
-
-    store = Store(place.folder)
-    if job.kind in ("training", "trial"):
-        record = run_training(job.training, keep_for(job.cells), store, place.root, place.device)
-        last = record.evaluations[-1]
-        return f"loss {last.loss:.3f}" if last.accuracy is None else f"accuracy {last.accuracy:.3f}"
-    (cell,) = job.cells
-    if job.kind == "search":
-        return f"{run_search(cell, job.victims, store, place.root, place.device)} victims"
-    if job.kind != "attack":
-        return f"{run_limit(cell, job.victims, store, place.root, place.device)} victims"
-    first = run_attack(cell, store, place.root, job.parts, place.device, job.beside).estimates[0]
-    return f"{first.name} {'n/a' if first.value is None else format(first.value, '.3f')}"
-
-
 class Here:
     """The engine with one slot in this process; its job cannot be killed."""
 
-    slots = 1
+    slots, remembers = 1, True
 
     def __init__(self, place: Place) -> None:
         self.place = place

@@ -99,6 +99,14 @@ def folders(store: Store, cells: Iterable[Cell]) -> dict[Path, str]:
     return trainings | {store.cell(cell.id): code_of(cell.training, cell.attack, cell.threat) for cell in asked}
 
 
+def code_behind(store: Store, training: TrainingSpec, attack: PartSpec | None, threat: str) -> str:
+    """The code behind an attack on a stored training or, without an attack, behind the limit of any; then the code of
+    the training, if that differs.
+    """
+    own, made = code_of(training, attack, threat), store.examine(store.training(training.id), arrays=False).code
+    return own if made == code_of(training) else f"{own} on {made}"
+
+
 @functools.cache
 def _code(
     parts: frozenset[tuple[Literal["defense", "attack"], str]], own: frozenset[str] = frozenset(), weights: str = ""

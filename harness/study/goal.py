@@ -281,7 +281,7 @@ def _proved(spec: TrainingSpec, goal: Goal, root: Path) -> tuple[float, str]:
     """
     from leakgauge.harness.audit.claims import states_of
     from leakgauge.harness.core.contract import claim_of
-    from leakgauge.harness.study.jobs import prepare
+    from leakgauge.harness.study.prepare import prepare
 
     try:
         ready = prepare(spec, root)
@@ -303,7 +303,7 @@ def _proved(spec: TrainingSpec, goal: Goal, root: Path) -> tuple[float, str]:
 
 def _fits(spec: TrainingSpec, root: Path) -> bool:
     """Whether the defense accepts these parameters in this setting."""
-    from leakgauge.harness.study.jobs import prepare
+    from leakgauge.harness.study.prepare import prepare
 
     try:
         ready = prepare(spec, root)

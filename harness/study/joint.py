@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -182,10 +182,10 @@ class Batches:
     """The guesses that this process found in batches, until the jobs of their cells ask for them."""
 
     def __init__(self) -> None:
-        self._found: dict[str, Found] = {}
-        self._alone: set[str] = set()
+        self._found: dict[Hashable, Found] = {}
+        self._alone: set[Hashable] = set()
 
-    def take(self, name: str) -> Found | None:
+    def take(self, name: Hashable) -> Found | None:
         """The guesses for a cell; None: they were not found yet."""
         return self._found.pop(name, None)
 
@@ -193,8 +193,8 @@ class Batches:
         self,
         attack: Attack,
         key: Key,
-        own: tuple[str, Observation],
-        others: Iterable[tuple[str, Callable[[], Observation]]],
+        own: tuple[Hashable, Observation],
+        others: Iterable[tuple[Hashable, Callable[[], Observation]]],
         size: int,
     ) -> Found | None:
         """Attack a cell with others in one batch: the same as `take` for the cell; the other cells' guesses are kept.

@@ -1,21 +1,115 @@
-"""The part of a training that the attacks need, models and messages, as arrays."""
+"""A stored training as attacks see it: its models and messages as arrays, and what an adversary observes of it."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from leakgauge.harness.core.claim import Breach
-from leakgauge.harness.core.contract import Feedback, Message, Sender, Setting
+from leakgauge.harness.core.cell import Target, TrainingSpec
+from leakgauge.harness.core.claim import Breach, Claim
+from leakgauge.harness.core.contract import Defense, Examples, Feedback, Message, Observation, Sender, Setting, claim_of
 from leakgauge.harness.core.result import TrainingRecord
-from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.rng import Key, integers
+from leakgauge.harness.core.threats import View
 from leakgauge.harness.federation.loop import Keep, Training
+from leakgauge.harness.federation.observe import Scene, Truth, observe
 from leakgauge.harness.federation.round import client_key
-from leakgauge.harness.study.store import Arrays
+from leakgauge.harness.learn.batch import choose_engine
+from leakgauge.harness.study.jobs import Place
+from leakgauge.harness.study.prepare import load_data, prepare, scene_of
+from leakgauge.harness.study.recorded import shared_key
+from leakgauge.harness.study.store import Arrays, Store
+
+
+class StoredTraining(NamedTuple):
+    """A training as it was stored at the time `written`: what this process remembers of it, it finds by this value."""
+
+    folder: Path
+    root: Path
+    id: str
+    written: int
+
+    @classmethod
+    def of(cls, spec: TrainingSpec, place: Place) -> StoredTraining:
+        """The stored training of a specification.
+
+        Raises:
+            ValueError: the training is not stored.
+        """
+        try:
+            written = (place.store.training(spec.id) / "kept.npz").stat().st_mtime_ns
+        except OSError as error:
+            raise ValueError(f"the training {spec.id} of this cell is not stored; run the study again") from error
+        return cls(place.folder.absolute(), place.root, spec.id, written)
+
+    @property
+    def store(self) -> Store:
+        """The store that has it."""
+        return Store(self.folder)
+
+    @property
+    def scene(self) -> Scene:
+        """The scene of the training; this process remembers the last two.
+
+        Raises:
+            ValueError: the training cannot be read.
+        """
+        return _scene(self)
+
+
+@functools.lru_cache(maxsize=2)
+def _scene(stored: StoredTraining) -> Scene:
+    """`StoredTraining.scene`."""
+    store = stored.store
+    record = store.read_training(stored.id)
+    arrays = store.read_arrays(store.training(stored.id) / "kept.npz")
+    if record is None or arrays is None:
+        raise ValueError(f"the stored training {stored.id} cannot be read; run the study again")
+    ready = prepare(record.spec, stored.root)
+    key = shared_key(ready.data, ready.key.child("training"))
+    training = from_arrays(arrays, ready.setting, record, key)
+    return scene_of(record.spec, ready, training, choose_engine(ready.task))
+
+
+def seen_by(scene: Scene, view: View, root: Path) -> Scene:
+    """The scene with the auxiliary data of this adversary, if they are from another data set than the victims'.
+
+    The labels of such data do not apply to the victims and are drawn at random.
+    """
+    if not view.other:
+        return scene
+    x, classes = load_data(view.other, root).test.x, scene.task.classes
+    drawn = torch.from_numpy(integers(scene.key.child("auxiliary", view.other), len(x), classes))
+    return dataclasses.replace(scene, auxiliary=Examples(x, drawn.to(scene.train.y.dtype)))
+
+
+def observe_stored(stored: StoredTraining, threat: str, target: Target, device: str) -> tuple[Observation, Truth]:
+    """What an adversary sees of a target of a stored training, and the truth; `device` is where it computes."""
+    view = View.parse(threat)
+    seen, truth = observe(seen_by(stored.scene, view, stored.root), view, target)
+    return dataclasses.replace(seen, device=device), truth
+
+
+def public_states(defense: Defense[Any, Any], training: Training) -> list[Any]:
+    """The defense's public state in each round."""
+    states = [defense.init(training.setting)]
+    for feedback in training.feedback[:-1]:
+        states.append(defense.advance(states[-1], feedback))
+    return states
+
+
+def claimed(scene: Scene, rounds: Sequence[int]) -> Claim:
+    """The defense's claim for these rounds; for the whole run if there are none."""
+    states = public_states(scene.defense, scene.training)
+    return claim_of(scene.defense, [states[number] for number in rounds] or states, scene.training.setting)
 
 
 def to_arrays(training: Training, keep: Keep) -> Arrays:

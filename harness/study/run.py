@@ -18,15 +18,16 @@ from leakgauge.harness.core.result import Run, TrainingRecord
 from leakgauge.harness.core.stored import fingerprint, to_data
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.federation import registry
-from leakgauge.harness.study.engine import Engine, Here, Job, Open, Outcome, Place
+from leakgauge.harness.study.cost import Pace
+from leakgauge.harness.study.engine import Engine, Here, Open
+from leakgauge.harness.study.engines.workers import Workers
 from leakgauge.harness.study.goal import goal_of, solve
+from leakgauge.harness.study.jobs import Job, Outcome, Place
 from leakgauge.harness.study.lock import writing
-from leakgauge.harness.study.pace import Pace
 from leakgauge.harness.study.schedule import Listener, Progress, Schedule
 from leakgauge.harness.study.store import QUARANTINE, Store, StoreError, load_run
 from leakgauge.harness.study.study import Study
 from leakgauge.harness.study.supervisor import NO_LIMITS, Limits, supervise
-from leakgauge.harness.study.workers import Workers
 
 if TYPE_CHECKING:
     from leakgauge.harness.data import DataSet
@@ -52,8 +53,7 @@ class _Session:
         """Do all jobs, except attacks on the `finished` cells."""
         slots = self.engine.slots
         # one process finds the guesses and uses them later; a limit is for one cell
-        batches = self.place.device != "cpu" and slots == 1 and isinstance(self.engine, Here | Workers)
-        batches = batches and self.limits == NO_LIMITS
+        batches = self.place.device != "cpu" and slots == 1 and self.engine.remembers and self.limits == NO_LIMITS
         progress = Progress(total=total, skipped=len(finished), workers=slots, notes=self.notes)
         listen(progress, None)
         schedule = Schedule(
@@ -171,7 +171,7 @@ def run_study(
 
 def _dims(study: Study, root: Path) -> dict[TaskSpec, int]:
     """The number of model parameters of each task."""
-    from leakgauge.harness.study.jobs import load_data, make_task
+    from leakgauge.harness.study.prepare import load_data, make_task
 
     tasks = dict.fromkeys(training.task for training in study.trainings)
     return {task: make_task(task, load_data(task.data, root)).layout.dim for task in tasks}
@@ -199,7 +199,7 @@ def _solved(study: Study, session: _Session, listen: Listener) -> Study:
         StudyError: no goal can be reached and there are no other cells, or a training of the search failed.
     """
     from leakgauge.harness.study.environment import code_of
-    from leakgauge.harness.study.jobs import keep_for, training_suffices
+    from leakgauge.harness.study.training import keep_for, training_suffices
 
     if not any(goal_of(spec.defense) for spec in study.trainings):
         return study
@@ -241,7 +241,7 @@ def check_data(study: Study, root: Path) -> dict[str, tuple[str, bool]]:
     from leakgauge.harness.learn.batch import check_records
     from leakgauge.harness.learn.modules import check
     from leakgauge.harness.learn.partition import check_labels
-    from leakgauge.harness.study.jobs import load_data, make_task
+    from leakgauge.harness.study.prepare import load_data, make_task
     from leakgauge.harness.study.recorded import disagreements
 
     load_data.cache_clear()  # a file may have changed since this process last read it
@@ -356,7 +356,7 @@ def _described(
 
 def plan(study: Study, store: Store, usable: Collection[str]) -> tuple[list[Job], list[Job], set[str]]:
     """(trainings to run, attacks on stored trainings, finished cells); cells with usable ids are finished."""
-    from leakgauge.harness.study.jobs import keep_for, training_suffices
+    from leakgauge.harness.study.training import keep_for, training_suffices
 
     trainings, attacks, finished = [], [], set[str]()
     for training in study.trainings:

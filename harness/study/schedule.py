@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from leakgauge.harness.core.cell import Cell
 from leakgauge.harness.core.result import Failure
 from leakgauge.harness.federation import registry
-from leakgauge.harness.study.engine import Job, Outcome
-from leakgauge.harness.study.pace import Pace
+from leakgauge.harness.study.cost import Pace
+from leakgauge.harness.study.jobs import Job, Outcome
 from leakgauge.harness.study.splits import family, limit_id, named, shares, victims_of
 from leakgauge.harness.study.store import Store, StoreError
 
@@ -278,16 +278,16 @@ class Schedule:
     def _push(self, task: _Task) -> None:
         """Let a task start when its turn comes."""
         self.numbers += 1
-        first = self.batches and task.job.kind in ("training", "trial")
+        first = self.batches and task.job.trains
         entry = -math.inf if first else -(task.cost + task.later), self.numbers, task
         heapq.heappush(self.heap, entry)
-        if task.job.kind not in ("training", "trial"):
+        if not task.job.trains:
             heapq.heappush(self.families.setdefault(task.job.training.id, []), entry)
 
     def _pick(self, slot: int) -> _Task | None:
         """A job on the slot's training; if there is none, or another job is urgent, the job with the longest chain."""
         first, own = _top(self.heap), _top(self.families.get(self.has.get(slot, ""), []))
-        if first is None or own is None or (self.batches and first.job.kind in ("training", "trial")):
+        if first is None or own is None or (self.batches and first.job.trains):
             return first
         if first.cost + first.later >= _URGENT * self.left / max(1, self.slots):
             return first

@@ -7,7 +7,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from leakgauge.harness.study.engine import Died, Ended, Engine, Interrupted, Job, Outcome, Started
+from leakgauge.harness.study.engine import Died, Ended, Engine, Interrupted, Started
+from leakgauge.harness.study.jobs import Job, Outcome
 from leakgauge.harness.study.orphans import deferred_stop
 from leakgauge.harness.study.schedule import Schedule
 

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from leakgauge.harness.core.search_path import variables
 from leakgauge.harness.core.threads import one_thread
-from leakgauge.harness.study.engine import Died, Ended, Event, Job, Outcome, Place, Started, perform, resident
+from leakgauge.harness.study.engine import Died, Ended, Event, Started, resident
+from leakgauge.harness.study.jobs import Job, Outcome, Place, perform
 from leakgauge.harness.study.orphans import PARENT, end_with, ignore_stops, inherited
 
 
@@ -28,9 +29,8 @@ def cores() -> int:
 def warm_up() -> None:
     """Start the fork server, which imports modules while this process continues."""
     # the kernel would end the fork server with the thread that started it
-    ours = ["leakgauge.harness.study.fork_server"] if threading.current_thread() is threading.main_thread() else []
-    modules = [*ours, "torch", "leakgauge.harness.study.preload"]
-    multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
+    first = [f"{__package__}._fork_server"] if threading.current_thread() is threading.main_thread() else []
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*first, "torch", f"{__package__}._preload"])
     with inherited({**variables(), PARENT: str(os.getpid())}):
         forkserver.ensure_running()
 
@@ -48,6 +48,8 @@ class Workers:
     Args:
         slots: the most workers; default one per core.
     """
+
+    remembers = True
 
     def __init__(self, place: Place, slots: int | None = None) -> None:
         self.place, self.slots = place, cores() if slots is None else slots

@@ -16,7 +16,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import ray
+try:
+    import ray
+except ImportError as error:
+    raise ImportError("Ray is not installed: from a checkout, pip install '.[ray]'") from error
 from ray.exceptions import RayError, RayTaskError
 from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -24,12 +27,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.search_path import variables
 from leakgauge.harness.core.threats import View
-from leakgauge.harness.study.engine import Died, Ended, Event, Job, Place, Started
+from leakgauge.harness.study.engine import Died, Ended, Event, Started
+from leakgauge.harness.study.engines._ray_worker import Answer, Gauge, Home, Order, Unfit, Where, Worker, versions
+from leakgauge.harness.study.engines.workers import cores
 from leakgauge.harness.study.environment import code_of
+from leakgauge.harness.study.jobs import Job, Place
 from leakgauge.harness.study.orphans import inherited
-from leakgauge.harness.study.ray_worker import Answer, Gauge, Home, Order, Unfit, Where, Worker, versions
-from leakgauge.harness.study.store import MANIFEST, Store
-from leakgauge.harness.study.workers import cores
+from leakgauge.harness.study.store import MANIFEST
 
 _LOOK = 2.0
 """Seconds between two checks of the cluster's size."""
@@ -74,8 +78,10 @@ class RayEngine:
         StudyError: the cluster does not exist or cannot be used.
     """
 
+    remembers = False
+
     def __init__(self, place: Place, address: str | None = None, slots: int | None = None) -> None:
-        self.place, self.store, self.private, self.asked = place, Store(place.folder), address is None, slots
+        self.place, self.store, self.private, self.asked = place, place.store, address is None, slots
         self.is_ours = not ray.is_initialized()  # otherwise Ray belongs to the caller
         if self.is_ours and address is not None:
             _knock(address)
@@ -205,7 +211,7 @@ class RayEngine:
 
     def _digest(self, name: str) -> str:
         """The digest of a data set of this machine."""
-        from leakgauge.harness.study.jobs import load_data
+        from leakgauge.harness.study.prepare import load_data
 
         if name not in self.digests:
             self.digests[name] = load_data(name, self.place.root).digest

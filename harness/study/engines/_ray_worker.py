@@ -16,10 +16,11 @@ from typing import Any, NamedTuple, TextIO
 import ray
 
 from leakgauge.harness.core.threads import one_thread
-from leakgauge.harness.study.engine import Job, Outcome, Place, perform, resident
+from leakgauge.harness.study.engine import resident
+from leakgauge.harness.study.jobs import Job, Outcome, Place, perform
 
 _KEPT = 2
-"""The number of trainings on a worker's disk; it is also the number cached in memory (`jobs.stored_scene`)."""
+"""The number of trainings on a worker's disk; it is also the number cached in memory (`replay.StoredTraining`)."""
 
 
 class Unfit(Exception):
@@ -102,7 +103,7 @@ class Worker:
         Raises:
             Unfit: Python or a package has another version than the driver's.
         """
-        import leakgauge.harness.study.jobs  # noqa: F401
+        from leakgauge.harness.study import attack, training  # noqa: F401
 
         own, asked = versions(), self.home.versions
         others = [f"{name} {own.get(name)} instead of {asked[name]}" for name in asked if own.get(name) != asked[name]]
@@ -135,7 +136,7 @@ class Worker:
     def _check(self, order: Order) -> None:
         """Raise `Unfit` if code or data of this node differ from the driver's."""
         from leakgauge.harness.study.environment import code_of
-        from leakgauge.harness.study.jobs import load_data
+        from leakgauge.harness.study.prepare import load_data
 
         job = order.job
         try:

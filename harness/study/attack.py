@@ -1,0 +1,208 @@
+"""Attacks one cell of a stored training, scores the guesses, and stores the result; a long search is done in parts."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from leakgauge.harness.audit.attacked import Promised, promised
+from leakgauge.harness.audit.weights import suspicious
+from leakgauge.harness.core.cell import Cell, Target
+from leakgauge.harness.core.contract import Guess, Labels, Membership, Observation, Reconstruction
+from leakgauge.harness.core.result import Estimate, Execution, Result
+from leakgauge.harness.core.stats import of_items
+from leakgauge.harness.core.stored import fingerprint, to_data
+from leakgauge.harness.core.table import Column
+from leakgauge.harness.core.threats import Threat
+from leakgauge.harness.federation import registry
+from leakgauge.harness.federation.observe import Scene, Truth
+from leakgauge.harness.study.environment import code_behind, environment, shipped
+from leakgauge.harness.study.flags import cell_flags, notice_flag, promise_flags
+from leakgauge.harness.study.jobs import Place
+from leakgauge.harness.study.joint import Batches, Found, at_once, fits
+from leakgauge.harness.study.limits import Bounds, bounds_of
+from leakgauge.harness.study.prepare import attack_key
+from leakgauge.harness.study.replay import StoredTraining, claimed, observe_stored
+from leakgauge.harness.study.score import (
+    score_labels,
+    score_limits,
+    score_membership,
+    score_promise,
+    score_reconstruction,
+)
+from leakgauge.harness.study.splits import groups, named, victims_of
+from leakgauge.harness.study.store import Arrays, arrays_digest
+
+_ASKED = 8
+"""The number of clients that test a malicious server's broadcast; each test takes about a second."""
+
+_BATCHES = Batches()
+"""What this process found for cells whose jobs have not come yet."""
+
+
+def run_attack(cell: Cell, place: Place, parts: Sequence[str] = (), beside: Sequence[Cell] = ()) -> Result:
+    """Attack one cell of a stored training, score it, and store the result.
+
+    Args:
+        parts: names of stored parts of the attack and of its limit; missing victims are computed.
+        beside: cells of stored trainings whose victims may be searched in the same batch; for their own attacks, this
+            process keeps what it finds.
+    """
+    start, store = time.perf_counter(), place.store
+    stored = StoredTraining.of(cell.training, place)
+    scene, attack = stored.scene, registry.build_attack(cell.attack)
+    code = code_behind(store, cell.training, cell.attack, cell.threat)
+    seen, truth = observe_stored(stored, cell.threat, cell.target, place.device)
+
+    searched = {name: store.read_part(name, code) for name in parts if name.startswith(cell.id)}
+    known = [(victims_of(name), to_guesses(arrays)) for name, arrays in searched.items() if arrays is not None]
+    batch = None if known else _in_batch(cell, seen, beside, place)
+    found = _search(cell, seen, known) if batch is None else batch.result
+
+    bounds = bounds_of(cell, place, parts) if cell.limit and isinstance(found, Reconstruction) else None
+    estimates, arrays = scored(found, truth, bounds, scene.task.columns)
+    flags = cell_flags(attack, scene.defense, cell.target, found, truth, estimates, bounds.limits if bounds else "")
+    if not attack.floor and not isinstance(found, Labels):
+        rounds, alone = tuple(cell.target.looks_at if seen.messages else ()), cell.target.kind == "probe"
+        promise = _promised(stored, rounds, seen.view.threat, alone)
+        shown = () if promise is None else score_promise(found, truth, estimates, promise)
+        flags = (*(promise_flags(shown, promise) if promise else ()), *flags)
+        estimates += shown
+    if cell.training.malice is not None:
+        noticed = _noticed(scene, cell.target)
+        estimates, flags = (*estimates, noticed), (*flags, notice_flag(noticed))
+
+    content = {
+        "cell": to_data(cell),
+        "estimates": [to_data(estimate) for estimate in estimates],
+        "flags": [to_data(flag) for flag in flags],
+        "arrays": arrays_digest(arrays),
+    }
+    execution = Execution(place.device, torch.get_num_threads(), scene.engine)
+    result = Result(cell, execution, environment(), estimates, flags, fingerprint(content, 64))
+    spent = sum(store.seconds(store.part(name)) or 0.0 for name in searched)
+    spent += 0.0 if batch is None else batch.elsewhere
+    store.write_result(result, arrays, spent + time.perf_counter() - start, code)
+    return result
+
+
+def run_search(cell: Cell, victims: range, place: Place) -> None:
+    """Attack some victims of a cell in whole groups, and store the guesses."""
+    start = time.perf_counter()
+    seen, _ = observe_stored(StoredTraining.of(cell.training, place), cell.threat, cell.target, place.device)
+    found = _search(cell, seen, [], victims)
+    assert isinstance(found, Reconstruction)  # only reconstructions are split
+    arrays, code = of_guesses(found), code_behind(place.store, cell.training, cell.attack, cell.threat)
+    place.store.write_part(named(cell.id, victims), arrays, time.perf_counter() - start, code)
+
+
+def _search(
+    cell: Cell, seen: Observation, known: Sequence[tuple[range, Reconstruction]], victims: range | None = None
+) -> Reconstruction | Labels | Membership:
+    """The result of a cell's attack, group by group; victims with known guesses are not attacked again.
+
+    The attack's randomness depends on the seed, the attack and the target, not on the defense: the attack starts from
+    the same points against every defense.
+    """
+    attack = registry.build_attack(cell.attack)
+    key = attack_key(cell.training.seed, cell.attack, cell.target)
+    size = at_once(attack, seen)
+    if size is None or cell.target.kind == "members" or seen.messages is None:
+        return attack.run(seen, key)
+    guesses = {i: guess for part, result in known for i, guess in zip(part, result.guesses, strict=True)}
+    words = next((result.prior for _, result in known), "")
+    wanted = range(len(seen.messages)) if victims is None else victims
+    for group in groups(wanted, size):
+        if not guesses.keys() >= set(group):
+            result = attack.run(seen.of(group), key)
+            assert isinstance(result, Reconstruction)  # only reconstructions have groups
+            guesses |= zip(group, result.guesses, strict=True)
+            words = result.prior
+    return Reconstruction(tuple(guesses[i] for i in wanted), words)
+
+
+def _in_batch(cell: Cell, seen: Observation, beside: Sequence[Cell], place: Place) -> Found | None:
+    """The guesses for a cell that is searched in a batch with others, now or before; None: it is searched alone."""
+
+    def name(of: Cell) -> tuple[str, StoredTraining]:
+        return of.id, StoredTraining.of(of.training, place)
+
+    def observe(of: Cell) -> Observation:
+        return observe_stored(StoredTraining.of(of.training, place), of.threat, of.target, seen.device)[0]
+
+    if (before := _BATCHES.take(name(cell))) is not None:
+        return before
+    attack = registry.build_attack(cell.attack)
+    size = at_once(attack, seen)
+    # a user's attack may ask a defense for what a batch does not have, and a user's defense may need the CPU
+    ours = shipped("attack", cell.attack.name) and shipped("defense", cell.training.defense.name)
+    if not (beside and size and ours):
+        return None
+    others = (
+        (name(other), functools.partial(observe, other))
+        for other in beside
+        if shipped("defense", other.training.defense.name)
+        if fits(seen, registry.build_defense(other.training.defense))
+    )
+    key = attack_key(cell.training.seed, cell.attack, cell.target)
+    return _BATCHES.search(attack, key, (name(cell), seen), others, size)
+
+
+def scored(
+    found: Reconstruction | Labels | Membership, truth: Truth, bounds: Bounds | None, columns: Sequence[Column]
+) -> tuple[tuple[Estimate, ...], Arrays]:
+    """The estimates, and the arrays to store beside them."""
+    if isinstance(found, Membership):
+        assert truth.is_member is not None  # a membership target has candidates
+        estimates = score_membership(found.scores, truth.is_member)
+        return estimates, {"scores": found.scores.numpy(), "is_member": truth.is_member.numpy()}
+    xs, ys = [victim.x for victim in truth.victims], [victim.y for victim in truth.victims]
+    if isinstance(found, Labels):
+        return score_labels(ys, found.labels), {}
+    estimates, pictures = score_reconstruction(xs, ys, found.guesses, truth.others(), columns)
+    if bounds is not None:
+        estimates += score_limits(xs, found.guesses, *bounds)
+    return estimates, {} if pictures is None else {"original": pictures.original, "guess": pictures.guess}
+
+
+@functools.lru_cache(maxsize=64)
+def _promised(stored: StoredTraining, rounds: tuple[int, ...], threat: Threat, alone: bool) -> Promised | None:
+    """The defense's promise for these rounds, cached for the next attacks, because accounting may take seconds."""
+    return promised(claimed(stored.scene, rounds), threat, alone=alone)
+
+
+def _noticed(scene: Scene, target: Target) -> Estimate:
+    """How many of the first eight clients notice the parameters of the first attacked round, with their own data."""
+    params, key = scene.training.models[target.looks_at[0]], scene.key.child("notice")
+    numbers = sorted(scene.clients)[:_ASKED]
+    noticed = [suspicious(scene.task, params, scene.rows(scene.clients[k]), key.child(k)) for k in numbers]
+    tests = ", ".join(sorted({name for names in noticed for name in names}))
+    return dataclasses.replace(of_items("detectable", [float(bool(names)) for names in noticed]), note=tests)
+
+
+def of_guesses(found: Reconstruction) -> Arrays:
+    """The arrays of an attack's guesses."""
+    guesses = found.guesses
+    images = {f"{name} {i}": getattr(guess, name).numpy() for i, guess in enumerate(guesses) for name in ("x", "y")}
+    return {
+        "objective": np.array([guess.objective for guess in guesses], np.float64),
+        "evaluations": np.array([guess.evaluations for guess in guesses], np.int64),
+        "failure": np.array([guess.failure for guess in guesses], np.str_),
+        "prior": np.array(found.prior, np.str_),
+        **images,
+    }
+
+
+def to_guesses(arrays: Arrays) -> Reconstruction:
+    """An attack's guesses, from the arrays of `of_guesses`."""
+    rows = zip(arrays["objective"], arrays["evaluations"], arrays["failure"], strict=True)
+    guesses = []
+    for i, (value, count, failure) in enumerate(rows):
+        x, y = (torch.from_numpy(arrays[f"{name} {i}"]) for name in ("x", "y"))
+        guesses.append(Guess(x, y, float(value), int(count), str(failure)))
+    return Reconstruction(tuple(guesses), str(arrays["prior"]))
