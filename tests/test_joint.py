@@ -18,10 +18,9 @@ from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study import joint
 from leakgauge.harness.study.environment import shipped
-from leakgauge.harness.study.jobs import Job
+from leakgauge.harness.study.jobs import Job, family
 from leakgauge.harness.study.joint import Batches, alike, fits, joined
 from leakgauge.harness.study.run import run_study
-from leakgauge.harness.study.splits import family
 from leakgauge.harness.study.study import resolve
 from tests.doubles import study_table
 from tests.elsewhere import DEVICE, Elsewhere

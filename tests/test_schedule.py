@@ -9,15 +9,14 @@ import pytest
 from leakgauge.attacks._engine import matching
 from leakgauge.harness.core.cell import TaskSpec
 from leakgauge.harness.data import default_root
-from leakgauge.harness.study import schedule, splits
+from leakgauge.harness.study import schedule
 from leakgauge.harness.study.attack import run_attack, run_search
 from leakgauge.harness.study.cost import Pace
 from leakgauge.harness.study.engine import Died, Ended, Here, Interrupted
-from leakgauge.harness.study.jobs import Job, Outcome, Place, perform
+from leakgauge.harness.study.jobs import Job, Outcome, Place, limit_id, named, perform, shares, victims_of
 from leakgauge.harness.study.limits import run_limit
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.schedule import Progress, Schedule
-from leakgauge.harness.study.splits import limit_id, named, shares
 from leakgauge.harness.study.store import Store
 from leakgauge.harness.study.supervisor import supervise
 from tests.test_run import COIN, ECHO, contents, study
@@ -279,4 +278,4 @@ def test_jobs_name_what_they_read_and_write():
     assert attack.reads == (f"trainings/{cell.training.id}", limit.writes)
     assert (limit.reads, attack.writes) == ((f"trainings/{cell.training.id}",), f"cells/{cell.id}")
     assert Pace({}).expected(limit) > 0
-    assert splits.victims_of(limit.writes) == range(3)
+    assert victims_of(limit.writes) == range(3)

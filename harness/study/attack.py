@@ -23,7 +23,7 @@ from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.observe import Scene, Truth
 from leakgauge.harness.study.environment import code_behind, environment, shipped
 from leakgauge.harness.study.flags import cell_flags, notice_flag, promise_flags
-from leakgauge.harness.study.jobs import Place
+from leakgauge.harness.study.jobs import Place, groups, named, victims_of
 from leakgauge.harness.study.joint import Batches, Found, at_once, fits
 from leakgauge.harness.study.limits import Bounds, bounds_of
 from leakgauge.harness.study.prepare import attack_key
@@ -35,7 +35,6 @@ from leakgauge.harness.study.score import (
     score_promise,
     score_reconstruction,
 )
-from leakgauge.harness.study.splits import groups, named, victims_of
 from leakgauge.harness.study.store import Arrays, arrays_digest
 
 _ASKED = 8

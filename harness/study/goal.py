@@ -8,11 +8,10 @@ JSON); a solved defense has no goal.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import ClassVar, Literal, NamedTuple
@@ -69,7 +68,7 @@ class Goal:
     parameter: str = ""
 
     def __post_init__(self) -> None:
-        if sum(one is not None for one in (self.proved_epsilon, self.accuracy_loss, self.clip)) != 1:
+        if sum(goal is not None for goal in (self.proved_epsilon, self.accuracy_loss, self.clip)) != 1:
             raise ValueError("expected proved_epsilon, accuracy_loss or clip, and only one of them")
         if self.proved_epsilon is not None and not 0 < self.proved_epsilon < math.inf:
             raise ValueError(f"expected proved_epsilon > 0, got {self.proved_epsilon}")
@@ -112,11 +111,11 @@ def with_goal(name: str, parameters: dict[str, Scalar], goal: Goal) -> PartSpec:
         ValueError: the defense has no such parameter.
     """
     knobs = KNOBS if goal.clip is None else ("clip",)
-    knob = goal.parameter or next((knob for one in knobs for knob in parameters if knob.split(".")[-1] == one), "")
+    knob = goal.parameter or next((key for knob in knobs for key in parameters if key.split(".")[-1] == knob), "")
     if knob not in parameters:
         known = ", ".join(parameters) or "no parameter"
         raise ValueError(f"target: {name} has no parameter to solve for; it has {known}")
-    return PartSpec(name, parameters | {KEY: canonical(to_data(dataclasses.replace(goal, parameter=knob)))})
+    return PartSpec(name, parameters | {KEY: canonical(to_data(replace(goal, parameter=knob)))})
 
 
 def goal_of(defense: PartSpec) -> Goal | None:
@@ -145,26 +144,21 @@ def solve(cells: tuple[Cell, ...], root: Path, trained: Trained) -> tuple[tuple[
                     wanted[place] = search.send(records[place]) if place in wanted else next(search)
                 except StopIteration as stop:
                     answers[place], wanted[place] = stop.value, []
-        found = trained([spec for specs in wanted.values() for spec in specs])
-        records = {place: {spec.id: found[spec.id] for spec in specs} for place, specs in wanted.items()}
+        known = trained([spec for specs in wanted.values() for spec in specs])
+        records = {place: {spec.id: known[spec.id] for spec in specs} for place, specs in wanted.items()}
     solved = []
     for cell in cells:
         answer = answers.get(_place(cell)) if KEY in cell.training.defense.parameters else None
         if answer is None:
             solved.append(cell)
         elif answer.defense is not None:
-            solved.append(dataclasses.replace(cell, training=_with(cell.training, answer.defense)))
+            solved.append(replace(cell, training=replace(cell.training, defense=answer.defense)))
     return tuple({cell.id: cell for cell in solved}.values()), tuple(answer.note for answer in answers.values())
 
 
 def _place(cell: Cell) -> str:
     """A key of a cell's training by an honest server, without the seed."""
     return canonical(to_data(cell.training.honest) | {"seed": None})
-
-
-def _with(spec: TrainingSpec, defense: PartSpec) -> TrainingSpec:
-    """The training with another defense."""
-    return dataclasses.replace(spec, defense=defense)
 
 
 class _Axis(NamedTuple):
@@ -193,7 +187,8 @@ class _Axis(NamedTuple):
 def first_try(spec: TrainingSpec) -> TrainingSpec:
     """The training at which the search for its defense's goal starts; without a goal, the training itself."""
     goal = goal_of(spec.defense)
-    return spec if goal is None else _with(spec, (axis := _Axis(spec.defense, goal.parameter)).at(axis.start))
+    axis = _Axis(spec.defense, "" if goal is None else goal.parameter)
+    return spec if goal is None else replace(spec, defense=axis.at(axis.start))
 
 
 _Search = Generator[list[TrainingSpec], dict[str, TrainingRecord], Answer]
@@ -214,8 +209,8 @@ def _for_proof(specs: list[TrainingSpec], goal: Goal, axis: _Axis, root: Path) -
     knob, wanted = axis.knob, goal.proved_epsilon or 0.0
 
     def proved(place: float) -> tuple[float, str]:
-        found = [_proved(_with(spec, axis.at(place)), goal, root) for spec in specs]
-        return max(found, key=lambda one: one[0])
+        each = (_proved(replace(spec, defense=axis.at(place)), goal, root) for spec in specs)
+        return max(each, key=lambda pair: pair[0])
 
     def reached(place: float) -> float:
         return proved(place)[0]
@@ -233,10 +228,10 @@ def _for_proof(specs: list[TrainingSpec], goal: Goal, axis: _Axis, root: Path) -
             low, high = (middle, high) if reached(middle) <= wanted else (low, middle)
             if reached(low) > wanted * (1 - TOLERANCE / 10):
                 break
-    solved, (found, unit) = axis.at(low), proved(low)
-    text = f"{name}: {knob} = {value_text(solved.parameters[knob])} has {found:.6g}"
+    solved, (epsilon, unit) = axis.at(low), proved(low)
+    text = f"{name}: {knob} = {value_text(solved.parameters[knob])} has {epsilon:.6g}"
     text += f" per {unit}, which covers a {goal.unit}" if unit != goal.unit else ""
-    state = "" if found >= wanted * (1 - TOLERANCE) else "; the nearest below, for it moves in steps or has a largest"
+    state = "" if epsilon >= wanted * (1 - TOLERANCE) else "; the nearest below, for it moves in steps or has a largest"
     return Answer(solved, text + state)
 
 
@@ -290,27 +285,13 @@ def _proved(spec: TrainingSpec, goal: Goal, root: Path) -> tuple[float, str]:
     except ValueError:  # the parameter is out of the defense's range
         return math.inf, ""
     delta = claim.delta if goal.delta is None else goal.delta
-    threat = Threat(goal.adversary)
-    found: dict[Unit, float] = {}
+    epsilons: dict[Unit, float] = {}
     for proof in (claim.proved, *claim.further):
-        if threat in (proof.against or claim.against):
-            value = math.inf if proof.event is None else float(accounting.epsilon(proof.event, delta))
-            found[proof.unit] = max(found.get(proof.unit, 0.0), value)
-    return min(
-        ((found.get(unit, math.inf), unit.value) for unit in _COVERED_BY[str(goal.unit)]), key=lambda one: one[0]
-    )
-
-
-def _fits(spec: TrainingSpec, root: Path) -> bool:
-    """Whether the defense accepts these parameters in this setting."""
-    from leakgauge.harness.study.prepare import prepare
-
-    try:
-        ready = prepare(spec, root)
-        ready.defense.init(ready.setting)
-    except ValueError:
-        return False
-    return True
+        if Threat(goal.adversary) in (proof.against or claim.against):
+            epsilon = math.inf if proof.event is None else float(accounting.epsilon(proof.event, delta))
+            epsilons[proof.unit] = max(epsilons.get(proof.unit, 0.0), epsilon)
+    covering = ((epsilons.get(unit, math.inf), unit.value) for unit in _COVERED_BY[str(goal.unit)])
+    return min(covering, key=lambda pair: pair[0])
 
 
 _Loss = Generator[list[TrainingSpec], dict[str, TrainingRecord], float]
@@ -324,11 +305,11 @@ def _approach(
     step = math.log(_STEP)
     way = 1.0 if (yield from loss(at)) > wanted else -1.0
     while step > _LEAST_STEP and len(tried) <= _TRAININGS:
-        if (found := (yield from loss(at + way * step))) == math.inf:
+        if (value := (yield from loss(at + way * step))) == math.inf:
             step /= 2
             continue
         at += way * step
-        if (found > wanted) == (way < 0):
+        if (value > wanted) == (way < 0):
             break
     above, below = ([place for place in tried if (tried[place] > wanted) == side] for side in (True, False))
     if above and below:
@@ -341,18 +322,23 @@ def _approach(
 def _for_accuracy(specs: list[TrainingSpec], goal: Goal, axis: _Axis, root: Path) -> _Search:
     """The search for a loss of accuracy, by trainings of all seeds; the study reuses the trainings of the result."""
     wanted = goal.accuracy_loss or 0.0
-    plain = [_with(spec, PartSpec(UNDEFENDED)) for spec in specs]
+    from leakgauge.harness.study.prepare import prepare
+
+    plain = [replace(spec, defense=PartSpec(UNDEFENDED)) for spec in specs]
     records = yield plain
     top = _mean_accuracy([records[spec.id] for spec in plain])
     tried: dict[float, float] = {}
 
     def loss(place: float) -> _Loss:
-        asked = [_with(spec, axis.at(place)) for spec in specs]
-        if not all(_fits(spec, root) for spec in asked):
+        asked = [replace(spec, defense=axis.at(place)) for spec in specs]
+        try:
+            for ready in (prepare(spec, root) for spec in asked):
+                ready.defense.init(ready.setting)
+        except ValueError:  # the parameter is out of the defense's range
             return math.inf
         if place not in tried:
-            found = yield asked
-            tried[place] = top - _mean_accuracy([found[spec.id] for spec in asked])
+            records = yield asked
+            tried[place] = top - _mean_accuracy([records[spec.id] for spec in asked])
         return tried[place]
 
     yield from _approach(loss, tried, axis.start, wanted)
@@ -373,19 +359,17 @@ def _for_accuracy(specs: list[TrainingSpec], goal: Goal, axis: _Axis, root: Path
 
 def _for_norm(specs: list[TrainingSpec], goal: Goal, axis: _Axis, root: Path) -> _Search:
     """The median norm of the updates of undefended trainings of all seeds."""
-    plain = [_with(spec, PartSpec(UNDEFENDED)) for spec in specs]
+    plain = [replace(spec, defense=PartSpec(UNDEFENDED)) for spec in specs]
     records = yield plain
     norms = [norm for spec in plain for norm in records[spec.id].gauges.get("update_norm", ())]
     if not norms:
         raise ValueError("target.clip: the stored trainings without a defense have no norms; use another folder")
-    found = median(norms)
     name = f"{axis.defense.name}, {goal.text}"
-    if not found > 0:
+    if not (clip := median(norms)) > 0:
         return Answer(None, f"{name}: out of reach; half of the updates without a defense are zero")
-    solved = axis.at(axis.sign * math.log(found))
-    return Answer(
-        solved, f"{name}: {axis.knob} = {value_text(solved.parameters[axis.knob])}; this choice is not private"
-    )
+    solved = axis.at(axis.sign * math.log(clip))
+    text = f"{name}: {axis.knob} = {value_text(solved.parameters[axis.knob])}; this choice is not private"
+    return Answer(solved, text)
 
 
 def _mean_accuracy(records: list[TrainingRecord]) -> float:

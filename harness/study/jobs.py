@@ -1,15 +1,20 @@
-"""The jobs of a study: what each reads and writes, and how a process does it."""
+"""The jobs of a study: what each reads and writes, how a process does it, and how a long job is split.
+
+The groups of victims of a split do not depend on the worker.
+"""
 
 from __future__ import annotations
 
+import itertools
 import time
 import traceback
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from leakgauge.harness.core.cell import Cell, TrainingSpec
 from leakgauge.harness.core.labels import cell_text, part_text
-from leakgauge.harness.study.splits import limit_id, named
+from leakgauge.harness.core.stored import fingerprint, to_data
 from leakgauge.harness.study.store import Store
 
 
@@ -119,3 +124,45 @@ def _headline(job: Job, place: Place) -> str:
         return f"{first.name} {'n/a' if first.value is None else format(first.value, '.3f')}"
     (run_search if job.kind == "search" else run_limit)(cell, job.victims, place)
     return f"{len(job.victims)} victims"
+
+
+def limit_id(cell: Cell) -> str:
+    """The id of the limit of a cell's target: the same for every attack on it."""
+    return fingerprint({"limit": [cell.training.id, cell.threat, to_data(cell.target)]})
+
+
+def family(cell: Cell) -> Hashable | None:
+    """What the cells of a batch on an accelerator have in common; None: the cell is attacked alone.
+
+    They attack messages of round 0 that were made with the same first model; only their defenses may differ.
+    """
+    target, spec = cell.target, cell.training
+    of_first = (target.round, target.rounds, target.users) == (0, 1, 1) and target.kind != "members"
+    if not of_first or spec.malice is not None:
+        return None
+    return cell.attack.key, target, cell.threat, spec.task, spec.federation, spec.seed
+
+
+def named(whole: str, victims: range) -> str:
+    """The name of a part."""
+    return f"{whole}-{victims.start}-{victims.stop}"
+
+
+def victims_of(name: str) -> range:
+    """The victims of the part with this name."""
+    first, end = name.split("-")[1:]
+    return range(int(first), int(end))
+
+
+def groups(victims: range, size: int | None) -> list[range]:
+    """The victims in groups of `size`, in order; in one group if there is no size."""
+    size = size or len(victims) or 1
+    return [victims[first : first + size] for first in range(0, len(victims), size)]
+
+
+def shares(victims: range, size: int, count: int) -> list[range]:
+    """The victims in at most `count` parts of about equal size; each part has whole groups of `size`."""
+    each = groups(victims, size)
+    count = min(count, len(each))
+    bounds = [number * len(each) // count for number in range(count + 1)]
+    return [range(each[low].start, each[high - 1].stop) for low, high in itertools.pairwise(bounds)]

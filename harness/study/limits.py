@@ -17,9 +17,8 @@ from leakgauge.harness.core.stored import canonical, to_data
 from leakgauge.harness.federation.observe import Scene, Truth
 from leakgauge.harness.learn.prior import GaussianPrior, gaussian_prior
 from leakgauge.harness.study.environment import code_behind
-from leakgauge.harness.study.jobs import Place
+from leakgauge.harness.study.jobs import Place, limit_id, named, victims_of
 from leakgauge.harness.study.replay import StoredTraining, claimed, observe_stored
-from leakgauge.harness.study.splits import limit_id, named, victims_of
 from leakgauge.harness.study.store import Arrays
 
 

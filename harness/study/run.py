@@ -39,7 +39,6 @@ _ELSE = "use another folder, or --merge to keep both"
 class _Session:
     """A run of a study in a folder with no other writer; `notes` state what happens to stored results."""
 
-    store: Store
     place: Place
     engine: Engine
     reuse: bool
@@ -57,7 +56,7 @@ class _Session:
         progress = Progress(total=total, skipped=len(finished), workers=slots, notes=self.notes)
         listen(progress, None)
         schedule = Schedule(
-            *(self.store, progress, listen, trainings, attacks),
+            *(self.place.store, progress, listen, trainings, attacks),
             pace=self.pace,
             finished=finished,
             slots=slots,
@@ -70,14 +69,14 @@ class _Session:
 
         Damaged results are set aside, and results of other code too, unless they are reused.
         """
-        found, others = set(), Counter[str]()
+        store, ids, others = self.place.store, set[str](), Counter[str]()
         for folder, code in wanted.items():
-            value, made, faults = self.store.examine(folder)
+            value, made, faults = store.examine(folder)
             if made is None:
                 continue
             if value is None:
                 reason = "; ".join(f"{folder.parent.name}/{folder.name}/{name} {why}" for name, why in faults.items())
-                self.store.set_aside(folder, reason)
+                store.set_aside(folder, reason)
                 self.notes.append(f"damaged, set aside in {QUARANTINE}: {reason}")
                 continue
             if made != code:
@@ -85,14 +84,14 @@ class _Session:
                 who = f"{made or 'unknown code'} of commit {value.environment.commit[:12] or 'unknown'}{with_changes}"
                 others[who] += 1
                 if not reuse:
-                    self.store.set_aside(folder, f"made by {who}; this code is {code}")
+                    store.set_aside(folder, f"made by {who}; this code is {code}")
                     continue
-            found.add(folder.name)
+            ids.add(folder.name)
         if others:
             fate = "are kept" if reuse else f"are set aside in {QUARANTINE} and run again; --reuse would keep them"
             made_by = ", ".join(f"{number} by {who}" for who, number in others.items())
             self.notes.append(f"{others.total()} results of other code {fate}: {made_by}")
-        return found
+        return ids
 
 
 def run_study(
@@ -143,23 +142,22 @@ def run_study(
     if limits != NO_LIMITS and workers == 0:
         raise StudyError(study.name, ["limits of a cell need worker processes: expected workers >= 1, got workers=0"])
     root = data if data is not None else default_root()
-    store = Store(Path(folder))
-    place = Place(store.folder, root, device)
+    place = Place(Path(folder), root, device)
+    store, listen = place.store, listen or (lambda progress, outcome: None)
     # the engine starts while this process reads the data
-    with closing(open_engine(place)) as opened, nullcontext(check_data(study, root)) as found, writing(store.folder):
-        session = _Session(store, place, opened, reuse, limits, [], Pace(_dims(study, root)))
-        listen = listen or (lambda progress, outcome: None)
-        stored = _stored_study(study, session, {name: digest for name, (digest, _) in found.items()}, merge=merge)
+    with closing(open_engine(place)) as opened, nullcontext(check_data(study, root)) as known, writing(store.folder):
+        session = _Session(place, opened, reuse, limits, [], Pace(_dims(study, root)))
+        stored = _stored_study(study, session, {name: digest for name, (digest, _) in known.items()}, merge=merge)
         study = _solved(study, session, listen)
         own = {cell.id for cell in study.cells}
         others = tuple(cell for cell in (store.cells() if stored else ()) if cell.id not in own)
         if others and not (merge or part):
             text = f"{folder} holds {len(others)} cells of another version of this study: {_ELSE}"
             raise StudyError(study.name, [text])
-        mine, theirs = folders(store, study.cells), folders(store, others)
-        usable = session.usable(mine, reuse=reuse)
-        session.usable({one: code for one, code in theirs.items() if one not in mine}, reuse=True)
-        store.write_study(_described(study, found, stored, others))
+        asked, kept = folders(store, study.cells), folders(store, others)
+        usable = session.usable(asked, reuse=reuse)
+        session.usable({path: code for path, code in kept.items() if path not in asked}, reuse=True)
+        store.write_study(_described(study, known, stored, others))
         trainings, attacks, finished = plan(study, store, usable)
         for cell in study.cells:
             if cell.id in finished and (seconds := store.seconds(store.cell(cell.id))):
@@ -184,12 +182,11 @@ def _workers(study: Study, workers: int | None, *, elsewhere: bool) -> int | Non
         StudyError: such a study asks for another number, or for an engine in other processes.
     """
     named = {name for spec in study.trainings for name in (spec.task.model, records_of(spec.task.data))}
-    here = {name for name in named if name.startswith("given:")}
-    if here and (workers or elsewhere):
+    given = {name for name in named if name.startswith("given:")}
+    if given and (workers or elsewhere):
         got = "another engine" if elsewhere else f"workers={workers}"
-        text = f"only this process has {min(here)!r}: expected workers=0, got {got}"
-        raise StudyError(study.name, [text])
-    return 0 if here else workers
+        raise StudyError(study.name, [f"only this process has {min(given)!r}: expected workers=0, got {got}"])
+    return 0 if given else workers
 
 
 def _solved(study: Study, session: _Session, listen: Listener) -> Study:
@@ -203,7 +200,7 @@ def _solved(study: Study, session: _Session, listen: Listener) -> Study:
 
     if not any(goal_of(spec.defense) for spec in study.trainings):
         return study
-    store = session.store
+    store = session.place.store
 
     def trained(specs: list[TrainingSpec]) -> dict[str, TrainingRecord]:
         keep, errors = keep_for(study.cells), list[str]()
@@ -217,10 +214,10 @@ def _solved(study: Study, session: _Session, listen: Listener) -> Study:
 
         if missing:
             session.work(len(study.cells), (), watch, [Job("trial", spec, study.cells) for spec in missing], [])
-        found = {spec.id: store.read_training(spec.id) for spec in specs}
-        if None in found.values():
+        records = {spec.id: record for spec in specs if (record := store.read_training(spec.id)) is not None}
+        if len(records) < len(distinct):
             raise ValueError(f"target: {'; '.join(errors)}")
-        return {name: record for name, record in found.items() if record is not None}
+        return records
 
     try:
         cells, goals = solve(study.cells, session.place.root, trained)
@@ -247,26 +244,20 @@ def check_data(study: Study, root: Path) -> dict[str, tuple[str, bool]]:
     load_data.cache_clear()  # a file may have changed since this process last read it
     found, problems = {}, []
     for task in dict.fromkeys(training.task for training in study.trainings):
-        key = "tasks.data"
+        specs, key = [spec for spec in study.trainings if spec.task == task], "tasks.data"
         try:
             loaded, key = load_data(task.data, root), "tasks.model"
             made = make_task(task, loaded)
             check(made)
             key = "federations"
             found[task.data] = (loaded.digest, loaded.public)
-            for federation in dict.fromkeys(one.federation for one in study.trainings if one.task == task):
+            for federation in dict.fromkeys(spec.federation for spec in specs):
                 check_labels(federation, loaded.train.y)
         except (LookupError, ValueError, OSError) as error:
             problems.append(f"{key}: {error}")
             continue
-        problems += disagreements(
-            [one for one in study.trainings if one.task == task], study.cells, loaded, made.layout
-        )
-        defenses = {
-            part_text(one.defense): one.defense
-            for one in study.trainings
-            if one.task == task and not goal_of(one.defense)
-        }
+        problems += disagreements(specs, study.cells, loaded, made.layout)
+        defenses = {part_text(spec.defense): spec.defense for spec in specs if not goal_of(spec.defense)}
         for name, defense in defenses.items():
             try:
                 check_records(made, registry.build_defense(defense).local)
@@ -302,24 +293,24 @@ def _stored_study(study: Study, session: _Session, hashes: dict[str, str], *, me
         StudyError: the folder has other studies, without `merge`, or a data set has changed, so the same ids would mean
             other cells.
     """
-    folder, path = session.store.folder, session.store.folder / "study.json"
+    store, path = session.place.store, session.place.folder / "study.json"
     if not path.exists():
         return {}
     try:
-        stored = session.store.read_study()
+        stored = store.read_study()
     except StoreError as error:
-        session.store.set_aside(path, str(error))
+        store.set_aside(path, str(error))
         text = "run other studies of this folder again with --merge: their results are still there"
         session.notes.append(f"damaged, set aside in {QUARANTINE} and written anew: study.json; {text}")
         return {}
-    others = [one["name"] for one in stored.get("studies", [stored]) if one["name"] != study.name]
+    others = [other["name"] for other in stored.get("studies", [stored]) if other["name"] != study.name]
     if others and not merge:
         named = " and ".join(map(repr, others))
-        raise StudyError(study.name, [f"{folder} holds the results of the study {named}: {_ELSE}"])
+        raise StudyError(study.name, [f"{store.folder} holds the results of the study {named}: {_ELSE}"])
     before = stored.get("data", {})
     changed = [name for name, digest in hashes.items() if before.get(name, digest) != digest]
     if changed:
-        text = f"is not the one of the results in {folder}: use another folder"
+        text = f"is not the one of the results in {store.folder}: use another folder"
         raise StudyError(study.name, [f"data set {name!r} {text}" for name in changed])
     return stored
 
@@ -329,19 +320,19 @@ def _described(
 ) -> dict[str, Any]:
     """The content of study.json: the other studies of the folder, then this study."""
     this = {"name": study.name, "title": study.title, "text": study.text, "goals": list(study.goals)}
-    before = [one for one in stored.get("studies", [stored] if stored else []) if one["name"] != study.name]
-    studies = [*({key: one.get(key, []) for key in this} for one in before), this]
+    before = [other for other in stored.get("studies", [stored] if stored else []) if other["name"] != study.name]
+    studies = [*({key: other.get(key, []) for key in this} for other in before), this]
     cells = (*others, *study.cells)
     attacks = {cell.attack.key: cell.attack for cell in study.cells}
-    described = stored.get("attacks", {}) | {key: to_data(registry.describe(one)) for key, one in attacks.items()}
+    described = stored.get("attacks", {}) | {key: to_data(registry.describe(spec)) for key, spec in attacks.items()}
     used = {cell.training.task.data for cell in cells}
     data = stored.get("data", {}) | {name: digest for name, (digest, _) in found.items()}
     public = {*stored.get("public", ()), *(name for name, (_, is_public) in found.items() if is_public)}
     return {
-        "name": " + ".join(one["name"] for one in studies),
-        "title": "; ".join(one["title"] for one in studies if one["title"]),
-        "text": "\n".join(one["text"] for one in studies if one["text"]),
-        "goals": [goal for one in studies for goal in one["goals"]],
+        "name": " + ".join(each["name"] for each in studies),
+        "title": "; ".join(each["title"] for each in studies if each["title"]),
+        "text": "\n".join(each["text"] for each in studies if each["text"]),
+        "goals": [goal for each in studies for goal in each["goals"]],
         "hash": fingerprint([cell.id for cell in cells]),
         "cells": [to_data(cell) for cell in cells],
         "data": {name: data[name] for name in sorted(used)},
@@ -349,8 +340,8 @@ def _described(
         "attacks": {key: described[key] for key in sorted({cell.attack.key for cell in cells})},
         **({"studies": studies} if len(studies) > 1 else {}),
         **({"notes": list(study.notes)} if study.notes else {}),
-        **({"figures": [asdict(one) for one in study.figures]} if study.figures else {}),
-        **({"claims": [asdict(one) for one in study.claims]} if study.claims else {}),
+        **({"figures": list(map(asdict, study.figures))} if study.figures else {}),
+        **({"claims": list(map(asdict, study.claims))} if study.claims else {}),
     }
 
 

@@ -17,8 +17,7 @@ from leakgauge.harness.core.cell import Cell
 from leakgauge.harness.core.result import Failure
 from leakgauge.harness.federation import registry
 from leakgauge.harness.study.cost import Pace
-from leakgauge.harness.study.jobs import Job, Outcome
-from leakgauge.harness.study.splits import family, limit_id, named, shares, victims_of
+from leakgauge.harness.study.jobs import Job, Outcome, family, limit_id, named, shares, victims_of
 from leakgauge.harness.study.store import Store, StoreError
 
 _SHARED = 1.0
@@ -149,8 +148,8 @@ class Schedule:
         group = self.relatives.get(family(task.job.cells[0])) if self.batches else None
         if group is None:
             return ()
-        group[:] = [one for one in group if not one.taken]
-        return tuple(one.job.cells[0] for one in group if not one.waits)
+        group[:] = [other for other in group if not other.taken]
+        return tuple(other.job.cells[0] for other in group if not other.waits)
 
     def started(self, job: Job) -> None:
         """Report the start of a job."""
@@ -269,7 +268,7 @@ class Schedule:
         for task in self.open.values():
             task.cost = self.pace.expected(task.job)
         for writes, after in self.behind.items():
-            self.open[writes].later = max((one.cost for one in after), default=0.0)
+            self.open[writes].later = max((attack.cost for attack in after), default=0.0)
         self.left = math.fsum(task.cost for task in self.open.values())
         for task in self.open.values():
             if not task.taken and not task.waits:
@@ -286,12 +285,10 @@ class Schedule:
 
     def _pick(self, slot: int) -> _Task | None:
         """A job on the slot's training; if there is none, or another job is urgent, the job with the longest chain."""
-        first, own = _top(self.heap), _top(self.families.get(self.has.get(slot, ""), []))
-        if first is None or own is None or (self.batches and first.job.trains):
+        first, near = _top(self.heap), _top(self.families.get(self.has.get(slot, ""), []))
+        if first is None or near is None or (self.batches and first.job.trains):
             return first
-        if first.cost + first.later >= _URGENT * self.left / max(1, self.slots):
-            return first
-        return own
+        return first if first.cost + first.later >= _URGENT * self.left / max(1, self.slots) else near
 
     def _split(self, task: _Task) -> bool:
         """Split a long attack, and make its limit a separate job; returns whether the attack now waits."""
@@ -325,7 +322,7 @@ class Schedule:
     def _divide(self, task: _Task, whole: Job, name: str, size: int, before: list[_Task], parts: list[str]) -> None:
         """Let a task use the parts of `whole`: stored parts, and queued and new parts, for which it waits."""
         known, queued = self.store.parts_of(name), self.parts.setdefault(name, {})
-        covered = {i for one in (*known, *queued) for i in victims_of(one)}
+        covered = {i for part in (*known, *queued) for i in victims_of(part)}
         seconds = self.pace.expected(whole)
         count = min(2 * self.slots, max(1, int(seconds / _PART))) if self.slots > 1 else 1
         new = [] if covered >= set(whole.victims) else shares(whole.victims, size, count)
@@ -333,8 +330,7 @@ class Schedule:
             return
         for victims in new:
             if not covered >= set(victims):
-                job = whole._replace(part=(victims.start, victims.stop))
-                queued[named(name, victims)] = self._add(job)
+                queued[named(name, victims)] = self._add(whole._replace(part=(victims.start, victims.stop)))
                 self._push(queued[named(name, victims)])
         for other in queued.values():  # parts of a limit also serve other attacks on the target
             other.then.append(task)

@@ -176,12 +176,12 @@ def resolve(
     file = _file(table, problems)
     _check_grid(file, source, max_cells)
     trusted = code_allowed(allow_code)
-    tasks = list(_all("tasks", file.tasks, lambda one: _task(one, trusted), problems))
+    tasks = list(_all("tasks", file.tasks, partial(_task, trusted=trusted), problems))
     federations = list(_all("federations", file.federations, partial(registry.construct, FederationSpec), problems))
-    defenses = list(_all("defenses", file.defenses, lambda one: _defense(one, trusted), problems))
-    attacks = list(_all("attacks", file.attacks, lambda one: _attack(one, file.threats, trusted), problems))
-    figures = list(_listed("figures", file.figures, Figure, problems))
-    claims = list(_listed("claims", file.claims, Statement, problems))
+    defenses = list(_all("defenses", file.defenses, partial(_defense, trusted=trusted), problems))
+    attacks = list(_all("attacks", file.attacks, partial(_attack, threats=file.threats, trusted=trusted), problems))
+    figures = list(_all("figures", file.figures, _of_filters(Figure), problems, expands=False))
+    claims = list(_all("claims", file.claims, _of_filters(Statement), problems, expands=False))
     if len(set(file.seeds)) < len(file.seeds):
         problems.append(f"seeds: got {file.seeds}, expected each seed once")
     for federation, (_, target, *_) in itertools.product(federations, attacks):
@@ -197,7 +197,12 @@ def resolve(
         for task, federation, defense, seed in itertools.product(tasks, federations, defenses, file.seeds)
     ]
     cells = [
-        Cell(_against(training, malice), attack, target, view, file.limit and "attacks" in table)
+        # a malicious server: without the audit of the honest training
+        Cell(
+            replace(training, malice=malice, audit=0) if malice else training,
+            *(attack, target, view),
+            limit=file.limit and "attacks" in table,
+        )
         for training in trainings
         for attack, target, views, malice in attacks
         for view in views
@@ -216,20 +221,17 @@ def _misspelled(figures: Sequence[Figure], claims: Sequence[Statement], cells: I
     quantities = {*QUANTITIES, *METRICS}
     paths = {*OF_ROW, "defense", "attack"}.union(*(paths_of(cell.training).keys() | of_cell(cell) for cell in cells))
     named: list[tuple[str, str, str, set[str]]] = []
-    for number, figure in enumerate(figures):
-        at = f"figures[{number}]"
-        named.append((at, "quantity", figure.y, quantities))
-        named += [(at, "path", name, paths) for name in sorted(figure.paths - ({figure.x} & quantities))]
-    for number, claim in enumerate(claims):
-        at = f"claims[{number}]"
-        named.append((at, "quantity", claim.y, quantities))
-        named += [(at, "path", name, paths) for name in sorted(claim.paths)]
+    each = [(f"figures[{i}]", figure.y, figure.paths - ({figure.x} & quantities)) for i, figure in enumerate(figures)]
+    each += [(f"claims[{i}]", claim.y, claim.paths) for i, claim in enumerate(claims)]
+    for at, quantity, its_paths in each:
+        named.append((at, "quantity", quantity, quantities))
+        named += [(at, "path", name, paths) for name in sorted(its_paths)]
     problems = []
     for at, word, name, known in named:
         group, dot, last = name.rpartition(".")
-        beside = [one.rpartition(".")[2] for one in known if one.rpartition(".")[0] == group]
-        near = difflib.get_close_matches(last, sorted(beside), 1, 0.8) if name not in known else []
-        problems += [f"{at}: unknown {word} {name!r}; did you mean {group + dot + one!r}?" for one in near]
+        siblings = [other.rpartition(".")[2] for other in known if other.rpartition(".")[0] == group]
+        near = difflib.get_close_matches(last, sorted(siblings), 1, 0.8) if name not in known else []
+        problems += [f"{at}: unknown {word} {name!r}; did you mean {group + dot + other!r}?" for other in near]
     return problems
 
 
@@ -240,13 +242,13 @@ def _not_excluded(cells: list[Cell], patterns: list[Table], source: str) -> list
         StudyError: a pattern matches no cell, or the patterns together match all cells.
     """
     rows = [_row(cell) for cell in cells] if patterns else []
-    found = [{at for at, row in enumerate(rows) if _matches(pattern, row)} for pattern in patterns]
+    matches = [{at for at, row in enumerate(rows) if _matches(pattern, row)} for pattern in patterns]
     problems = [
         f"exclude[{number}]: {patterns[number]} matches no cell; expected values of the study for {', '.join(rows[0])}"
-        for number, matched in enumerate(found)
+        for number, matched in enumerate(matches)
         if not matched
     ]
-    excluded = set[int]().union(*found)
+    excluded = set[int]().union(*matches)
     if len(excluded) == len(cells):
         problems.append("exclude: matches every cell; expected one that is left")
     if problems:
@@ -268,9 +270,9 @@ def _matches(pattern: object, value: object) -> bool:
     """Whether a pattern matches: a table by all its keys, a list by one of its values, a text also by a part's name."""
     if isinstance(pattern, dict):
         inside = value if isinstance(value, dict) else {}
-        return bool(pattern) and all(key in inside and _matches(one, inside[key]) for key, one in pattern.items())
+        return bool(pattern) and all(key in inside and _matches(inner, inside[key]) for key, inner in pattern.items())
     if isinstance(pattern, list):
-        return any(_matches(one, value) for one in pattern)
+        return any(_matches(choice, value) for choice in pattern)
     return pattern == (value.get("name") if isinstance(value, dict) else value)
 
 
@@ -304,7 +306,7 @@ def _short(value: int) -> str:
 
 def _check_grid(file: _File, source: str, max_cells: int) -> None:
     """Refuse a grid with too many cells, counted without expanding it."""
-    attacks = sum(_count(one) * (1 if "threat" in one else len(file.threats)) for one in file.attacks)
+    attacks = sum(_count(attack) * (1 if "threat" in attack else len(file.threats)) for attack in file.attacks)
     counts = [sum(map(_count, tables)) for tables in (file.tasks, file.federations, file.defenses)]
     counts += [attacks, len(file.seeds)]
     most = max(math.prod(counts), *counts)  # one count may be 0, and another 10^9
@@ -315,9 +317,9 @@ def _check_grid(file: _File, source: str, max_cells: int) -> None:
 
 def _count(table: Table) -> int:
     """The number of tables that `expand` makes of one table."""
-    inner = (_count(one) for one in table.values() if isinstance(one, dict))
+    inner = (_count(value) for value in table.values() if isinstance(value, dict))
     together = {key for group in _zipped(table) for key in group[1:]}
-    lists = (len(one) for key, one in table.items() if isinstance(one, list) and key not in {ZIP, *together})
+    lists = (len(value) for key, value in table.items() if isinstance(value, list) and key not in {ZIP, *together})
     return math.prod(inner) * math.prod(lists)
 
 
@@ -326,16 +328,11 @@ def _file(table: Table, problems: list[str]) -> _File:
     try:
         return _File.model_validate(table)
     except ValidationError as error:
-        problems += [_line(*explain(item, list(_File.model_fields))) for item in error.errors()]
+        problems += [": ".join(filter(None, explain(item, list(_File.model_fields)))) for item in error.errors()]
         wrong = {item["loc"][0] for item in error.errors()}
     known = {key: value for key, value in table.items() if key in _File.model_fields and key not in wrong}
     missing: dict[str, Any] = {"name": "", "tasks": [], "federations": [], "defenses": [], "attacks": []}
     return _File.model_construct(**missing | known)
-
-
-def _line(path: str, text: str) -> str:
-    """One problem as a line."""
-    return f"{path}: {text}" if path else text
 
 
 def expand(table: Table) -> Iterator[Table]:
@@ -355,52 +352,48 @@ def expand(table: Table) -> Iterator[Table]:
         if key in together:
             group = together[key]
             if key == group[0]:
-                axes.append(
-                    [dict(zip(group, row, strict=True)) for row in zip(*(table[one] for one in group), strict=True)]
-                )
+                rows = zip(*(table[member] for member in group), strict=True)
+                axes.append([dict(zip(group, row, strict=True)) for row in rows])
         elif key != ZIP:
             choices = list(expand(value)) if isinstance(value, dict) else value if isinstance(value, list) else [value]
-            axes.append([{key: one} for one in choices])
+            axes.append([{key: choice} for choice in choices])
     for picked in itertools.product(*axes):
-        found = {key: value for one in picked for key, value in one.items()}
-        yield {key: found[key] for key in table if key in found}
+        chosen = {key: value for axis in picked for key, value in axis.items()}
+        yield {key: chosen[key] for key in table if key in chosen}
 
 
 def _zipped(table: Table) -> list[list[str]]:
     """The keys whose lists advance together, in groups."""
     named = table.get(ZIP, [])
-    return [named] if named and all(isinstance(one, str) for one in named) else named
+    return [named] if named and all(isinstance(key, str) for key in named) else named
 
 
-def _all(key: str, tables: list[Table], build: Callable[[Table], T], problems: list[str]) -> Iterator[T]:
+def _all(
+    key: str, tables: list[Table], build: Callable[[Table], T], problems: list[str], *, expands: bool = True
+) -> Iterator[T]:
     """The objects built from the expansions of the tables; failures are added to the problems."""
     for number, table in enumerate(tables):
         at = f"{key}[{number}]"
         try:
-            expanded = list(expand(table))
+            expanded = list(expand(table)) if expands else [table]
         except (TypeError, ValueError) as error:
             problems.append(f"{at}: {error}")
             continue
-        for one in expanded:
+        for single in expanded:
             try:
-                yield build(one)
+                yield build(single)
             except ParameterError as error:
-                problems += [_line(f"{at}.{path}" if path else at, text) for path, text in error.problems]
+                problems += [f"{at}.{path}: {text}" if path else f"{at}: {text}" for path, text in error.problems]
             except (LookupError, ThreatMismatch, ValueError) as error:
                 problems.append(f"{at}: {error}")
 
 
-def _listed(key: str, tables: list[Table], kind: type[T], problems: list[str]) -> Iterator[T]:
-    """A figure or a claim for each table, without expanding lists; failures are added to the problems."""
-    for number, table in enumerate(tables):
-        try:
-            yield registry.construct(kind, flat_filters(table))
-        except ParameterError as error:
-            problems += [_line(f"{key}[{number}].{path}", text) for path, text in error.problems]
+def _of_filters(kind: type[T]) -> Callable[[Table], T]:
+    """What builds a figure or a claim from a table, whose filters may be nested."""
+    return lambda table: registry.construct(kind, flat_filters(table))
 
 
 def _permit(code: list[str], trusted: bool) -> None:
-    """Refuse names of code, unless trusted."""
     if code and not trusted:
         raise ValueError(f"{code[0]!r} names code to import; pass --allow-code if you trust it")
 
@@ -431,11 +424,6 @@ def _defense(table: Table, trusted: bool) -> PartSpec:
     if wanted.clip is not None and made.local.clip is not None:
         raise ValueError(f"target.clip: {name} clips records' gradients; a training records the norms of updates only")
     return goal.with_goal(name, made.parameters(), wanted)
-
-
-def _against(training: TrainingSpec, malice: Malice | None) -> TrainingSpec:
-    """The training by a malicious server, without the audit of the honest training; unchanged without malice."""
-    return training if malice is None else replace(training, malice=malice, audit=0)
 
 
 def _attack(table: Table, threats: list[str], trusted: bool) -> tuple[PartSpec, Target, tuple[str, ...], Malice | None]:
