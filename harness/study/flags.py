@@ -35,7 +35,7 @@ def cell_flags(
     """The flags of one attack cell, most serious first."""
     flags = []
     if isinstance(found, Reconstruction):
-        flags += [] if attack.floor else _by_limit({one.name: one for one in estimates}, limits)
+        flags += [] if attack.floor else _by_limit({estimate.name: estimate for estimate in estimates}, limits)
         failed = [guess.failure for guess in found.guesses if guess.failure]
         if failed:
             reasons = "; ".join(sorted(set(failed)))
@@ -60,9 +60,7 @@ def _by_limit(estimates: Mapping[str, Estimate], limits: Sequence[Limit] | str) 
     if isinstance(limits, str) or "efficiency" not in estimates:
         return []
     efficiency, mse = estimates["efficiency"].value, estimates["mse"].value
-    limit, blind = (
-        sum(float(part.sum()) for part in parts) for parts in ([x.error for x in limits], [x.blind for x in limits])
-    )
+    limit, blind = sum(float(x.error.sum()) for x in limits), sum(float(x.blind.sum()) for x in limits)
     if limit >= _AT_FLOOR * blind:
         text = f"no linear estimate has less than {limit / blind:.0%} of the MSE of the mean image"
         return [Flag("strong-defense", text, "note")]
@@ -75,12 +73,11 @@ def _by_limit(estimates: Mapping[str, Estimate], limits: Sequence[Limit] | str) 
 def promise_flags(shown: Sequence[Estimate], made: Promised) -> tuple[Flag, ...]:
     """Whether an attack refutes the claim or the proof; a refuted proof means that the code is not what was proved."""
     flags = []
-    for one in shown:
-        value, who = one.value or 0.0, f"the attack shows an epsilon of at least {one.value:.3g} ({one.method})"
+    for bound in shown:
+        value, who = bound.value or 0.0, f"the attack shows an epsilon of at least {bound.value:.3g} ({bound.method})"
         if value > made.proved:
-            flags.append(
-                Flag("proof-contradicted", f"{who}, the proof says {made.proved:.3g}: the code or it is wrong")
-            )
+            text = f"{who}, the proof says {made.proved:.3g}: the code or it is wrong"
+            flags.append(Flag("proof-contradicted", text))
         if value > made.claimed:
             flags.append(Flag("claim-contradicted", f"{who}, the claim is {made.claimed:.3g} per {made.unit.value}"))
     return tuple(flags)
@@ -120,7 +117,7 @@ def training_flags(
     if last.accuracy is not None and last.accuracy <= 1.5 / classes:
         flags.append(Flag("no-learning", f"final accuracy {last.accuracy:.3f} is near chance (1 of {classes})"))
     if record.dropped:
-        first, who = record.dropped[0], len({one.client for one in record.dropped})
+        first, who = record.dropped[0], len({dropped.client for dropped in record.dropped})
         text = f"{len(record.dropped)} updates of {who} clients were dropped, the first of client {first.client}"
         flags.append(Flag("dropped-clients", f"{text} in round {first.round}: {first.reason}"))
     if unaudited:

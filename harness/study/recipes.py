@@ -110,7 +110,7 @@ def recipe(source: str, size: Size, root: Path) -> Recipe:
     )
     trains = "tasks" in scaled
     there, notes, lacking = _there(scaled, root)
-    formulas = [one for each in table.get("formulas", []) for one in expand(each)]
+    formulas = [single for swept in table.get("formulas", []) for single in expand(swept)]
     study = resolve({"name": name, **({} if trains else _NOTHING), **there}, name, spelled=not formulas)
     return Recipe(
         *(name, table.get("source", ""), study, trains, (*table.get("unstated", ()),), table.get("missing", lacking)),
@@ -125,30 +125,29 @@ def _departures(recipe: str, printed: list[Table], study: Study, formulas: list[
         its = cell.training.federation
         rows.append(paths_of(cell.training) | of_cell(cell) | {"records": its.samples and its.samples // its.clients})
     known, needed = {"None"}.union(*rows), {"parameter", "value", "place"}
-    for one in printed:
-        if not isinstance(one, dict) or one.keys() - {"path", "why"} != needed or str(one.get("path")) not in known:
-            raise StudyError(recipe, [f"printed: expected parameter, value, place, and a path that runs, got {one}"])
-        path, value = one.get("path"), one["value"]
-        there = dict.fromkeys(map(value_text, value if isinstance(value, list) else [value]))
-        here = dict.fromkeys(value_text(row[path]) for row in rows if path and row.get(path) is not None)
-        if not path or (here and here.keys() != there.keys()):
-            runs = f", here {', '.join(here)}" if path else ""
-            why = one.get("why", "the run is smaller than the paper's")
-            yield f"not as printed, {one['parameter']}: {', '.join(there)} ({one['place']}){runs}: {why}"
+    for line in printed:
+        if not isinstance(line, dict) or line.keys() - {"path", "why"} != needed or str(line.get("path")) not in known:
+            raise StudyError(recipe, [f"printed: expected parameter, value, place, and a path that runs, got {line}"])
+        path, value = line.get("path"), line["value"]
+        theirs = dict.fromkeys(map(value_text, value if isinstance(value, list) else [value]))
+        ours = dict.fromkeys(value_text(row[path]) for row in rows if path and row.get(path) is not None)
+        if not path or (ours and ours.keys() != theirs.keys()):
+            runs = f", here {', '.join(ours)}" if path else ""
+            why = line.get("why", "the run is smaller than the paper's")
+            yield f"not as printed, {line['parameter']}: {', '.join(theirs)} ({line['place']}){runs}: {why}"
 
 
 def _merged(table: Table, over: Table) -> Table:
     """A table with values replaced; a table over a list of tables is merged into each of them."""
-    found = dict(table)
+    merged = dict(table)
     for key, value in over.items():
-        before = found.get(key)
+        before = table.get(key)
         if isinstance(value, dict) and isinstance(before, list):
-            found[key] = [_merged(one, value) for one in before]
+            value = [_merged(inner, value) for inner in before]
         elif isinstance(value, dict) and isinstance(before, dict):
-            found[key] = _merged(before, value)
-        else:
-            found[key] = value
-    return found
+            value = _merged(before, value)
+        merged[key] = value
+    return merged
 
 
 def _there(table: Table, root: Path) -> tuple[Table, tuple[str, ...], str]:
@@ -158,25 +157,27 @@ def _there(table: Table, root: Path) -> tuple[Table, tuple[str, ...], str]:
     """
     notes, most, missing = dict[str, None](), list[int](), list[str]()
 
-    def one(name: str) -> str:
+    def available(name: str) -> str:
         try:
-            found = load(name, root)
+            loaded = load(name, root)
         except DataMissing as error:
             if name not in STAND_INS:
                 missing.append(str(error))
                 return "digits"
             notes[f"{name} is not here: {STAND_INS[name]} stands in for it"] = None
-            return one(STAND_INS[name])
+            return available(STAND_INS[name])
         if notes:
-            most.append(len(found.train.y))
-        if found.note:
-            notes[found.note] = None
+            most.append(len(loaded.train.y))
+        if loaded.note:
+            notes[loaded.note] = None
         return name
 
-    found = {**table, "tasks": [{**task, "data": _each(task.get("data", ""), one)} for task in table.get("tasks", [])]}
+    if "tasks" in table:
+        tasks = [{**task, "data": _each(task.get("data", ""), available)} for task in table["tasks"]]
+        table = {**table, "tasks": tasks}
     if most:
-        found["federations"] = [_fitting(given, min(most)) for given in table.get("federations", [])]
-    return found if "tasks" in table else table, tuple(notes), missing[0] if missing else ""
+        table["federations"] = [_fitting(given, min(most)) for given in table.get("federations", [])]
+    return table, tuple(notes), missing[0] if missing else ""
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -198,10 +199,10 @@ def _values(recipe: str, table: Table) -> Iterable[Value]:
     """The values of one formula, which returns a number or numbers by quantity; the arguments are the paths."""
     arguments = {key: value for key, value in table.items() if key != "name"}
     try:
-        found = registry.formula(str(table.get("name")))(**arguments)
+        computed = registry.formula(str(table.get("name")))(**arguments)
     except (TypeError, ValueError, LookupError) as error:
         raise StudyError(recipe, [f"formulas.{table.get('name')}: {error}"]) from error
-    quantities = found if isinstance(found, dict) else {str(table["name"]): found}
+    quantities = computed if isinstance(computed, dict) else {str(table["name"]): computed}
     for quantity, value in quantities.items():
         several = value if isinstance(value, list | tuple) else [value]
         for item, number in enumerate(several):

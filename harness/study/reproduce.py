@@ -12,7 +12,7 @@ from typing import Any
 from leakgauge.harness.core.cell import Size
 from leakgauge.harness.core.lines import Panel, Reproduced, panels, quantities
 from leakgauge.harness.core.points import Value, values
-from leakgauge.harness.core.statements import Judged, judge
+from leakgauge.harness.core.statements import judge
 from leakgauge.harness.study.environment import environment
 from leakgauge.harness.study.recipes import Recipe, recipe
 from leakgauge.harness.study.run import run_study
@@ -29,21 +29,19 @@ def data(done: Reproduced) -> dict[str, Any]:
         {"title": figure.title} | ({"error": drawn} if isinstance(drawn, str) else {"panels": list(map(_panel, drawn))})
         for figure, drawn in done.figures
     ]
-    claims = list(map(_claim, done.judged))
+    claims = [
+        {
+            "text": judged.statement.text,
+            "where": judged.where,
+            "verdict": str(judged.verdict),
+            "measured": judged.measured,
+            "printed": judged.statement.printed,
+            "p": judged.p,
+            "seeds_needed": judged.seeds,
+        }
+        for judged in done.judged
+    ]
     return {name: getattr(done, name) for name in kept} | {"claims": claims, "figures": figures}
-
-
-def _claim(one: Judged) -> dict[str, Any]:
-    """A claim as plain data."""
-    return {
-        "text": one.statement.text,
-        "where": one.where,
-        "verdict": str(one.verdict),
-        "measured": one.measured,
-        "printed": one.statement.printed,
-        "p": one.p,
-        "seeds_needed": one.seeds,
-    }
 
 
 def _panel(panel: Panel) -> dict[str, Any]:
@@ -60,7 +58,6 @@ def _panel(panel: Panel) -> dict[str, Any]:
 
 
 def _finite(value: float | None) -> float | str | None:
-    """The number in a form that JSON can hold."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -71,7 +68,7 @@ def evaluate(
     known = [*found, *made.computed()] if not made.missing else []
     claims, study = made.study.claims, made.study
     if made.missing:
-        claims = tuple(dataclasses.replace(one, missing=made.missing) for one in claims)
+        claims = tuple(dataclasses.replace(claim, missing=made.missing) for claim in claims)
     return Reproduced(
         *(made.name, study.title, made.source, size, made.unstated, made.notes, made.missing),
         failures=tuple(dict.fromkeys(failures)),
@@ -98,20 +95,19 @@ def reproduce(
     Raises:
         StudyError: a recipe is invalid; raised before anything runs.
     """
-    made = [recipe(name, size, root) for name in names]
     outcomes = []
-    for one in made:
-        found, failures, behind = list[Value](), list[str](), [environment()]
-        if one.trains and not one.missing:
-            folder = out / size / one.name.partition("/")[0]
-            run = run_study(one.study, folder, data=root, workers=workers, listen=listen(one.name), merge=True)
-            run = dataclasses.replace(run, cells=one.study.cells)
-            found = values(run, quantities(one.study.claims, one.study.figures))
+    for made in [recipe(name, size, root) for name in names]:
+        measured, failures, behind = list[Value](), list[str](), [environment()]
+        if made.trains and not made.missing:
+            study, folder = made.study, out / size / made.name.partition("/")[0]
+            run = run_study(study, folder, data=root, workers=workers, listen=listen(made.name), merge=True)
+            run = dataclasses.replace(run, cells=study.cells)
+            measured = values(run, quantities(study.claims, study.figures))
             failed = [run.failures[cell.id] for cell in run.cells if cell.id in run.failures]
             failures = [f"{failure.kind}: {failure.message}" for failure in failed]
             behind = [record.environment for record in run.trainings.values()]
         made_by = (f"{each.commit[:8]}{' with changes' * each.dirty}, {each.machine}" for each in behind)
-        outcomes.append(evaluate(one, size, found, failures, made_by))
+        outcomes.append(evaluate(made, size, measured, failures, made_by))
         write(outcomes, out)
     return outcomes
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,21 +49,10 @@ class ImageScores(NamedTuple):
 
 
 class _Scores(NamedTuple):
-    """Scores of one victim's images in the order of the truth, [b] each; `right` is 1 for a correct label.
+    """One victim's guess in the order of the truth, and its scores [b] by name; `right` is 1 for a correct label."""
 
-    `identified` is 1 if the guess is nearer to its truth than to every input of the lineup; None without a lineup.
-    """
-
-    mse: Numbers
-    right: Numbers
-    images: ImageScores | None
     guess: Tensor
-    identified: Numbers | None
-
-    def efficiency(self, limit: Limit, truth: Tensor) -> Numbers:
-        """[b] the limit's error over the guess's error; guessed images are clipped to [0, 1]."""
-        guess = self.guess.clamp(0, 1) if truth.ndim == 4 else self.guess
-        return np.maximum(limit.error, _LEAST) / np.maximum(limit.errors_of(truth, guess), _LEAST)
+    each: dict[str, Numbers]
 
 
 def image_scores(truth: Tensor, guess: Tensor) -> ImageScores:
@@ -91,13 +80,13 @@ def image_scores(truth: Tensor, guess: Tensor) -> ImageScores:
     side = min(7, *truth.shape[2:])
     window = side if side % 2 else side - 1
     x, raw = _array(truth), _array(guess)
-    seen = raw.clip(0, 1)
+    clipped = raw.clip(0, 1)
     ssim = [
         structural_similarity(a, b, win_size=window, data_range=1.0, channel_axis=0)  # type: ignore[no-untyped-call]
-        for a, b in zip(x, seen, strict=True)
+        for a, b in zip(x, clipped, strict=True)
     ]
-    clipped = np.mean((x - seen) ** 2, axis=(1, 2, 3))
-    psnr = -10 * np.log10(np.maximum(clipped, 10 ** (-PSNR_CAP / 10)))
+    errors = np.mean((x - clipped) ** 2, axis=(1, 2, 3))
+    psnr = -10 * np.log10(np.maximum(errors, 10 ** (-PSNR_CAP / 10)))
     return ImageScores(np.array(ssim, dtype=np.float64), np.mean((x - raw) ** 2, axis=(1, 2, 3)), psnr)
 
 
@@ -129,9 +118,9 @@ def identified(truth: Tensor, guess: Tensor, lineup: Tensor) -> Numbers:
     Args:
         truth, guess: [b, ...]. lineup: [b, k, ...].
     """
-    x, found, others = _flat(truth), _flat(guess), lineup.detach().cpu().double().flatten(2)
-    nearest = (others - found[:, None]).square().sum(-1).masked_fill((others == x[:, None]).all(-1), math.inf)
-    hits = (x - found).square().sum(-1) < nearest.min(1).values
+    x, guesses, others = _flat(truth), _flat(guess), lineup.detach().cpu().double().flatten(2)
+    nearest = (others - guesses[:, None]).square().sum(-1).masked_fill((others == x[:, None]).all(-1), math.inf)
+    hits = (x - guesses).square().sum(-1) < nearest.min(1).values
     return np.asarray(hits.double().numpy(), np.float64)
 
 
@@ -170,16 +159,15 @@ def score_reconstruction(
             f"expected one guess a victim, got {len(guesses)} guesses, {len(truth_x)} inputs and {len(truth_y)} labels"
         )
     asked: Iterable[Tensor | None] = itertools.repeat(None, len(guesses)) if lineups is None else lineups
-    scores = [_judge(*one) for one in zip(truth_x, truth_y, guesses, asked, strict=True)]
+    scores = [_judge(*victim) for victim in zip(truth_x, truth_y, guesses, asked, strict=True)]
     sizes = [len(x) for x in truth_x]
-    failed = sum(score is None for score in scores)
+    failed = scores.count(None)
     notes = [f"{failed} of {len(guesses)} victims failed"] if failed else []
     if max(sizes) > 1:
         notes.append("images of one batch are not independent: the interval is too narrow")
     note = "; ".join(notes)
 
-    mse = _spread(scores, sizes, lambda score: score.mse)
-    right = _spread(scores, sizes, lambda score: score.right)
+    mse, right = _spread(scores, sizes, "mse"), _spread(scores, sizes, "right")
     of_mse = stats.median("mse", mse, note=note)
     known = [value for value in right if value is not None]
     numbers = any(y.is_floating_point() for y in truth_y)
@@ -187,19 +175,19 @@ def score_reconstruction(
         [] if numbers else [stats.proportion("label_accuracy", round(sum(known)), len(known), values=right, note=note)]
     )
     of_failed = stats.proportion("failed", failed, len(guesses), values=[float(score is None) for score in scores])
-    seen = [] if lineups is None else _spread(scores, sizes, lambda score: cast(Numbers, score.identified))
-    of_lineup = [_share("identification", [value == 1 for value in seen], notes)] if seen else []
+    near = [] if lineups is None else [value == 1 for value in _spread(scores, sizes, "identified")]
+    of_lineup = [_share("identification", near, notes)] if near else []
     if not _has_pictures(truth_x[0]):
         return (*_of_columns(truth_x, scores, columns, note), of_mse, *of_labels, *of_lineup, of_failed), None
-    ssim = _spread(scores, sizes, lambda score: _of_images(score).ssim)
-    psnr = _spread(scores, sizes, lambda score: _of_images(score).psnr)
+    ssim = _spread(scores, sizes, "ssim")
+    alike = [value is not None and value >= RECOGNIZABLE for value in ssim]
     estimates = (
         stats.mean("ssim", ssim, note=note),
         of_mse,
-        stats.mean("psnr", psnr, note=note),
+        stats.mean("psnr", _spread(scores, sizes, "psnr"), note=note),
         *of_labels,
         *of_lineup,
-        _share("recognized", _recognized(ssim, seen), notes),
+        _share("recognized", list(map(all, zip(alike, near, strict=True))) if near else alike, notes),
         _share("success", [value is not None and value < SUCCESS for value in mse], notes),
         of_failed,
     )
@@ -212,14 +200,14 @@ def _of_columns(
     """The share of right columns, and of right records for each column; a failed victim's columns count as wrong."""
     if not columns:
         return []
-    hits = [
+    each_right = [
         torch.zeros(len(x), len(columns)) if score is None else columns_right(x.cpu(), score.guess, columns).double()
         for x, score in zip(truth_x, scores, strict=True)
     ]
-    right = torch.cat(hits)
+    right = torch.cat(each_right)
     each = [
-        stats.proportion(f"column/{column.name}", int(one.sum()), len(one), values=one.tolist(), note=note)
-        for column, one in zip(columns, right.T, strict=True)
+        stats.proportion(f"column/{column.name}", int(hits.sum()), len(hits), values=hits.tolist(), note=note)
+        for column, hits in zip(columns, right.T, strict=True)
     ]
     return [stats.mean("columns", right.mean(1).tolist(), note=note), *each]
 
@@ -244,20 +232,15 @@ def score_limits(
         return (Estimate("limit", None, None, None, 0, "mean, Student t", higher_leaks=False, note=limits), *bound)
     sizes = [len(x) for x in truth_x]
     scores = [_judge(x, guess.y, guess, None) for x, guess in zip(truth_x, guesses, strict=True)]
-    shares = [
-        None if score is None else score.efficiency(limit, x)
-        for score, limit, x in zip(scores, limits, truth_x, strict=True)
-    ]
-    efficiency = [
-        value
-        for share, size in zip(shares, sizes, strict=True)
-        for value in ([None] * size if share is None else share.tolist())
-    ]
+    for score, limit, x in zip(scores, limits, truth_x, strict=True):
+        if score is not None:  # the limit's error over the guess's error
+            errors = limit.errors_of(x, score.guess.clamp(0, 1) if x.ndim == 4 else score.guess)
+            score.each["efficiency"] = np.maximum(limit.error, _LEAST) / np.maximum(errors, _LEAST)
     note = limits[0].caveat
     return (
         stats.mean("limit", np.concatenate([limit.error for limit in limits]).tolist(), note=note),
         stats.mean("average_limit", np.concatenate([limit.average for limit in limits]).tolist(), note=note),
-        stats.mean("efficiency", efficiency, note=note),
+        stats.mean("efficiency", _spread(scores, sizes, "efficiency"), note=note),
         *bound,
     )
 
@@ -276,12 +259,12 @@ def score_promise(
             return ()
         n, shown = int(truth.is_member.sum()), shown_by_membership(found.scores, truth.is_member, made)
         return (_bound("membership_epsilon", shown, n, "guesses of pairs in one run", words),)
-    seen = {one.name: one for one in estimates}.get("identification")
-    if seen is None or not seen.n:
+    identification = {estimate.name: estimate for estimate in estimates}.get("identification")
+    if identification is None or not identification.n:
         return ()
     # images of one message are not independent: only the first of each message counts
     first = itertools.accumulate((len(victim.y) for victim in truth.victims[:-1]), initial=0)
-    hits = [seen.values[at] == 1 for at in first]
+    hits = [identification.values[at] == 1 for at in first]
     shown = shown_by_identification(sum(hits), len(hits), 1 + truth.rivals, made.delta)
     return (_bound("identification_epsilon", shown, len(hits), "Clopper-Pearson", words),)
 
@@ -349,12 +332,6 @@ def score_membership(
     )
 
 
-def _recognized(ssim: Sequence[float | None], identified: Sequence[float | None]) -> list[bool]:
-    """Whether each image is recognizable, by its SSIM and, if there are lineups, by being identified."""
-    found = identified or [1.0] * len(ssim)
-    return [s is not None and s >= RECOGNIZABLE and seen == 1 for s, seen in zip(ssim, found, strict=True)]
-
-
 def _judge(x: Tensor, y: Tensor, guess: Guess, lineup: Tensor | None) -> _Scores | None:
     """The scores of one victim; None if it failed."""
     # float32, like the attack's own numbers: an overflow in float32 is a divergence
@@ -366,10 +343,13 @@ def _judge(x: Tensor, y: Tensor, guess: Guess, lineup: Tensor | None) -> _Scores
             f"{tuple(y.shape)}, got x {tuple(guess.x.shape)} and y {tuple(guess.y.shape)}"
         )
     order = match(x, guess.x)
-    found, labels = guess.x.detach().cpu()[order], guess.y.detach().cpu()[order]
-    mse = np.mean((_array(x) - _array(found)).reshape(len(x), -1) ** 2, axis=1)
-    seen = None if lineup is None else identified(x, found.clamp(0, 1) if x.ndim == 4 else found, lineup)
-    return _Scores(mse, _right(y, labels), image_scores(x, found) if _has_pictures(x) else None, found, seen)
+    inputs, labels = guess.x.detach().cpu()[order], guess.y.detach().cpu()[order]
+    each = image_scores(x, inputs)._asdict() if _has_pictures(x) else {}
+    each["mse"] = np.mean((_array(x) - _array(inputs)).reshape(len(x), -1) ** 2, axis=1)
+    each["right"] = _right(y, labels)
+    if lineup is not None:
+        each["identified"] = identified(x, inputs.clamp(0, 1) if x.ndim == 4 else inputs, lineup)
+    return _Scores(inputs, each)
 
 
 def _has_pictures(x: Tensor) -> bool:
@@ -395,19 +375,11 @@ def _right(truth: Tensor, guess: Tensor) -> Numbers:
     return right
 
 
-def _of_images(score: _Scores) -> ImageScores:
-    """The image scores of a victim whose inputs are images."""
-    assert score.images is not None
-    return score.images
-
-
-def _spread(
-    scores: Sequence[_Scores | None], sizes: Sequence[int], pick: Callable[[_Scores], Numbers]
-) -> list[float | None]:
+def _spread(scores: Sequence[_Scores | None], sizes: Sequence[int], name: str) -> list[float | None]:
     """One value per image, in the order of the victims; None for a failed victim."""
     values: list[float | None] = []
     for score, size in zip(scores, sizes, strict=True):
-        values += [None] * size if score is None else [float(value) for value in pick(score)]
+        values += [None] * size if score is None else score.each[name].tolist()
     return values
 
 
@@ -423,12 +395,9 @@ def _pictures(truth_x: Sequence[Tensor], scores: Sequence[_Scores | None]) -> Pi
         return None
     gray = torch.full_like(truth_x[0], 0.5)
     guesses = [gray if score is None else score.guess for score in scores]
-    return Pictures(*(_pixels(torch.stack([x.detach().cpu() for x in images])) for images in (truth_x, guesses)))
-
-
-def _pixels(images: Tensor) -> npt.NDArray[np.float32]:
-    """[victims, batch, c, h, w] as [victims, batch, h, w, c] in [0, 1]."""
-    return np.ascontiguousarray(images.float().clamp(0, 1).movedim(2, -1).numpy())
+    stacked = (torch.stack([x.detach().cpu() for x in images]).float().clamp(0, 1) for images in (truth_x, guesses))
+    # from [victims, batch, c, h, w] to [victims, batch, h, w, c]
+    return Pictures(*(np.ascontiguousarray(images.movedim(2, -1).numpy()) for images in stacked))
 
 
 def _flat(x: Tensor) -> Tensor:
@@ -437,5 +406,4 @@ def _flat(x: Tensor) -> Tensor:
 
 
 def _array(x: Tensor) -> Numbers:
-    """A tensor as a float64 array."""
     return x.detach().cpu().double().numpy()

@@ -180,14 +180,14 @@ class Store:
     def _planned(self) -> tuple[dict[str, Any], tuple[Cell, ...]]:
         """The study and its cells."""
         faults: dict[str, str] = {}
-        found = load(self.folder / "study.json", _plan, faults)
-        if found is None:
+        planned = load(self.folder / "study.json", _plan, faults)
+        if planned is None:
             reason = faults["study.json"]
             if reason == MISSING:
                 raise StoreError(f"no results in {self.folder}: there is no study.json; make some with 'leakgauge run'")
             anew = f"run the study again with '-o {self.folder}', which keeps all finished results"
             raise StoreError(f"cannot read {self.folder / 'study.json'}: it {reason}; {anew}")
-        return found
+        return planned
 
     def write_result(self, result: Result, arrays: Arrays, seconds: float, code: str = "") -> None:
         """Write a finished cell and the code that made it, and remove its earlier failure."""
@@ -222,8 +222,11 @@ class Store:
         write_atomically(self.cell(failure.cell.id) / FAILURE, sealed(_record(failure)))
 
     def _write(self, folder: Path, files: dict[str, bytes], seconds: float, code: str) -> None:
-        """Write the files of a folder and its manifest, which marks it as finished."""
-        self.receive(folder, files | _end(folder.name, files, seconds, code))
+        """Write the files of a folder, its seconds, and its manifest, which marks it as finished."""
+        digests = {file: hashlib.sha256(content).hexdigest() for file, content in files.items()}
+        manifest = {"id": folder.name, "code": code, "files": digests}
+        timing = {"id": folder.name, "seconds": round(seconds, 3)}
+        self.receive(folder, files | {TIMING: sealed(timing), MANIFEST: sealed(manifest)})
 
     def receive(self, folder: Path, files: Mapping[str, bytes]) -> None:
         """Write the files of a finished folder, which may come from another store; the manifest is written last."""
@@ -314,21 +317,20 @@ def verify(folder: Path) -> tuple[int, dict[str, str]]:
         StoreError: there are no results.
     """
     store, faults = Store(folder), dict[str, str]()
-    found = load(folder / "study.json", _plan, faults)
-    study, cells = found or ({}, ())
+    study, cells = load(folder / "study.json", _plan, faults) or ({}, ())
     for name, text in _tomls(study).items():
         load(folder / name, functools.partial(_same, text), faults)
     wanted = [store.cell(cell.id) for cell in cells] + [store.training(cell.training.id) for cell in cells]
     folders = dict.fromkeys([*wanted, *sorted(folder.glob("cells/*/")), *sorted(folder.glob("trainings/*/"))])
     if not folders and faults.get("study.json") == MISSING:
         store.read_study()
-    for one in folders:
-        wrong = store.examine(one).faults
-        if wrong == {MANIFEST: MISSING} and one not in wanted:
+    for path in folders:
+        wrong = store.examine(path).faults
+        if wrong == {MANIFEST: MISSING} and path not in wanted:
             continue
-        if wrong == {MANIFEST: MISSING} and (failure := store.read_failure(one.name)) is not None:
+        if wrong == {MANIFEST: MISSING} and (failure := store.read_failure(path.name)) is not None:
             wrong = {_MAIN["cells"][0]: f"is missing: {failure.message}"}
-        faults |= {f"{one.parent.name}/{one.name}/{name}": reason for name, reason in wrong.items()}
+        faults |= {f"{path.parent.name}/{path.name}/{name}": reason for name, reason in wrong.items()}
     return len(folders), faults
 
 
@@ -343,16 +345,16 @@ def load_run(folder: str | Path) -> Run:
     ids = [cell.id for cell in cells]
     training_ids = dict.fromkeys(cell.training.id for cell in cells)
     results, trainings, faults = dict[str, Result](), dict[str, TrainingRecord](), list[str]()
-    for one in [*map(store.cell, ids), *map(store.training, training_ids)]:
-        found = store.examine(one, arrays=one.parent.name == "cells")
-        if isinstance(found.value, Result):
-            results[one.name] = found.value
-        elif isinstance(found.value, TrainingRecord):
-            trainings[one.name] = found.value
-        elif found.code is not None:
-            faults += [f"{one.parent.name}/{one.name}/{name} {reason}" for name, reason in found.faults.items()]
-    unfinished = [one for one in ids if one not in results]
-    failures = {one: failure for one in unfinished if (failure := store.read_failure(one)) is not None}
+    for path in [*map(store.cell, ids), *map(store.training, training_ids)]:
+        value, code, wrong = store.examine(path, arrays=path.parent.name == "cells")
+        if isinstance(value, Result):
+            results[path.name] = value
+        elif isinstance(value, TrainingRecord):
+            trainings[path.name] = value
+        elif code is not None:
+            faults += [f"{path.parent.name}/{path.name}/{name} {reason}" for name, reason in wrong.items()]
+    unfinished = [cell_id for cell_id in ids if cell_id not in results]
+    failures = {name: failure for name in unfinished if (failure := store.read_failure(name)) is not None}
     finished = [*map(store.training, trainings), *map(store.cell, results)]
     return Run(
         name=study["name"],
@@ -362,7 +364,7 @@ def load_run(folder: str | Path) -> Run:
         trainings=trainings,
         results=results,
         failures=failures,
-        missing=tuple(one for one in unfinished if one not in failures),
+        missing=tuple(cell_id for cell_id in unfinished if cell_id not in failures),
         pictures=store.pictures,
         scores=store.scores,
         seconds={path.name: took for path in finished if (took := store.seconds(path)) is not None},
@@ -376,13 +378,6 @@ def load_run(folder: str | Path) -> Run:
 def _record(value: Result | TrainingRecord | Failure) -> dict[str, Any]:
     """A record in its stored form."""
     return {**to_data(value), "version": VERSION}
-
-
-def _end(name: str, files: Mapping[str, bytes], seconds: float, code: str) -> dict[str, bytes]:
-    """The timing file and the manifest of the folder `name` with these files."""
-    digests = {file: hashlib.sha256(content).hexdigest() for file, content in files.items()}
-    manifest = {"id": name, "code": code, "files": digests}
-    return {TIMING: sealed({"id": name, "seconds": round(seconds, 3)}), MANIFEST: sealed(manifest)}
 
 
 def _remove(path: Path) -> None:
@@ -402,7 +397,7 @@ def _plan(content: bytes) -> tuple[dict[str, Any], tuple[Cell, ...]]:
 def _tomls(study: dict[str, Any]) -> dict[str, str]:
     """The TOML of each study of a folder, by file name."""
     numbered = enumerate(study.get("studies", [study]), 1)
-    return {f"study-{n}.toml" if n > 1 else "study.toml": one["text"] for n, one in numbered if one.get("text")}
+    return {f"study-{n}.toml" if n > 1 else "study.toml": each["text"] for n, each in numbered if each.get("text")}
 
 
 def _manifest_of(name: str, content: bytes) -> _Manifest:
