@@ -56,20 +56,20 @@ def run_attack(cell: Cell, place: Place, parts: Sequence[str] = (), beside: Sequ
     stored = StoredTraining.of(cell.training, place)
     scene, attack = stored.scene, registry.build_attack(cell.attack)
     code = code_behind(store, cell.training, cell.attack, cell.threat)
-    seen, truth = observe_stored(stored, cell.threat, cell.target, place.device)
+    observation, truth = observe_stored(stored, cell.threat, cell.target, place.device)
 
     searched = {name: store.read_part(name, code) for name in parts if name.startswith(cell.id)}
     known = [(victims_of(name), to_guesses(arrays)) for name, arrays in searched.items() if arrays is not None]
-    batch = None if known else _in_batch(cell, seen, beside, place)
-    found = _search(cell, seen, known) if batch is None else batch.result
+    batch = None if known else _in_batch(cell, observation, beside, place)
+    answer = _search(cell, observation, known) if batch is None else batch.result
 
-    bounds = bounds_of(cell, place, parts) if cell.limit and isinstance(found, Reconstruction) else None
-    estimates, arrays = scored(found, truth, bounds, scene.task.columns)
-    flags = cell_flags(attack, scene.defense, cell.target, found, truth, estimates, bounds.limits if bounds else "")
-    if not attack.floor and not isinstance(found, Labels):
-        rounds, alone = tuple(cell.target.looks_at if seen.messages else ()), cell.target.kind == "probe"
-        promise = _promised(stored, rounds, seen.view.threat, alone)
-        shown = () if promise is None else score_promise(found, truth, estimates, promise)
+    bounds = bounds_of(cell, place, parts) if cell.limit and isinstance(answer, Reconstruction) else None
+    estimates, arrays = scored(answer, truth, bounds, scene.task.columns)
+    flags = cell_flags(attack, scene.defense, cell.target, answer, truth, estimates, bounds.limits if bounds else "")
+    if not attack.floor and not isinstance(answer, Labels):
+        rounds, alone = tuple(cell.target.looks_at if observation.messages else ()), cell.target.kind == "probe"
+        promise = _promised(stored, rounds, observation.view.threat, alone)
+        shown = () if promise is None else score_promise(answer, truth, estimates, promise)
         flags = (*(promise_flags(shown, promise) if promise else ()), *flags)
         estimates += shown
     if cell.training.malice is not None:
@@ -93,15 +93,15 @@ def run_attack(cell: Cell, place: Place, parts: Sequence[str] = (), beside: Sequ
 def run_search(cell: Cell, victims: range, place: Place) -> None:
     """Attack some victims of a cell in whole groups, and store the guesses."""
     start = time.perf_counter()
-    seen, _ = observe_stored(StoredTraining.of(cell.training, place), cell.threat, cell.target, place.device)
-    found = _search(cell, seen, [], victims)
-    assert isinstance(found, Reconstruction)  # only reconstructions are split
-    arrays, code = of_guesses(found), code_behind(place.store, cell.training, cell.attack, cell.threat)
+    observation, _ = observe_stored(StoredTraining.of(cell.training, place), cell.threat, cell.target, place.device)
+    answer = _search(cell, observation, [], victims)
+    assert isinstance(answer, Reconstruction)  # only reconstructions are split
+    arrays, code = of_guesses(answer), code_behind(place.store, cell.training, cell.attack, cell.threat)
     place.store.write_part(named(cell.id, victims), arrays, time.perf_counter() - start, code)
 
 
 def _search(
-    cell: Cell, seen: Observation, known: Sequence[tuple[range, Reconstruction]], victims: range | None = None
+    cell: Cell, observation: Observation, known: Sequence[tuple[range, Reconstruction]], victims: range | None = None
 ) -> Reconstruction | Labels | Membership:
     """The result of a cell's attack, group by group; victims with known guesses are not attacked again.
 
@@ -110,34 +110,34 @@ def _search(
     """
     attack = registry.build_attack(cell.attack)
     key = attack_key(cell.training.seed, cell.attack, cell.target)
-    size = at_once(attack, seen)
-    if size is None or cell.target.kind == "members" or seen.messages is None:
-        return attack.run(seen, key)
+    size = at_once(attack, observation)
+    if size is None or cell.target.kind == "members" or observation.messages is None:
+        return attack.run(observation, key)
     guesses = {i: guess for part, result in known for i, guess in zip(part, result.guesses, strict=True)}
     words = next((result.prior for _, result in known), "")
-    wanted = range(len(seen.messages)) if victims is None else victims
+    wanted = range(len(observation.messages)) if victims is None else victims
     for group in groups(wanted, size):
         if not guesses.keys() >= set(group):
-            result = attack.run(seen.of(group), key)
+            result = attack.run(observation.of(group), key)
             assert isinstance(result, Reconstruction)  # only reconstructions have groups
             guesses |= zip(group, result.guesses, strict=True)
             words = result.prior
     return Reconstruction(tuple(guesses[i] for i in wanted), words)
 
 
-def _in_batch(cell: Cell, seen: Observation, beside: Sequence[Cell], place: Place) -> Found | None:
+def _in_batch(cell: Cell, observation: Observation, beside: Sequence[Cell], place: Place) -> Found | None:
     """The guesses for a cell that is searched in a batch with others, now or before; None: it is searched alone."""
 
     def name(of: Cell) -> tuple[str, StoredTraining]:
         return of.id, StoredTraining.of(of.training, place)
 
     def observe(of: Cell) -> Observation:
-        return observe_stored(StoredTraining.of(of.training, place), of.threat, of.target, seen.device)[0]
+        return observe_stored(StoredTraining.of(of.training, place), of.threat, of.target, observation.device)[0]
 
     if (before := _BATCHES.take(name(cell))) is not None:
         return before
     attack = registry.build_attack(cell.attack)
-    size = at_once(attack, seen)
+    size = at_once(attack, observation)
     # a user's attack may ask a defense for what a batch does not have, and a user's defense may need the CPU
     ours = shipped("attack", cell.attack.name) and shipped("defense", cell.training.defense.name)
     if not (beside and size and ours):
@@ -146,26 +146,26 @@ def _in_batch(cell: Cell, seen: Observation, beside: Sequence[Cell], place: Plac
         (name(other), functools.partial(observe, other))
         for other in beside
         if shipped("defense", other.training.defense.name)
-        if fits(seen, registry.build_defense(other.training.defense))
+        if fits(observation, registry.build_defense(other.training.defense))
     )
     key = attack_key(cell.training.seed, cell.attack, cell.target)
-    return _BATCHES.search(attack, key, (name(cell), seen), others, size)
+    return _BATCHES.search(attack, key, (name(cell), observation), others, size)
 
 
 def scored(
-    found: Reconstruction | Labels | Membership, truth: Truth, bounds: Bounds | None, columns: Sequence[Column]
+    answer: Reconstruction | Labels | Membership, truth: Truth, bounds: Bounds | None, columns: Sequence[Column]
 ) -> tuple[tuple[Estimate, ...], Arrays]:
     """The estimates, and the arrays to store beside them."""
-    if isinstance(found, Membership):
+    if isinstance(answer, Membership):
         assert truth.is_member is not None  # a membership target has candidates
-        estimates = score_membership(found.scores, truth.is_member)
-        return estimates, {"scores": found.scores.numpy(), "is_member": truth.is_member.numpy()}
+        estimates = score_membership(answer.scores, truth.is_member)
+        return estimates, {"scores": answer.scores.numpy(), "is_member": truth.is_member.numpy()}
     xs, ys = [victim.x for victim in truth.victims], [victim.y for victim in truth.victims]
-    if isinstance(found, Labels):
-        return score_labels(ys, found.labels), {}
-    estimates, pictures = score_reconstruction(xs, ys, found.guesses, truth.others(), columns)
+    if isinstance(answer, Labels):
+        return score_labels(ys, answer.labels), {}
+    estimates, pictures = score_reconstruction(xs, ys, answer.guesses, truth.others(), columns)
     if bounds is not None:
-        estimates += score_limits(xs, found.guesses, *bounds)
+        estimates += score_limits(xs, answer.guesses, *bounds)
     return estimates, {} if pictures is None else {"original": pictures.original, "guess": pictures.guess}
 
 
@@ -184,15 +184,15 @@ def _noticed(scene: Scene, target: Target) -> Estimate:
     return dataclasses.replace(of_items("detectable", [float(bool(names)) for names in noticed]), note=tests)
 
 
-def of_guesses(found: Reconstruction) -> Arrays:
+def of_guesses(answer: Reconstruction) -> Arrays:
     """The arrays of an attack's guesses."""
-    guesses = found.guesses
+    guesses = answer.guesses
     images = {f"{name} {i}": getattr(guess, name).numpy() for i, guess in enumerate(guesses) for name in ("x", "y")}
     return {
         "objective": np.array([guess.objective for guess in guesses], np.float64),
         "evaluations": np.array([guess.evaluations for guess in guesses], np.int64),
         "failure": np.array([guess.failure for guess in guesses], np.str_),
-        "prior": np.array(found.prior, np.str_),
+        "prior": np.array(answer.prior, np.str_),
         **images,
     }
 

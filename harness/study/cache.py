@@ -56,19 +56,15 @@ def known(kind: type[T], defense: PartSpec, question: dict[str, Any], compute: C
     if stored is not None:
         return stored
     start = time.process_time()
-    found = compute()
-    if time.process_time() - start >= _WORTH:
-        _store(path, kind, asked, found)
-    return found
-
-
-def _store(path: Path, kind: type[T], asked: dict[str, Any], found: T) -> None:
-    """Write an entry if reading it gives the same bytes; an answer that cannot be stored is computed again."""
-    with suppress(StoreError, ValueError):  # a full disk, another user's folder, an infinite number
-        content = sealed({"asked": asked, "answer": to_data(found)})
-        if to_json(to_data(_answer(kind, asked, content))) == to_json(to_data(found)):
+    answer = compute()
+    if time.process_time() - start < _WORTH:
+        return answer
+    with suppress(StoreError, ValueError):  # a full disk, another user's folder, an infinite number: computed again
+        content = sealed({"asked": asked, "answer": to_data(answer)})
+        if to_json(to_data(_answer(kind, asked, content))) == to_json(to_data(answer)):
             _forget(path.parents[1], path.parent)
             write_atomically(path, content)
+    return answer
 
 
 def _answer(kind: type[T], asked: dict[str, Any], content: bytes) -> T:
@@ -80,8 +76,8 @@ def _answer(kind: type[T], asked: dict[str, Any], content: bytes) -> T:
     data = unsealed(content)
     if canonical(data["asked"]) != canonical(asked):
         raise Damaged("answers another question")
-    found: T = TypeAdapter(kind).validate_json(json.dumps(data["answer"]), strict=True)
-    return found
+    answer: T = TypeAdapter(kind).validate_json(json.dumps(data["answer"]), strict=True)
+    return answer
 
 
 def _behind() -> dict[str, Any] | None:
@@ -99,6 +95,6 @@ def _forget(root: Path, kept: Path) -> None:
     if kept.exists():
         return
     with suppress(OSError):
-        codes = sorted((one for one in root.iterdir() if one.is_dir()), key=lambda one: one.stat().st_mtime)
+        codes = sorted(filter(Path.is_dir, root.iterdir()), key=lambda folder: folder.stat().st_mtime)
         for old in codes[: 1 - _CODES]:
             shutil.rmtree(old, ignore_errors=True)

@@ -111,11 +111,11 @@ class _Training(NamedTuple):
         from leakgauge.harness.federation.loop import reads_losses
         from leakgauge.harness.federation.registry import build_defense
 
-        one, defense, tested = spec.federation, build_defense(spec.defense), self.place.tested
-        rounds, interim = len(states_of(defense, self.place.setting)), one.interim_samples or tested
-        share = 1.0 if reads_losses(defense, one) else min(1.0, interim / tested)
-        evaluations = rounds // one.evaluate_every * share + 2
-        return self.start + rounds * _participants(one) * self.turn + evaluations * self.place.evaluation
+        federation, defense, tested = spec.federation, build_defense(spec.defense), self.place.tested
+        rounds, interim = len(states_of(defense, self.place.setting)), federation.interim_samples or tested
+        share = 1.0 if reads_losses(defense, federation) else min(1.0, interim / tested)
+        evaluations = rounds // federation.evaluate_every * share + 2
+        return self.start + rounds * _participants(federation) * self.turn + evaluations * self.place.evaluation
 
 
 class _Attack(NamedTuple):
@@ -134,8 +134,8 @@ def estimate(study: Study, root: Path, seconds: float = 10.0) -> Cost:
     """The cost of a study whose data are in `root`; no measurement starts after `seconds`."""
     trainings = [first_try(spec) for spec in study.trainings]
     cells = [replace(cell, training=first_try(cell.training)) for cell in study.cells]
-    goals = [(spec, goal_of(spec.defense)) for spec in study.trainings]
-    tries = [first_try(spec) for spec, goal in goals if goal is not None and goal.accuracy_loss is not None]
+    goals = map(goal_of, (spec.defense for spec in study.trainings))
+    tries = [spec for spec, goal in zip(trainings, goals, strict=True) if goal and goal.accuracy_loss is not None]
     with _rehearsal(root, seconds) as small:
         small.measure(trainings, _place, small.federation)
         small.measure(cells, attacked, small.attack)
@@ -182,7 +182,7 @@ class _Rehearsal:
         for job in jobs:
             with suppress(Exception):  # not measured, or refused by its defense
                 known.setdefault(kind(job)[1], []).append(self.prices[kind(job)].of(job))
-        mean = fmean([one for found in known.values() for one in found] or [_UNKNOWN])
+        mean = fmean([seconds for each in known.values() for seconds in each] or [_UNKNOWN])
         names = Counter(kind(job)[1] for job in jobs)
         return sum(count * fmean(known.get(name) or [mean]) for name, count in names.items())
 
@@ -192,17 +192,17 @@ class _Rehearsal:
 
         ready = prepare(spec, self.place.root)
         steps = ready.setting.steps
-        found = _Federation(ready.setting, sum(map(len, ready.clients.values())), len(ready.test.y), 0.0, 0.0, 0.0)
-        short = self._small(spec, found, 1, 1)
+        place = _Federation(ready.setting, sum(map(len, ready.clients.values())), len(ready.test.y), 0.0, 0.0, 0.0)
+        short = self._small(spec, place, 1, 1)
         self._train(short)  # the first training of a process compiles
         turn = self._train(short)
         if turn > _LONG:
-            return found._replace(turn=turn, step=turn / min(steps, _FEW))
-        tested = self._train(self._small(spec, found, 1, 1, test=spec.federation.test_samples))
+            return place._replace(turn=turn, step=turn / min(steps, _FEW))
+        tested = self._train(self._small(spec, place, 1, 1, test=spec.federation.test_samples))
         step, more = 0.0, min(steps - _FEW, math.ceil(_LONG / turn))
         if more > 0:
-            step = (self._train(self._small(spec, found, 1, 1, _FEW + more)) - turn) / more
-        return found._replace(turn=turn, step=max(0.0, step), evaluation=max(0.0, tested - turn) / 2)
+            step = (self._train(self._small(spec, place, 1, 1, _FEW + more)) - turn) / more
+        return place._replace(turn=turn, step=max(0.0, step), evaluation=max(0.0, tested - turn) / 2)
 
     def training(self, spec: TrainingSpec) -> _Training:
         """A training, measured by one round of a few clients, and by a few rounds."""
@@ -239,25 +239,24 @@ class _Rehearsal:
         """A short training of a few clients with unchanged samples, without audit; a recording is not changed."""
         if spec.task.data.startswith(RECORDING):
             return replace(spec.honest, audit=0)
-        one = replace(spec.federation, rounds=rounds, test_samples=test)
-        if one.partition in ("labels", "sizes"):  # which may not fit fewer clients
-            one = replace(one, partition="iid", sizes=())
-        if one.participants is None:
-            one = replace(one, clients=clients, samples=place.samples * clients // one.clients)
+        small = replace(spec.federation, rounds=rounds, test_samples=test)
+        if small.partition in ("labels", "sizes"):  # which may not fit fewer clients
+            small = replace(small, partition="iid", sizes=())
+        if small.participants is None:
+            small = replace(small, clients=clients, samples=place.samples * clients // small.clients)
         else:
-            one = replace(one, participants=clients)
-        if one.algorithm == "fedavg":
-            one = replace(one, local_steps=min(steps, place.setting.steps), local_epochs=None)
-        return replace(spec.honest, federation=one, audit=0)
+            small = replace(small, participants=clients)
+        if small.algorithm == "fedavg":
+            small = replace(small, local_steps=min(steps, place.setting.steps), local_epochs=None)
+        return replace(spec.honest, federation=small, audit=0)
 
     def _attackable(self, cell: Cell) -> Cell:
         """The cell on a training as short as its attack allows, or on round 0 if that training is still long."""
         spec, target = cell.training, cell.target
         kind = defended(spec)
         price = self.prices[kind] = self.prices.get(kind) or self.training(spec)
-        federation = replace(
-            spec.federation, rounds=max(target.looks_at, default=0) + 1, evaluate_every=spec.federation.rounds
-        )
+        rounds = max(target.looks_at, default=0) + 1
+        federation = replace(spec.federation, rounds=rounds, evaluate_every=spec.federation.rounds)
         small = replace(spec, federation=federation, audit=0)
         if price.of(small) > _LONG:
             small = self._small(spec, self.prices[_place(spec)], 1, min(_CLIENTS, _participants(federation)))
@@ -335,14 +334,13 @@ def attacked(cell: Cell) -> _Kind:
 
 
 def _participants(spec: FederationSpec) -> int:
-    """How many clients take part in a round."""
     return spec.participants or spec.clients
 
 
 def _amount(attack: PartSpec) -> tuple[str, int]:
     """The parameter that scales the work of an attack, and its value; ("", 0) if there is none."""
-    found = ((name, attack.parameters.get(name)) for name in _AMOUNTS)
-    return next(((name, value) for name, value in found if isinstance(value, int)), ("", 0))
+    amounts = ((name, attack.parameters.get(name)) for name in _AMOUNTS)
+    return next(((name, value) for name, value in amounts if isinstance(value, int)), ("", 0))
 
 
 class Pace:
@@ -375,8 +373,7 @@ class Pace:
         """Seconds by only the size of the job."""
         spec, larger = job.training, 1 + self.dims.get(job.training.task, 0) / _DIM
         if job.trains:
-            one = spec.federation
-            turns = one.rounds * (one.participants or one.clients) * (one.local_steps or 1)
+            turns = spec.federation.rounds * _participants(spec.federation) * (spec.federation.local_steps or 1)
             return _LEAST + larger * _TURN * turns + _TRIAL * spec.audit
         (cell,) = job.cells
         if job.kind == "limit":

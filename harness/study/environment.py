@@ -48,9 +48,8 @@ def cache_folder() -> Path | None:
     if named == "off":
         return None
     try:
-        return Path(named or os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / (
-            "" if named else "leakgauge"
-        )
+        folder = Path(named or os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        return folder if named else folder / "leakgauge"
     except RuntimeError:  # a user without a home
         return None
 
@@ -61,10 +60,9 @@ def code_of(training: TrainingSpec, attack: PartSpec | None = None, threat: str 
     Covers this package with its compiled loops, the user's code of a defense, of attacks, of their parameters, of a
     model and of data, with what it imports (`sources`), and the weights of a given model.
     """
-    asked = (attack, None if training.malice is None else training.malice.attack)
-    attacks = [one for one in asked if one is not None]
+    attacks = [part for part in (attack, training.malice.attack if training.malice else None) if part is not None]
     names = {("defense", name) for name in training.defense.name.split("+")}
-    parts = frozenset(names | {("attack", one.name) for one in attacks})
+    parts = frozenset(names | {("attack", part.name) for part in attacks})
     values = (value for part in (training.defense, *attacks) for value in part.parameters.values())
     named = [*named_code(values), *task_code("", View.parse(threat).other if threat else "")]
     modules, weights = _origin(training.task)
@@ -112,13 +110,13 @@ def _code(
     parts: frozenset[tuple[Literal["defense", "attack"], str]], own: frozenset[str] = frozenset(), weights: str = ""
 ) -> str:
     """The digest of the sources of the package, of the modules of these parts, and of a user's task."""
-    others = [part for part in parts if not shipped(*part)]
-    if not others and not own:
+    foreign = [part for part in parts if not shipped(*part)]
+    if not foreign and not own:
         return fingerprint([package()])
     from leakgauge.harness.federation import registry
 
-    modules = own | {registry.lookup(kind, name).__module__ for kind, name in others}
-    modules |= {name.partition(":")[0] for _, name in others if ":" in name}
+    modules = own | {registry.lookup(kind, name).__module__ for kind, name in foreign}
+    modules |= {name.partition(":")[0] for _, name in foreign if ":" in name}
     return fingerprint([package(), *sources(modules), *([weights] if weights else [])])
 
 

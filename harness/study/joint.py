@@ -119,7 +119,6 @@ class Several(Defense[Any, Any]):
 
 
 def _federation(sender: Sender) -> int:
-    """The federation of a sender."""
     assert isinstance(sender, _Member)  # `joined` made it
     return sender.federation
 

@@ -33,8 +33,8 @@ def run_limit(cell: Cell, victims: range, place: Place) -> None:
     """Compute the limit of some victims of a cell's target, and store it."""
     start = time.perf_counter()
     stored = StoredTraining.of(cell.training, place)
-    seen, truth = observe_stored(stored, cell.threat, cell.target, place.device)
-    arrays = of_limits(_limits(stored.scene, seen, truth, cell.target, victims))
+    observation, truth = observe_stored(stored, cell.threat, cell.target, place.device)
+    arrays = of_limits(_limits(stored.scene, observation, truth, cell.target, victims))
     code = code_behind(place.store, cell.training, None, cell.threat)
     place.store.write_part(named(limit_id(cell), victims), arrays, time.perf_counter() - start, code)
 
@@ -56,44 +56,46 @@ def _bounds(
     stored: StoredTraining, threat: str, target: Target, device: str, parts: tuple[str, ...], code: str
 ) -> Bounds:
     """`bounds_of`, cached for the next attacks on the same messages."""
-    seen, truth = observe_stored(stored, threat, target, device)
+    observation, truth = observe_stored(stored, threat, target, device)
     among = 1 + truth.rivals
-    claim = claimed(stored.scene, target.looks_at) if seen.messages and among > 1 else None
-    proved = proved_identification(claim, seen.view.threat, among) if claim else None
+    claim = claimed(stored.scene, target.looks_at) if observation.messages and among > 1 else None
+    proved = proved_identification(claim, observation.view.threat, among) if claim else None
     known = [(name, stored.store.read_part(name, code)) for name in parts]
     whole = [(victims_of(name), arrays) for name, arrays in known if arrays is not None]
     if not parts or len(whole) < len(parts):
-        return Bounds(_limits(stored.scene, seen, truth, target, None), proved)
+        return Bounds(_limits(stored.scene, observation, truth, target), proved)
     for _, arrays in whole:
         if "reason" in arrays:
             return Bounds(str(arrays["reason"]), proved)
-    assert seen.auxiliary is not None  # without auxiliary data there is a reason
-    prior = gaussian_prior(seen.auxiliary.x, 0.0)
+    assert observation.auxiliary is not None  # without auxiliary data there is a reason
+    prior = gaussian_prior(observation.auxiliary.x, 0.0)
     joined = dict(pair for victims, arrays in whole for pair in zip(victims, to_limits(arrays, prior), strict=True))
     return Bounds([joined[number] for number in range(len(truth.victims))], proved)
 
 
-def _limits(scene: Scene, seen: Observation, truth: Truth, target: Target, only: range | None) -> list[Limit] | str:
+def _limits(
+    scene: Scene, observation: Observation, truth: Truth, target: Target, only: range | None = None
+) -> list[Limit] | str:
     """The limit of some victims of a target, None: all; or the reason why there is none."""
     try:
-        return limits(seen, truth.victims, scene.key.child("limit", canonical(to_data(target))), only)
+        return limits(observation, truth.victims, scene.key.child("limit", canonical(to_data(target))), only)
     except NoLimit as error:
         return str(error)
 
 
-def of_limits(found: Sequence[Limit] | str) -> Arrays:
+def of_limits(bounds: Sequence[Limit] | str) -> Arrays:
     """The arrays of limits, or of the reason why there are none; without the directions, which the prior gives."""
-    if isinstance(found, str):
-        return {"reason": np.array(found, np.str_)}
-    each = {f"errors {i}": np.stack([limit.error, limit.average, limit.blind]) for i, limit in enumerate(found)}
-    about = np.array([(limit.basis.shape[1], limit.linear) for limit in found], np.int64)
+    if isinstance(bounds, str):
+        return {"reason": np.array(bounds, np.str_)}
+    each = {f"errors {i}": np.stack([limit.error, limit.average, limit.blind]) for i, limit in enumerate(bounds)}
+    about = np.array([(limit.basis.shape[1], limit.linear) for limit in bounds], np.int64)
     return {"about": about, **each}
 
 
 def to_limits(arrays: Arrays, prior: GaussianPrior) -> list[Limit]:
     """The limits from the arrays of `of_limits`; `prior`: the prior of the attacker's data."""
-    found = []
+    known = []
     for i, (kept, linear) in enumerate(arrays["about"].tolist()):
         error, average, blind = arrays[f"errors {i}"]
-        found.append(Limit(error, average, blind, prior.axes[0][:, :kept], bool(linear)))
-    return found
+        known.append(Limit(error, average, blind, prior.axes[0][:, :kept], bool(linear)))
+    return known

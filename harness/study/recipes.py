@@ -181,7 +181,6 @@ def _there(table: Table, root: Path) -> tuple[Table, tuple[str, ...], str]:
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The value, or each value of a list, changed."""
     return [change(item) for item in value] if isinstance(value, list) else change(value)
 
 

@@ -67,7 +67,6 @@ class StoredTraining(NamedTuple):
 
 @functools.lru_cache(maxsize=2)
 def _scene(stored: StoredTraining) -> Scene:
-    """`StoredTraining.scene`."""
     store = stored.store
     record = store.read_training(stored.id)
     arrays = store.read_arrays(store.training(stored.id) / "kept.npz")
@@ -94,8 +93,8 @@ def seen_by(scene: Scene, view: View, root: Path) -> Scene:
 def observe_stored(stored: StoredTraining, threat: str, target: Target, device: str) -> tuple[Observation, Truth]:
     """What an adversary sees of a target of a stored training, and the truth; `device` is where it computes."""
     view = View.parse(threat)
-    seen, truth = observe(seen_by(stored.scene, view, stored.root), view, target)
-    return dataclasses.replace(seen, device=device), truth
+    observation, truth = observe(seen_by(stored.scene, view, stored.root), view, target)
+    return dataclasses.replace(observation, device=device), truth
 
 
 def public_states(defense: Defense[Any, Any], training: Training) -> list[Any]:
@@ -155,7 +154,7 @@ def from_arrays(arrays: Arrays, setting: Setting, record: TrainingRecord, key: K
         feedback=[Feedback(number, *pair) for number, pair in enumerate(itertools.pairwise(losses))],
         message_bytes=list(record.message_bytes),
         snr_db=list(record.snr_db),
-        breaches={one.assumption: Breach(one.broken, one.of, one.what, one.covered) for one in record.breaches},
+        breaches={b.assumption: Breach(b.broken, b.of, b.what, b.covered) for b in record.breaches},
         dropped=list(record.dropped),
     )
     for name, array in arrays.items():

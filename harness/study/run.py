@@ -242,7 +242,7 @@ def check_data(study: Study, root: Path) -> dict[str, tuple[str, bool]]:
     from leakgauge.harness.study.recorded import disagreements
 
     load_data.cache_clear()  # a file may have changed since this process last read it
-    found, problems = {}, []
+    digests, problems = {}, []
     for task in dict.fromkeys(training.task for training in study.trainings):
         specs, key = [spec for spec in study.trainings if spec.task == task], "tasks.data"
         try:
@@ -250,7 +250,7 @@ def check_data(study: Study, root: Path) -> dict[str, tuple[str, bool]]:
             made = make_task(task, loaded)
             check(made)
             key = "federations"
-            found[task.data] = (loaded.digest, loaded.public)
+            digests[task.data] = (loaded.digest, loaded.public)
             for federation in dict.fromkeys(spec.federation for spec in specs):
                 check_labels(federation, loaded.train.y)
         except (LookupError, ValueError, OSError) as error:
@@ -264,16 +264,16 @@ def check_data(study: Study, root: Path) -> dict[str, tuple[str, bool]]:
             except ValueError as error:
                 problems.append(f"{name}: {error}")
     for task, name in dict.fromkeys((cell.training.task, View.parse(cell.threat).other) for cell in study.cells):
-        if name and task.data in found:
+        if name and task.data in digests:
             try:
                 other = load_data(name, root)
                 _check_alike(other, load_data(task.data, root))
-                found[name] = (other.digest, other.public)
+                digests[name] = (other.digest, other.public)
             except (LookupError, ValueError, OSError) as error:
                 problems.append(str(error))
     if problems:
         raise StudyError(study.name, problems)
-    return found
+    return digests
 
 
 def _check_alike(other: DataSet, own: DataSet) -> None:

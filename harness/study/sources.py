@@ -27,22 +27,22 @@ def sources(modules: Collection[str]) -> list[str]:
     Guarantees:
         What else this process has loaded changes nothing.
     """
-    found, todo, own = dict[str, str](), [*modules], {name.partition(".")[0] for name in modules}
+    digests, todo, own = dict[str, str](), [*modules], {name.partition(".")[0] for name in modules}
     while todo:
         name = todo.pop()
         package = name.partition(".")[0]
         path = _file(name, loaded=package in own)
         is_installed = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
         is_standard = not is_installed and path.is_relative_to(Path(os.__file__).parent)
-        if package == "leakgauge" or name in found or is_standard or not path.is_file():
+        if package == "leakgauge" or name in digests or is_standard or not path.is_file():
             continue
         if is_installed and name not in modules:
-            found |= {one: importlib.metadata.version(one) for one in _distributions().get(package, [])}
+            digests |= {name: importlib.metadata.version(name) for name in _distributions().get(package, [])}
         else:
             content = path.read_bytes()
-            found[name] = hashlib.sha256(content).hexdigest()
+            digests[name] = hashlib.sha256(content).hexdigest()
             todo += _named(content, name if path.stem == "__init__" else name.rpartition(".")[0])
-    return sorted(map(" ".join, found.items()))
+    return sorted(map(" ".join, digests.items()))
 
 
 def _file(name: str, *, loaded: bool) -> Path:
@@ -53,14 +53,14 @@ def _file(name: str, *, loaded: bool) -> Path:
     file, (package, *inner) = getattr(sys.modules.get(name) if loaded else None, "__file__", None), name.split(".")
     with suppress(ValueError):  # of `__main__`
         find = importlib.util.find_spec if loaded else PathFinder.find_spec
-        specs = (one.find_spec(package, None) for one in sys.meta_path)  # for editable installations
+        specs = (finder.find_spec(package, None) for finder in sys.meta_path)  # for editable installations
         spec = None if file else find(package) or next(filter(None, specs), None)
         file = spec.origin if spec and spec.has_location and not inner else file
         stems = [Path(folder, *inner) for folder in (spec and spec.submodule_search_locations) or ()]
         ends = [end for suffix in all_suffixes() for end in (f"/__init__{suffix}", suffix)]
         file = file or next((one for stem in stems for end in ends if Path(one := f"{stem}{end}").is_file()), None)
     path = Path(file or "")
-    return next((one for one in path.parents if one.is_file()), path)  # the zip file that holds it
+    return next((parent for parent in path.parents if parent.is_file()), path)  # the zip file that holds it
 
 
 def _named(content: bytes, package: str) -> Iterator[str]:
@@ -77,6 +77,6 @@ def _named(content: bytes, package: str) -> Iterator[str]:
             for name in names:
                 with suppress(ImportError):  # relative, but in no package
                     base = importlib.util.resolve_name(name, package)
-                    for full in (base, *(f"{base}.{one}" for one in inner)):
+                    for full in (base, *(f"{base}.{name}" for name in inner)):
                         if all(map(str.isidentifier, full.split("."))):
                             yield from accumulate(full.split("."), "{}.{}".format)

@@ -269,7 +269,6 @@ class Store:
         return Stored(None if faults else value, manifest.code, faults)
 
     def _manifest(self, folder: Path, faults: dict[str, str]) -> _Manifest | None:
-        """The manifest of a folder."""
         return load(folder / MANIFEST, functools.partial(_manifest_of, folder.name), faults)
 
     def read_result(self, cell_id: str) -> Result | None:
@@ -376,12 +375,10 @@ def load_run(folder: str | Path) -> Run:
 
 
 def _record(value: Result | TrainingRecord | Failure) -> dict[str, Any]:
-    """A record in its stored form."""
     return {**to_data(value), "version": VERSION}
 
 
 def _remove(path: Path) -> None:
-    """Remove a file, if it exists."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
@@ -401,7 +398,6 @@ def _tomls(study: dict[str, Any]) -> dict[str, str]:
 
 
 def _manifest_of(name: str, content: bytes) -> _Manifest:
-    """The manifest of the folder `name`."""
     data = unsealed(content)
     return _Manifest(data["code"], _of(name, data["id"], data["files"]))
 

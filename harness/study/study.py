@@ -462,5 +462,4 @@ def _inner(kind: type[T], table: Table, key: str) -> T:
 
 
 def _without(table: Table, *keys: str) -> Table:
-    """The table without these keys."""
     return {key: value for key, value in table.items() if key not in keys}

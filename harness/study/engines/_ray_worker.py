@@ -164,7 +164,6 @@ class Worker:
         self.has[name] = self.has.pop(name, reference)  # the folder used last is the last entry
 
     def _drop(self, name: str) -> None:
-        """Remove a folder of the store from this worker."""
         self.has.pop(name, None)
         shutil.rmtree(self.folder / name, ignore_errors=True)
 

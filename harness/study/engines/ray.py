@@ -210,7 +210,6 @@ class RayEngine:
         return Order(job, code, data, {name: self._sent(name) for name in job.reads})
 
     def _digest(self, name: str) -> str:
-        """The digest of a data set of this machine."""
         from leakgauge.harness.study.prepare import load_data
 
         if name not in self.digests:
@@ -268,7 +267,6 @@ class RayEngine:
         self.events.append(Died(slot, f"the worker process on {host} died ({how})"))
 
     def _dismiss(self, actor: _Actor) -> None:
-        """End a worker."""
         with suppress(RayError):
             ray.kill(actor.handle)
         self.actors.remove(actor)

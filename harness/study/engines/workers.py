@@ -102,17 +102,17 @@ class Workers:
         """The event that a worker sent; a dead worker is replaced."""
         process, pipe = self.workers[slot]
         try:
-            found: Outcome | None = pipe.recv()
+            outcome: Outcome | None = pipe.recv()
         except (EOFError, ConnectionError):
             process.join()
             code = process.exitcode
             self.kill(slot)
             how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
             return Died(slot, f"the worker process died ({how}); out of memory, or killed")
-        if found is None:
+        if outcome is None:
             return Started(slot)
         self.busy.discard(slot)
-        return Ended(slot, found)
+        return Ended(slot, outcome)
 
 
 @one_thread()
