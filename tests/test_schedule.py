@@ -57,7 +57,7 @@ def simulate(folder, cells, slots, seconds, deaths=None, stored=(), learned=(), 
     for job in learned:
         known.learn(job, seconds(job))
     progress = Progress(len(cells))
-    asked = (Store(folder), progress, lambda *_: None, jobs, attacks)
+    asked = (Store(folder), progress, lambda *_: None, [*jobs, *attacks])
     made = Schedule(*asked, pace=known, slots=slots, batches=batches)
     engine = Simulated(slots, seconds, deaths)
     supervise(made, engine)

@@ -60,7 +60,7 @@ def run_attack(cell: Cell, place: Place, parts: Sequence[str] = (), beside: Sequ
 
     searched = {name: store.read_part(name, code) for name in parts if name.startswith(cell.id)}
     known = [(victims_of(name), to_guesses(arrays)) for name, arrays in searched.items() if arrays is not None]
-    batch = None if known else _in_batch(cell, observation, beside, place)
+    batch = _in_batch(cell, observation, beside, place) if place.device != "cpu" and not known else None
     answer = _search(cell, observation, known) if batch is None else batch.result
 
     bounds = bounds_of(cell, place, parts) if cell.limit and isinstance(answer, Reconstruction) else None

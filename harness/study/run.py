@@ -46,9 +46,7 @@ class _Session:
     notes: list[str]
     pace: Pace
 
-    def work(
-        self, total: int, finished: Collection[str], listen: Listener, trainings: list[Job], attacks: list[Job]
-    ) -> None:
+    def work(self, total: int, finished: Collection[str], listen: Listener, jobs: list[Job]) -> None:
         """Do all jobs, except attacks on the `finished` cells."""
         slots = self.engine.slots
         # one process finds the guesses and uses them later; a limit is for one cell
@@ -56,7 +54,7 @@ class _Session:
         progress = Progress(total=total, skipped=len(finished), workers=slots, notes=self.notes)
         listen(progress, None)
         schedule = Schedule(
-            *(self.place.store, progress, listen, trainings, attacks),
+            *(self.place.store, progress, listen, jobs),
             pace=self.pace,
             finished=finished,
             slots=slots,
@@ -158,11 +156,11 @@ def run_study(
         usable = session.usable(asked, reuse=reuse)
         session.usable({path: code for path, code in kept.items() if path not in asked}, reuse=True)
         store.write_study(_described(study, known, stored, others))
-        trainings, attacks, finished = plan(study, store, usable)
+        jobs, finished = plan(study, store, usable)
         for cell in study.cells:
             if cell.id in finished and (seconds := store.seconds(store.cell(cell.id))):
                 session.pace.learn(Job("attack", cell.training, (cell,)), seconds)
-        session.work(len(study.cells), finished, listen, trainings, attacks)
+        session.work(len(study.cells), finished, listen, jobs)
         store.drop_parts()
         return load_run(store.folder)
 
@@ -213,7 +211,7 @@ def _solved(study: Study, session: _Session, listen: Listener) -> Study:
             listen(progress, outcome)
 
         if missing:
-            session.work(len(study.cells), (), watch, [Job("trial", spec, study.cells) for spec in missing], [])
+            session.work(len(study.cells), (), watch, [Job("trial", spec, study.cells) for spec in missing])
         records = {spec.id: record for spec in specs if (record := store.read_training(spec.id)) is not None}
         if len(records) < len(distinct):
             raise ValueError(f"target: {'; '.join(errors)}")
@@ -345,8 +343,8 @@ def _described(
     }
 
 
-def plan(study: Study, store: Store, usable: Collection[str]) -> tuple[list[Job], list[Job], set[str]]:
-    """(trainings to run, attacks on stored trainings, finished cells); cells with usable ids are finished."""
+def plan(study: Study, store: Store, usable: Collection[str]) -> tuple[list[Job], set[str]]:
+    """The trainings to run and then the attacks on stored trainings; and the finished cells, whose ids are usable."""
     from leakgauge.harness.study.training import keep_for, training_suffices
 
     trainings, attacks, finished = [], [], set[str]()
@@ -361,4 +359,4 @@ def plan(study: Study, store: Store, usable: Collection[str]) -> tuple[list[Job]
         else:
             # keep what all of its cells need, so that cells added later find it
             trainings.append(Job("training", training, cells))
-    return trainings, attacks, finished
+    return [*trainings, *attacks], finished

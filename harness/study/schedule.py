@@ -76,7 +76,7 @@ class _Task:
 
     Attributes:
         cost: the expected seconds of the job. later: the expected seconds of the longest job that waits for it.
-        then: the attacks that wait for this part.
+        then: the attacks that wait for this training or part.
         waits: how many jobs the task waits for. taken: whether it runs or is given up.
         tried: whether splitting was tried.
     """
@@ -94,8 +94,7 @@ class Schedule:
     """Chooses the next job of a slot, and notes how jobs ended.
 
     Args:
-        trainings: trainings to run; each is followed by the attacks on its unfinished cells.
-        attacks: attacks to run on stored trainings.
+        jobs: trainings, of which each is followed by the attacks on its unfinished cells; attacks on stored trainings.
         finished: the ids of the cells that need no attack.
         pace: the expected time of jobs.
         slots: how many jobs run at a time; with one slot nothing is split, else into at most 2 * slots parts.
@@ -107,8 +106,7 @@ class Schedule:
         store: Store,
         progress: Progress,
         listen: Listener,
-        trainings: Iterable[Job],
-        attacks: Iterable[Job],
+        jobs: Iterable[Job],
         *,
         pace: Pace,
         finished: Collection[str] = (),
@@ -121,13 +119,12 @@ class Schedule:
         self.heap: list[tuple[float, int, _Task]] = []  # tasks that may start, the longest chain first
         self.families: dict[str, list[tuple[float, int, _Task]]] = {}  # the attacks in the heap, by training
         self.open: dict[str, _Task] = {}  # tasks that have not ended, by the folder that they write
-        self.behind: dict[str, list[_Task]] = {}  # the attacks that wait for a training
         self.parts: dict[str, dict[str, _Task]] = {}  # parts that have not ended, by their whole and by name
         self.users: dict[str, int] = {}  # attacks that still read a limit
         self.has: dict[int, str] = {}  # the training that a slot's worker has in memory
         self.numbers, self.ended_jobs = 0, 0
         self.left = 0.0
-        for job in (*trainings, *attacks):
+        for job in jobs:
             self._add(job)
         self._reprice()
 
@@ -186,10 +183,10 @@ class Schedule:
         if job.kind == "attack":
             self.progress.done += 1
             self._clean(job.cells[0])
-        for later in (*task.then, *self.behind.pop(job.writes, ())):
-            later.waits -= 1
-            if not later.waits:
-                self._push(later)
+        for attack in task.then:
+            attack.waits -= 1
+            if not attack.waits:
+                self._push(attack)
         return outcome
 
     def _failed(self, task: _Task, outcome: Outcome) -> Outcome:
@@ -199,9 +196,9 @@ class Schedule:
             return self._succeeded(task, outcome)
         if job.kind == "attack":
             cells = list(job.cells)
-        for later in (*task.then, *self.behind.pop(job.writes, ())):
-            cells += later.job.cells
-            self._give_up(later)
+        for attack in task.then:
+            cells += attack.job.cells
+            self._give_up(attack)
         for cell in cells:
             self._clean(cell)
         self.progress.failed += len(cells)
@@ -226,8 +223,7 @@ class Schedule:
         task = self.open[job.writes] = _Task(job)
         if job.kind == "training":
             cells = [cell for cell in job.cells if cell.id not in self.finished]
-            after = [self._wait(_Task(Job("attack", job.training, (cell,)))) for cell in cells]
-            self.behind[job.writes] = after
+            task.then = [self._wait(_Task(Job("attack", job.training, (cell,)))) for cell in cells]
         elif job.kind == "attack":
             self._wait(task, 0)
         task.cost = self.pace.expected(job)
@@ -267,8 +263,9 @@ class Schedule:
         self.families.clear()
         for task in self.open.values():
             task.cost = self.pace.expected(task.job)
-        for writes, after in self.behind.items():
-            self.open[writes].later = max((attack.cost for attack in after), default=0.0)
+        for task in self.open.values():
+            if task.job.trains:
+                task.later = max((attack.cost for attack in task.then), default=0.0)
         self.left = math.fsum(task.cost for task in self.open.values())
         for task in self.open.values():
             if not task.taken and not task.waits:
