@@ -19,8 +19,7 @@ from leakgauge.harness.federation import formulas, registry
 from leakgauge.harness.federation.formulas import layer_snr
 from leakgauge.harness.study.environment import environment
 from leakgauge.harness.study.prepare import prepare
-from leakgauge.harness.study.recipes import recipe, recipes
-from leakgauge.harness.study.reproduce import evaluate, reproduce
+from leakgauge.harness.study.recipes import evaluate, recipe, recipes, reproduce
 from leakgauge.harness.study.study import expand, resolve
 
 SMALL = """

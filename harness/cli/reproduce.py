@@ -32,8 +32,8 @@ def reproduce(
     from leakgauge.harness.cli.progress import listener
     from leakgauge.harness.data import default_root
     from leakgauge.harness.gate.verdicts import changes, verdicts
-    from leakgauge.harness.study import reproduce as study
-    from leakgauge.harness.study.recipes import recipe, recipes
+    from leakgauge.harness.study.recipes import NAME, recipe, recipes
+    from leakgauge.harness.study.recipes import reproduce as run_recipes
     from leakgauge.harness.study.store import write_atomically
     from leakgauge.reports.charts.figures import slug
     from leakgauge.reports.charts.files import chart_files
@@ -51,7 +51,7 @@ def reproduce(
             raise cli.refusal(cli.USAGE, "expected names of recipes, or --all; 'leakgauge reproduce --list' lists them")
         before = None if against is None else verdicts(against)
         with ExitStack() as stack:
-            done = study.reproduce(
+            done = run_recipes(
                 chosen, size, out, root, workers=workers, listen=lambda name: stack.enter_context(listener(name))
             )
         write_atomically(out / "index.html", reproduction(done).encode())
@@ -65,7 +65,7 @@ def reproduce(
         if any(one.failures for one in done):
             raise typer.Exit(cli.INCOMPLETE)
         if before is not None:
-            changed = changes(before, verdicts(out / study.NAME))
+            changed = changes(before, verdicts(out / NAME))
             say("", *(changed or ["no decided verdict has changed"]))
             raise typer.Exit(cli.INCREASED if changed else 0)
 

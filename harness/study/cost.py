@@ -13,7 +13,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -136,7 +136,9 @@ def estimate(study: Study, root: Path, seconds: float = 10.0) -> Cost:
     cells = [replace(cell, training=first_try(cell.training)) for cell in study.cells]
     goals = map(goal_of, (spec.defense for spec in study.trainings))
     tries = [spec for spec, goal in zip(trainings, goals, strict=True) if goal and goal.accuracy_loss is not None]
-    with _rehearsal(root, seconds) as small:
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # the disk's time would dominate short jobs
+    with one_thread(), TemporaryDirectory(dir=memory) as folder:  # one thread, as in a worker
+        small = _Rehearsal(Place(Path(folder), root), time.monotonic() + seconds)
         small.measure(trainings, _place, small.federation)
         small.measure(cells, attacked, small.attack)
         small.measure(trainings, defended, small.training)
@@ -299,17 +301,6 @@ class _Rehearsal:
         start = time.perf_counter()
         run_attack(replace(cell, attack=attack, target=target), self.place)
         return time.perf_counter() - start
-
-
-@contextmanager
-def _rehearsal(root: Path, seconds: float) -> Iterator[_Rehearsal]:
-    """A rehearsal on one thread, as in a worker, in a folder that is deleted at the end.
-
-    The folder is in memory if possible: the disk's time would dominate short jobs.
-    """
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with one_thread(), TemporaryDirectory(dir=memory) as folder:
-        yield _Rehearsal(Place(Path(folder), root), time.monotonic() + seconds)
 
 
 _Kind = tuple[Hashable, ...]

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakgauge.harness.core.cell import Cell, TaskSpec, TrainingSpec
+from leakgauge.harness.core.cell import Cell, TrainingSpec
 from leakgauge.harness.core.code import records_of
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.labels import part_text
@@ -130,6 +130,7 @@ def run_study(
     from leakgauge.harness.core.device import available
     from leakgauge.harness.data import default_root
     from leakgauge.harness.study.environment import folders
+    from leakgauge.harness.study.prepare import load_data, make_task
 
     if engine is None and not available(device):
         raise StudyError(study.name, [f"device: got {device!r}, expected cpu, or cuda if there is one"])
@@ -144,7 +145,9 @@ def run_study(
     store, listen = place.store, listen or (lambda progress, outcome: None)
     # the engine starts while this process reads the data
     with closing(open_engine(place)) as opened, nullcontext(check_data(study, root)) as known, writing(store.folder):
-        session = _Session(place, opened, reuse, limits, [], Pace(_dims(study, root)))
+        tasks = dict.fromkeys(training.task for training in study.trainings)
+        dims = {task: make_task(task, load_data(task.data, root)).layout.dim for task in tasks}
+        session = _Session(place, opened, reuse, limits, [], Pace(dims))
         stored = _stored_study(study, session, {name: digest for name, (digest, _) in known.items()}, merge=merge)
         study = _solved(study, session, listen)
         own = {cell.id for cell in study.cells}
@@ -163,14 +166,6 @@ def run_study(
         session.work(len(study.cells), finished, listen, jobs)
         store.drop_parts()
         return load_run(store.folder)
-
-
-def _dims(study: Study, root: Path) -> dict[TaskSpec, int]:
-    """The number of model parameters of each task."""
-    from leakgauge.harness.study.prepare import load_data, make_task
-
-    tasks = dict.fromkeys(training.task for training in study.trainings)
-    return {task: make_task(task, load_data(task.data, root)).layout.dim for task in tasks}
 
 
 def _workers(study: Study, workers: int | None, *, elsewhere: bool) -> int | None:

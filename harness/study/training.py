@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,7 +63,10 @@ def run_training(spec: TrainingSpec, keep: Keep, place: Place) -> TrainingRecord
             strict=spec.strict,
         )
     states = public_states(ready.defense, training)
-    one_round, whole_run = (_claim(spec, ready, history) for history in (states[:1], states))
+    claims = [claim_of(ready.defense, history, ready.setting) for history in (states[:1], states)]
+    one_round, whole_run = (
+        known(ClaimRecord, spec.defense, claim_to_data(claim), partial(record_claim, claim)) for claim in claims
+    )
     audited, unaudited = _audit(ready, spec, place.device)
     record = TrainingRecord(
         spec=spec,
@@ -124,12 +128,6 @@ def broadcasts(spec: TrainingSpec, ready: Prepared, engine: Engine) -> dict[int,
     )
 
 
-def _claim(spec: TrainingSpec, ready: Prepared, history: Sequence[Any]) -> ClaimRecord:
-    """The record of the defense's claim for the rounds with these states; its accounting may be cached."""
-    claim = claim_of(ready.defense, history, ready.setting)
-    return known(ClaimRecord, spec.defense, claim_to_data(claim), lambda: record_claim(claim))
-
-
 def _audit(ready: Prepared, spec: TrainingSpec, device: str) -> tuple[AuditRecord | None, str]:
     """The audit that the study requests, or the reason why there is none; the training is valid without it."""
     if not spec.audit:
@@ -140,7 +138,7 @@ def _audit(ready: Prepared, spec: TrainingSpec, device: str) -> tuple[AuditRecor
         question = {"training": training, "rounds": rounds, "trials": spec.audit, "key": repr(asked[3])}
         if device != "cpu":  # the last digits depend on the card
             return audit_for_study(*asked, device), ""
-        return known(AuditRecord, spec.defense, question, lambda: audit_for_study(*asked)), ""
+        return known(AuditRecord, spec.defense, question, partial(audit_for_study, *asked)), ""
     except ValueError as error:
         return None, " ".join(str(error).split())
 
