@@ -54,11 +54,7 @@ class _Session:
         progress = Progress(total=total, skipped=len(finished), workers=slots, notes=self.notes)
         listen(progress, None)
         schedule = Schedule(
-            *(self.place.store, progress, listen, jobs),
-            pace=self.pace,
-            finished=finished,
-            slots=slots,
-            batches=batches,
+            *(self.place.store, progress, listen, jobs), pace=self.pace, finished=finished, slots=slots, batches=batches
         )
         supervise(schedule, self.engine, self.limits)
 

@@ -13,13 +13,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from leakgauge.harness.audit.attacked import (
-    LEVEL,
-    Promised,
-    Proved,
-    shown_by_identification,
-    shown_by_membership,
-)
+from leakgauge.harness.audit.attacked import LEVEL, Promised, Proved, shown_by_identification, shown_by_membership
 from leakgauge.harness.audit.limit import Limit
 from leakgauge.harness.core import stats
 from leakgauge.harness.core.contract import Guess, Membership, Reconstruction
