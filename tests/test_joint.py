@@ -9,7 +9,6 @@ from leakgauge.attacks.dlg import DLG
 from leakgauge.attacks.idlg import IDLG
 from leakgauge.attacks.inverting_gradients import InvertingGradients
 from leakgauge.attacks.map import MAP
-from leakgauge.harness.core import device as devices
 from leakgauge.harness.core.device import capacity
 from leakgauge.harness.core.errors import NoLikelihood
 from leakgauge.harness.core.rng import Key
@@ -161,7 +160,7 @@ def test_a_study_on_a_device_attacks_cells_of_the_first_model_together(tmp_path,
     for kind in (MAP, InvertingGradients):
         run = kind.run
         monkeypatch.setattr(kind, "run", lambda self, seen, key, run=run: runs.append(seen) or run(self, seen, key))
-    monkeypatch.setattr(devices, "available", lambda device: True)
+    monkeypatch.setattr("leakgauge.harness.study.run.available", lambda device: True)
     if not room:
         monkeypatch.setattr(joint, "capacity", lambda device: 0)
         monkeypatch.setattr(MAP, "at_once", lambda self, dim: 2)

@@ -18,18 +18,24 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from leakgauge.harness.audit.claims import states_of
 from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.cell import Cell, FederationSpec, PartSpec, TaskSpec, TrainingSpec
 from leakgauge.harness.core.code import RECORDING
 from leakgauge.harness.core.contract import Setting
 from leakgauge.harness.core.threads import one_thread
+from leakgauge.harness.federation.loop import Keep, reads_losses
+from leakgauge.harness.federation.registry import build_attack, build_defense
+from leakgauge.harness.study.attack import run_attack
+from leakgauge.harness.study.environment import code_of, environment
 from leakgauge.harness.study.goal import first_try, goal_of
 from leakgauge.harness.study.jobs import Job, Place
-
-if TYPE_CHECKING:
-    from leakgauge.harness.study.study import Study
+from leakgauge.harness.study.limits import bounds_of
+from leakgauge.harness.study.prepare import prepare
+from leakgauge.harness.study.study import Study
+from leakgauge.harness.study.training import run_training
 
 _AUDIT = 3.5
 """Seconds of an audit in a study; measured: 1 to 10 for the shipped defenses, mean 2 (60 trials) to 4 (300 trials)."""
@@ -107,10 +113,6 @@ class _Training(NamedTuple):
 
     def of(self, spec: TrainingSpec) -> float:
         """Seconds of a training; some defenses stop early."""
-        from leakgauge.harness.audit.claims import states_of
-        from leakgauge.harness.federation.loop import reads_losses
-        from leakgauge.harness.federation.registry import build_defense
-
         federation, defense, tested = spec.federation, build_defense(spec.defense), self.place.tested
         rounds, interim = len(states_of(defense, self.place.setting)), federation.interim_samples or tested
         share = 1.0 if reads_losses(defense, federation) else min(1.0, interim / tested)
@@ -190,8 +192,6 @@ class _Rehearsal:
 
     def federation(self, spec: TrainingSpec) -> _Federation:
         """A federation, measured by one turn of one client: with few test samples, with all, and with more steps."""
-        from leakgauge.harness.study.prepare import prepare
-
         ready = prepare(spec, self.place.root)
         steps = ready.setting.steps
         place = _Federation(ready.setting, sum(map(len, ready.clients.values())), len(ready.test.y), 0.0, 0.0, 0.0)
@@ -270,10 +270,6 @@ class _Rehearsal:
 
     def _train(self, spec: TrainingSpec) -> float:
         """Seconds of a training that keeps all models and messages."""
-        from leakgauge.harness.federation.loop import Keep
-        from leakgauge.harness.study.environment import code_of, environment
-        from leakgauge.harness.study.training import run_training
-
         code_of(spec), environment()  # read once per process and cached, so not part of a training's time
         start, rounds = time.perf_counter(), frozenset(range(spec.federation.rounds))
         run_training(spec, Keep(rounds, rounds), self.place)
@@ -281,9 +277,6 @@ class _Rehearsal:
 
     def _limit(self, cell: Cell) -> float:
         """Seconds of the limit of one victim; 0 for a floor attack, which shares its target with another attack."""
-        from leakgauge.harness.federation.registry import build_attack
-        from leakgauge.harness.study.limits import bounds_of
-
         attack = build_attack(cell.attack)
         if not cell.limit or attack.kind != "reconstruction" or attack.floor:
             return 0.0
@@ -293,8 +286,6 @@ class _Rehearsal:
 
     def _run(self, cell: Cell, victims: int, amount: int) -> float:
         """Seconds of an attack on this number of victims, with this amount of work on each."""
-        from leakgauge.harness.study.attack import run_attack
-
         name, _ = _amount(cell.attack)
         attack = replace(cell.attack, parameters={**cell.attack.parameters, **({name: amount} if amount else {})})
         target = cell.target if cell.target.kind == "members" else replace(cell.target, count=victims)

@@ -8,29 +8,35 @@ from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from leakgauge.harness.core.cell import Cell, TrainingSpec
 from leakgauge.harness.core.code import records_of
+from leakgauge.harness.core.device import available
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.labels import part_text
 from leakgauge.harness.core.result import Run, TrainingRecord
 from leakgauge.harness.core.stored import fingerprint, to_data
 from leakgauge.harness.core.threats import View
+from leakgauge.harness.data import DataSet, default_root
 from leakgauge.harness.federation import registry
+from leakgauge.harness.learn.batch import check_records
+from leakgauge.harness.learn.modules import check
+from leakgauge.harness.learn.partition import check_labels
 from leakgauge.harness.study.cost import Pace
 from leakgauge.harness.study.engine import Engine, Here, Open
 from leakgauge.harness.study.engines.workers import Workers
+from leakgauge.harness.study.environment import code_of, folders
 from leakgauge.harness.study.goal import goal_of, solve
 from leakgauge.harness.study.jobs import Job, Outcome, Place
 from leakgauge.harness.study.lock import writing
+from leakgauge.harness.study.prepare import load_data, make_task
+from leakgauge.harness.study.recorded import disagreements
 from leakgauge.harness.study.schedule import Listener, Progress, Schedule
 from leakgauge.harness.study.store import QUARANTINE, Store, StoreError, load_run
 from leakgauge.harness.study.study import Study
 from leakgauge.harness.study.supervisor import NO_LIMITS, Limits, supervise
-
-if TYPE_CHECKING:
-    from leakgauge.harness.data import DataSet
+from leakgauge.harness.study.training import keep_for, training_suffices
 
 _ELSE = "use another folder, or --merge to keep both"
 
@@ -123,11 +129,6 @@ def run_study(
         StoreError: the folder cannot be written, or another process writes to it.
         Interrupted: Ctrl-C, SIGTERM or SIGHUP; finished results are kept.
     """
-    from leakgauge.harness.core.device import available
-    from leakgauge.harness.data import default_root
-    from leakgauge.harness.study.environment import folders
-    from leakgauge.harness.study.prepare import load_data, make_task
-
     if engine is None and not available(device):
         raise StudyError(study.name, [f"device: got {device!r}, expected cpu, or cuda if there is one"])
     if workers is None and device != "cpu" and engine is None:
@@ -184,9 +185,6 @@ def _solved(study: Study, session: _Session, listen: Listener) -> Study:
     Raises:
         StudyError: no goal can be reached and there are no other cells, or a training of the search failed.
     """
-    from leakgauge.harness.study.environment import code_of
-    from leakgauge.harness.study.training import keep_for, training_suffices
-
     if not any(goal_of(spec.defense) for spec in study.trainings):
         return study
     store = session.place.store
@@ -224,12 +222,6 @@ def check_data(study: Study, root: Path) -> dict[str, tuple[str, bool]]:
         StudyError: a data set is missing or unreadable, or a model does not fit it or a defense, or cannot be handled;
             one line for each problem.
     """
-    from leakgauge.harness.learn.batch import check_records
-    from leakgauge.harness.learn.modules import check
-    from leakgauge.harness.learn.partition import check_labels
-    from leakgauge.harness.study.prepare import load_data, make_task
-    from leakgauge.harness.study.recorded import disagreements
-
     load_data.cache_clear()  # a file may have changed since this process last read it
     digests, problems = {}, []
     for task in dict.fromkeys(training.task for training in study.trainings):
@@ -336,8 +328,6 @@ def _described(
 
 def plan(study: Study, store: Store, usable: Collection[str]) -> tuple[list[Job], set[str]]:
     """The trainings to run and then the attacks on stored trainings; and the finished cells, whose ids are usable."""
-    from leakgauge.harness.study.training import keep_for, training_suffices
-
     trainings, attacks, finished = [], [], set[str]()
     for training in study.trainings:
         cells = study.cells_of[training.id]
