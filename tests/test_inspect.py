@@ -29,9 +29,8 @@ from leakgauge.harness.own.inspect import Asked, _Trial, study_of
 from leakgauge.harness.own.made import part_spec
 from leakgauge.harness.own.messages import Names, flattened
 from leakgauge.harness.study.jobs import Place
-from leakgauge.harness.study.prepare import make_task, prepare
+from leakgauge.harness.study.prepare import StoredTraining, make_task, prepare
 from leakgauge.harness.study.recorded import as_recorded
-from leakgauge.harness.study.replay import StoredTraining
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import resolve
 from tests.command import call

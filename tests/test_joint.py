@@ -15,7 +15,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation import registry
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
-from leakgauge.harness.study import joint
+from leakgauge.harness.study import attack
 from leakgauge.harness.study.environment import shipped
 from leakgauge.harness.study.jobs import Job, family
 from leakgauge.harness.study.joint import Batches, alike, fits, joined
@@ -162,7 +162,7 @@ def test_a_study_on_a_device_attacks_cells_of_the_first_model_together(tmp_path,
         monkeypatch.setattr(kind, "run", lambda self, seen, key, run=run: runs.append(seen) or run(self, seen, key))
     monkeypatch.setattr("leakgauge.harness.study.run.available", lambda device: True)
     if not room:
-        monkeypatch.setattr(joint, "capacity", lambda device: 0)
+        monkeypatch.setattr(attack, "capacity", lambda device: 0)
         monkeypatch.setattr(MAP, "at_once", lambda self, dim: 2)
     with Elsewhere():
         there = run_study(made, tmp_path / "there", workers=0, device=str(DEVICE))

@@ -30,7 +30,7 @@ from leakgauge.harness.own.parts import Part, built
 from leakgauge.harness.own.quick import CLIENTS, Effort
 from leakgauge.harness.study.attack import scored
 from leakgauge.harness.study.jobs import Place
-from leakgauge.harness.study.replay import StoredTraining
+from leakgauge.harness.study.prepare import StoredTraining
 from leakgauge.harness.study.training import run_training
 
 _KINDS = {"reconstruction": Reconstruction, "labels": Labels, "membership": Membership}

@@ -13,7 +13,8 @@ import torch
 from leakgauge.harness.audit.attacked import Promised, promised
 from leakgauge.harness.audit.weights import suspicious
 from leakgauge.harness.core.cell import Cell, Target
-from leakgauge.harness.core.contract import Guess, Labels, Membership, Observation, Reconstruction
+from leakgauge.harness.core.contract import Attack, Guess, Labels, Membership, Observation, Reconstruction
+from leakgauge.harness.core.device import capacity
 from leakgauge.harness.core.result import Estimate, Execution, Result
 from leakgauge.harness.core.stats import of_items
 from leakgauge.harness.core.stored import fingerprint, to_data
@@ -24,10 +25,9 @@ from leakgauge.harness.federation.observe import Scene, Truth
 from leakgauge.harness.study.environment import code_behind, environment, shipped
 from leakgauge.harness.study.flags import cell_flags, notice_flag, promise_flags
 from leakgauge.harness.study.jobs import Place, groups, named, victims_of
-from leakgauge.harness.study.joint import Batches, Found, at_once, fits
+from leakgauge.harness.study.joint import Batches, Found, fits
 from leakgauge.harness.study.limits import Bounds, bounds_of
-from leakgauge.harness.study.prepare import attack_key
-from leakgauge.harness.study.replay import StoredTraining, claimed, observe_stored
+from leakgauge.harness.study.prepare import StoredTraining, attack_key, claimed, observe_stored
 from leakgauge.harness.study.score import (
     score_labels,
     score_limits,
@@ -39,6 +39,9 @@ from leakgauge.harness.study.store import Arrays, arrays_digest
 
 _ASKED = 8
 """The number of clients that test a malicious server's broadcast; each test takes about a second."""
+
+_COPIES, _STATE = 16, 2**20
+"""Numbers that a search on an accelerator holds for each victim: copies of its gradient, and its inputs' steps."""
 
 _BATCHES = Batches()
 """What this process found for cells whose jobs have not come yet."""
@@ -123,6 +126,14 @@ def _search(
             guesses |= zip(group, result.guesses, strict=True)
             words = result.prior
     return Reconstruction(tuple(guesses[i] for i in wanted), words)
+
+
+def at_once(attack: Attack, observation: Observation) -> int | None:
+    """How many victims an attack takes at once; None: all."""
+    size = attack.at_once(observation.setting.dim)
+    if size is None or observation.device == "cpu":
+        return size
+    return max(size, capacity(torch.device(observation.device)) // (_COPIES * observation.setting.dim + _STATE))
 
 
 def _in_batch(cell: Cell, observation: Observation, beside: Sequence[Cell], place: Place) -> Found | None:

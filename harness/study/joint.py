@@ -30,20 +30,8 @@ from leakgauge.harness.core.contract import (
     Setting,
     likelihood_of,
 )
-from leakgauge.harness.core.device import capacity
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
-
-_COPIES, _STATE = 16, 2**20
-"""Numbers that a search on an accelerator holds for each victim: copies of its gradient, and its inputs' steps."""
-
-
-def at_once(attack: Attack, seen: Observation) -> int | None:
-    """How many victims an attack takes at once; None: all."""
-    size = attack.at_once(seen.setting.dim)
-    if size is None or seen.device == "cpu":
-        return size
-    return max(size, capacity(torch.device(seen.device)) // (_COPIES * seen.setting.dim + _STATE))
 
 
 class _Member(Sender):

@@ -18,7 +18,7 @@ from leakgauge.harness.federation.observe import Scene, Truth
 from leakgauge.harness.learn.prior import GaussianPrior, gaussian_prior
 from leakgauge.harness.study.environment import code_behind
 from leakgauge.harness.study.jobs import Place, limit_id, named, victims_of
-from leakgauge.harness.study.replay import StoredTraining, claimed, observe_stored
+from leakgauge.harness.study.prepare import StoredTraining, claimed, observe_stored
 from leakgauge.harness.study.store import Arrays
 
 

@@ -44,8 +44,7 @@ from leakgauge.harness.federation.observe import observe
 from leakgauge.harness.federation.round import Client, Exchange, Round
 from leakgauge.harness.learn.batch import Work, train_clients
 from leakgauge.harness.study.attack import scored
-from leakgauge.harness.study.prepare import Prepared, attack_key, prepare, scene_of
-from leakgauge.harness.study.replay import seen_by
+from leakgauge.harness.study.prepare import Prepared, attack_key, prepare, scene_of, seen_by
 from leakgauge.harness.study.training import broadcasts, keep_for
 
 _KEY = Key(0).child("gate")

@@ -68,8 +68,9 @@ class Stored(NamedTuple):
 
 
 class _Manifest(NamedTuple):
-    """The code that made a folder, and the SHA-256 of its files."""
+    """The name of a folder, the code that made it, and the SHA-256 of its files."""
 
+    id: str
     code: str
     files: dict[str, str]
 
@@ -264,12 +265,12 @@ class Store:
         for name in manifest.files:
             if arrays or not name.endswith(".npz"):
                 load(folder / name, functools.partial(manifest.check, name), faults)
-        load(folder / TIMING, functools.partial(_seconds, folder.name), faults)
+        self.seconds(folder, faults)
         value = None if main in faults else load(folder / main, functools.partial(_value, kind, folder.name), faults)
         return Stored(None if faults else value, manifest.code, faults)
 
     def _manifest(self, folder: Path, faults: dict[str, str]) -> _Manifest | None:
-        return load(folder / MANIFEST, functools.partial(_manifest_of, folder.name), faults)
+        return load(folder / MANIFEST, lambda content: _Manifest(**_sealed(folder.name, content)), faults)
 
     def read_result(self, cell_id: str) -> Result | None:
         """The result of a cell; None if it is not finished or damaged."""
@@ -304,9 +305,10 @@ class Store:
         who = hashlib.sha256(np.packbits(is_member).tobytes()).hexdigest()[:16]
         return Scores(scores[is_member], scores[~is_member], who)
 
-    def seconds(self, folder: Path) -> float | None:
-        """The seconds of the cell or training in `folder`; None if unknown."""
-        return load(folder / TIMING, functools.partial(_seconds, folder.name), {})
+    def seconds(self, folder: Path, faults: dict[str, str] | None = None) -> float | None:
+        """The seconds of the cell or training in `folder`; None if unknown, with the reason in `faults`."""
+        faults = {} if faults is None else faults
+        return load(folder / TIMING, lambda content: float(_sealed(folder.name, content)["seconds"]), faults)
 
 
 def verify(folder: Path) -> tuple[int, dict[str, str]]:
@@ -397,15 +399,10 @@ def _tomls(study: dict[str, Any]) -> dict[str, str]:
     return {f"study-{n}.toml" if n > 1 else "study.toml": each["text"] for n, each in numbered if each.get("text")}
 
 
-def _manifest_of(name: str, content: bytes) -> _Manifest:
+def _sealed(name: str, content: bytes) -> dict[str, Any]:
+    """The content of the manifest or the timing.json of the folder `name`."""
     data = unsealed(content)
-    return _Manifest(data["code"], _of(name, data["id"], data["files"]))
-
-
-def _seconds(name: str, content: bytes) -> float:
-    """The seconds in the timing.json of the folder `name`."""
-    data = unsealed(content)
-    return _of(name, data["id"], float(data["seconds"]))
+    return _of(name, data["id"], data)
 
 
 def _failure(name: str, content: bytes) -> Failure:

@@ -25,9 +25,8 @@ from leakgauge.harness.study.cache import known
 from leakgauge.harness.study.environment import code_of, environment
 from leakgauge.harness.study.flags import training_flags
 from leakgauge.harness.study.jobs import Place
-from leakgauge.harness.study.prepare import Prepared, attack_key, prepare, scene_of
+from leakgauge.harness.study.prepare import Prepared, attack_key, holds, prepare, public_states, scene_of, to_arrays
 from leakgauge.harness.study.recorded import as_recorded, problems, shared_key
-from leakgauge.harness.study.replay import holds, public_states, to_arrays
 from leakgauge.harness.study.store import Store, arrays_digest
 
 

@@ -20,7 +20,7 @@ from leakgauge.harness.study.engine import resident
 from leakgauge.harness.study.jobs import Job, Outcome, Place, perform
 
 _KEPT = 2
-"""The number of trainings on a worker's disk; it is also the number cached in memory (`replay.StoredTraining`)."""
+"""The number of trainings on a worker's disk; it is also the number cached in memory (`prepare.StoredTraining`)."""
 
 
 class Unfit(Exception):

@@ -58,13 +58,14 @@ class _Actor:
         handle: Ray's handle of the actor.
         pending: the current call, which gets the worker ready or does a job; None: the worker is idle.
         where: the worker's place; None before it is ready.
-        slot: the slot whose job the worker does.
+        slot, job: the job that the worker does, and its slot.
     """
 
     handle: Any
     pending: Any
     where: Where | None = None
     slot: int | None = None
+    job: Job | None = None
 
 
 class RayEngine:
@@ -91,7 +92,6 @@ class RayEngine:
         self.actors: list[_Actor] = []
         self.last: dict[int, _Actor] = {}  # the worker that did a slot's last job
         self.parked: dict[int, Job] = {}  # jobs without a worker yet
-        self.jobs: dict[int, Job] = {}
         self.events: list[Event] = []
         self.sent: dict[str, tuple[int, Any]] = {}
         self.digests: dict[str, str] = {}
@@ -140,19 +140,15 @@ class RayEngine:
         if actor is None or actor.where is None or actor.slot != slot:
             return None
         if actor.where.node not in self.gauges:
-            here = NodeAffinitySchedulingStrategy(actor.where.node, soft=False)
-            self.gauges[actor.where.node] = ray.remote(Gauge).options(num_cpus=0, scheduling_strategy=here).remote()
-        try:
-            found: float | None = ray.get(
-                self.gauges[actor.where.node].megabytes.remote(actor.where.process), timeout=5
-            )
-        except RayError:
-            return None
-        return found
+            there = NodeAffinitySchedulingStrategy(actor.where.node, soft=False)
+            self.gauges[actor.where.node] = ray.remote(Gauge).options(num_cpus=0, scheduling_strategy=there).remote()
+        resident: float | None = None
+        with suppress(RayError):
+            resident = ray.get(self.gauges[actor.where.node].megabytes.remote(actor.where.process), timeout=5)
+        return resident
 
     def kill(self, slot: int) -> None:
         """End the slot's worker."""
-        self.jobs.pop(slot, None)
         if self.parked.pop(slot, None) is None:
             self._dismiss(self.last[slot])
 
@@ -162,9 +158,9 @@ class RayEngine:
         idle = [actor for actor in self.actors if actor.pending is None]
         with suppress(RayError):
             ray.get([actor.handle.leave.remote() for actor in idle], timeout=5)
-        for one in [actor.handle for actor in self.actors] + list(self.gauges.values()):
+        for handle in [actor.handle for actor in self.actors] + list(self.gauges.values()):
             with suppress(RayError):
-                ray.kill(one)
+                ray.kill(handle)
         if self.is_ours:
             ray.shutdown()
         self.pool.shutdown()
@@ -195,10 +191,10 @@ class RayEngine:
             if not idle:
                 return
             taken = {id(actor) for other, actor in self.last.items() if other != slot}
-            actor = min(idle, key=lambda one: (one is not self.last.get(slot), id(one) in taken))
-            self.last = {other: one for other, one in self.last.items() if one is not actor} | {slot: actor}
-            self.jobs[slot] = self.parked.pop(slot)
-            actor.slot, actor.pending = slot, actor.handle.perform.remote(self._order(job))
+            actor = min(idle, key=lambda free: (free is not self.last.get(slot), id(free) in taken))
+            self.last = {other: last for other, last in self.last.items() if last is not actor} | {slot: actor}
+            del self.parked[slot]
+            actor.slot, actor.job, actor.pending = slot, job, actor.handle.perform.remote(self._order(job))
             self.events.append(Started(slot))
 
     def _order(self, job: Job) -> Order:
@@ -231,20 +227,20 @@ class RayEngine:
     def _settle(self, actor: _Actor) -> None:
         """Record what a worker has done, or that it died."""
         try:
-            found: Where | Answer = ray.get(actor.pending)
+            answer: Where | Answer = ray.get(actor.pending)
         except RayError as error:
             self._lost(actor, error)
             return
-        actor.pending, slot = None, actor.slot
-        if isinstance(found, Where):
-            actor.where, self.deaths = found, 0
+        actor.pending, slot, job = None, actor.slot, actor.job
+        if isinstance(answer, Where):
+            actor.where, self.deaths = answer, 0
             return
         assert slot is not None
-        actor.slot = None
-        if found.files:
-            self.store.receive(self.store.folder / self.jobs[slot].writes, found.files)
-        del self.jobs[slot]
-        self.events.append(Ended(slot, found.outcome))
+        assert job is not None
+        actor.slot = actor.job = None
+        if answer.files:
+            self.store.receive(self.store.folder / job.writes, answer.files)
+        self.events.append(Ended(slot, answer.outcome))
 
     def _lost(self, actor: _Actor, error: RayError) -> None:
         """Record that a worker died.
@@ -262,7 +258,6 @@ class RayEngine:
             if self.deaths == _TRIES:
                 raise _unusable(f"no worker gets ready: {str(error).splitlines()[-1]}") from error
             return
-        del self.jobs[slot]
         how = "its node died" if "node has died" in str(error) else "out of memory, or killed"
         self.events.append(Died(slot, f"the worker process on {host} died ({how})"))
 
@@ -270,7 +265,7 @@ class RayEngine:
         with suppress(RayError):
             ray.kill(actor.handle)
         self.actors.remove(actor)
-        self.last = {slot: one for slot, one in self.last.items() if one is not actor}
+        self.last = {slot: last for slot, last in self.last.items() if last is not actor}
 
 
 def _connect(address: str | None, slots: int | None) -> None:
