@@ -221,7 +221,12 @@ class _Rehearsal:
         """An attack, measured on a few victims with a small and a larger amount of work."""
         low, high = _AMOUNTS.get(_amount(cell.attack)[0], (0, 0))
         small, few = self._attackable(cell), 1 if cell.target.kind == "members" else min(_CLIENTS, cell.target.count)
-        limit, small = self._limit(small), replace(small, limit=False)
+        attack, limit = build_attack(cell.attack), 0.0
+        if cell.limit and attack.kind == "reconstruction" and not attack.floor:  # a floor shares its target's limit
+            start = time.perf_counter()
+            bounds_of(replace(small, target=replace(small.target, count=1)), self.place)
+            limit = time.perf_counter() - start
+        small = replace(small, limit=False)
         seconds = self._run(small, few, low)
         if seconds < _LONG:  # the first attack of a kind compiles
             seconds = self._run(small, few, low)
@@ -273,15 +278,6 @@ class _Rehearsal:
         code_of(spec), environment()  # read once per process and cached, so not part of a training's time
         start, rounds = time.perf_counter(), frozenset(range(spec.federation.rounds))
         run_training(spec, Keep(rounds, rounds), self.place)
-        return time.perf_counter() - start
-
-    def _limit(self, cell: Cell) -> float:
-        """Seconds of the limit of one victim; 0 for a floor attack, which shares its target with another attack."""
-        attack = build_attack(cell.attack)
-        if not cell.limit or attack.kind != "reconstruction" or attack.floor:
-            return 0.0
-        start = time.perf_counter()
-        bounds_of(replace(cell, target=replace(cell.target, count=1)), self.place)
         return time.perf_counter() - start
 
     def _run(self, cell: Cell, victims: int, amount: int) -> float:

@@ -136,17 +136,11 @@ class Schedule:
             task.taken = True
             self.has[slot] = task.job.training.id
             if task.job.kind == "attack":
-                task.job = task.job._replace(beside=self._beside(task))
+                relatives = self.relatives.get(family(task.job.cells[0]), ())
+                free = (other.job.cells[0] for other in relatives if not (other.taken or other.waits))
+                task.job = task.job._replace(beside=tuple(free))
             return task.job
         return None
-
-    def _beside(self, task: _Task) -> tuple[Cell, ...]:
-        """The other cells whose attacks may start and share what a batch needs."""
-        group = self.relatives.get(family(task.job.cells[0])) if self.batches else None
-        if group is None:
-            return ()
-        group[:] = [other for other in group if not other.taken]
-        return tuple(other.job.cells[0] for other in group if not other.waits)
 
     def started(self, job: Job) -> None:
         """Report the start of a job."""
