@@ -4,6 +4,7 @@ The tests with Flower are in tests/flower, those with Ray in tests/test_ray.py.
 """
 
 import importlib
+import importlib.metadata
 import importlib.util
 
 import pytest
@@ -82,8 +83,15 @@ def test_an_engine_is_one_file_found_by_its_name_or_by_module_and_class(tmp_path
         open_engine("toy", "10.0.0.1:6379", None)
     with pytest.raises(StudyError, match=r"^engine: no engine 'toy:Other': AttributeError: module 'toy' has no"):
         open_engine("toy:Other", None, None, allow_code=True)
+    point = importlib.metadata.EntryPoint("mine", "toy:Toy", "leakgauge.engines")
+    every = importlib.metadata.entry_points
+    monkeypatch.setattr(
+        importlib.metadata,
+        "entry_points",
+        lambda *, group: [point] if group == "leakgauge.engines" else every(group=group),
+    )
     run_study(study(seeds=[0]), tmp_path / "here", workers=0)
-    for name, folder in (("toy", tmp_path / "found"), ("toy:Toy", tmp_path / "named")):
+    for name, folder in (("toy", tmp_path / "found"), ("toy:Toy", tmp_path / "named"), ("mine", tmp_path / "entered")):
         run_study(study(seeds=[0]), folder, engine=open_engine(name, None, 2, allow_code=":" in name))
         assert contents(folder) == contents(tmp_path / "here")
 
