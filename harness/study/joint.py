@@ -111,50 +111,49 @@ def _federation(sender: Sender) -> int:
     return sender.federation
 
 
-def joined(seens: Sequence[Observation]) -> Observation:
+def joined(observations: Sequence[Observation]) -> Observation:
     """One observation of all victims, in order, without what only single federations have.
 
     Args:
-        seens: with messages and models of one round, and equal in all that `alike` compares.
+        observations: with messages and models of one round, and equal in all that `alike` compares.
     """
-    first, messages, states = seens[0], [], []
-    for number, seen in enumerate(seens):
-        assert seen.messages is not None
-        assert seen.model is not None
-        states.append(seen.model.state)
-        messages += [one._replace(sender=_Member.of(one.sender, number)) for one in seen.messages]
+    first, messages, states = observations[0], [], []
+    for number, observation in enumerate(observations):
+        assert observation.messages is not None
+        assert observation.model is not None
+        states.append(observation.model.state)
+        messages += [sent._replace(sender=_Member.of(sent.sender, number)) for sent in observation.messages]
     assert first.model is not None
     return dataclasses.replace(
         first,
-        defense=Several(tuple(seen.defense for seen in seens)),
+        defense=Several(tuple(observation.defense for observation in observations)),
         messages=tuple(messages),
         model=first.model._replace(state=tuple(states)),
-        labels=None if first.labels is None else tuple(own for seen in seens for own in seen.labels or ()),
+        labels=None if first.labels is None else tuple(label for each in observations for label in each.labels or ()),
         models=None,
         final=None,
         others=None,
     )
 
 
-def fits(seen: Observation, defense: Defense[Any, Any]) -> bool:
+def fits(observation: Observation, defense: Defense[Any, Any]) -> bool:
     """Whether a federation with this defense may share a batch with an observation."""
-    mine = seen.defense
+    ours, setting = observation.defense, observation.setting
     return (
-        not (mine.superposes or defense.superposes)
-        and mine.local == defense.local
-        and mine.step_noise(seen.setting) == defense.step_noise(seen.setting)
+        not (ours.superposes or defense.superposes)
+        and ours.local == defense.local
+        and ours.step_noise(setting) == defense.step_noise(setting)
     )
 
 
-def alike(seen: Observation, other: Observation) -> bool:
+def alike(observation: Observation, other: Observation) -> bool:
     """Whether two observations of one attack, target and adversary have the same setting and parameters."""
-    one, two = seen.model, other.model
     return (
-        one is not None
-        and two is not None
-        and not (seen.later or other.later)
-        and (seen.setting, seen.lr) == (other.setting, other.lr)
-        and torch.equal(one.params, two.params)
+        observation.model is not None
+        and other.model is not None
+        and not (observation.later or other.later)
+        and (observation.setting, observation.lr) == (other.setting, other.lr)
+        and torch.equal(observation.model.params, other.model.params)
     )
 
 
@@ -194,34 +193,33 @@ class Batches:
         Returns:
             None: no other cell joins, or the attack fails; each cell is then attacked alone.
         """
-        name, seen = own
-        if name in self._alone or seen.messages is None or seen.task.columns:
+        name, ours = own
+        if name in self._alone or ours.messages is None or ours.task.columns:
             return None
-        start, batch, victims = time.perf_counter(), {name: seen}, len(seen.messages)
+        start, batch, victims = time.perf_counter(), {name: ours}, len(ours.messages)
         for other, look in others:
-            if victims + len(seen.messages) > size:
+            if victims + len(ours.messages) > size:
                 break
             if other in self._found or other in self._alone:
                 continue
             try:
-                theirs = look()
+                observation = look()
             except Exception:  # its own job reports the error
                 self._alone.add(other)
                 continue
-            if theirs.messages is not None and alike(seen, theirs):
-                batch[other] = theirs
-                victims += len(theirs.messages)
+            if observation.messages is not None and alike(ours, observation):
+                batch[other] = observation
+                victims += len(observation.messages)
         if len(batch) == 1:
             return None
         try:
-            found = attack.run(joined(list(batch.values())), key)
+            result = attack.run(joined(list(batch.values())), key)
         except Exception:  # of one defense, whose own job reports it, or of the memory
             self._alone.update(batch)
             return None
-        assert isinstance(found, Reconstruction)  # only reconstructions have groups
-        guesses, seconds = iter(found.guesses), (time.perf_counter() - start) / len(batch)
-        for each, theirs in batch.items():
-            mine = tuple(itertools.islice(guesses, len(theirs.messages or ())))
-            self._found[each] = Found(Reconstruction(mine, found.prior), seconds)
-        own_share = self._found.pop(name)
-        return own_share._replace(elsewhere=seconds * (1 - len(batch)))
+        assert isinstance(result, Reconstruction)  # only reconstructions have groups
+        guesses, seconds = iter(result.guesses), (time.perf_counter() - start) / len(batch)
+        for each, observation in batch.items():
+            share = tuple(itertools.islice(guesses, len(observation.messages or ())))
+            self._found[each] = Found(Reconstruction(share, result.prior), seconds)
+        return self._found.pop(name)._replace(elsewhere=seconds * (1 - len(batch)))
