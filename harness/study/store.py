@@ -27,6 +27,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from itertools import count
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -68,9 +69,8 @@ class Stored(NamedTuple):
 
 
 class _Manifest(NamedTuple):
-    """The name of a folder, the code that made it, and the SHA-256 of its files."""
+    """The code that made a folder, and the SHA-256 of its files."""
 
-    id: str
     code: str
     files: dict[str, str]
 
@@ -270,7 +270,8 @@ class Store:
         return Stored(None if faults else value, manifest.code, faults)
 
     def _manifest(self, folder: Path, faults: dict[str, str]) -> _Manifest | None:
-        return load(folder / MANIFEST, lambda content: _Manifest(**_sealed(folder.name, content)), faults)
+        read = itemgetter("code", "files")
+        return load(folder / MANIFEST, lambda content: _Manifest(*read(_sealed(folder.name, content))), faults)
 
     def read_result(self, cell_id: str) -> Result | None:
         """The result of a cell; None if it is not finished or damaged."""
