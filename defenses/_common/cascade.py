@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -13,14 +13,15 @@ from torch import Tensor
 from leakgauge.defenses._common.reference import Scaled
 from leakgauge.defenses._common.scale import ByScale
 from leakgauge.harness.core.checks import check_update
-from leakgauge.harness.core.claim import Breach, Claim, Proof
+from leakgauge.harness.core.claim import Claim, Proof
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
-from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
+from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
+from leakgauge.harness.core.defense import Wrapper
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.law import Additive, Law, Noise
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
-from leakgauge.harness.core.vec import Parts, Vector
+from leakgauge.harness.core.vec import Vector
 
 
 class Rounded(NamedTuple):
@@ -157,7 +158,7 @@ class Quantizes(ABC):
 
 
 @dataclass(frozen=True)
-class Cascade(Defense[None, None]):
+class Cascade(Wrapper[None, None]):
     """A perturbation, then a quantizer that encodes the floats of the perturbation's message.
 
     Guarantees:
@@ -167,6 +168,13 @@ class Cascade(Defense[None, None]):
     Raises:
         ValueError: the first does not perturb, or the second does not quantize.
     """
+
+    delegated: ClassVar[str] = (
+        "randomized analog superposes relies promises local step_noise training_noise parts transmit average in_clear "
+        "sent_in_clear step_law gauges breaches"
+    )
+    # there is no state; the second defense's error changes norms, variances and the law of a mean
+    default: ClassVar[str] = "init remember advance compensated stops decode longest error_variance aggregate_law"
 
     names: tuple[str, str]
     first: Perturbs
@@ -178,9 +186,10 @@ class Cascade(Defense[None, None]):
         if not isinstance(self.second, Quantizes):
             raise ValueError(f"expected a quantizer after '+', got {self.names[1]!r}")
 
-    def parts(self, setting: Setting) -> Parts:
-        """The sub-vectors of the first defense."""
-        return self.first.parts(setting)
+    @property
+    def wrapped(self) -> Perturbs:
+        """The first defense."""
+        return self.first
 
     def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
         """The first defense's header, then its numbers as encoded by the second."""
@@ -206,14 +215,6 @@ class Cascade(Defense[None, None]):
         """The first defense's estimate from the restored numbers."""
         wire = self._first_message(received, link.shared, link.setting)
         return self.first.estimate(None, wire, link._replace(shared=None))
-
-    def in_clear(self, updates: Tensor, setting: Setting) -> Tensor:
-        """The first defense's numbers in clear."""
-        return self.first.in_clear(updates, setting)
-
-    def sent_in_clear(self, received: Sequence[bytes], setting: Setting) -> Tensor:
-        """The first defense's numbers in clear; its header is sent unchanged."""
-        return self.first.sent_in_clear(received, setting)
 
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
         """The first defense's likelihood, with the quantizer's error as further noise of the same variance.
@@ -251,10 +252,6 @@ class Cascade(Defense[None, None]):
         """The cascade of a quieter first and a finer second defense; None if the first has no quieter version."""
         quiet = self.first.quieter()
         return replace(self, first=quiet, second=self.second.finer()) if isinstance(quiet, Perturbs) else None
-
-    def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
-        """The breaches of the first defense, whose claim this is."""
-        return self.first.breaches(updates, links, lr)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """The first defense's claim; its proof becomes an upper bound, because the second is post-processing."""

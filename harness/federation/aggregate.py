@@ -11,21 +11,11 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from leakgauge.harness.core.claim import Claim
 from leakgauge.harness.core.codec import pack_float64, unpack_float64
-from leakgauge.harness.core.contract import (
-    Defense,
-    Feedback,
-    Likelihood,
-    Link,
-    Links,
-    LocalRule,
-    Message,
-    Sender,
-    Setting,
-)
+from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Message, Sender, Setting
+from leakgauge.harness.core.defense import Wrapper
 from leakgauge.harness.core.rng import Key, normal
-from leakgauge.harness.core.vec import Parts, Vector
+from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.federation.round import Round
 
 _KEY = Key(0).child("aggregate")
@@ -57,7 +47,7 @@ class _Errors(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Aggregated(Defense[Any, Any]):
+class Aggregated(Wrapper[Any, Any]):
     """The defense `inner` as an aggregator sees it: for each round, the sum of the clients' decoded messages.
 
     The messages are those of `inner`; each is decoded with its shared key before the sum. The sum excludes noise that
@@ -70,29 +60,20 @@ class Aggregated(Defense[Any, Any]):
 
     superposes: ClassVar[bool] = True
     analog: ClassVar[bool] = True
+    delegated: ClassVar[str] = (
+        "randomized relies promises local step_noise training_noise parts init remember advance compensated stops "
+        "gauges step_law breaches claim parameters"
+    )
+    # a sum shows no header, its errors have Fisher information, and the server refuses no sum
+    default: ClassVar[str] = "in_clear sent_in_clear error_variance longest average"
+    refused: ClassVar[dict[str, str]] = {"law aggregate_law quieter": "they are stated for messages that arrive singly"}
 
     inner: Defense[Any, Any]
 
     @property
-    def local(self) -> LocalRule:
-        """The rule of `inner`."""
-        return self.inner.local
-
-    def step_noise(self, setting: Setting) -> float:
-        """The step noise of `inner`."""
-        return self.inner.step_noise(setting)
-
-    def parts(self, setting: Setting) -> Parts:
-        """The sub-vectors of `inner`."""
-        return self.inner.parts(setting)
-
-    def init(self, setting: Setting) -> Any:
-        """The first public state of `inner`."""
-        return self.inner.init(setting)
-
-    def remember(self, setting: Setting) -> Any:
-        """The first memory of `inner`."""
-        return self.inner.remember(setting)
+    def wrapped(self) -> Defense[Any, Any]:
+        """The defense `inner`."""
+        return self.inner
 
     def encode(self, state: Any, memory: Any, update: Vector, link: Link, private: Key) -> tuple[bytes, Any]:
         """The decoded message of `inner`, [d] float64."""
@@ -111,14 +92,6 @@ class Aggregated(Defense[Any, Any]):
         """The mean, with equal weights."""
         (total,) = received
         return (unpack_float64(total, links.setting.dim) / len(links.senders)).float()
-
-    def advance(self, state: Any, feedback: Feedback) -> Any:
-        """The next public state of `inner`."""
-        return self.inner.advance(state, feedback)
-
-    def stops(self, state: Any) -> bool:
-        """Whether `inner` stops."""
-        return self.inner.stops(state)
 
     def likelihood(self, state: Any, received: Sequence[bytes], links: Links) -> Likelihood:
         """|sum - sum of the shrunk and clipped updates|^2 / (2 * variance of all errors), over the sent coordinates."""
@@ -201,10 +174,6 @@ class Aggregated(Defense[Any, Any]):
             wire, _ = self.encode(state, self.remember(setting), noisy.float(), link, key.child("private"))
             made.append(unpack_float64(wire, setting.dim))
         return torch.stack(made)
-
-    def claim(self, history: Sequence[Any], setting: Setting) -> Claim:
-        """The claim of `inner`."""
-        return self.inner.claim(history, setting)
 
 
 def aggregated(defense: Defense[Any, Any]) -> Defense[Any, Any]:

@@ -12,7 +12,7 @@ import itertools
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,13 +23,12 @@ from leakgauge.harness.core.contract import (
     Likelihood,
     Link,
     Links,
-    LocalRule,
     Observation,
     Reconstruction,
     Sender,
-    Setting,
     likelihood_of,
 )
+from leakgauge.harness.core.defense import Wrapper
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 
@@ -48,23 +47,26 @@ class _Member(Sender):
 
 
 @dataclass(frozen=True)
-class Several(Defense[Any, Any]):
+class Several(Wrapper[Any, Any]):
     """The defenses of several federations with one setting and one rule for local training.
 
     It has what a search for the inputs behind messages uses; the state is a tuple, with one state per federation.
     """
 
+    delegated: ClassVar[str] = "local step_noise training_noise superposes"
+    default: ClassVar[str] = "analog randomized remember"  # `encode` asks each defense for its memory
+    refused: ClassVar[dict[str, str]] = {
+        "parts init longest decode average advance compensated stops in_clear sent_in_clear error_variance law gauges "
+        "step_law aggregate_law relies promises claim breaches quieter parameters": "the defenses of a batch differ"
+    }
+
     each: tuple[Defense[Any, Any], ...]
     known: dict[int, tuple[object, Likelihood]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
-    def local(self) -> LocalRule:
-        """The common rule."""
-        return self.each[0].local
-
-    def step_noise(self, setting: Setting) -> float:
-        """The common noise."""
-        return self.each[0].step_noise(setting)
+    def wrapped(self) -> Defense[Any, Any]:
+        """The first defense; only what `fits` compares is delegated to it."""
+        return self.each[0]
 
     def encode(self, state: Any, memory: Any, update: Vector, link: Link, private: Key) -> tuple[bytes, Any]:
         """The first message of a client, by its own federation's defense."""
