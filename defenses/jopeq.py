@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from leakgauge.defenses._common.reference import scaled
-from leakgauge.defenses._common.scale import Mode, Scaling, outside, unclipped
+from leakgauge.defenses._common.scale import Mode, unclipped
 from leakgauge.defenses._jopeq.law import leveled
 from leakgauge.defenses._jopeq.privacy import (
     cube_epsilon,
@@ -19,8 +19,8 @@ from leakgauge.defenses._jopeq.privacy import (
     uniform_delta,
 )
 from leakgauge.defenses._jopeq.quantizer import CLEAR, Radius, ScalarJoPEQ
-from leakgauge.harness.core.claim import Breach, Claim, Proof, Unit, added_up, claim_over
-from leakgauge.harness.core.contract import Link, Links, Setting
+from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up, claim_over
+from leakgauge.harness.core.contract import Link, Setting
 from leakgauge.harness.core.law import Laplacian, Law
 from leakgauge.harness.core.vec import Vector
 
@@ -72,11 +72,6 @@ class JoPEQ(ScalarJoPEQ):
     clip: float = 1.0
 
     @property
-    def scaling(self) -> Scaling:
-        """How an update becomes single numbers."""
-        return Scaling(self.scale, 1, self.clip)
-
-    @property
     def noise_scale(self) -> float:
         """b', the scale of the private Laplace noise, in units of the scaled coordinates; 0 means no noise."""
         return surrogate_scale(self.epsilon, self.lattice.step)
@@ -90,10 +85,6 @@ class JoPEQ(ScalarJoPEQ):
     def quieter(self) -> JoPEQ:
         """The same with a noise scale of 0.001, and steps small enough that private noise remains."""
         return replace(self, epsilon=2000.0, bits=16, gamma="reference")
-
-    def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
-        """The scaled coordinates outside [-1, 1]; a public scale has none."""
-        return outside(updates, links.setting.layout, self.scale)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Epsilon for one coordinate of one message; we add up the epsilons of T rounds."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from leakgauge.defenses._common.misfit import Misfit, student_misfit
 from leakgauge.defenses._common.reference import scaled
-from leakgauge.defenses._common.scale import Mode, Scaling, outside, unclipped
+from leakgauge.defenses._common.scale import Mode, unclipped
 from leakgauge.defenses._jopeq.lattice import Lattice
 from leakgauge.defenses._jopeq.law import leveled
 from leakgauge.defenses._jopeq.privacy import (
@@ -25,8 +26,8 @@ from leakgauge.defenses._jopeq.privacy import (
 )
 from leakgauge.defenses._jopeq.quantizer import CLEAR, Carrier, Dithered, Radius, draw_student, pair_lattice, student
 from leakgauge.harness.core.checks import positive
-from leakgauge.harness.core.claim import Breach, Claim, Proof, Unit, added_up, claim_over
-from leakgauge.harness.core.contract import Link, Links, Setting
+from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up, claim_over
+from leakgauge.harness.core.contract import Link, Setting
 from leakgauge.harness.core.law import Law, StudentPairs
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
@@ -63,6 +64,8 @@ class JoPEQT(Dithered):
         disc has diameter 2.
     """
 
+    lanes: ClassVar[int] = 2
+
     epsilon: float = 2.0
     s2: float | None = None
     nu: float | None = None
@@ -89,11 +92,6 @@ class JoPEQT(Dithered):
     def surrogate(self) -> Surrogate:
         """The law of the drawn noise."""
         return surrogate_covariance(*self.noise, self.lattice.step)
-
-    @property
-    def scaling(self) -> Scaling:
-        """How an update becomes pairs of numbers."""
-        return Scaling(self.scale, 2, self.clip)
 
     @property
     def lattice(self) -> Lattice:
@@ -128,10 +126,6 @@ class JoPEQT(Dithered):
     def quieter(self) -> JoPEQT:
         """The same nu with a noise scale of 0.001, and steps small enough that private noise remains."""
         return replace(self, s2=1e-6, nu=self.noise.nu, bits=16, gamma="reference")
-
-    def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
-        """The scaled pairs outside the unit disc; a public scale has none."""
-        return outside(updates, links.setting.layout, self.scale, 2)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Epsilon for one pair of one message; we add up the epsilons of T rounds."""

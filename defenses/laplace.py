@@ -15,12 +15,12 @@ from leakgauge.defenses._common.cascade import Perturbs, Rounded
 from leakgauge.defenses._common.clip import clip_coordinates
 from leakgauge.defenses._common.misfit import Misfit, laplace_misfit, rounded_misfit
 from leakgauge.defenses._common.reference import scaled
-from leakgauge.defenses._common.scale import Mode, Scaling, outside, unclipped, whole_message
+from leakgauge.defenses._common.scale import Mode, unclipped, whole_message
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import repeat
 from leakgauge.harness.core.checks import positive
-from leakgauge.harness.core.claim import Breach, Claim, Proof, Unit, claim_over
-from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
+from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
+from leakgauge.harness.core.contract import Likelihood, Link, Setting
 from leakgauge.harness.core.law import Additive, Laplacian, Law, clamped
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
@@ -71,11 +71,6 @@ class Laplace(Perturbs):
     def _bound(self) -> float:
         """The bound on the numbers of the message."""
         return self.clip if self.scale == "public" else 1.0
-
-    @property
-    def scaling(self) -> Scaling:
-        """How an update becomes numbers."""
-        return Scaling(self.scale, 1, self.clip)
 
     def normalize(self, update: Vector, setting: Setting) -> tuple[bytes, Tensor]:
         """The clamped update in its own units for `public`, else the scaled update."""
@@ -142,10 +137,6 @@ class Laplace(Perturbs):
     def quieter(self) -> Laplace:
         """The same mechanism with a noise standard deviation of 0.001 times the bound."""
         return replace(self, epsilon=None, noise_std=1e-3 * self._bound)
-
-    def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
-        """The scaled coordinates outside [-1, 1]; a public scale has none."""
-        return outside(updates, links.setting.layout, self.scale)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Pure epsilon for one coordinate; the epsilons of T rounds add up."""

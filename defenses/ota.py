@@ -14,7 +14,7 @@ from torch import Tensor
 from leakgauge.defenses._common.budget import normal_reach
 from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.defenses._common.misfit import gaussian_misfit
-from leakgauge.defenses._ota.channel import OverTheAir, exact, user_of
+from leakgauge.defenses._ota.channel import OverTheAir, Waveform, exact, user_of
 from leakgauge.defenses._ota.formulas import (
     Allocation,
     allocate,
@@ -23,7 +23,6 @@ from leakgauge.defenses._ota.formulas import (
     fixed_noise,
     noise_powers,
 )
-from leakgauge.defenses._ota.law import Waveform
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Claim, Proof
 from leakgauge.harness.core.codec import pack_float64, unpack_float64

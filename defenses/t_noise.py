@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -14,13 +15,13 @@ from torch import Tensor
 from leakgauge.defenses._common.cascade import Perturbs, Rounded
 from leakgauge.defenses._common.misfit import student_misfit
 from leakgauge.defenses._common.reference import scaled
-from leakgauge.defenses._common.scale import Mode, Scaling, outside, unclipped, whole_message
+from leakgauge.defenses._common.scale import Mode, unclipped, whole_message
 from leakgauge.defenses._jopeq.lattice import student_variance
 from leakgauge.defenses._jopeq.privacy import Student, t_epsilon
 from leakgauge.defenses._jopeq.quantizer import draw_student, student
 from leakgauge.harness.core.checks import positive
-from leakgauge.harness.core.claim import Breach, Claim, Proof, Unit, added_up, claim_over
-from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
+from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up, claim_over
+from leakgauge.harness.core.contract import Likelihood, Link, Setting
 from leakgauge.harness.core.law import Additive, Law, StudentPairs
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
@@ -52,6 +53,8 @@ class TNoise(Perturbs):
         at most 1 apart, but the unit disc has diameter 2.
     """
 
+    lanes: ClassVar[int] = 2
+
     epsilon: float = 2.0
     s2: float | None = None
     nu: float | None = None
@@ -66,11 +69,6 @@ class TNoise(Perturbs):
     def noise(self) -> Student:
         """s2 and nu of the noise."""
         return student(self.epsilon, self.s2, self.nu)
-
-    @property
-    def scaling(self) -> Scaling:
-        """How an update becomes pairs of numbers."""
-        return Scaling(self.scale, 2, self.clip)
 
     def perturb(self, numbers: Tensor, private: Key) -> Tensor:
         """The numbers plus t noise on each pair."""
@@ -93,7 +91,7 @@ class TNoise(Perturbs):
         """For `public`, C plus noise in each pair: P(|r| > x) = (1 + x^2 / (nu s2))^(-nu/2), e^-30 over all pairs."""
         if self.scale != "public":
             return math.inf
-        (s2, nu), pairs = self.noise, self.count(link.setting) // 2
+        (s2, nu), pairs = self.noise, self.scaling.count(link.setting.layout) // 2
         far = math.sqrt(nu * s2 * math.expm1(2 / nu * (math.log(pairs) + 30)))
         return math.sqrt(pairs) * self.clip * (1 + far)
 
@@ -123,13 +121,9 @@ class TNoise(Perturbs):
         """The same mechanism with a noise scale of 0.001 and the same degrees of freedom."""
         return replace(self, s2=1e-6, nu=self.noise.nu)
 
-    def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
-        """The scaled pairs outside the unit disc; a public scale has none."""
-        return outside(updates, links.setting.layout, self.scale, 2)
-
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Epsilon for one pair of one message; the epsilons of T rounds add up."""
-        rounds, pairs = len(history), self.count(setting) // 2
+        rounds, pairs = len(history), self.scaling.count(setting.layout) // 2
         each, near = (t_epsilon(*self.noise, diameter=diameter) for diameter in (2.0, 1.0))
         why = f"the density ratio of t noise at two points of the unit disc, 2 apart; epsilon {near:.4g} at 1 apart."
         return claim_over(

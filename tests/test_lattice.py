@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from leakgauge.defenses._common.dither import draw_dither
-from leakgauge.defenses._jopeq.lattice import Lattice, student_variance
+from leakgauge.defenses._jopeq.lattice import Lattice, draw_dither, student_variance
 from leakgauge.defenses._jopeq.quantizer import scalar_lattice
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key

@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy import optimize, stats
 
-from leakgauge.defenses import _mvu
-from leakgauge.defenses._mvu import Design, design, exact_epsilon, sample
+from leakgauge.defenses import mvu
+from leakgauge.defenses.mvu import Design, design, exact_epsilon, sample
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
 from tests.oracles import ALPHA
@@ -129,7 +129,7 @@ def test_no_values_on_a_grid_err_less(epsilon, points):
 @pytest.mark.table(2)
 def test_it_errs_no_more_than_rounding_and_randomized_response(case, gain):
     epsilon, bits_in, bits_out = case
-    simple = _mvu._rounded_response(epsilon, 2**bits_in, 2**bits_out)
+    simple = mvu._rounded_response(epsilon, 2**bits_in, 2**bits_out)
     assert np.abs(simple.P @ simple.alpha - np.linspace(0, 1, 2**bits_in)).max() < 1e-14
     assert exact_epsilon(simple.P) == pytest.approx(epsilon, abs=1e-12)
     assert design(*case).objective <= (1 - gain) * simple.objective
@@ -147,13 +147,13 @@ def test_the_objective_is_the_added_variance_and_more_privacy_or_fewer_columns_c
 def test_the_repair_meets_the_constraints_after_an_inexact_solution():
     # a solution that is off by 1e-5 in every entry and has a crossed pair and an unused column
     epsilon = 2.0
-    rough = _mvu._rounded_response(epsilon, 4, 4)
+    rough = mvu._rounded_response(epsilon, 4, 4)
     lower, channel = rough.alpha[:2].copy(), rough.P[:2] + 1e-5 * rng.normal(Key(2), (2, 4)).double().numpy()
-    crossed = _mvu._repair(epsilon, np.array([lower[0], 1 - lower[1]]), channel[:, [0, 2, 1, 3]])
-    plain = _mvu._repair(epsilon, lower, channel)
+    crossed = mvu._repair(epsilon, np.array([lower[0], 1 - lower[1]]), channel[:, [0, 2, 1, 3]])
+    plain = mvu._repair(epsilon, lower, channel)
     assert np.allclose(crossed.P, plain.P, atol=1e-15)
     assert np.allclose(crossed.alpha, plain.alpha, atol=1e-15)
-    wide = _mvu._repair(epsilon, np.append(lower, 0.5), np.insert(channel, [2, 2], 1e-9, axis=1))
+    wide = mvu._repair(epsilon, np.append(lower, 0.5), np.insert(channel, [2, 2], 1e-9, axis=1))
     assert np.all(wide.P[:, 2:4] == 0)
     for found in (plain, wide):
         assert exact_epsilon(found.P) <= epsilon + 1e-12

@@ -76,14 +76,6 @@ class Perturbs(ByScale[None]):
         """
         return 0.0
 
-    def header_size(self, setting: Setting) -> int:
-        """Number of bytes before the numbers: means and norms."""
-        return self.scaling.header_size(setting.layout)
-
-    def count(self, setting: Setting) -> int:
-        """Number of numbers in the message: d, or a few more if tensors are padded."""
-        return self.scaling.count(setting.layout)
-
     def normalize(self, update: Vector, setting: Setting) -> tuple[bytes, Tensor]:
         """The header, and the bounded or scaled numbers [count], float32."""
         return self.scaling.normalize(update, setting.layout)
@@ -100,7 +92,7 @@ class Perturbs(ByScale[None]):
         Raises:
             MessageError: wrong length, or numbers that are not finite.
         """
-        size, count = self.header_size(setting), self.count(setting)
+        size, count = self.scaling.header_size(setting.layout), self.scaling.count(setting.layout)
         if len(received) != size + 4 * count:
             raise MessageError(f"expected a message of {size + 4 * count} bytes, got {len(received)} bytes")
         return received[:size], unpack_float32(received[size:], count)
@@ -204,11 +196,13 @@ class Cascade(Wrapper[None, None]):
 
     def _first_message(self, received: bytes, shared: Key | None, setting: Setting) -> bytes:
         """The first defense's message, as far as the second preserves it."""
-        size, variance = self.first.header_size(setting), self.first.noise_variance(setting)
+        scaling, variance = self.first.scaling, self.first.noise_variance(setting)
+        size = scaling.header_size(setting.layout)
         if len(received) < size:
             raise MessageError(f"expected a message with a header of {size} bytes, got {len(received)} bytes")
         key = None if shared is None else shared.child("dither")
-        values = self.second.restore(received[size:], self.first.count(setting), shared=key, noise_variance=variance)
+        count = scaling.count(setting.layout)
+        values = self.second.restore(received[size:], count, shared=key, noise_variance=variance)
         return received[:size] + pack_float32(values * self.first.unit(setting))
 
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
@@ -225,9 +219,10 @@ class Cascade(Wrapper[None, None]):
         setting = links.setting
         each = zip(received, links.each(), strict=True)
         wires = [self._first_message(wire, link.shared, setting) for wire, link in each]
+        size, count = self.first.scaling.header_size(setting.layout), self.first.scaling.count(setting.layout)
         rounded = self.second.rounded(
-            [wire[self.first.header_size(setting) :] for wire in received],
-            self.first.count(setting),
+            [wire[size:] for wire in received],
+            count,
             noise_variance=self.first.noise_variance(setting),
             dithered=links.shared is not None,
         )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from torch.nn.functional import pad
 from leakgauge.defenses._common.reference import scaled
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.claim import Breach, Proof, Unit
-from leakgauge.harness.core.contract import Defense, Setting
+from leakgauge.harness.core.contract import Defense, Links, Setting
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.vec import Layout, Parts, Vector
 
@@ -39,18 +38,6 @@ _ROUNDING = 1e-6
 def unclipped(mode: Mode, lanes: int = 1) -> tuple[str, ...]:
     """The assumptions of a claim for single numbers, or for pairs of numbers (lanes 2)."""
     return () if mode == "public" else ("neighboring updates have the same scale", _INSIDE[lanes])
-
-
-def outside(updates: Sequence[Vector], layout: Layout, mode: Mode, lanes: int = 1) -> dict[str, Breach]:
-    """How many scaled numbers or pairs of these updates [d] break `unclipped`; padding is part of a pair."""
-    if mode == "public":
-        return {}
-    broken, count = 0, 0
-    for update in updates:
-        rows = scaled(update, layout, mode, lanes).numbers.reshape(-1, lanes)
-        broken += int((np.einsum("ij,ij->i", rows, rows) > (1 + _ROUNDING) ** 2).sum())
-        count += len(rows)
-    return {_INSIDE[lanes]: Breach(broken, count, "coordinate" if lanes == 1 else "pair")}
 
 
 def whole_message(mode: Mode, epsilon: float, rounds: int, moved: str) -> Proof:
@@ -213,14 +200,25 @@ class Scaling:
         return iter(numbers.tolist())
 
 
-@dataclass(frozen=True)
 class ByScale(Defense[S, None]):
-    """A defense whose messages begin with the scales of the update, if these are not public."""
+    """A defense whose messages begin with the scales of the update, if these are not public.
+
+    Each concrete class defines these fields in its own order, or `scaling`.
+    """
+
+    scale: Mode
+    clip: float
+
+    lanes: ClassVar[int] = 1
+    """As in `Scaling`."""
+
+    assumes_range: ClassVar[bool] = True
+    """Whether the claim makes all assumptions of `unclipped`."""
 
     @property
-    @abstractmethod
     def scaling(self) -> Scaling:
         """How an update becomes unit-free numbers."""
+        return Scaling(self.scale, self.lanes, self.clip)
 
     def parts(self, setting: Setting) -> Parts:
         """The sub-vectors of the first scaled piece."""
@@ -233,6 +231,16 @@ class ByScale(Defense[S, None]):
     def sent_in_clear(self, received: Sequence[bytes], setting: Setting) -> Tensor:
         """The scales before the numbers."""
         return self.scaling.sent_in_clear(received, setting.layout)
+
+    def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
+        """The scaled numbers outside [-1, 1], or pairs outside the unit disc; a public scale has none."""
+        mode, lanes = self.scaling.mode, self.scaling.lanes
+        if mode == "public" or not self.assumes_range:
+            return {}
+        numbers = [scaled(update, links.setting.layout, mode, lanes).numbers for update in updates]
+        rows = np.concatenate(numbers).reshape(-1, lanes)
+        broken = int((np.einsum("ij,ij->i", rows, rows) > (1 + _ROUNDING) ** 2).sum())
+        return {_INSIDE[lanes]: Breach(broken, len(rows), "coordinate" if lanes == 1 else "pair")}
 
 
 _STIFF = 1e-3

@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import positive
+from leakgauge.harness.core.rng import Key
 
 _SQRT3 = math.sqrt(3.0)
 
@@ -100,6 +102,20 @@ class Lattice:
         if self.dimension == 2:
             cells[1].mul_(2.0).add_(cells[0]).div_(_SQRT3)
         return cells
+
+
+def draw_dither(key: Key, shape: tuple[int, ...]) -> Tensor:
+    """Float32 dither in cells: uniform on [-1/2, 1/2), a multiple of 2^-24, independent in every entry.
+
+    Args:
+        shape: (M,) for a scalar quantizer; (L, M) for a lattice, where entry l is the coordinate along the l-th
+            generator. A uniform draw in these coordinates is uniform on the cell step * G [-1/2, 1/2)^L for any step
+            and G, so client and server need not scale it.
+
+    Guarantees:
+        The same key draws the same bits on both sides.
+    """
+    return rng.uniform32(key, shape, -0.5, 0.5)
 
 
 def student_variance(scale: float, degrees: float) -> float:

@@ -29,11 +29,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from leakgauge.defenses._common.cascade import Quantizes, Rounded
-from leakgauge.defenses._common.dither import draw_dither
 from leakgauge.defenses._common.misfit import Misfit, rounded_misfit
 from leakgauge.defenses._common.reference import Scaled, scaled
 from leakgauge.defenses._common.scale import ByScale, Scaling
-from leakgauge.defenses._jopeq.lattice import Lattice, student_variance
+from leakgauge.defenses._jopeq.lattice import Lattice, draw_dither, student_variance
 from leakgauge.defenses._jopeq.law import leveled
 from leakgauge.defenses._jopeq.privacy import GENERATOR, SHIPPED, Student
 from leakgauge.harness.core import rng
@@ -126,7 +125,6 @@ class Carrier(NamedTuple):
         return values if self.lattice.dimension == 1 else values.reshape(-1, 2).T
 
 
-@dataclass(frozen=True)
 class Dithered(ByScale[None]):
     """A defense that scales an update, adds noise by the private key and quantizes with a dither by the shared key."""
 
@@ -205,6 +203,7 @@ class Bare(Dithered, Quantizes):
     """Subtractive dithered quantization without noise or claim; after a '+' it encodes another defense's numbers."""
 
     randomized: ClassVar[bool] = False
+    assumes_range: ClassVar[bool] = False
     dimension: ClassVar[int]
 
     bits: int = 1

@@ -13,8 +13,8 @@ from __future__ import annotations
 import numpy as np
 from scipy import special, stats
 
-from leakgauge.defenses._mvu import design
 from leakgauge.defenses._privquant import _branches, choose
+from leakgauge.defenses.mvu import design
 from leakgauge.harness.audit.law_test import LEVEL
 
 POWER = 0.95
