@@ -121,7 +121,6 @@ def _share(setting: Setting) -> float:
 
 @functools.lru_cache(maxsize=64)
 def _multiplier(epsilon: float, delta: float, share: float, steps: int) -> float:
-    """The noise multiplier that opacus finds for a privacy budget."""
     from opacus.accountants.utils import get_noise_multiplier
 
     with warnings.catch_warnings():
@@ -140,7 +139,6 @@ def _multiplier(epsilon: float, delta: float, share: float, steps: int) -> float
 
 @functools.lru_cache(maxsize=64)
 def _opacus_epsilon(noise: float, share: float, steps: int, delta: float) -> float:
-    """Epsilon by opacus' Renyi accountant."""
     from opacus.accountants import RDPAccountant
 
     accountant = RDPAccountant()

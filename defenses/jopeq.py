@@ -104,7 +104,6 @@ class JoPEQ(ScalarJoPEQ):
         return scalar_epsilon(self.epsilon, self.lattice.step, self.lattice.edge)
 
     def _coordinate(self, rounds: int) -> Proof:
-        """The proof for one coordinate."""
         if self.noise_scale > 0:
             why = (
                 f"given the dither, which a server knows, only the private noise protects the update, with scale "
@@ -119,7 +118,6 @@ class JoPEQ(ScalarJoPEQ):
         return Proof.leak(chance, rounds, Unit.COORDINATE, why)
 
     def _messages(self, setting: Setting, rounds: int) -> tuple[Proof, ...]:
-        """The proofs for whole messages."""
         dim, given = setting.dim, "" if self.scale == "public" else "given the scale, "
         if self.noise_scale == 0:
             why = f"{given}each of {dim} coordinates may reveal the change, because there is no private noise."

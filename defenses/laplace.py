@@ -69,7 +69,6 @@ class Laplace(Perturbs):
 
     @property
     def _bound(self) -> float:
-        """The bound on the numbers of the message."""
         return self.clip if self.scale == "public" else 1.0
 
     def normalize(self, update: Vector, setting: Setting) -> tuple[bytes, Tensor]:

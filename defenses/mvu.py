@@ -182,7 +182,6 @@ class MVU(ByScale[Design]):
         )
 
     def _read(self, received: bytes, setting: Setting) -> tuple[bytes, Integers]:
-        """The header and the columns [d] in a message."""
         size = self.scaling.header_size(setting.layout)
         if len(received) < size:
             raise MessageError(f"expected a message with a header of {size} bytes, got {len(received)} bytes")
@@ -190,7 +189,6 @@ class MVU(ByScale[Design]):
 
 
 def _checked(P: Numbers, epsilon: float) -> Numbers:
-    """The channel; raises a `LawError` unless it holds probabilities whose ratios are at most e^epsilon."""
     if not (P.min() >= 0 and np.abs(P.sum(1) - 1).max() <= 1e-9):
         raise LawError("the rows of the channel are not probabilities")
     if (P.max(0) > np.exp(epsilon) * (1 + 1e-9) * P.min(0)).any():

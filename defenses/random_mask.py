@@ -93,7 +93,6 @@ class RandomMask(Defense[None, None]):
         return torch.from_numpy(rng.subset(key, dim, self.count(dim)))
 
     def _split(self, received: bytes, dim: int) -> tuple[bytes, Tensor]:
-        """The seed and the values [count] in a message."""
         count = self.count(dim)
         check_length(received, _SEED_BYTES + 4 * count, f"a seed and {count} floats")
         return received[:_SEED_BYTES], unpack_float32(received[_SEED_BYTES:], count)

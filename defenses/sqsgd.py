@@ -141,24 +141,13 @@ class SqSGD(Defense[Plan, Tensor]):
     def likelihood(self, state: Plan, received: Sequence[bytes], links: Links) -> Likelihood:
         """The exact laws of the sent coordinates, continued where they have no slope; see `PrivQuant.misfit`.
 
-        It ignores that the matches depend on each other; `tail` below includes this dependence, without a visible gain.
+        It ignores that the matches depend on each other, whose inclusion has no visible gain (docs/attacks.md).
 
         The residual is zero in a client's first message. Later it holds the unsent part of about 1 / ratio rounds,
         which an attacker does not know. The likelihood always assumes a zero residual, so attacks on later rounds are
         weaker than they could be.
 
         Without the shared key, the likelihood is constant: the message then reveals at most a norm, which is ignored.
-
-        Mean SSIM of MAP, labels given, 6 CIFAR-10 images behind the LeNet of DLG, 600 evaluations, 1.2 to 2.5 s per
-        image (`benchmarks/sqsgd_likelihood.py`; six images do not resolve differences of 0.02):
-
-        | coordinates, levels, share that matches | exact | tail | normal moments | ours |
-        |---|---|---|---|---|
-        | 512, 16, 0.49: the paper's | 0.058 | 0.055 | 0.043 | 0.058 |
-        | 8192, 256, 0.70 | 0.156 | 0.163 | 0.054 | 0.156 |
-        | 8192, 256, 1 | 0.196 | 0.195 | 0.157 | 0.213 |
-        | 8192, 4096, 0.90 | 0.037 | 0.031 | 0.048 | 0.821 |
-        | 8192, 4096, 1 | 0.031 | 0.031 | 0.833 | 0.833 |
         """
         levels = torch.stack([self._levels(state, wire) for wire in received])
         if links.shared is None:
@@ -217,17 +206,14 @@ class SqSGD(Defense[Plan, Tensor]):
         return torch.from_numpy(self._chosen(shared, setting))
 
     def _chosen(self, shared: Key, setting: Setting) -> Integers:
-        """`coordinates` as a numpy array."""
         return rng.subset(shared.child("coordinates"), setting.dim, self.sent(setting.dim))
 
     def _levels(self, state: Plan, received: bytes) -> Tensor:
-        """The levels [dt] in a message."""
         return torch.from_numpy(unpack_levels(received, state.channel.d, self.bits))
 
 
 @functools.lru_cache(maxsize=8)
 def _plan(sent: int, levels: int, epsilon: float, share: float, rotation: int) -> Plan:
-    """The cached signs and channel."""
     signs = 2.0 * torch.from_numpy(rng.integers(Key(rotation).child("rademacher"), sent, 2)).double() - 1.0
     return Plan(signs, choose(sent, levels, epsilon, share))
 

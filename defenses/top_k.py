@@ -121,7 +121,6 @@ class TopK(Defense[None, Tensor | None]):
         return nothing_promised(len(history), "The largest coordinates are sent as they are.")
 
     def _read(self, received: bytes, dim: int) -> tuple[npt.NDArray[np.int64], Tensor]:
-        """The positions [k], increasing, and the float32 values [k] in a message."""
         k = self.count(dim)
         size = -(-min(k * width_of(dim), dim) // 8)
         check_length(received, size + 4 * k, f"{k} positions and floats")
@@ -143,7 +142,6 @@ def _is_bitmap(k: int, dim: int) -> bool:
 
 
 def _pack_positions(positions: npt.NDArray[np.int64], dim: int) -> bytes:
-    """The positions as numbers or as a bitmap."""
     if not _is_bitmap(len(positions), dim):
         return pack_levels(positions, width_of(dim))
     bitmap = np.zeros(dim, np.int64)

@@ -142,7 +142,6 @@ class VQSGD(Defense[None, None]):
         return np.where(replaced, other + (other >= points), points)
 
     def _read(self, received: bytes, setting: Setting) -> npt.NDArray[np.int64]:
-        """[b]: the numbers of the points in a message."""
         n = 2 * setting.dim
         points = unpack_levels(received, self.repeats, width_of(n))
         if int(points.max()) >= n:

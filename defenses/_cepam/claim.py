@@ -198,7 +198,6 @@ def _sub_vector(variation: float, n: int, rounds: int) -> Proof:
 def _claim(
     promise: Promise, source: str, assumed: str, proved: Proof, further: tuple[Proof, ...], rounds: int
 ) -> Claim:
-    """The claim for one replaced record, against adversaries that see only averages."""
     return claim_over(
         rounds,
         promise.epsilon,
@@ -213,7 +212,6 @@ def _claim(
 
 
 def _over(one: Promise, rounds: int) -> Promise:
-    """The sum of claims over rounds; no claim if the delta reaches 1."""
     total = one.delta * rounds
     return Promise(one.epsilon * rounds, total) if total < 1 else Promise(math.inf, 0.0)
 
@@ -230,14 +228,12 @@ def _used(setting: Setting) -> float:
 
 
 def _amplified(local_epsilon: float, setting: Setting) -> float:
-    """ln(1 + p (e^eps~ - 1)), with p by the source's sampling."""
     missed = (1 - 1 / setting.samples) ** _draws(setting)
     with np.errstate(divide="ignore"):
         return float(np.logaddexp(np.log(missed), np.log1p(-missed) + local_epsilon))
 
 
 def _vacuous(touched: float) -> str:
-    """The reason why a claim does not depend on its noise."""
     return (
         f"vacuous: a record is used with probability {touched:.6g}, and a delta above this probability holds without "
         "any noise."

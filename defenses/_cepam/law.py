@@ -82,6 +82,5 @@ def clipped(update: Vector, link: Link, clip: float, noise: Noise, scale: float,
 
 
 def _expect(found: bytes, expected: bytes) -> None:
-    """Raise LawError unless the bytes are equal."""
     if found != expected:
         raise LawError(f"{len(found)} bytes differ from the {len(expected)} expected for this update and shared key")

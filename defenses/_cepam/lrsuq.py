@@ -113,7 +113,6 @@ def place(cells: Floats, radii: Floats, dither: Floats) -> Floats:
 
 
 def _in_cells(x: Floats, radii: Floats) -> Floats:
-    """x / 2r, [n, N]."""
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = np.divide(x.T, 2 * radii, order="C")
     farthest = float(np.abs(scaled).max())
@@ -126,7 +125,6 @@ def _in_cells(x: Floats, radii: Floats) -> Floats:
 
 
 def _nearest(shifted: Floats) -> Floats:
-    """The nearest cells."""
     cells = shifted - 0.5
     return np.ceil(cells, out=cells)
 

@@ -137,12 +137,10 @@ class Cepam(Defense[None, None]):
         return claim.breaches(updates, links, sends_norm=self.sends_norm)
 
     def _padded(self, update: Tensor, setting: Setting) -> Tensor:
-        """The update [..., n * N], with zeros at the end."""
         short = self._count(setting) * self.lattice_dimension - setting.dim
         return torch.nn.functional.pad(update, (0, short)) if short else update
 
     def _count(self, setting: Setting) -> int:
-        """N, the number of sub-vectors of an update."""
         return -(-setting.dim // self.lattice_dimension)
 
     def _spread(self, unit: float, setting: Setting) -> float:
@@ -150,7 +148,6 @@ class Cepam(Defense[None, None]):
         return self.bound * unit / math.sqrt(setting.dim)
 
     def _split(self, received: bytes) -> tuple[float, bytes]:
-        """The unit and the rest of a message."""
         if not self.sends_norm:
             return 1.0, received
         source = Reader(received)
@@ -207,6 +204,5 @@ def _float32(value: float) -> float:
 
 
 def _norm_misfit(update: Tensor, norms: Tensor) -> Tensor:
-    """Misfit [k] of the norms of candidates to the norms in the messages."""
     own = (update.square().sum(-1) + 1e-30).sqrt()
     return ((own - norms) / (_STIFF * norms.clamp(min=_LEAST))).square() / 2

@@ -140,7 +140,6 @@ def dithers(key: Key, attempt: int, rows: Ints, n: int) -> Floats:
 
 
 def _part_size(n: int) -> int:
-    """The number of sub-vectors of a part of the message."""
     return _SINGLE_PART if n == 1 else _PART
 
 
@@ -176,7 +175,6 @@ def attempt_contexts(dither: Floats, radii: Floats, spread: float) -> Contexts:
 
 
 def _attempt_contexts(dither: Floats, radii: Floats, spread: float) -> Contexts:
-    """`attempt_contexts` of one block."""
     norm = dither[:, 0] * dither[:, 0]
     for coordinate in range(1, dither.shape[1]):
         norm += dither[:, coordinate] * dither[:, coordinate]
@@ -241,7 +239,6 @@ class _Tape:
         self.contexts: list[list[Contexts]] = []
 
     def __call__(self, attempt: int, rows: Ints, n: int) -> Floats:
-        """Implement `Dithers`, for rows from the start on."""
         rows = rows + self.start
         drawn = dithers(self._key, attempt, rows, n)
         if n > 1:
@@ -328,7 +325,6 @@ def _framed(part: bytes) -> bytes:
 
 
 def _take_framed(source: Reader, what: str) -> bytes:
-    """Undo `_framed`."""
     length = 0
     for shift in range(0, 35, 7):
         (byte,) = source.take(1, f"the length of {what}")

@@ -25,8 +25,7 @@ _TIP = 0.1
 
 WALL = 0.02
 """Scale of the Laplace law that blurs the wall of a cell, in units of the cell's width: an optimizer cannot use a jump.
-The measurement behind it is in `rounded_misfit`."""
-
+The measurement behind it is in docs/attacks.md."""
 
 Misfit: TypeAlias = Callable[[Tensor], Tensor]
 """-log density of the received numbers, up to a constant: from a residual [n, count] to [n]."""
@@ -59,9 +58,7 @@ def ball_misfit(distance: Tensor) -> Tensor:
     """[n]: near zero inside a ball, constant slope far outside; distances [n, count] from its center are in radii.
 
     The value is -log of the probability that a distance plus Laplace noise of scale 2 `WALL` is below 1. Attacks do
-    better with this law than with a normal law of the ball's covariance and a softer wall: in the experiment of
-    `rounded_misfit` on `cepam-clip` with noise of 0.05, mean SSIM is 0.602 instead of 0.567 (n = 1) and 0.561 instead
-    of 0.518 (n = 3); the naive attack reaches 0.241 (n = 1).
+    better with it than with a normal law of the ball's covariance (docs/attacks.md).
     """
     beyond = (distance - 1) / (2 * WALL)
     return (beyond.relu() - (-0.5 * (beyond.clamp(max=0.0)).exp()).log1p()).sum(-1)
@@ -74,16 +71,7 @@ def rounded_misfit(side: Tensor, step: float, noise: float, *, dithered: bool) -
     the noise's scale wide, which rounds the tip of |r|/b. Overload counts as censoring: a cell at the edge has no outer
     end.
 
-    Without noise, attacks do better with a wall than with |r|^2 / 2 variance. Mean SSIM of `map` on 16 images of
-    CIFAR-10 behind the LeNet of DLG, gradients of root mean square 0.21, no overload; "naive" is `map` with
-    `objective = "l2"`:
-
-    | step, adversary | naive | variance | wall 0.05 | wall 0.02 |
-    |---|---|---|---|---|
-    | 0.05, server | 0.717 | 0.695 | 0.735 | 0.751 |
-    | 0.2, server | 0.186 | 0.395 | 0.475 | 0.518 |
-    | 0.05, no dither | 0.632 | 0.633 | - | 0.643 |
-    | 0.2, no dither | 0.116 | 0.309 | 0.328 | 0.344 |
+    Without noise, attacks do better with a wall than with |r|^2 / 2 variance (docs/attacks.md).
 
     Args:
         side: [n, count]: 1 if all larger numbers give the same level, -1 if all smaller ones do (overload), else 0.
@@ -115,7 +103,6 @@ class _CellCost(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, residual: Tensor, low: Tensor, high: Tensor, scale: float) -> Tensor:
-        """[n]: the cost; saves the slope."""
         r = residual / scale
         near = r.clamp(low, high)
         below, above = (low - near).exp_().mul_(0.5), (near - high).exp_().mul_(0.5)
@@ -128,7 +115,6 @@ class _CellCost(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor, None, None, None]:
-        """The saved slope."""
         (slope,) = ctx.saved_tensors
         return grad[0][:, None] * slope, None, None, None
 

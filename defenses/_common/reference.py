@@ -49,7 +49,6 @@ def scaled(update: Vector, layout: Layout, mode: str, lanes: int = 1, bound: flo
 
 
 def _inside(flat: Numbers, lanes: int) -> Numbers:
-    """Numbers in [-1, 1], or pairs in the unit disc."""
     if lanes == 1:
         return np.clip(flat, -1.0, 1.0)
     pairs = flat.reshape(-1, lanes)

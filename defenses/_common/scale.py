@@ -176,7 +176,6 @@ class Scaling:
             return means, float(np.float32(_SPREAD * norm / rows.shape[1] ** 0.5))
 
     def _clip(self, values: Tensor) -> Tensor:
-        """Values in [-1, 1], or pairs in the unit disc."""
         if self.lanes == 1:
             return values.clamp(-1.0, 1.0)
         pairs = values.reshape(-1, self.lanes)
@@ -187,7 +186,6 @@ class Scaling:
         return (pairs / norms.clamp(min=1.0)).reshape(-1)
 
     def _read(self, header: bytes, layout: Layout) -> Iterator[float]:
-        """The numbers of a header."""
         expected = self.header_size(layout)
         if len(header) != expected:
             raise MessageError(f"expected a header of {expected} bytes, got {len(header)} bytes")

@@ -59,7 +59,6 @@ class _Levels(Law):
 
     @property
     def top(self) -> int:
-        """The outermost level."""
         return 1 << (self.bits - 1)
 
     def levels(self, wire: bytes) -> Numbers:
@@ -78,7 +77,6 @@ class _Levels(Law):
         return Reading(uniforms.ravel()[: len(self.places)], self.places, ratios=ratios)
 
     def own(self, key: Key) -> Numbers:
-        """[n, 2] uniform numbers that the auditor draws."""
         return rng.uniform(key, self.cells.shape, dtype=torch.float64).numpy()
 
 
@@ -169,12 +167,10 @@ def leveled(sent: Scaled, noise: Noise, root: Numbers, lattice: Lattice, shared:
 
 
 def _chances(noise: Noise, x: Numbers) -> Numbers:
-    """The cdf of the first number of a pair."""
     return _numbers(special.stdtr(noise.degrees, x)) if isinstance(noise, StudentPairs) else noise.uniforms(x)
 
 
 def _chances_given(noise: Noise, first: Numbers, x: Numbers) -> Numbers:
-    """The cdf of the second number of a pair given the first."""
     if not isinstance(noise, StudentPairs):
         return noise.uniforms(x)
     wide = np.sqrt((noise.degrees + first**2) / (noise.degrees + 1))
@@ -182,7 +178,6 @@ def _chances_given(noise: Noise, first: Numbers, x: Numbers) -> Numbers:
 
 
 def _quantiles(noise: Noise, u: Numbers) -> Numbers:
-    """The quantiles of the first number of a pair."""
     if isinstance(noise, Normal):
         return _numbers(special.ndtri(u))
     if isinstance(noise, Laplacian):
@@ -193,5 +188,4 @@ def _quantiles(noise: Noise, u: Numbers) -> Numbers:
 
 
 def _numbers(found: object) -> Numbers:
-    """An array with its type."""
     return np.asarray(found, np.float64)

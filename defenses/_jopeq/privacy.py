@@ -300,14 +300,12 @@ def _lost_ratio(v: Floats, noise: _LatticeNoise, family: _Family, to_lattice: Fl
 
 
 def _log_probability(noise: _LatticeNoise, family: _Family, centers: Floats) -> Floats:
-    """ln P(noise in the box) for boxes at the centers [..., 2]."""
     chance = noise.probability(centers - family.below, centers + family.above)
     # raising the smaller of two probabilities keeps their ratio a lower bound
     return np.asarray(np.log(np.maximum(chance, 1e-300)))
 
 
 def _step(bits: int, gamma: float) -> float:
-    """Step of the reference code's quantizer."""
     # above 24 bits, the probability of a narrow cell loses its digits, and the search its slopes
     if not 1 <= bits <= 24:
         raise ValueError(f"expected 1 <= bits <= 24, got bits={bits}")
@@ -325,13 +323,11 @@ def _error_scale(s2: float, nu: float, step: float) -> float:
 
 
 def _check_step(step: float) -> None:
-    """Reject a step that is not finite and non-negative."""
     if not 0 <= step < math.inf:
         raise ValueError(f"expected step >= 0, got step={step}")
 
 
 def _check_message(epsilon: float, parts: int) -> None:
-    """Reject a negative epsilon (infinity passes) and an empty message."""
     check_nonnegative(epsilon=epsilon)
     if parts < 1:
         raise ValueError(f"expected a message of at least 1 part, got {parts}")

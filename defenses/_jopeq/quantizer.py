@@ -192,7 +192,6 @@ class Dithered(ByScale[None]):
         return Carrier(self.lattice).error_variance(dithered) * scales.square()
 
     def _read(self, received: bytes, setting: Setting) -> tuple[bytes, Tensor]:
-        """The header and the levels of a message."""
         size = self.scaling.header_size(setting.layout)
         levels = Carrier(self.lattice).levels(received[size:], self.scaling.count(setting.layout))
         return received[:size], levels
@@ -270,7 +269,6 @@ class Bare(Dithered, Quantizes):
         return self._carrier(noise_variance).lattice.edge
 
     def _carrier(self, noise_variance: float) -> Carrier:
-        """The code for numbers with noise of this variance."""
         step = _step("reference" if self.gamma is None else self.gamma, self.bits, noise_variance)
         return Carrier(Lattice(step, self.bits, self.dimension))
 
@@ -388,5 +386,4 @@ def _flat(rows: Tensor) -> Tensor:
 
 
 def _turn(values: Tensor, matrix: Tensor) -> Tensor:
-    """The matrix times each pair of values [n, count]."""
     return (values.reshape(len(values), -1, 2) @ matrix.T.to(values)).reshape(len(values), -1)

@@ -124,7 +124,6 @@ def exact(mu: float, rounds: int, against: frozenset[Threat], reason: str, *, ti
 
 
 def _read_gains(text: str) -> tuple[float, ...]:
-    """The numbers in a comma-separated text; an empty text has no numbers."""
     try:
         return tuple(float(part) for part in text.split(",")) if text else ()
     except ValueError as error:

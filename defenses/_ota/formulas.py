@@ -367,6 +367,5 @@ def _fill(room: Floats, total: float) -> Floats:
 
 
 def _log(delta: float) -> float:
-    """ln(1.25 / delta)."""
     check_delta(delta)
     return math.log(1.25 / delta)

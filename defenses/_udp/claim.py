@@ -218,7 +218,6 @@ class UDPRounds(Defense[S, None]):
         return setting.lr if setting.sends == "update" else 1.0
 
     def _client(self, multipliers: Sequence[float], setting: Setting) -> Proof:
-        """The proof for all records of a client."""
         if self.clips == "update":
             why = "two clipped updates differ by no more than the sensitivity, whatever their records."
             return _composed(multipliers, Unit.CLIENT, why)
@@ -256,7 +255,6 @@ def _picked(multipliers: Sequence[float], unit: Unit, share: float) -> tuple[Pro
 
 
 def _composed(multipliers: Iterable[float], unit: Unit, reason: str) -> Proof:
-    """The proof for one Gaussian per round."""
     from dp_accounting import ComposedDpEvent, GaussianDpEvent
 
     events = [repeat(GaussianDpEvent(z), count) for z, count in Counter(multipliers).items()]

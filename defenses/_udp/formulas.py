@@ -308,7 +308,6 @@ def epsilons(epsilon: float, delta: float) -> dict[str, list[float]]:
 
 
 def _spent(multipliers: Iterable[float]) -> float:
-    """The sum of 1/z^2."""
     all_z = tuple(multipliers)
     if not all(z > 0 for z in all_z):
         raise ValueError(f"expected noise multipliers > 0, got {min(all_z)}")

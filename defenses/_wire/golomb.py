@@ -107,7 +107,6 @@ def _put_ones(out: BitWriter, ones: Ints, sizes: Ints) -> None:
 
 
 def _take_ones(source: BitReader, sizes: Ints) -> Ints:
-    """Undo `_put_ones`."""
     ones, live = np.zeros(sizes.size, np.int64), sizes > 0
     ones[live] = source.take_counts(int(np.count_nonzero(live)), int(sizes.max(initial=0)))
     if (ones > sizes).any():
@@ -141,14 +140,12 @@ class _Groups:
         self.sizes: Ints = sizes[sizes > 0]
 
     def gather(self, values: Integers) -> Integers:
-        """The values [n], grouped."""
         grouped = np.empty_like(values)
         for (here, part), places in zip(self._blocks, self._places(), strict=False):
             _put_back(grouped, places, np.concatenate([values[here].take(order) for order in self._orders(part)]))
         return grouped
 
     def scatter(self, grouped: Integers) -> Integers:
-        """The values [n] that `gather` grouped."""
         values = np.empty_like(grouped)
         for (here, part), places in zip(self._blocks, self._places(), strict=False):
             block, at = _joined(grouped, places), 0
@@ -194,18 +191,15 @@ def _ones_in(sizes: Ints, at: Ints) -> Ints:
 
 
 def _segments(mask: Bits, sizes: Ints) -> list[slice]:
-    """The places of the segments that the mask selects."""
     ends = sizes.cumsum()
     return [slice(start, end) for start, end in zip((ends - sizes)[mask].tolist(), ends[mask].tolist(), strict=True)]
 
 
 def _joined(bits: Symbols, segments: list[slice]) -> Symbols:
-    """The bits of these segments, one after the other."""
     return np.concatenate([bits[segment] for segment in segments]) if segments else bits[:0]
 
 
 def _put_back(bits: Symbols, segments: list[slice], joined: Symbols) -> None:
-    """Undo `_joined`: write the joined bits back into `bits`."""
     at = 0
     for segment in segments:
         bits[segment] = joined[at : (at := at + segment.stop - segment.start)]
@@ -231,12 +225,10 @@ def _choose_shifts(magnitudes: Integers, sizes: Ints, peak: int) -> Ints:
 
 
 def _weighted_logs(counts: Ints) -> npt.NDArray[np.float64]:
-    """k log2(k) of each count k."""
     return np.asarray(counts * np.log2(np.maximum(counts, 1)))
 
 
 def _bucket(cells: Ints) -> npt.NDArray[np.uint8]:
-    """The bucket of each cell."""
     bucket = np.minimum(cells, _LINEAR).astype(np.uint8)
     far = (cells >= _LINEAR).nonzero()[0]
     # the exponent that frexp returns is the bit length
@@ -262,7 +254,6 @@ def _put_buckets(out: BitWriter, bucket: npt.NDArray[np.uint8], sizes: Ints) -> 
 
 
 def _take_buckets(source: BitReader, sizes: Ints) -> npt.NDArray[np.uint8]:
-    """Undo `_put_buckets`."""
     lengths = [sizes]
     while (ones := _take_ones(source, lengths[-1])).any():
         lengths.append(ones)
@@ -331,7 +322,6 @@ def _put_segments(out: BitWriter, bits: Bits, sizes: Ints, ones: Ints) -> None:
 
 
 def _take_segments(source: BitReader, sizes: Ints, ones: Ints) -> Bits:
-    """Undo `_put_segments`."""
     plain, paired, runs = _kinds(sizes, ones)
     bits = np.empty(int(sizes.sum()), np.bool_)
     _put_back(bits, _segments(plain, sizes), source.take(int(sizes[plain].sum())))
@@ -368,7 +358,6 @@ def _put_runs(out: BitWriter, bits: Bits, sizes: Ints, ones: Ints) -> None:
 
 
 def _take_runs(source: BitReader, sizes: Ints, ones: Ints) -> Bits:
-    """Undo `_put_runs`."""
     rare, swapped = np.minimum(ones, sizes - ones), 2 * ones > sizes
     m = _gap_m(sizes, rare)
     gaps = _take_golomb(source, m, rare, int((rare + (sizes - rare) // m).sum()))

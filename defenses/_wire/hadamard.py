@@ -64,7 +64,6 @@ def fast_walsh_hadamard(x: Tensor) -> Tensor:
 
 
 def _applied(x: Tensor, factors: list[int]) -> Tensor:
-    """The product of the factors' matrices along the last axis of x."""
     n, rows, y = x.shape[-1], math.prod(x.shape[:-1]), x
     # H is a Kronecker product. Each turn applies one factor to the last axis and moves this axis to the front, so in
     # the end all axes are back in place, except the rows, which come last
@@ -82,5 +81,4 @@ def _factors(n: int) -> list[int]:
 
 @functools.cache
 def _sylvester(bits: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Sylvester's matrix with 2**bits rows."""
     return torch.from_numpy(hadamard(1 << bits, np.float64)).to(device, dtype)
