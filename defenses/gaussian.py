@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from leakgauge.defenses._common.budget import Clipped, normal_reach
-from leakgauge.defenses._common.cascade import Perturbs, Rounded
+from leakgauge.defenses._common.cascade import Perturbs
 from leakgauge.defenses._common.clip import clip_l2
-from leakgauge.defenses._common.misfit import gaussian_misfit
+from leakgauge.defenses._common.misfit import Rounded, gaussian_misfit
 from leakgauge.defenses._common.scale import Scaling
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import gaussian_mu

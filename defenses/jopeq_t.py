@@ -24,7 +24,7 @@ from leakgauge.defenses._jopeq.privacy import (
     vector_epsilon,
     vector_epsilon_bound,
 )
-from leakgauge.defenses._jopeq.quantizer import CLEAR, Carrier, Dithered, Radius, draw_student, pair_lattice, student
+from leakgauge.defenses._jopeq.quantizer import CLEAR, Dithered, Radius, draw_student, pair_lattice, student
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up, claim_over
 from leakgauge.harness.core.contract import Link, Setting
@@ -110,10 +110,10 @@ class JoPEQT(Dithered):
 
     def misfit(self, side: Tensor, *, dithered: bool) -> Misfit:
         """The law of the nominal t noise, which has the covariance of noise plus error and approximates their law."""
-        carrier, noise = Carrier(self.lattice), self.noise
-        blur = 0.0 if dithered else carrier.error_variance(dithered=True)
+        lattice, noise = self.lattice, self.noise
+        blur = 0.0 if dithered else lattice.error_variance(dithered=True)
         # only the part inside the outermost cells counts; the blur is the variance of an unknown dither
-        return lambda residual: student_misfit(carrier.inside(residual, side), *noise, blur)
+        return lambda residual: student_misfit(lattice.inside(residual, side), *noise, blur)
 
     def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
         """The levels of the scaled pairs plus t noise with the reduced scale matrix, given the dither."""

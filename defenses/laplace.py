@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from leakgauge.defenses._common.budget import epsilon_unless
-from leakgauge.defenses._common.cascade import Perturbs, Rounded
+from leakgauge.defenses._common.cascade import Perturbs
 from leakgauge.defenses._common.clip import clip_coordinates
-from leakgauge.defenses._common.misfit import Misfit, laplace_misfit, rounded_misfit
+from leakgauge.defenses._common.misfit import Misfit, Rounded, laplace_misfit, rounded_misfit
 from leakgauge.defenses._common.reference import scaled
 from leakgauge.defenses._common.scale import Mode, unclipped, whole_message
 from leakgauge.harness.core import rng

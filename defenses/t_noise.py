@@ -12,8 +12,8 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from leakgauge.defenses._common.cascade import Perturbs, Rounded
-from leakgauge.defenses._common.misfit import student_misfit
+from leakgauge.defenses._common.cascade import Perturbs
+from leakgauge.defenses._common.misfit import Rounded, student_misfit
 from leakgauge.defenses._common.reference import scaled
 from leakgauge.defenses._common.scale import Mode, unclipped, whole_message
 from leakgauge.defenses._jopeq.lattice import student_variance

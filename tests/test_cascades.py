@@ -111,8 +111,8 @@ def test_the_range_of_the_quantizer_follows_the_variance_of_the_noise(name, para
     defense = build(name, bits=2, **parameters)
     assert defense.first.noise_variance(setting_of(1000)) == pytest.approx(variance)
     # gamma = 1.5 sqrt(1 + variance), edge = 2 steps of 2 gamma / 5
-    assert defense.second.edge(variance) == pytest.approx(4 / 5 * 1.5 * math.sqrt(1 + variance))
-    assert build(name, bits=2, gamma=1.0, **parameters).second.edge(variance) == pytest.approx(4 / 5)
+    assert defense.second.lattice_for(variance).edge == pytest.approx(4 / 5 * 1.5 * math.sqrt(1 + variance))
+    assert build(name, bits=2, gamma=1.0, **parameters).second.lattice_for(variance).edge == pytest.approx(4 / 5)
 
 
 CARRIED = [
@@ -176,7 +176,7 @@ def test_t_noise_breaks_its_nominal_epsilon_behind_the_quantizer_too(nominal, bi
     assert {proof.unit for proof in claim.further} == {Unit.MESSAGE}
     # from the tails of one coordinate's law, at the best threshold that a level may have
     s2, nu = defense.first.noise
-    edge = defense.second.edge(s2 * nu / (nu - 2))
+    edge = defense.second.lattice_for(s2 * nu / (nu - 2)).edge
     t = np.linspace(-edge, edge, 100_001)
     tails = [special.stdtr(nu, (x - t) / math.sqrt(s2)) for x in (1, -1)]
     assert attained == pytest.approx(np.log(tails[0] / tails[1]).max(), rel=1e-5)
@@ -187,7 +187,7 @@ def test_an_audit_of_the_bytes_finds_the_attained_epsilon_behind_the_quantizer()
     # is known at each threshold, hence also its mean over those dithers; 5 sigma
     defense, pairs = build("t-noise+sdq-lattice", epsilon=3.0, bits=1, scale="public"), 1_000_000
     s2, nu = defense.first.noise
-    step = defense.second.edge(s2 * nu / (nu - 2))
+    step = defense.second.lattice_for(s2 * nu / (nu - 2)).edge
     dither = rng.uniform32(SHARED.child("dither"), (2, pairs), -0.5, 0.5)[0].numpy()
     thresholds = (0.5 - dither) * step
     near = thresholds > 0.9 * step

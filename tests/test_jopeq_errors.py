@@ -10,7 +10,6 @@ import pytest
 import torch
 from scipy import special, stats
 
-from leakgauge.defenses._jopeq.quantizer import Carrier
 from leakgauge.defenses.jopeq import JoPEQ
 from leakgauge.defenses.jopeq_sound import SoundJoPEQ
 from leakgauge.defenses.jopeq_t import JoPEQT
@@ -168,6 +167,6 @@ def test_without_the_shared_key_the_error_is_the_difference_of_two_draws_from_th
     cells = error if lanes == 1 else FROM_PAIRS @ error
     for row in cells:
         assert_law(row, stats.triang(0.5, loc=-step, scale=2 * step).cdf)
-    variance = Carrier(defense.lattice).error_variance(dithered=False)
+    variance = defense.lattice.error_variance(dithered=False)
     assert float((error**2).mean()) == pytest.approx(variance, rel=5 * 1.2 / math.sqrt(300_000))
-    assert Carrier(defense.lattice).error_variance(dithered=True) == pytest.approx(variance / 2)
+    assert defense.lattice.error_variance(dithered=True) == pytest.approx(variance / 2)

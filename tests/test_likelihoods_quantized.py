@@ -205,14 +205,14 @@ def test_an_outlier_of_a_bare_quantizer_may_be_anywhere_beyond_the_edge(name):
     # two numbers in a thousand are far outside of 1.5 times three standard deviations
     defense, d = {"sdq": SDQ(bits=3), "sdq-lattice": LatticeSDQ(bits=3)}[name], 1000
     numbers = 0.3 * rng.normal(Key(6), (1, d))
-    payload = defense.compress(numbers[0], shared=SHARED, noise_variance=0.0)
-    assert not defense.rounded([payload], d, noise_variance=0.0, dithered=True).side.any()
+    lattice = defense.lattice
+    assert not lattice.side(lattice.read(lattice.pack(numbers[0], SHARED), d)).any()
     numbers[0, 10:12] = torch.tensor([9.0, 14.0])
-    payload = defense.compress(numbers[0], shared=SHARED, noise_variance=0.0)
-    carried = defense.rounded([payload], d, noise_variance=0.0, dithered=True)
-    assert carried.side.nonzero().tolist() == [[0, 10], [0, 11]]
-    sent = defense.restore(payload, d, shared=SHARED, noise_variance=0.0)
-    misfit = defense.misfit(carried.side, dithered=True)
+    levels = lattice.read(lattice.pack(numbers[0], SHARED), d)
+    side = lattice.side(levels[None])
+    assert side.nonzero().tolist() == [[0, 10], [0, 11]]
+    sent = lattice.place(levels, d, SHARED)
+    misfit = defense.misfit(side, dithered=True)
     scores = []
     for factor in (1.0, 2.0, 0.05):
         moved = numbers.clone()

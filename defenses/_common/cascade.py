@@ -2,50 +2,33 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from leakgauge.defenses._common.misfit import Rounded
 from leakgauge.defenses._common.reference import Scaled
 from leakgauge.defenses._common.scale import ByScale
+from leakgauge.defenses._jopeq.lattice import Lattice
+from leakgauge.defenses._jopeq.law import leveled
+from leakgauge.defenses._jopeq.quantizer import Bare
 from leakgauge.harness.core.checks import check_update
 from leakgauge.harness.core.claim import Claim, Proof
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
 from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
 from leakgauge.harness.core.defense import Wrapper
 from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.law import Additive, Law, Noise
+from leakgauge.harness.core.law import Additive, Law
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Vector
 
 
-class Rounded(NamedTuple):
-    """How the numbers of n messages were quantized; all values are in units (see `Perturbs.unit`).
-
-    step: width of a cell, along each generator if numbers share a lattice.
-    side: [n, count], 1 if the cell of a number (or lattice coordinate) has no upper end, -1 if it has no lower end.
-    dithered: whether the dither is known, and so subtracted from the restored numbers.
-    variance: variance of the error of one number, apart from overload.
-    inside: maps candidates minus restored numbers, [n, count], to the part that overload does not hide: along a
-        generator, zero beyond the inner end of a cell without an outer end.
-    alone: whether each number is rounded separately, with a uniform error; otherwise a lattice cell holds several
-    numbers.
-    """
-
-    step: float
-    side: Tensor
-    dithered: bool
-    variance: float
-    inside: Callable[[Tensor], Tensor]
-    alone: bool
-
-
-@dataclass(frozen=True)
 class Perturbs(ByScale[None]):
     """A defense that may come first in a cascade: its message is a header and the noisy numbers as float32."""
 
@@ -107,48 +90,6 @@ class Perturbs(ByScale[None]):
         return self.misfit(received, setting=links.setting)
 
 
-class Quantizes(ABC):
-    """A defense that may come second in a cascade: encodes numbers as bits, with a dither from the shared key."""
-
-    @abstractmethod
-    def compress(self, values: Tensor, *, shared: Key, noise_variance: float) -> bytes:
-        """The bytes that encode values [n], in units; without noise of this variance, the values lie in [-1, 1]."""
-
-    @abstractmethod
-    def restore(self, payload: bytes, count: int, *, shared: Key | None, noise_variance: float) -> Tensor:
-        """[count]: the values; without the shared key, each is the middle of its possible range.
-
-        Raises:
-            MessageError: not the payload of `count` values.
-        """
-
-    @abstractmethod
-    def rounded(self, payloads: Sequence[bytes], count: int, *, noise_variance: float, dithered: bool) -> Rounded:
-        """The rounding of n payloads of `count` values each; `dithered`: for an adversary that knows the dither."""
-
-    def levels_law(
-        self, sent: Scaled, noise: Noise, root: Numbers, *, shared: Key, noise_variance: float
-    ) -> Law | None:
-        """The law of a header and the payload of numbers, where each pair has noise times `root` [2, 2]; None: no law.
-
-        Args:
-            sent: the header, and the numbers in units, without noise.
-        """
-        return None
-
-    def finer(self) -> Quantizes:
-        """The same with steps so small that an audit detects even little noise."""
-        return self
-
-    @abstractmethod
-    def edge(self, noise_variance: float) -> float:
-        """The outermost level, to which all values beyond it are rounded."""
-
-    @abstractmethod
-    def parameters(self) -> dict[str, Any]:
-        """The hyper-parameters, defaults included."""
-
-
 @dataclass(frozen=True)
 class Cascade(Wrapper[None, None]):
     """A perturbation, then a quantizer that encodes the floats of the perturbation's message.
@@ -170,12 +111,12 @@ class Cascade(Wrapper[None, None]):
 
     names: tuple[str, str]
     first: Perturbs
-    second: Quantizes
+    second: Bare
 
     def __post_init__(self) -> None:
         if not isinstance(self.first, Perturbs):
             raise ValueError(f"expected a defense that adds noise before '+', got {self.names[0]!r}")
-        if not isinstance(self.second, Quantizes):
+        if not isinstance(self.second, Bare):
             raise ValueError(f"expected a quantizer after '+', got {self.names[1]!r}")
 
     @property
@@ -187,23 +128,24 @@ class Cascade(Wrapper[None, None]):
         """The first defense's header, then its numbers as encoded by the second."""
         check_update(update)
         header, numbers = self.first.normalize(update, link.setting)
-        payload = self.second.compress(
-            self.first.perturb(numbers, private) / self.first.unit(link.setting),
-            shared=link.key.child("dither"),
-            noise_variance=self.first.noise_variance(link.setting),
-        )
-        return header + payload, None
+        noisy = self.first.perturb(numbers, private) / self.first.unit(link.setting)
+        return header + self._lattice(link.setting).pack(noisy, link.key.child("dither")), None
+
+    def _lattice(self, setting: Setting) -> Lattice:
+        return self.second.lattice_for(self.first.noise_variance(setting))
+
+    def _levels(self, received: bytes, setting: Setting) -> tuple[bytes, Tensor]:
+        """The first defense's header, and the levels of its numbers."""
+        size, count = self.first.scaling.header_size(setting.layout), self.first.scaling.count(setting.layout)
+        if len(received) < size:
+            raise MessageError(f"expected a message with a header of {size} bytes, got {len(received)} bytes")
+        return received[:size], self._lattice(setting).read(received[size:], count)
 
     def _first_message(self, received: bytes, shared: Key | None, setting: Setting) -> bytes:
         """The first defense's message, as far as the second preserves it."""
-        scaling, variance = self.first.scaling, self.first.noise_variance(setting)
-        size = scaling.header_size(setting.layout)
-        if len(received) < size:
-            raise MessageError(f"expected a message with a header of {size} bytes, got {len(received)} bytes")
-        key = None if shared is None else shared.child("dither")
-        count = scaling.count(setting.layout)
-        values = self.second.restore(received[size:], count, shared=key, noise_variance=variance)
-        return received[:size] + pack_float32(values * self.first.unit(setting))
+        (header, levels), count = self._levels(received, setting), self.first.scaling.count(setting.layout)
+        values = self._lattice(setting).place(levels, count, None if shared is None else shared.child("dither"))
+        return header + pack_float32(values * self.first.unit(setting))
 
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
         """The first defense's estimate from the restored numbers."""
@@ -216,32 +158,25 @@ class Cascade(Wrapper[None, None]):
         The quantizer's true error is uniform: the approximation is close if either the noise or this error is much
         larger than the other. A number in an outermost cell counts only against candidates that are less extreme.
         """
-        setting = links.setting
+        setting, dithered, lattice = links.setting, links.shared is not None, self._lattice(links.setting)
         each = zip(received, links.each(), strict=True)
         wires = [self._first_message(wire, link.shared, setting) for wire, link in each]
-        size, count = self.first.scaling.header_size(setting.layout), self.first.scaling.count(setting.layout)
-        rounded = self.second.rounded(
-            [wire[size:] for wire in received],
-            count,
-            noise_variance=self.first.noise_variance(setting),
-            dithered=links.shared is not None,
-        )
+        side = lattice.side(torch.stack([self._levels(wire, setting)[1] for wire in received]))
+        variance, inside = lattice.error_variance(dithered), partial(lattice.inside, side=side)
+        step, alone = lattice.step, lattice.dimension == 1
+        rounded = Rounded(step, side, dithered, variance, inside, alone)
         return self.first.misfit(wires, setting=setting, rounded=rounded)
 
     def law(self, state: None, memory: None, update: Vector, link: Link) -> Law | None:
-        """The second defense's law for the first's numbers; None if the first's law is not of numbers plus noise."""
+        """The law of the levels of the first defense's numbers; None if its own law is not of numbers plus noise."""
         first = self.first.law(None, None, update, link._replace(shared=link.key.child("noise")))
         if not isinstance(first, Additive):
             return None
         count, unit = len(first.center), self.first.unit(link.setting)
         places = np.arange(count) if first.places is None else first.places
-        return self.second.levels_law(
-            Scaled(np.asarray(first.header), first.center / unit, places),
-            first.noise,
-            first.scale / unit * np.eye(2),
-            shared=link.key.child("dither"),
-            noise_variance=self.first.noise_variance(link.setting),
-        )
+        numbers = Scaled(np.asarray(first.header), first.center / unit, places)
+        lattice, root = self._lattice(link.setting), first.scale / unit * np.eye(2)
+        return leveled(numbers, first.noise, root, lattice, link.key.child("dither"))
 
     def quieter(self) -> Cascade | None:
         """The cascade of a quieter first and a finer second defense; None if the first has no quieter version."""
@@ -252,7 +187,7 @@ class Cascade(Wrapper[None, None]):
         """The first defense's claim; its proof becomes an upper bound, because the second is post-processing."""
         claim, rounds = self.first.claim(history, setting), len(history)
         bounds = tuple(map(_after_processing, (claim.proved, *claim.further)))
-        shown = self.first.attained(self.second.edge(self.first.noise_variance(setting)))
+        shown = self.first.attained(self._lattice(setting).edge)
         reason = "two inputs attain this epsilon by how often a number exceeds a threshold that the dither can set."
         attained = Proof.pure(shown, rounds, claim.unit, reason, "closed form for two inputs") if shown else None
         return replace(claim, proved=bounds[0], further=bounds[1:], attained=attained)

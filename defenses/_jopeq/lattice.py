@@ -8,12 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from leakgauge.defenses._jopeq.privacy import GENERATOR
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import positive
+from leakgauge.harness.core.codec import pack_levels, unpack_levels, width_of
+from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key
 
 _SQRT3 = math.sqrt(3.0)
+_PLACE = torch.tensor(GENERATOR, dtype=torch.float32)
+_FIND = torch.tensor(np.linalg.inv(GENERATOR), dtype=torch.float32)
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,9 @@ class Lattice:
         restore(quantize(x, dither), dither) - x is uniform on the cell step * G [-1/2, 1/2)^L and independent of x
         where no coordinate is clipped (with a dither from `draw_dither`; up to float32 rounding, 2^-21 of the edge).
         Beyond the outermost cell, each coordinate is clipped separately.
+        A message of n numbers has ceil(n * ceil(log2(2^R + 1)) / 8) bytes, with n rounded up to whole cells, in which
+        neighbors are pairs: levels of R + 1 bits each. The rate of 2^R + 1 levels is log2(2^R + 1) bits per number,
+        not R.
 
     Raises:
         ValueError: a parameter is out of range.
@@ -66,7 +75,7 @@ class Lattice:
     @property
     def covariance(self) -> Tensor:
         """[L, L] float64: covariance of a uniform draw from the cell, step^2 / 12 * G G^T."""
-        generator = self._place(torch.eye(self.dimension, dtype=torch.float64))
+        generator = self._points(torch.eye(self.dimension, dtype=torch.float64))
         return generator @ generator.T / 12
 
     def quantize(self, x: Tensor, dither: Tensor) -> Tensor:
@@ -90,13 +99,73 @@ class Lattice:
 
     def restore(self, levels: Tensor, dither: Tensor) -> Tensor:
         """The points of the levels, with the dither subtracted, in the dtype of the dither."""
-        return self._place(levels - dither)
+        return self._points(levels - dither)
 
     def point(self, levels: Tensor) -> Tensor:
         """The lattice points of the levels, float32."""
-        return self._place(levels.float())
+        return self._points(levels.float())
 
-    def _place(self, cells: Tensor) -> Tensor:
+    def pack(self, values: Tensor, shared: Key) -> bytes:
+        """The message of values [n]: their levels."""
+        short = -len(values) % self.dimension
+        rows = self._rows(torch.cat([values, values.new_zeros(short)]) if short else values)
+        levels = _flat(self.quantize(rows, draw_dither(shared, tuple(rows.shape)))).numpy()
+        # -top..top becomes 0..2 top by unsigned wrap-around, because 2 top exceeds the signed type
+        unsigned = levels.view(f"u{levels.itemsize}")
+        unsigned += self.top
+        return pack_levels(unsigned, width_of(self.levels))
+
+    def read(self, payload: bytes, count: int) -> Tensor:
+        """The levels -top..top in a message: float32, `count` of them rounded up to whole cells.
+
+        Raises:
+            MessageError: wrong length, or a level that does not exist.
+        """
+        size = self.dimension
+        read = unpack_levels(payload, -(-count // size) * size, width_of(self.levels))
+        if read.max(initial=0) >= self.levels:
+            raise MessageError(f"expected levels in 0..{self.levels - 1}, got {int(read.max())}")
+        levels = read.astype(np.float32)
+        levels -= self.top
+        return torch.from_numpy(levels)
+
+    def place(self, levels: Tensor, count: int, shared: Key | None) -> Tensor:
+        """The values [count] of levels; without the shared key, the midpoints of their ranges."""
+        rows = self._rows(levels)
+        if shared is None:
+            return _flat(self.point(rows))[:count]
+        return _flat(self.restore(rows, draw_dither(shared, tuple(rows.shape))))[:count]
+
+    def error_variance(self, dithered: bool) -> float:
+        """Error variance of a value without overload; an unknown dither adds a second error of the same law."""
+        once = float(self.covariance.diagonal().mean())
+        return once if dithered else 2 * once
+
+    def side(self, levels: Tensor) -> Tensor:
+        """1 at the top level, whose cell has no upper end; -1 at the bottom level; else 0."""
+        return (levels == self.top).float() - (levels == -self.top).float()
+
+    def inside(self, residual: Tensor, side: Tensor) -> Tensor:
+        """Candidates minus values [n, count], set to zero along a generator beyond a cell without an outer end.
+
+        Values beyond the edge are clipped to the edge. So an outermost level is evidence only against candidates on the
+        inner side of its cell, by their distance from the cell.
+        """
+        count, padded = residual.shape[1], side.shape[1]
+        cells = self.in_cells(pad(residual, (0, padded - count)) if count < padded else residual)
+        beyond = (cells * side + 0.5 * self.step).clamp(max=0.0) * side
+        cells = torch.where(side == 0, cells, beyond)
+        return cells if self.dimension == 1 else _turn(cells, _PLACE)[:, :count]
+
+    def in_cells(self, residual: Tensor) -> Tensor:
+        """Residuals [n, count] in coordinates along the generators of the lattice with step 1."""
+        return residual if self.dimension == 1 else _turn(residual, _FIND)
+
+    def _rows(self, values: Tensor) -> Tensor:
+        """Values as [M], or as [2, M] with neighbors in one column."""
+        return values if self.dimension == 1 else values.reshape(-1, 2).T
+
+    def _points(self, cells: Tensor) -> Tensor:
         """step * G cells, in place."""
         cells.mul_(self.step)
         if self.dimension == 2:
@@ -127,3 +196,12 @@ def student_variance(scale: float, degrees: float) -> float:
     if not degrees > 2:
         raise ValueError(f"expected more than 2 degrees of freedom, got degrees={degrees}")
     return scale * degrees / (degrees - 2)
+
+
+def _flat(rows: Tensor) -> Tensor:
+    """[n] from [M], or from [2, M] column by column."""
+    return rows if rows.ndim == 1 else rows.T.reshape(-1)
+
+
+def _turn(values: Tensor, matrix: Tensor) -> Tensor:
+    return (values.reshape(len(values), -1, 2) @ matrix.T.to(values)).reshape(len(values), -1)

@@ -20,109 +20,31 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from typing import ClassVar, Literal, NamedTuple, TypeAlias
+from functools import lru_cache
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from leakgauge.defenses._common.cascade import Quantizes, Rounded
 from leakgauge.defenses._common.misfit import Misfit, rounded_misfit
-from leakgauge.defenses._common.reference import Scaled, scaled
+from leakgauge.defenses._common.reference import scaled
 from leakgauge.defenses._common.scale import ByScale, Scaling
-from leakgauge.defenses._jopeq.lattice import Lattice, draw_dither, student_variance
+from leakgauge.defenses._jopeq.lattice import Lattice, student_variance
 from leakgauge.defenses._jopeq.law import leveled
-from leakgauge.defenses._jopeq.privacy import GENERATOR, SHIPPED, Student
+from leakgauge.defenses._jopeq.privacy import SHIPPED, Student
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Proof, nothing_promised
-from leakgauge.harness.core.codec import pack_levels, unpack_levels, width_of
 from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
-from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.law import Law, Noise, Normal
+from leakgauge.harness.core.law import Law, Normal
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Vector
 
 Radius: TypeAlias = Literal["reference", "paper"] | float
 """gamma by the rule of the reference code, by the rule of the text, or as a number with the reference code's step."""
 
 CLEAR = "the complete message: its scale, a norm of the update, is sent in the clear."
-_PLACE = torch.tensor(GENERATOR, dtype=torch.float32)
-_FIND = torch.tensor(np.linalg.inv(GENERATOR), dtype=torch.float32)
-
-
-class Carrier(NamedTuple):
-    """A dithered lattice that encodes unit-free numbers [n]; in two dimensions, neighbors share a cell.
-
-    Guarantees:
-        A message has ceil(n * ceil(log2(2^R + 1)) / 8) bytes, with n rounded up to whole cells: levels of R + 1 bits
-        each. The rate of 2^R + 1 levels is log2(2^R + 1) bits per number, not R.
-    """
-
-    lattice: Lattice
-
-    def pack(self, values: Tensor, shared: Key) -> bytes:
-        """The message of values [n]: their levels."""
-        short = -len(values) % self.lattice.dimension
-        rows = self._rows(torch.cat([values, values.new_zeros(short)]) if short else values)
-        levels = _flat(self.lattice.quantize(rows, draw_dither(shared, tuple(rows.shape)))).numpy()
-        # -top..top becomes 0..2 top by unsigned wrap-around, because 2 top exceeds the signed type
-        unsigned = levels.view(f"u{levels.itemsize}")
-        unsigned += self.lattice.top
-        return pack_levels(unsigned, width_of(self.lattice.levels))
-
-    def levels(self, payload: bytes, count: int) -> Tensor:
-        """The levels -top..top in a message: float32, `count` of them rounded up to whole cells.
-
-        Raises:
-            MessageError: wrong length, or a level that does not exist.
-        """
-        size = self.lattice.dimension
-        read = unpack_levels(payload, -(-count // size) * size, width_of(self.lattice.levels))
-        if read.max(initial=0) >= self.lattice.levels:
-            raise MessageError(f"expected levels in 0..{self.lattice.levels - 1}, got {int(read.max())}")
-        levels = read.astype(np.float32)
-        levels -= self.lattice.top
-        return torch.from_numpy(levels)
-
-    def place(self, levels: Tensor, count: int, shared: Key | None) -> Tensor:
-        """The values [count] of levels; without the shared key, the midpoints of their ranges."""
-        rows = self._rows(levels)
-        if shared is None:
-            return _flat(self.lattice.point(rows))[:count]
-        return _flat(self.lattice.restore(rows, draw_dither(shared, tuple(rows.shape))))[:count]
-
-    def error_variance(self, dithered: bool) -> float:
-        """Error variance of a value without overload; an unknown dither adds a second error of the same law."""
-        once = float(self.lattice.covariance.diagonal().mean())
-        return once if dithered else 2 * once
-
-    def side(self, levels: Tensor) -> Tensor:
-        """1 at the top level, whose cell has no upper end; -1 at the bottom level; else 0."""
-        return (levels == self.lattice.top).float() - (levels == -self.lattice.top).float()
-
-    def inside(self, residual: Tensor, side: Tensor) -> Tensor:
-        """Candidates minus values [n, count], set to zero along a generator beyond a cell without an outer end.
-
-        Values beyond the edge are clipped to the edge. So an outermost level is evidence only against candidates on the
-        inner side of its cell, by their distance from the cell.
-        """
-        count, padded = residual.shape[1], side.shape[1]
-        cells = self.in_cells(pad(residual, (0, padded - count)) if count < padded else residual)
-        beyond = (cells * side + 0.5 * self.lattice.step).clamp(max=0.0) * side
-        cells = torch.where(side == 0, cells, beyond)
-        return cells if self.lattice.dimension == 1 else _turn(cells, _PLACE)[:, :count]
-
-    def in_cells(self, residual: Tensor) -> Tensor:
-        """Residuals [n, count] in coordinates along the generators of the lattice with step 1."""
-        return residual if self.lattice.dimension == 1 else _turn(residual, _FIND)
-
-    def _rows(self, values: Tensor) -> Tensor:
-        """Values as [M], or as [2, M] with neighbors in one column."""
-        return values if self.lattice.dimension == 1 else values.reshape(-1, 2).T
 
 
 class Dithered(ByScale[None]):
@@ -139,7 +61,7 @@ class Dithered(ByScale[None]):
 
     @abstractmethod
     def misfit(self, side: Tensor, *, dithered: bool) -> Misfit:
-        """The misfit of candidates minus values [n, count], for levels with this `Carrier.side`.
+        """The misfit of candidates minus values [n, count], for levels with this `Lattice.side`.
 
         Args:
             dithered: whether the dither is known and subtracted from the values; otherwise the values are midpoints of
@@ -150,12 +72,12 @@ class Dithered(ByScale[None]):
         """The scales, then the levels of the noisy numbers."""
         check_update(update)
         header, values = self.scaling.normalize(update, link.setting.layout)
-        return header + Carrier(self.lattice).pack(self.perturb(values, private), link.key), None
+        return header + self.lattice.pack(self.perturb(values, private), link.key), None
 
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
         """The values minus the dither, scaled back: unbiased except for overload; coarser without the shared key."""
         header, levels = self._read(received, link.setting)
-        values = Carrier(self.lattice).place(levels, len(levels), link.shared)
+        values = self.lattice.place(levels, len(levels), link.shared)
         return self.scaling.undo(header, values, link.setting.layout)
 
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
@@ -163,13 +85,13 @@ class Dithered(ByScale[None]):
 
         A value at the edge shows only that the number is at the edge or beyond.
         """
-        carrier, scaling = Carrier(self.lattice), self.scaling
+        lattice, scaling = self.lattice, self.scaling
         parts = [self._read(wire, links.setting) for wire in received]
         levels = torch.stack([read for _, read in parts])
         each = zip(parts, links.each(), strict=True)
-        sent = torch.stack([carrier.place(read, len(read), link.shared) for (_, read), link in each])
+        sent = torch.stack([lattice.place(read, len(read), link.shared) for (_, read), link in each])
         candidates = scaling.candidates([header for header, _ in parts], links.setting.layout)
-        misfit = self.misfit(carrier.side(levels), dithered=links.shared is not None)
+        misfit = self.misfit(lattice.side(levels), dithered=links.shared is not None)
 
         def score(update: Tensor) -> Tensor:
             return misfit(candidates.numbers(update) - sent) + candidates.penalty(update)
@@ -189,16 +111,16 @@ class Dithered(ByScale[None]):
         one, size = torch.ones(self.scaling.count(layout)), self.scaling.header_size(layout)
         undone = [[self.scaling.undo(wire[:size], c * one, layout) for c in (0.0, 1.0)] for wire in received]
         scales = torch.stack([high - low for low, high in undone])
-        return Carrier(self.lattice).error_variance(dithered) * scales.square()
+        return self.lattice.error_variance(dithered) * scales.square()
 
     def _read(self, received: bytes, setting: Setting) -> tuple[bytes, Tensor]:
         size = self.scaling.header_size(setting.layout)
-        levels = Carrier(self.lattice).levels(received[size:], self.scaling.count(setting.layout))
+        levels = self.lattice.read(received[size:], self.scaling.count(setting.layout))
         return received[:size], levels
 
 
 @dataclass(frozen=True)
-class Bare(Dithered, Quantizes):
+class Bare(Dithered):
     """Subtractive dithered quantization without noise or claim; after a '+' it encodes another defense's numbers."""
 
     randomized: ClassVar[bool] = False
@@ -209,7 +131,7 @@ class Bare(Dithered, Quantizes):
     gamma: float | None = None
 
     def __post_init__(self) -> None:
-        self._carrier(0.0)
+        self.lattice_for(0.0)
 
     @property
     def noisy(self) -> bool:
@@ -224,7 +146,7 @@ class Bare(Dithered, Quantizes):
     @property
     def lattice(self) -> Lattice:
         """The lattice for numbers without noise."""
-        return self._carrier(0.0).lattice
+        return self.lattice_for(0.0)
 
     def perturb(self, values: Tensor, private: Key) -> Tensor:
         """The numbers, unchanged."""
@@ -232,45 +154,22 @@ class Bare(Dithered, Quantizes):
 
     def misfit(self, side: Tensor, *, dithered: bool) -> Misfit:
         """The `rounded_misfit` of each lattice coordinate, overload included."""
-        carrier, law = Carrier(self.lattice), rounded_misfit(side, self.lattice.step, 0.0, dithered=dithered)
-        return lambda residual: law(carrier.in_cells(residual))
-
-    def compress(self, values: Tensor, *, shared: Key, noise_variance: float) -> bytes:
-        """The message of values [n]."""
-        return self._carrier(noise_variance).pack(values, shared)
-
-    def restore(self, payload: bytes, count: int, *, shared: Key | None, noise_variance: float) -> Tensor:
-        """The values [count] of a message."""
-        carrier = self._carrier(noise_variance)
-        return carrier.place(carrier.levels(payload, count), count, shared)
-
-    def rounded(self, payloads: Sequence[bytes], count: int, *, noise_variance: float, dithered: bool) -> Rounded:
-        """The cells of the levels; `variance` is the mean over both values of a pair."""
-        carrier = self._carrier(noise_variance)
-        side = carrier.side(torch.stack([carrier.levels(payload, count) for payload in payloads]))
-        variance, inside = carrier.error_variance(dithered), partial(carrier.inside, side=side)
-        return Rounded(carrier.lattice.step, side, dithered, variance, inside, alone=self.dimension == 1)
+        lattice, law = self.lattice, rounded_misfit(side, self.lattice.step, 0.0, dithered=dithered)
+        return lambda residual: law(lattice.in_cells(residual))
 
     def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
         """The levels of the scaled numbers, given the dither."""
         numbers = scaled(update, link.setting.layout, "tensor", self.dimension)
         return leveled(numbers, Normal(), np.zeros((2, 2)), self.lattice, link.key)
 
-    def levels_law(self, sent: Scaled, noise: Noise, root: Numbers, *, shared: Key, noise_variance: float) -> Law:
-        """The levels of these numbers, given the dither."""
-        return leveled(sent, noise, root, self._carrier(noise_variance).lattice, shared)
-
     def finer(self) -> Bare:
-        """The same with 16 bits."""
+        """The same with 16 bits: steps so small that an audit detects even little noise."""
         return replace(self, bits=16)
 
-    def edge(self, noise_variance: float) -> float:
-        """The outermost level."""
-        return self._carrier(noise_variance).lattice.edge
-
-    def _carrier(self, noise_variance: float) -> Carrier:
+    def lattice_for(self, noise_variance: float) -> Lattice:
+        """The lattice for numbers in units that, without noise of this variance, lie in [-1, 1]."""
         step = _step("reference" if self.gamma is None else self.gamma, self.bits, noise_variance)
-        return Carrier(Lattice(step, self.bits, self.dimension))
+        return Lattice(step, self.bits, self.dimension)
 
 
 class ScalarJoPEQ(Dithered):
@@ -378,12 +277,3 @@ def _step(gamma: Radius, bits: int, variance: float, printed: float = math.nan) 
         return steps[gamma]
     positive(gamma=gamma)
     return 2 * gamma / cells
-
-
-def _flat(rows: Tensor) -> Tensor:
-    """[n] from [M], or from [2, M] column by column."""
-    return rows if rows.ndim == 1 else rows.T.reshape(-1)
-
-
-def _turn(values: Tensor, matrix: Tensor) -> Tensor:
-    return (values.reshape(len(values), -1, 2) @ matrix.T.to(values)).reshape(len(values), -1)
