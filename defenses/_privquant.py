@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from scipy import special
 from torch import Tensor
@@ -251,7 +250,11 @@ def choose(d: int, levels: int, epsilon: float, share: float = 0.9) -> PrivQuant
     tau = int(np.searchsorted(ratios, share * epsilon, side="right"))
     if tau == 0 or logit + ratios[tau - 1] <= 0:
         # 1e-6, so that the printed number is itself feasible
-        smallest = _smallest_epsilon(ratios, share) * (1 + 1e-6)
+        first = int(np.argmax(ratios >= 0))
+        smallest = float(ratios[first]) / share
+        if first:  # or where the branch outweighs the last ratio below 0
+            smallest = min(smallest, -float(ratios[first - 1]) / (1 - share))
+        smallest *= 1 + 1e-6
         raise ValueError(
             f"expected epsilon >= {smallest:.9g} at d={d}, levels={levels}, share={share}, got epsilon={epsilon}: "
             "no threshold fits; with more coordinates or fewer levels, a smaller epsilon is enough"
@@ -420,9 +423,9 @@ def _odds(d: int, levels: int, tau: int, logit: float) -> tuple[float, Numbers]:
 class _Tails(NamedTuple):
     """Logs of w_l = C(d,l) (K-1)^(d-l) and of its sums up to l and from l on, relative to the largest weight."""
 
-    weight: npt.NDArray[np.float64]
-    lower: npt.NDArray[np.float64]
-    upper: npt.NDArray[np.float64]
+    weight: Numbers
+    lower: Numbers
+    upper: Numbers
 
 
 @functools.lru_cache(maxsize=4)
@@ -438,13 +441,6 @@ def _tails(d: int, levels: int) -> _Tails:
     for array in (weight, lower, upper):
         array.flags.writeable = False  # all callers share it
     return _Tails(weight, lower, upper)
-
-
-def _smallest_epsilon(ratios: npt.NDArray[np.float64], share: float) -> float:
-    """The least epsilon of `choose`: at the first ratio >= 0, or where the branch outweighs the last ratio below 0."""
-    first = int(np.argmax(ratios >= 0))
-    smallest = float(ratios[first]) / share
-    return smallest if first == 0 else min(smallest, -float(ratios[first - 1]) / (1 - share))
 
 
 def _position(x: A, bound: float, levels: int) -> A:

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 from leakgauge.defenses._cepam.claim import norm_scaled, theorem_13
 from leakgauge.defenses._cepam.law import scaled
-from leakgauge.defenses._cepam.lrsuq import Floats, laplace_radii
+from leakgauge.defenses._cepam.lrsuq import laplace_radii
 from leakgauge.defenses._cepam.mechanism import Cepam
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.claim import Claim
 from leakgauge.harness.core.contract import Link, Setting
 from leakgauge.harness.core.law import Laplacian, Law
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Vector
 
 
@@ -58,7 +59,7 @@ class CepamLaplace(Cepam):
         """gamma, the norm of every scaled update."""
         return self.gamma
 
-    def radii(self, key: Key, count: int, unit: float) -> Floats:
+    def radii(self, key: Key, count: int, unit: float) -> Numbers:
         """b times draws from Gamma(2, 1)."""
         return laplace_radii(key, count, self.noise_scale * unit)
 

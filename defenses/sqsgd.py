@@ -23,6 +23,7 @@ from leakgauge.harness.core.codec import pack_levels, unpack_levels
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
 from leakgauge.harness.core.law import Integers, Law
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Vector
 
 _RESOLUTION = 128 * math.log(2)
@@ -156,7 +157,8 @@ class SqSGD(Defense[Plan, Tensor]):
 
         def score(update: Tensor) -> Tensor:
             sent = self.beta * clip_l2(update, self.clip).gather(1, chosen)
-            rotated = _rotate((clip_l2(sent, self.clip) if self.reclip else sent).double(), state.signs)
+            sent = (clip_l2(sent, self.clip) if self.reclip else sent).double()
+            rotated = fast_walsh_hadamard(sent * state.signs) / math.sqrt(sent.shape[1])
             rotated = rotated if self.reclip else rotated.clamp(-self.clip, self.clip)
             return state.channel.misfit(levels, rotated, self.clip).to(update.dtype)
 
@@ -219,14 +221,9 @@ def _plan(sent: int, levels: int, epsilon: float, share: float, rotation: int) -
 
 
 @functools.lru_cache(maxsize=8)
-def _stated_signs(count: int, rotation: int) -> npt.NDArray[np.float64]:
+def _stated_signs(count: int, rotation: int) -> Numbers:
     """The signs [count] of the rotation for `law`, computed independently of `_plan`."""
     return np.asarray(2.0 * rng.integers(Key(rotation).child("rademacher"), count, 2) - 1, np.float64)
-
-
-def _rotate(x: Tensor, signs: Tensor) -> Tensor:
-    """H A x / sqrt(dt) along the last axis; this preserves the l2 norm."""
-    return fast_walsh_hadamard(x * signs) / math.sqrt(x.shape[-1])
 
 
 def _shortened(x: npt.NDArray[np.float32], bound: float) -> npt.NDArray[np.float32]:

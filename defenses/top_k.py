@@ -24,6 +24,7 @@ from leakgauge.harness.core.codec import (
 )
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
 from leakgauge.harness.core.errors import MessageError
+from leakgauge.harness.core.law import Integers
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 
@@ -89,8 +90,13 @@ class TopK(Defense[None, Tensor | None]):
         dim = whole.numel()
         positions = _largest(whole.abs().numpy(), self.count(dim))
         chosen = torch.from_numpy(positions)
-        wire = _pack_positions(positions, dim) + pack_float32(whole[chosen])
-        return wire, None if memory is None else whole.index_fill(0, chosen, 0.0)
+        if _is_bitmap(len(positions), dim):
+            bitmap = np.zeros(dim, np.int64)
+            bitmap[positions] = 1
+            wire = pack_levels(bitmap, 1)
+        else:
+            wire = pack_levels(positions, width_of(dim))
+        return wire + pack_float32(whole[chosen]), None if memory is None else whole.index_fill(0, chosen, 0.0)
 
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
         """The sent values at their positions, zeros elsewhere."""
@@ -120,14 +126,14 @@ class TopK(Defense[None, Tensor | None]):
         """No privacy is claimed."""
         return nothing_promised(len(history), "The largest coordinates are sent as they are.")
 
-    def _read(self, received: bytes, dim: int) -> tuple[npt.NDArray[np.int64], Tensor]:
+    def _read(self, received: bytes, dim: int) -> tuple[Integers, Tensor]:
         k = self.count(dim)
         size = -(-min(k * width_of(dim), dim) // 8)
         check_length(received, size + 4 * k, f"{k} positions and floats")
         return _unpack_positions(received[:size], k, dim), unpack_float32(received[size:], k)
 
 
-def _largest(magnitudes: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.int64]:
+def _largest(magnitudes: npt.NDArray[np.float32], k: int) -> Integers:
     """The positions of the k largest magnitudes, in increasing order; of equal magnitudes, the first positions."""
     threshold = np.partition(magnitudes, -k)[-k]
     chosen = magnitudes > threshold
@@ -141,15 +147,7 @@ def _is_bitmap(k: int, dim: int) -> bool:
     return dim < k * width_of(dim)
 
 
-def _pack_positions(positions: npt.NDArray[np.int64], dim: int) -> bytes:
-    if not _is_bitmap(len(positions), dim):
-        return pack_levels(positions, width_of(dim))
-    bitmap = np.zeros(dim, np.int64)
-    bitmap[positions] = 1
-    return pack_levels(bitmap, 1)
-
-
-def _unpack_positions(wire: bytes, k: int, dim: int) -> npt.NDArray[np.int64]:
+def _unpack_positions(wire: bytes, k: int, dim: int) -> Integers:
     """[k] positions, which are checked to increase and to lie below `dim`."""
     if _is_bitmap(k, dim):
         found = np.flatnonzero(unpack_levels(wire, dim, 1))

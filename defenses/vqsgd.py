@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,7 +17,7 @@ from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
 from leakgauge.harness.core.codec import pack_levels, unpack_levels, width_of
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
 from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.law import SHARES, Choices, Law, projected
+from leakgauge.harness.core.law import SHARES, Choices, Integers, Law, projected
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 
@@ -95,7 +94,8 @@ class VQSGD(Defense[None, None]):
 
         def score(update: Tensor) -> Tensor:
             v = clip_l2(update.double(), self.clip) / self.clip
-            drawn = (signs * v.gather(-1, places)).clamp(min=0) / math.sqrt(dim) + _spare(v) / (2 * dim)
+            uniform = (1 - v.abs().sum(-1, keepdim=True) / math.sqrt(dim)).clamp(min=0)  # below 0 only by rounding
+            drawn = (signs * v.gather(-1, places)).clamp(min=0) / math.sqrt(dim) + uniform / (2 * dim)
             return -(floor + (1 - 2 * dim * even) * drawn).log().sum(-1).to(update.dtype)
 
         return score
@@ -123,17 +123,17 @@ class VQSGD(Defense[None, None]):
         proved = Proof.pure(each, self.repeats * rounds, Unit.MESSAGE, why)
         return claim_over(rounds, self.epsilon * rounds, proved, source=source)
 
-    def _draw(self, update: Tensor, key: Key) -> npt.NDArray[np.int64]:
+    def _draw(self, update: Tensor, key: Key) -> Integers:
         """[b] points: i stands for +e_i, and d + i for -e_i."""
         dim = update.numel()
         clipped, root = clip_l2(update.double(), self.clip) / self.clip, math.sqrt(dim)
         v, spare = clipped.numpy(), max(0.0, 1 - float(clipped.abs().sum(-1)) / root)
         rising = np.cumsum(np.maximum(np.concatenate([v, -v]), 0.0) / root + spare / (2 * dim))
         at = rng.uniform(key, (self.repeats,), dtype=torch.float64).numpy() * rising[-1]
-        found: npt.NDArray[np.int64] = np.searchsorted(rising, at, side="right")
+        found: Integers = np.searchsorted(rising, at, side="right")
         return np.minimum(found, 2 * dim - 1)  # rounding may select 2d, one past the last point
 
-    def _respond(self, points: npt.NDArray[np.int64], n: int, key: Key) -> npt.NDArray[np.int64]:
+    def _respond(self, points: Integers, n: int, key: Key) -> Integers:
         """Randomized response: the points [b], some of them replaced by another of the n points."""
         others = math.log(n - 1)
         chance = math.exp(others - float(np.logaddexp(self.epsilon, others)))
@@ -141,14 +141,9 @@ class VQSGD(Defense[None, None]):
         other = rng.integers(key.child("other"), len(points), n - 1)
         return np.where(replaced, other + (other >= points), points)
 
-    def _read(self, received: bytes, setting: Setting) -> npt.NDArray[np.int64]:
+    def _read(self, received: bytes, setting: Setting) -> Integers:
         n = 2 * setting.dim
         points = unpack_levels(received, self.repeats, width_of(n))
         if int(points.max()) >= n:
             raise MessageError(f"expected points 0 to {n - 1}, got {int(points.max())}")
         return points
-
-
-def _spare(v: Tensor) -> Tensor:
-    """[..., 1]: 1 - |v|_1 / sqrt(d), the uniform share of the law; at least 0 despite rounding."""
-    return (1 - v.abs().sum(-1, keepdim=True) / math.sqrt(v.shape[-1])).clamp(min=0)

@@ -127,10 +127,16 @@ def clipped(one: Promise, source: str, reach: float, n: int, rounds: int, settin
     # a participant knows its own noise and subtracts it from the average
     mu = 2 * reach / math.sqrt(max(1, setting.participants - 1))
     promise = _over(one, rounds)
+    count = -(-setting.dim // n)
+    shift = reach / math.sqrt(count)
+    same = float(special.log_ndtr(-shift)) - (-math.log(2) if n == 1 else float(special.log_ndtr(shift)))
+    spread = (
+        f"a change spread over all {count} sub-vectors is hidden only if no error is outside the other input's ball."
+    )
     moved = "messages are clipped and have equal weights; the noise of the observing participant does not count."
     further = (
         Proof.gaussian(1 / mu, rounds, Unit.MESSAGE, moved, against=_RECIPIENTS),
-        _message(reach, n, rounds, setting),
+        Proof.leak(-math.expm1(count * same), rounds, Unit.MESSAGE, spread, tight=n == 1, against=_SERVERS),
         _sub_vector(1 - 2 * float(special.ndtr(-reach)), n, rounds),
     )
     proved = _clipped_record(promise, mu, rounds, setting)
@@ -172,17 +178,6 @@ def _clipped_record(promise: Promise, mu: float, rounds: int, setting: Setting) 
     rest = "" if tight else "; the bound ignores that training may not use the record"
     reason = f"a record{which} moves the average by at most {mu:.6g} standard deviations of its noise{rest}."
     return Proof.gaussian(1 / mu, rounds, Unit.RECORD, reason, tight=tight, against=_RECIPIENTS)
-
-
-def _message(reach: float, n: int, rounds: int, setting: Setting) -> Proof:
-    """The leakage to the server of a message that moves as far as possible, equally in all sub-vectors."""
-    count = -(-setting.dim // n)
-    shift = reach / math.sqrt(count)
-    same = float(special.log_ndtr(-shift)) - (-math.log(2) if n == 1 else float(special.log_ndtr(shift)))
-    reason = (
-        f"a change spread over all {count} sub-vectors is hidden only if no error is outside the other input's ball."
-    )
-    return Proof.leak(-math.expm1(count * same), rounds, Unit.MESSAGE, reason, tight=n == 1, against=_SERVERS)
 
 
 def _sub_vector(variation: float, n: int, rounds: int) -> Proof:

@@ -17,16 +17,14 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from leakgauge.harness.core import rng
+from leakgauge.harness.core.law import Integers
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stats import Numbers
 
-Floats = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
-
-Dithers = Callable[[int, Integers, int], Floats]
+Dithers = Callable[[int, Integers, int], Numbers]
 """(attempt, all sub-vectors [K] that are still open, n) -> dithers [K, n] in (-1/2, 1/2]."""
 
 _FARTHEST = 2.0**40
@@ -45,11 +43,11 @@ class Encoded(NamedTuple):
     """
 
     attempts: Integers
-    cells: Floats
-    dither: Floats
+    cells: Numbers
+    dither: Numbers
 
 
-def gaussian_radii(key: Key, count: int, n: int, sigma: float) -> Floats:
+def gaussian_radii(key: Key, count: int, n: int, sigma: float) -> Numbers:
     """[count] sigma * sqrt(chi-square with n + 2 degrees), for an N(0, sigma^2) error in each of n coordinates."""
     drawn = rng.chisquare(key, n + 2, (count,), torch.float64, shared=True).numpy()
     np.sqrt(drawn, out=drawn)
@@ -57,14 +55,14 @@ def gaussian_radii(key: Key, count: int, n: int, sigma: float) -> Floats:
     return drawn
 
 
-def laplace_radii(key: Key, count: int, b: float) -> Floats:
+def laplace_radii(key: Key, count: int, b: float) -> Numbers:
     """[count] b * Gamma(2, 1), for a Laplace error of scale b with n = 1."""
     drawn = rng.gamma(key, 2.0, (count,), torch.float64, shared=True).numpy()
     drawn *= b
     return drawn
 
 
-def encode(x: Floats, radii: Floats, dithers: Dithers) -> Encoded:
+def encode(x: Numbers, radii: Numbers, dithers: Dithers) -> Encoded:
     """Quantize sub-vectors; the law of the radii determines the law of the error.
 
     Args:
@@ -105,14 +103,14 @@ def blocks(count: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
-def place(cells: Floats, radii: Floats, dither: Floats) -> Floats:
+def place(cells: Numbers, radii: Numbers, dither: Numbers) -> Numbers:
     """The points y = 2r (M + v) of cells M and accepted dithers v: [N, n], stored column by column."""
     y = cells.T + dither.T
     y *= 2 * radii
     return y.T
 
 
-def _in_cells(x: Floats, radii: Floats) -> Floats:
+def _in_cells(x: Numbers, radii: Numbers) -> Numbers:
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = np.divide(x.T, 2 * radii, order="C")
     farthest = float(np.abs(scaled).max())
@@ -124,12 +122,12 @@ def _in_cells(x: Floats, radii: Floats) -> Floats:
     return scaled
 
 
-def _nearest(shifted: Floats) -> Floats:
+def _nearest(shifted: Numbers) -> Numbers:
     cells = shifted - 0.5
     return np.ceil(cells, out=cells)
 
 
-def _rejected(scaled: Floats, dither: Floats) -> Integers:
+def _rejected(scaled: Numbers, dither: Numbers) -> Integers:
     """The indices of the sub-vectors [n, K] whose nearest cell with this dither is too far."""
     shifted = scaled - dither
     shifted -= _nearest(shifted)

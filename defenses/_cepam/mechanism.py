@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from leakgauge.defenses._cepam import claim, wire
-from leakgauge.defenses._cepam.lrsuq import Floats, gaussian_radii
+from leakgauge.defenses._cepam.lrsuq import gaussian_radii
 from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.defenses._common.misfit import ball_misfit
 from leakgauge.harness.core.checks import check_update, positive
@@ -26,6 +26,7 @@ from leakgauge.harness.core.codec import Reader, unpack_float32
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Vector
 
 _STIFF = 1e-3
@@ -59,7 +60,7 @@ class Cepam(Defense[None, None]):
         """Largest l2 norm of an update, in units of `unit`."""
 
     @abstractmethod
-    def radii(self, key: Key, count: int, unit: float) -> Floats:
+    def radii(self, key: Key, count: int, unit: float) -> Numbers:
         """Radii [count] of sub-vectors."""
 
     def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
@@ -109,7 +110,10 @@ class Cepam(Defense[None, None]):
             errors = (sent.reshape(points.shape) - points) * inverse[:, None]
             # 1e-30, because the square root has no slope at zero
             misfit = ball_misfit((errors.square().sum(1) + 1e-30).sqrt()) * read
-            return misfit + _norm_misfit(update, norms) if self.sends_norm else misfit
+            if not self.sends_norm:
+                return misfit
+            norm = (update.square().sum(-1) + 1e-30).sqrt()
+            return misfit + ((norm - norms) / (_STIFF * norms.clamp(min=_LEAST))).square() / 2
 
         return score
 
@@ -158,7 +162,7 @@ class Cepam(Defense[None, None]):
             source.done()
         return unit, source.take(source.left, "attempts and cells")
 
-    def _points(self, unit: float, payload: bytes, shared: Key, setting: Setting) -> tuple[Floats, Floats]:
+    def _points(self, unit: float, payload: bytes, shared: Key, setting: Setting) -> tuple[Numbers, Numbers]:
         """The decoded points [n, N] and the radii [N]."""
         radii, spread = self.radii(shared.child("radii"), self._count(setting), unit), self._spread(unit, setting)
         points = wire.unpack(payload, radii, spread, shared.child("dithers"), self.lattice_dimension)
@@ -187,7 +191,7 @@ class NormalCepam(Cepam):
         """The bound of the update, in standard deviations of the noise."""
         return self.bound / self.noise_std
 
-    def radii(self, key: Key, count: int, unit: float) -> Floats:
+    def radii(self, key: Key, count: int, unit: float) -> Numbers:
         """sigma * sqrt(chi-square with n + 2 degrees)."""
         return gaussian_radii(key, count, self.dimension, self.noise_std * unit)
 
@@ -201,8 +205,3 @@ def _float32(value: float) -> float:
     if value > float(np.finfo(np.float32).max):
         raise ValueError(f"expected an update whose norm in units is a float32, got {value}")
     return float(np.float32(value))
-
-
-def _norm_misfit(update: Tensor, norms: Tensor) -> Tensor:
-    own = (update.square().sum(-1) + 1e-30).sqrt()
-    return ((own - norms) / (_STIFF * norms.clamp(min=_LEAST))).square() / 2

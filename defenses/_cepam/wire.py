@@ -22,13 +22,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from leakgauge.defenses._cepam.lrsuq import Floats, blocks, encode, place
-from leakgauge.defenses._cepam.lrsuq import Integers as Ints
+from leakgauge.defenses._cepam.lrsuq import blocks, encode, place
 from leakgauge.defenses._wire.golomb import decode_integers, encode_integers
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.codec import Integers, Reader
 from leakgauge.harness.core.errors import MessageError
+from leakgauge.harness.core.law import Integers as Ints
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stats import Numbers
 
 Contexts = npt.NDArray[np.uint8]
 
@@ -57,7 +58,7 @@ _ONE = int(np.float64(1.0).view(np.int64))
 """The bits of 1.0. A double's bits minus these bits are about its logarithm, in octaves from bit 52 on."""
 
 
-def pack(x: Floats, radii: Floats, spread: float, key: Key) -> bytes:
+def pack(x: Numbers, radii: Numbers, spread: float, key: Key) -> bytes:
     """Quantize sub-vectors and write their message.
 
     Args:
@@ -97,7 +98,7 @@ def pack(x: Floats, radii: Floats, spread: float, key: Key) -> bytes:
     return b"".join([*map(_framed, parts), encode_integers(near.reshape(-1), contexts.reshape(-1))])
 
 
-def unpack(wire: bytes, radii: Floats, spread: float, key: Key, n: int) -> Floats:
+def unpack(wire: bytes, radii: Numbers, spread: float, key: Key, n: int) -> Numbers:
     """Decode `wire` of `pack` to [N, n], stored column by column, with the same radii [N], spread and key.
 
     Raises:
@@ -120,7 +121,7 @@ def unpack(wire: bytes, radii: Floats, spread: float, key: Key, n: int) -> Float
     return dither
 
 
-def dithers(key: Key, attempt: int, rows: Ints, n: int) -> Floats:
+def dithers(key: Key, attempt: int, rows: Ints, n: int) -> Numbers:
     """[K, n] in (-1/2, 1/2], stored column by column: the dithers of an attempt, from 1 on.
 
     rows: [K], in increasing order, all sub-vectors of some parts of the message that the attempts before have rejected.
@@ -143,7 +144,7 @@ def _part_size(n: int) -> int:
     return _SINGLE_PART if n == 1 else _PART
 
 
-def cell_contexts(dither: Floats, radii: Floats, spread: float) -> Contexts:
+def cell_contexts(dither: Numbers, radii: Numbers, spread: float) -> Contexts:
     """The contexts [K, n] of cells, given accepted dithers [K, n] and radii [K]."""
     contexts = np.empty(dither.shape, np.uint8)
     width = radii * (2 / spread)
@@ -159,12 +160,12 @@ def cell_contexts(dither: Floats, radii: Floats, spread: float) -> Contexts:
     return contexts
 
 
-def _taking_part(radii: Floats, rows: Ints, attempt: int) -> Floats:
+def _taking_part(radii: Numbers, rows: Ints, attempt: int) -> Numbers:
     """The radii of the rows of an attempt; those of the first are a range, whose view takes no time."""
     return radii[rows[0] : rows[0] + rows.size] if attempt == 1 else radii.take(rows)
 
 
-def attempt_contexts(dither: Floats, radii: Floats, spread: float) -> Contexts:
+def attempt_contexts(dither: Numbers, radii: Numbers, spread: float) -> Contexts:
     """The contexts [K] of the bits that accept dithers [K, n], given radii [K].
 
     A context is 0 where the cell is under half a spread, so that the dither is uninformative; otherwise it is the side
@@ -174,7 +175,7 @@ def attempt_contexts(dither: Floats, radii: Floats, spread: float) -> Contexts:
     return np.concatenate([_attempt_contexts(dither[here], radii[here], spread) for here in parts])
 
 
-def _attempt_contexts(dither: Floats, radii: Floats, spread: float) -> Contexts:
+def _attempt_contexts(dither: Numbers, radii: Numbers, spread: float) -> Contexts:
     norm = dither[:, 0] * dither[:, 0]
     for coordinate in range(1, dither.shape[1]):
         norm += dither[:, coordinate] * dither[:, coordinate]
@@ -191,7 +192,7 @@ def _attempt_contexts(dither: Floats, radii: Floats, spread: float) -> Contexts:
     return level
 
 
-def _logarithm(values: Floats, halvings: int, start: int) -> Ints:
+def _logarithm(values: Numbers, halvings: int, start: int) -> Ints:
     """Logarithms of values >= 0 in octaves (halvings = 0) or half-octaves (1), rounded down, minus `start`."""
     bits = values.view(np.int64) - (_ONE + (start << (52 - halvings)))
     bits >>= 52 - halvings
@@ -233,12 +234,12 @@ class _Tape:
     start: the first of the sub-vectors that are being encoded.
     """
 
-    def __init__(self, key: Key, radii: Floats, spread: float) -> None:
+    def __init__(self, key: Key, radii: Numbers, spread: float) -> None:
         self._key, self._radii, self._spread = key, radii, spread
         self.start = 0
         self.contexts: list[list[Contexts]] = []
 
-    def __call__(self, attempt: int, rows: Ints, n: int) -> Floats:
+    def __call__(self, attempt: int, rows: Ints, n: int) -> Numbers:
         rows = rows + self.start
         drawn = dithers(self._key, attempt, rows, n)
         if n > 1:
@@ -260,7 +261,7 @@ def _pack_attempts(attempts: Ints, contexts: list[list[Contexts]]) -> list[bytes
     return [*parts, encode_integers(attempts[rows] - attempt, np.zeros(rows.size, np.uint8))]
 
 
-def _unpack_attempts(source: Reader, dither: Floats, radii: Floats, spread: float, key: Key) -> None:
+def _unpack_attempts(source: Reader, dither: Numbers, radii: Numbers, spread: float, key: Key) -> None:
     """Replace the dithers [N, n] of the first attempt by the accepted dithers."""
     rows, attempt, n = np.arange(len(dither), dtype=np.int64), 1, dither.shape[1]
     drawn = dither
@@ -307,7 +308,7 @@ def _limit(count: int) -> int:
     return _NEAR if count >= _MANY else 1 << 53
 
 
-def _folded(cells: Floats, dither: Floats) -> Floats:
+def _folded(cells: Numbers, dither: Numbers) -> Numbers:
     """Cells [K, n] with the sign changed where the dither is negative; its own inverse."""
     # flipping the sign bits is twice as fast as a product
     signs = dither.view(np.int64) & np.iinfo(np.int64).min

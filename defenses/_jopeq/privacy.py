@@ -21,20 +21,18 @@ from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from scipy import optimize, special
 
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.gaussian import check_nonnegative
-
-Floats = npt.NDArray[np.float64]
+from leakgauge.harness.core.stats import Numbers
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
 
 _ANGLES, _PLACES, _CLIMBS = 24, 7, 3
 """Search for a sub-vector's epsilon: numbers of inputs on the circle, places of a cell per coordinate, and ascents."""
 
-GENERATOR: Floats = np.array([[1.0, 0.0], [1 / 3**0.5, 2 / 3**0.5]])
+GENERATOR: Numbers = np.array([[1.0, 0.0], [1 / 3**0.5, 2 / 3**0.5]])
 """Generators of the two-dimensional lattice at step 1, by columns."""
 GENERATOR.setflags(write=False)
 
@@ -157,7 +155,7 @@ def t_epsilon(s2: float, nu: float, diameter: float) -> float:
 class Surrogate(NamedTuple):
     """The surrogate t noise. scale_matrix: [2, 2], Sigma'; is_proper: whether Sigma' is positive definite."""
 
-    scale_matrix: Floats
+    scale_matrix: Numbers
     is_proper: bool
 
 
@@ -225,7 +223,7 @@ class _LatticeNoise(NamedTuple):
     rho: float
     nu: float
 
-    def probability(self, low: Floats, high: Floats) -> Floats:
+    def probability(self, low: Numbers, high: Numbers) -> Numbers:
         """P(low < noise < high) by integration over the first coordinate; low, high: [..., 2], may be infinite.
 
         With sqrt(nu) tan(phi) for the first coordinate, the density is cos^(nu - 1), and the second coordinate given
@@ -253,10 +251,10 @@ class _Family(NamedTuple):
     below, above: reach of the box from its place; least, most: corners of the rectangle of places. All are [2].
     """
 
-    below: Floats
-    above: Floats
-    least: Floats
-    most: Floats
+    below: Numbers
+    above: Numbers
+    least: Numbers
+    most: Numbers
 
 
 def _families(step: float, edge: float) -> list[_Family]:
@@ -292,14 +290,14 @@ def _family_epsilon(noise: _LatticeNoise, family: _Family) -> float:
     return found
 
 
-def _lost_ratio(v: Floats, noise: _LatticeNoise, family: _Family, to_lattice: Floats) -> float:
+def _lost_ratio(v: Numbers, noise: _LatticeNoise, family: _Family, to_lattice: Numbers) -> float:
     """Minus the log ratio; v: a cell's place, the far input's angle, the near input's radius and angle."""
     ends = np.array([[v[3] * np.cos(v[4]), v[3] * np.sin(v[4])], [np.cos(v[2]), np.sin(v[2])]])
     near, far = _log_probability(noise, family, v[:2] - ends @ to_lattice)
     return float(far - near)
 
 
-def _log_probability(noise: _LatticeNoise, family: _Family, centers: Floats) -> Floats:
+def _log_probability(noise: _LatticeNoise, family: _Family, centers: Numbers) -> Numbers:
     chance = noise.probability(centers - family.below, centers + family.above)
     # raising the smaller of two probabilities keeps their ratio a lower bound
     return np.asarray(np.log(np.maximum(chance, 1e-300)))

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from leakgauge.defenses._common.budget import check_delta
@@ -30,8 +29,7 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.gaussian import check_nonnegative
 from leakgauge.harness.core.rng import Key
-
-Floats = npt.NDArray[np.float64]
+from leakgauge.harness.core.stats import Numbers
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class Channel:
         return len(self.squared_gains)
 
     @functools.cached_property
-    def received(self) -> Floats:
+    def received(self) -> Numbers:
         """[K] G = |h|^2 P: the received power of each user at full power."""
         return self.power * np.array(self.squared_gains)
 
@@ -194,17 +192,17 @@ class Orthogonal:
     beta: tuple[float, ...]
 
     @property
-    def signal(self) -> Floats:
+    def signal(self) -> Numbers:
         """[K] received power of each user's largest gradient."""
         return self.channel.received * self.alpha
 
     @property
-    def noise_variances(self) -> Floats:
+    def noise_variances(self) -> Numbers:
         """[K] variance of all noise in each user's channel uses."""
         return self.channel.received * self.beta + self.channel.noise_variance
 
     @property
-    def mus(self) -> Floats:
+    def mus(self) -> Numbers:
         """[K] mu of each user's message in one round."""
         return 2 * np.sqrt(self.signal / self.noise_variances)
 
@@ -357,7 +355,7 @@ def _ratios(channel: Channel, epsilons: Sequence[float], delta: float) -> list[f
     return [(claimed_mu(epsilon, delta) / 2) ** 2 for epsilon in epsilons]
 
 
-def _fill(room: Floats, total: float) -> Floats:
+def _fill(room: Numbers, total: float) -> Numbers:
     """`total` distributed in order of increasing room: nothing if `total` is negative, at most all room."""
     order = np.argsort(room, kind="stable")
     ordered = room[order]

@@ -43,7 +43,10 @@ def fast_walsh_hadamard(x: Tensor) -> Tensor:
         raise ValueError(f"expected float32 or float64, got {x.dtype}")
     if n == 1:
         return x.clone()
-    factors = _factors(n)
+    # log2(n) as a sum of as few numbers up to 4 as possible, as equal as possible
+    bits = n.bit_length() - 1
+    turns = -(-bits // _BITS)
+    factors = [bits * (turn + 1) // turns - bits * turn // turns for turn in range(turns)]
     if n * x.element_size() <= _LARGE or x.requires_grad or x.device.type != "cpu":
         return _applied(x, factors)
     # two passes over memory: the first factors on rows, the others on columns, in chunks that fit the cache
@@ -70,13 +73,6 @@ def _applied(x: Tensor, factors: list[int]) -> Tensor:
     for bits in factors:
         y = _sylvester(bits, x.dtype, x.device) @ y.reshape(rows * n >> bits, 1 << bits).T
     return y.reshape(n, rows).T.reshape(x.shape)
-
-
-def _factors(n: int) -> list[int]:
-    """log2(n) as a sum of as few numbers up to 4 as possible, as equal as possible; at least one number."""
-    bits = n.bit_length() - 1
-    turns = max(1, -(-bits // _BITS))
-    return [bits * (turn + 1) // turns - bits * turn // turns for turn in range(turns)]
 
 
 @functools.cache
