@@ -89,14 +89,9 @@ class JoPEQ(ScalarJoPEQ):
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Epsilon for one coordinate of one message; we add up the epsilons of T rounds."""
         rounds, theorem = len(history), "III.2" if self.noise_scale > 0 else "III.3"
-        return claim_over(
-            rounds,
-            self.epsilon * rounds,
-            self._coordinate(rounds),
-            source=added_up(f"Lang et al. 2022, Thm {theorem} and Cor. 1", rounds),
-            assumes=unclipped(self.scale),
-            further=self._messages(setting, rounds),
-        )
+        source = added_up(f"Lang et al. 2022, Thm {theorem} and Cor. 1", rounds)
+        proved, further, assumes = self._coordinate(rounds), self._messages(setting, rounds), unclipped(self.scale)
+        return claim_over(rounds, self.epsilon * rounds, proved, source=source, assumes=assumes, further=further)
 
     @property
     def _known(self) -> float:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from leakgauge.defenses._common.reference import scaled
-from leakgauge.defenses._common.scale import Scaling, whole_message
+from leakgauge.defenses._common.scale import Scaling
 from leakgauge.defenses._jopeq.law import leveled
-from leakgauge.defenses._jopeq.privacy import cube_epsilon, scalar_epsilon
+from leakgauge.defenses._jopeq.privacy import scalar_epsilon
 from leakgauge.defenses._jopeq.quantizer import Radius, ScalarJoPEQ
-from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up, claim_over
+from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up
 from leakgauge.harness.core.contract import Link, Setting
 from leakgauge.harness.core.law import Laplacian, Law
 from leakgauge.harness.core.vec import Vector
@@ -74,11 +74,5 @@ class SoundJoPEQ(ScalarJoPEQ):
         """Pure epsilon for one coordinate; the epsilons of T rounds add up."""
         rounds, each = len(history), scalar_epsilon(self.epsilon, 0.0, self.lattice.edge)
         why = "coordinates in [-C, C] get the full Laplace noise; a message depends only on these and the dither."
-        total = cube_epsilon(each, setting.dim)
-        return claim_over(
-            rounds,
-            self.epsilon * rounds,
-            Proof.pure(each, rounds, Unit.COORDINATE, why),
-            source=added_up("Dwork et al. 2006, and post-processing", rounds),
-            further=(whole_message("public", total, rounds, f"{setting.dim} coordinates"),),
-        )
+        proved, source = Proof.pure(each, rounds, Unit.COORDINATE, why), "Dwork et al. 2006, and post-processing"
+        return self.claim_of_each(self.epsilon, each, proved, added_up(source, rounds), rounds, setting)

@@ -130,19 +130,6 @@ class JoPEQT(Dithered):
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Epsilon for one pair of one message; we add up the epsilons of T rounds."""
         rounds = len(history)
-        first, attained, *further = self._proofs(setting, rounds)
-        return claim_over(
-            rounds,
-            self.epsilon * rounds,
-            first,
-            source=added_up("Lang et al. 2022, Thm III.1 and Cor. 1", rounds),
-            assumes=unclipped(self.scale, 2),
-            further=tuple(further),
-            attained=attained,
-        )
-
-    def _proofs(self, setting: Setting, rounds: int) -> Sequence[Proof]:
-        """The bound for one pair, the epsilon that a pair attains, then the proofs for a whole message."""
         # the radius that belongs to the step by the reference code's formula
         gamma = self.lattice.step * (2.0**self.bits + 1) / 2
         found = vector_epsilon(*self.noise, self.bits, gamma)
@@ -155,4 +142,6 @@ class JoPEQT(Dithered):
         why = f"{given}all {pairs} pairs may change at once."
         whole = Proof.pure(bound * pairs, rounds, Unit.MESSAGE, why, tight=False)
         complete = () if self.scale == "public" else (Proof.none(Unit.MESSAGE, CLEAR),)
-        return (above, attained, whole, *complete)
+        source, further = added_up("Lang et al. 2022, Thm III.1 and Cor. 1", rounds), (whole, *complete)
+        promised, assumes = self.epsilon * rounds, unclipped(self.scale, 2)
+        return claim_over(rounds, promised, above, source=source, assumes=assumes, further=further, attained=attained)

@@ -15,11 +15,11 @@ from leakgauge.defenses._common.cascade import Perturbs
 from leakgauge.defenses._common.clip import clip_coordinates
 from leakgauge.defenses._common.misfit import Misfit, Rounded, laplace_misfit, rounded_misfit
 from leakgauge.defenses._common.reference import scaled
-from leakgauge.defenses._common.scale import Mode, unclipped, whole_message
+from leakgauge.defenses._common.scale import Mode
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import repeat
 from leakgauge.harness.core.checks import positive
-from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
+from leakgauge.harness.core.claim import Claim, Proof, Unit
 from leakgauge.harness.core.contract import Likelihood, Link, Setting
 from leakgauge.harness.core.law import Additive, Laplacian, Law, clamped
 from leakgauge.harness.core.rng import Key
@@ -143,11 +143,6 @@ class Laplace(Perturbs):
 
         pure, rounds = 2 * self._bound / self.noise_scale, len(history)
         why = "coordinates in [-C, C] get noise of scale 2C/epsilon."
-        return claim_over(
-            rounds,
-            pure * rounds,
-            Proof(repeat(LaplaceDpEvent(1 / pure), rounds), Unit.COORDINATE, "closed form", why),
-            source="Dwork et al. 2006" if self.scale == "public" else "Lang et al. 2022, sec. IV",
-            assumes=unclipped(self.scale),
-            further=(whole_message(self.scale, pure * setting.dim, rounds, f"{setting.dim} coordinates"),),
-        )
+        proved = Proof(repeat(LaplaceDpEvent(1 / pure), rounds), Unit.COORDINATE, "closed form", why)
+        source = "Dwork et al. 2006" if self.scale == "public" else "Lang et al. 2022, sec. IV"
+        return self.claim_of_each(pure, pure, proved, source, rounds, setting)

@@ -22,10 +22,10 @@ from scipy import optimize, sparse
 from torch import Tensor
 
 from leakgauge.defenses._common.reference import scaled
-from leakgauge.defenses._common.scale import ByScale, Mode, unclipped, whole_message
+from leakgauge.defenses._common.scale import ByScale, Mode
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import check_update, positive
-from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
+from leakgauge.harness.core.claim import Claim, Proof, Unit
 from leakgauge.harness.core.codec import pack_levels, unpack_levels
 from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
 from leakgauge.harness.core.errors import MessageError
@@ -172,14 +172,8 @@ class MVU(ByScale[Design]):
         """Pure epsilon for one coordinate; the epsilons of T rounds add up."""
         rounds, exact = len(history), exact_epsilon(history[0].P)
         why = "the largest ratio of an output's probabilities under two inputs, in the sampled channel."
-        return claim_over(
-            rounds,
-            self.epsilon * rounds,
-            Proof.pure(exact, rounds, Unit.COORDINATE, why, "largest ratio in the channel"),
-            source="Chaudhuri, Guo, Rabbat 2022",
-            assumes=unclipped(self.scale)[:1],
-            further=(whole_message(self.scale, exact * setting.dim, rounds, f"{setting.dim} coordinates"),),
-        )
+        proved = Proof.pure(exact, rounds, Unit.COORDINATE, why, "largest ratio in the channel")
+        return self.claim_of_each(self.epsilon, exact, proved, "Chaudhuri, Guo, Rabbat 2022", rounds, setting)
 
     def _read(self, received: bytes, setting: Setting) -> tuple[bytes, Integers]:
         size = self.scaling.header_size(setting.layout)

@@ -239,14 +239,10 @@ class Piecewise(Defense[None, None]):
         """Pure epsilon for one message; the epsilons of T rounds add up."""
         rounds, k = len(history), self.count(setting.dim)
         why = f"for every update, {k} of {setting.dim} coordinates are sent, each with epsilon / {k}."
-        one = f"for a coordinate that is sent in every round; a round sends it with probability {k}/{setting.dim}."
-        return claim_over(
-            rounds,
-            self.epsilon * rounds,
-            Proof.pure(self.epsilon, rounds, Unit.MESSAGE, why),
-            source="Wang et al. 2019, Algorithm 4",
-            further=(Proof.pure(self.epsilon / k, rounds, Unit.COORDINATE, one),),
-        )
+        always = f"for a coordinate that is sent in every round; a round sends it with probability {k}/{setting.dim}."
+        each = Proof.pure(self.epsilon / k, rounds, Unit.COORDINATE, always)
+        proved, source = Proof.pure(self.epsilon, rounds, Unit.MESSAGE, why), "Wang et al. 2019, Algorithm 4"
+        return claim_over(rounds, self.epsilon * rounds, proved, source=source, further=(each,))
 
     def _scaled(self, update: Tensor) -> Tensor:
         """t: the clamped coordinates, scaled to [-1, 1]."""

@@ -195,13 +195,9 @@ class SqSGD(Defense[Plan, Tensor]):
         # only one rotated coordinate at a time can reach the end of the range, because of the l2 clip
         tight = channel.d == 1
         why = f"an output has one of two probabilities, counted exactly{'; both are attained' if tight else ''}."
-        return claim_over(
-            rounds,
-            self.epsilon * rounds,
-            Proof.pure(channel.epsilon, rounds, Unit.MESSAGE, why, tight=tight),
-            source=added_up("sqSGD (2021), Algorithm 1 and sec. 4", rounds),
-            further=further,
-        )
+        proved = Proof.pure(channel.epsilon, rounds, Unit.MESSAGE, why, tight=tight)
+        source = added_up("sqSGD (2021), Algorithm 1 and sec. 4", rounds)
+        return claim_over(rounds, self.epsilon * rounds, proved, source=source, further=further)
 
     def coordinates(self, shared: Key, setting: Setting) -> Tensor:
         """[dt]: the coordinates that this client sends in the round, in increasing order."""

@@ -15,12 +15,12 @@ from torch import Tensor
 from leakgauge.defenses._common.cascade import Perturbs
 from leakgauge.defenses._common.misfit import Rounded, student_misfit
 from leakgauge.defenses._common.reference import scaled
-from leakgauge.defenses._common.scale import Mode, unclipped, whole_message
+from leakgauge.defenses._common.scale import Mode
 from leakgauge.defenses._jopeq.lattice import student_variance
 from leakgauge.defenses._jopeq.privacy import Student, t_epsilon
 from leakgauge.defenses._jopeq.quantizer import draw_student, student
 from leakgauge.harness.core.checks import positive
-from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up, claim_over
+from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up
 from leakgauge.harness.core.contract import Likelihood, Link, Setting
 from leakgauge.harness.core.law import Additive, Law, StudentPairs
 from leakgauge.harness.core.rng import Key
@@ -123,14 +123,8 @@ class TNoise(Perturbs):
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Epsilon for one pair of one message; the epsilons of T rounds add up."""
-        rounds, pairs = len(history), self.scaling.count(setting.layout) // 2
+        rounds = len(history)
         each, near = (t_epsilon(*self.noise, diameter=diameter) for diameter in (2.0, 1.0))
         why = f"the density ratio of t noise at two points of the unit disc, 2 apart; epsilon {near:.4g} at 1 apart."
-        return claim_over(
-            rounds,
-            self.epsilon * rounds,
-            Proof.pure(each, rounds, Unit.SUBVECTOR, why),
-            source=added_up("Lang et al. 2022, Thm II.8 and (11)", rounds),
-            assumes=unclipped(self.scale, 2),
-            further=(whole_message(self.scale, each * pairs, rounds, f"{pairs} pairs"),),
-        )
+        proved, source = Proof.pure(each, rounds, Unit.SUBVECTOR, why), "Lang et al. 2022, Thm II.8 and (11)"
+        return self.claim_of_each(self.epsilon, each, proved, added_up(source, rounds), rounds, setting)

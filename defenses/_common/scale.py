@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from leakgauge.defenses._common.reference import scaled
 from leakgauge.harness.core.checks import positive
-from leakgauge.harness.core.claim import Breach, Proof, Unit
+from leakgauge.harness.core.claim import Breach, Claim, Proof, Unit, claim_over
 from leakgauge.harness.core.contract import Defense, Links, Setting
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.vec import Layout, Parts, Vector
@@ -38,17 +38,6 @@ _ROUNDING = 1e-6
 def unclipped(mode: Mode, lanes: int = 1) -> tuple[str, ...]:
     """The assumptions of a claim for single numbers, or for pairs of numbers (lanes 2)."""
     return () if mode == "public" else ("neighboring updates have the same scale", _INSIDE[lanes])
-
-
-def whole_message(mode: Mode, epsilon: float, rounds: int, moved: str) -> Proof:
-    """The proof for a whole message: epsilon-DP per round at a public scale, no bound if a norm is sent.
-
-    Args:
-        moved: the numbers of a message, e.g. `100 coordinates`.
-    """
-    if mode != "public":
-        return Proof.none(Unit.MESSAGE, "a norm of the update is sent in the clear.")
-    return Proof.pure(epsilon, rounds, Unit.MESSAGE, f"all {moved} may change across their whole range at once.")
 
 
 @dataclass(frozen=True)
@@ -239,6 +228,22 @@ class ByScale(Defense[S, None]):
         rows = np.concatenate(numbers).reshape(-1, lanes)
         broken = int((np.einsum("ij,ij->i", rows, rows) > (1 + _ROUNDING) ** 2).sum())
         return {_INSIDE[lanes]: Breach(broken, len(rows), "coordinate" if lanes == 1 else "pair")}
+
+    def claim_of_each(
+        self, promised: float, each: float, proved: Proof, source: str, rounds: int, setting: Setting
+    ) -> Claim:
+        """The claim for a coordinate or pair: `promised` in a round; the epsilons of the rounds add up.
+
+        Also the proof for a whole message: none if a norm is sent, else `each`, the proved epsilon, for all at once.
+        """
+        mode, lanes = self.scaling.mode, self.scaling.lanes
+        count, assumes = self.scaling.count(setting.layout) // lanes, unclipped(mode, lanes)
+        whole = Proof.none(Unit.MESSAGE, "a norm of the update is sent in the clear.")
+        if mode == "public":
+            why = f"all {count} {'coordinates' if lanes == 1 else 'pairs'} may change across their whole range at once."
+            whole = Proof.pure(each * count, rounds, Unit.MESSAGE, why)
+        assumes = assumes if self.assumes_range else assumes[:1]
+        return claim_over(rounds, promised * rounds, proved, source=source, assumes=assumes, further=(whole,))
 
 
 _STIFF = 1e-3
