@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from leakgauge.defenses._cepam import law
 from leakgauge.defenses._cepam.claim import ONE_WEIGHT, clipped, theorem_12
 from leakgauge.defenses._cepam.mechanism import NormalCepam
-from leakgauge.defenses._common.budget import normal_reach
+from leakgauge.defenses._common.clip import normal_reach
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.claim import Claim
 from leakgauge.harness.core.contract import Link, Setting
-from leakgauge.harness.core.law import Law, Normal
-from leakgauge.harness.core.vec import Vector
 
 
 @dataclass(frozen=True)
@@ -65,10 +62,6 @@ class CepamClip(NormalCepam):
     def longest(self, state: None, link: Link) -> float:
         """C plus a bound on the norm of the noise."""
         return self.clip + normal_reach(self.noise_std, link.setting.dim)
-
-    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
-        """A normal error around the clipped update."""
-        return law.clipped(update, link, self.clip, Normal(), self.noise_std, self.dimension)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Thm 12 for one record and one round, against adversaries that see only averages; T epsilons add up."""

@@ -8,13 +8,10 @@ from dataclasses import dataclass
 from scipy import special
 
 from leakgauge.defenses._cepam.claim import norm_scaled, printed, theorem_12
-from leakgauge.defenses._cepam.law import scaled
 from leakgauge.defenses._cepam.mechanism import NormalCepam
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.claim import Claim
-from leakgauge.harness.core.contract import Link, Setting
-from leakgauge.harness.core.law import Law, Normal
-from leakgauge.harness.core.vec import Vector
+from leakgauge.harness.core.contract import Setting
 
 FORMULAS = {"theorem_12": printed}
 """Formulas of the paper that recipes draw."""
@@ -71,10 +68,6 @@ class CepamGaussian(NormalCepam):
     def bound(self) -> float:
         """gamma, the norm of every scaled update."""
         return self.gamma
-
-    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
-        """A normal error around the scaled update."""
-        return scaled(update, link, self.gamma, Normal(), self.noise_std, self.dimension)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Thm 12 for one record and one round, against adversaries that see only averages; T epsilons add up."""

@@ -12,8 +12,7 @@ import torch
 from scipy import optimize, special
 from torch import Tensor
 
-from leakgauge.defenses._common.budget import Clipped
-from leakgauge.defenses._common.clip import clip_l2
+from leakgauge.defenses._common.clip import Clipped, clip_l2
 from leakgauge.defenses._common.plain import Plain
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import gaussian_mu, repeat

@@ -10,8 +10,7 @@ from typing import ClassVar
 
 import torch
 
-from leakgauge.defenses._common.budget import Clipped
-from leakgauge.defenses._common.clip import clip_l2
+from leakgauge.defenses._common.clip import Clipped, clip_l2
 from leakgauge.defenses._common.misfit import gaussian_misfit
 from leakgauge.defenses._common.plain import Plain
 from leakgauge.harness.core.accounting import repeat

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from leakgauge.defenses._common.budget import Clipped, normal_reach
 from leakgauge.defenses._common.cascade import Perturbs
-from leakgauge.defenses._common.clip import clip_l2
+from leakgauge.defenses._common.clip import Clipped, clip_l2, normal_reach
 from leakgauge.defenses._common.misfit import Rounded, gaussian_misfit
 from leakgauge.defenses._common.scale import Scaling
 from leakgauge.harness.core import rng

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakgauge.defenses._common.budget import epsilon_unless
 from leakgauge.defenses._common.cascade import Perturbs
-from leakgauge.defenses._common.clip import clip_coordinates
+from leakgauge.defenses._common.clip import clip_coordinates, epsilon_unless
 from leakgauge.defenses._common.misfit import Misfit, Rounded, laplace_misfit, rounded_misfit
 from leakgauge.defenses._common.reference import scaled
 from leakgauge.defenses._common.scale import Mode

@@ -10,8 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leakgauge.defenses._common.budget import normal_reach
-from leakgauge.defenses._common.clip import clip_l2
+from leakgauge.defenses._common.clip import clip_l2, normal_reach
 from leakgauge.defenses._common.misfit import gaussian_misfit
 from leakgauge.defenses._ota.channel import OverTheAir, Waveform, exact, user_of
 from leakgauge.defenses._ota.formulas import Orthogonal, orthogonal

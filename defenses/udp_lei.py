@@ -54,14 +54,9 @@ class UDPLei(UDPRounds[tuple[float, ...]]):
 
     def init(self, setting: Setting) -> tuple[float, ...]:
         """z of each round."""
+        rounds, share = self.horizon(setting), setting.participants / setting.clients
         return linear_decay(
-            self.epsilon,
-            self.delta,
-            self.horizon(setting),
-            setting.participants / setting.clients,
-            first=self.first,
-            slope=self.slope,
-            longest=setting.rounds,
+            self.epsilon, self.delta, rounds, share, first=self.first, slope=self.slope, longest=setting.rounds
         )
 
     def advance(self, state: tuple[float, ...], feedback: Feedback) -> tuple[float, ...]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from leakgauge.defenses._cepam import wire as cepam
-from leakgauge.defenses._common.budget import normal_reach
+from leakgauge.defenses._common.clip import normal_reach
 from leakgauge.defenses.cepam_clip import CepamClip
 from leakgauge.defenses.laplace import Laplace
 from leakgauge.defenses.t_noise import TNoise

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from leakgauge.defenses._cepam import claim, wire
+from leakgauge.defenses._cepam.law import clipped, scaled
 from leakgauge.defenses._cepam.lrsuq import gaussian_radii
 from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.defenses._common.misfit import ball_misfit
@@ -25,6 +26,7 @@ from leakgauge.harness.core.claim import Breach
 from leakgauge.harness.core.codec import Reader, unpack_float32
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
 from leakgauge.harness.core.errors import MessageError
+from leakgauge.harness.core.law import Law, Normal
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Vector
@@ -194,6 +196,11 @@ class NormalCepam(Cepam):
     def radii(self, key: Key, count: int, unit: float) -> Numbers:
         """sigma * sqrt(chi-square with n + 2 degrees)."""
         return gaussian_radii(key, count, self.dimension, self.noise_std * unit)
+
+    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
+        """A normal error around the scaled or the clipped update."""
+        stated = scaled if self.sends_norm else clipped
+        return stated(update, link, self.bound, Normal(), self.noise_std, self.dimension)
 
 
 def _float32(value: float) -> float:

@@ -1,9 +1,59 @@
-"""Clipping to a public bound, to which a noise scale can be calibrated."""
+"""Clipping to a public bound, and the noise that is calibrated to it: either epsilon or a noise scale, never both."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+
+from leakgauge.harness.core.checks import positive
+
+DEFAULT_EPSILON = 8.0
+"""Default epsilon of a defense whose parameters set neither epsilon nor the noise."""
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """Parameters of a Gaussian mechanism on l2-clipped values: a clip, a delta, and epsilon or a noise scale."""
+
+    clip: float = 1.0
+    epsilon: float | None = None
+    delta: float = 1e-5
+    noise_std: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilon", epsilon_unless(self.epsilon, self.noise_std))
+        positive(clip=self.clip)
+        check_delta(self.delta)
+
+
+def epsilon_unless(epsilon: float | None, noise_std: float | None) -> float | None:
+    """The epsilon that sets the noise, by default `DEFAULT_EPSILON`; None if `noise_std` sets it.
+
+    Raises:
+        ValueError: both are given, or the given one is not a finite number above zero.
+    """
+    if noise_std is None:
+        epsilon = DEFAULT_EPSILON if epsilon is None else epsilon
+        positive(epsilon=epsilon)
+        return epsilon
+    if epsilon is not None:
+        raise ValueError(f"expected epsilon or noise_std, got both: epsilon={epsilon} and noise_std={noise_std}")
+    positive(noise_std=noise_std)
+    return None
+
+
+def check_delta(delta: float) -> None:
+    """Raise ValueError unless delta is strictly between 0 and 1."""
+    if not 0 < delta < 1:
+        raise ValueError(f"expected 0 < delta < 1, got delta={delta}")
+
+
+def normal_reach(std: float, dim: int) -> float:
+    """A norm that normal noise in `dim` coordinates exceeds with a probability below e^-32 (Gaussian concentration)."""
+    return std * (math.sqrt(dim) + 8)
 
 
 def clip_l2(update: Tensor, bound: float) -> Tensor:

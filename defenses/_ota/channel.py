@@ -95,19 +95,13 @@ class OverTheAir(Defense[P, None]):
         Args:
             proofs: bounds for these rounds; the first bound is against the adversaries of the claim.
         """
-        claimed, delta = epsilon, self.delta
+        claimed, delta, source = epsilon, self.delta, self.source
         if rounds > 1:
-            claimed, delta = composed_claim(epsilon, self.delta, rounds, self.delta)
-        proved, *further = proofs
+            claimed, total = composed_claim(epsilon, self.delta, rounds, self.delta)
+            delta, source = total if total < 1 else delta, f"{source}, composed by (16)"
+        proved, against, further = proofs[0], proofs[0].against, tuple(proofs[1:])
         return claim_over(
-            rounds,
-            claimed,
-            proved,
-            source=f"{self.source}, composed by (16)" if rounds > 1 else self.source,
-            delta=delta if delta < 1 else self.delta,
-            against=proved.against,
-            assumes=assumes,
-            further=tuple(further),
+            rounds, claimed, proved, source=source, delta=delta, against=against, assumes=assumes, further=further
         )
 
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from leakgauge.defenses._common.budget import check_delta
+from leakgauge.defenses._common.clip import check_delta
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.gaussian import check_nonnegative

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from scipy import special
 
-from leakgauge.defenses._common.budget import check_delta
+from leakgauge.defenses._common.clip import check_delta
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.gaussian import gaussian_epsilon, gaussian_mu
 
