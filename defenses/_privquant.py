@@ -328,21 +328,21 @@ class Matched(Law):
     def read(self, wire: bytes, own: Key) -> Reading:
         """Reads by cumulative probabilities of each level given earlier levels; the nearest, likeliest one is last."""
         d, K = len(self.place), self.levels
-        found = outcomes(wire, d, (K - 1).bit_length())
+        levels = outcomes(wire, d, (K - 1).bit_length())
         cost, odds = _odds(d, K, self.tau, self.logit)
         if not 0 < cost <= self.epsilon * (1 + 1e-9):
             raise LawError(f"expected a channel of epsilon at most {self.epsilon:g}, got epsilon {cost:g}")
         below = self._below
         up = self.place - below
-        is_lower, is_upper = found == below, found == below + 1
-        h, before = self._matches(found)
-        match, miss = (np.einsum("jm,jm->j", before[:-1, :-1], one[1:]) for one in (odds[:, 1:], odds[:, :-1]))
+        is_lower, is_upper = levels == below, levels == below + 1
+        h, before = self._matches(levels)
+        match, miss = (np.einsum("jm,jm->j", before[:-1, :-1], table[1:]) for table in (odds[:, 1:], odds[:, :-1]))
         total = match + (K - 1) * miss
         if not (total > 0).all():
             raise LawError("levels of probability 0")
         is_nearest = np.where(up < 0.5, is_lower, is_upper)
         neighbor = (K - 2) * miss + is_nearest * ((1 - h) * match + h * miss)
-        low = np.where(is_lower | is_upper, neighbor, (found - 2 * (found > below)) * miss)
+        low = np.where(is_lower | is_upper, neighbor, (levels - 2 * (levels > below)) * miss)
         chance = rng.uniform(own, (d,), dtype=torch.float64).numpy() * (h * match + (1 - h) * miss)
         return Reading((low + chance) / total, np.full(d, -1), ratios=self._ratios(before[d]))
 
@@ -359,10 +359,10 @@ class Matched(Law):
     def _below(self) -> Integers:
         return np.minimum(self.place.astype(np.int64), self.levels - 2)
 
-    def _matches(self, found: Integers) -> tuple[Numbers, Numbers]:
+    def _matches(self, levels: Integers) -> tuple[Numbers, Numbers]:
         """[d]: the chance that each output matches; [d + 1, d + 1], row j: the law of the matches among the first j."""
-        d, up = len(found), self.place - self._below
-        h = np.where(found == self._below, 1 - up, np.where(found == self._below + 1, up, 0.0))
+        d, up = len(levels), self.place - self._below
+        h = np.where(levels == self._below, 1 - up, np.where(levels == self._below + 1, up, 0.0))
         # after a first column of zeros, each row is two shifts of the previous row, times their chances, in two calls
         before, both = np.zeros((d + 1, d + 2)), np.empty((2, d + 2))
         before[0, 1] = 1.0
@@ -454,15 +454,15 @@ def _position(x: A, bound: float, levels: int) -> A:
 def _round_by(x: Tensor, bound: float, levels: int, chance: Tensor) -> Tensor:
     """Levels of x: rounded up if `chance` is below the fraction, else down."""
     values, chances = x.double().numpy().reshape(-1), chance.numpy().reshape(-1)
-    found = np.empty(values.size, np.int64)
+    index = np.empty(values.size, np.int64)
     for start in range(0, max(values.size, 1), _BLOCK):
-        here = slice(start, start + _BLOCK)
-        position = _position(values[here], bound, levels)
+        block = slice(start, start + _BLOCK)
+        position = _position(values[block], bound, levels)
         floor = np.floor(position)
         position -= floor
-        found[here] = floor
-        found[here] += chances[here] < position
-    return torch.from_numpy(found.reshape(x.shape))
+        index[block] = floor
+        index[block] += chances[block] < position
+    return torch.from_numpy(index.reshape(x.shape))
 
 
 def _log_uniform(digits: Tensor) -> float:

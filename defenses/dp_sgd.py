@@ -125,7 +125,7 @@ def _multiplier(epsilon: float, delta: float, share: float, steps: int) -> float
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # opacus warns about the orders that its search tries
         try:
-            found = get_noise_multiplier(
+            multiplier = get_noise_multiplier(
                 target_epsilon=epsilon, target_delta=delta, sample_rate=share, steps=steps, accountant="rdp"
             )
         except ValueError as error:
@@ -133,7 +133,7 @@ def _multiplier(epsilon: float, delta: float, share: float, steps: int) -> float
                 f"expected an epsilon for which opacus finds a noise, got epsilon={epsilon} at delta={delta}, "
                 f"{steps} steps with probability {share:.4g}: give noise_std instead"
             ) from error
-    return float(found)
+    return float(multiplier)
 
 
 @functools.lru_cache(maxsize=64)

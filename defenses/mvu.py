@@ -161,8 +161,8 @@ class MVU(ByScale[Design]):
         below = np.minimum(place.astype(np.int64), len(state.P) - 2)
         share, channel = (place - below)[:, None], _checked(state.P, self.epsilon)
         every = np.concatenate([channel[None], powers(channel)])
-        found = (1 - share) * every.take(below, 1) + share * every.take(below + 1, 1)
-        return Choices(found[0], self.bits, places, header, found[1:])
+        chances = (1 - share) * every.take(below, 1) + share * every.take(below + 1, 1)
+        return Choices(chances[0], self.bits, places, header, chances[1:])
 
     def quieter(self) -> MVU:
         """The same with the largest epsilon and the finest levels for the stochastic rounding."""
@@ -222,8 +222,8 @@ def design(epsilon: float, bits_in: int, bits_out: int) -> Design:
     best = _rounded_response(epsilon, 2**bits_in, 2**bits_out)
     if bits_out > 1 and (epsilon <= _PROGRAM_EPSILON or bits_out < bits_in):
         program = _Program(min(epsilon, _PROGRAM_EPSILON), 2**bits_in, 2**bits_out)
-        found = (_repair(program.epsilon, *_descend(program, lower)) for lower in _starts(program))
-        best = min(best, *found, key=lambda candidate: candidate.objective)
+        candidates = (_repair(program.epsilon, *_descend(program, lower)) for lower in _starts(program))
+        best = min(best, *candidates, key=lambda candidate: candidate.objective)
     for array in best:
         array.setflags(write=False)
     return best

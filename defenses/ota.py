@@ -178,7 +178,7 @@ def _further(state: Allocation, rounds: int) -> list[Proof]:
     direct = (
         "an eavesdropper may hear one client without receiver noise; the client with the least noise has only its own."
     )
-    found = [
+    proofs = [
         exact(colluding, rounds, frozenset({Threat.COLLUDING_SERVER}), collusion),
         exact(antenna, rounds, frozenset({Threat.EAVESDROPPER}), direct, tight=False),
     ]
@@ -186,5 +186,5 @@ def _further(state: Allocation, rounds: int) -> list[Proof]:
         left = math.fsum(sorted(state.noise)[:-1]) + state.channel.noise_variance
         mu = 2 * math.sqrt(state.aligned_power / left) if left > 0 else math.inf
         own = "a client subtracts its own noise from the sum; the bound is for the client with the most noise."
-        found.append(exact(mu, rounds, frozenset({Threat.PARTICIPANT}), own))
-    return found
+        proofs.append(exact(mu, rounds, frozenset({Threat.PARTICIPANT}), own))
+    return proofs

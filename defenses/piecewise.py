@@ -189,9 +189,9 @@ class Piecewise(Defense[None, None]):
         sent, dim = self._read(received, link.setting), link.setting.dim
         if link.shared is None:
             return (self.clip * sent.mean()).float().expand(dim).clone()
-        found = torch.zeros(dim)
-        found[self.positions(dim, link.shared)] = (self.clip * dim / len(sent) * sent).float()
-        return found
+        update = torch.zeros(dim)
+        update[self.positions(dim, link.shared)] = (self.clip * dim / len(sent) * sent).float()
+        return update
 
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
         """-ln of the two-level density, blurred by 3 % of the interval's half-width in t, because it has no slope.

@@ -131,13 +131,13 @@ class SqSGD(Defense[Plan, Tensor]):
     def estimate(self, state: Plan, received: bytes, link: Link) -> Vector:
         """Unbiased on the sent coordinates, zero elsewhere."""
         levels = self._levels(state, received)
-        found = np.zeros(link.setting.dim, np.float32)
+        update = np.zeros(link.setting.dim, np.float32)
         if link.shared is not None:
             table = levels_to_values(torch.arange(1 << self.bits), self.clip, 1 << self.bits) / state.channel.normalizer
             values = torch.from_numpy(table.numpy().take(levels.numpy()))
             back = fast_walsh_hadamard(values).mul_(state.signs).div_(math.sqrt(len(values)))
-            found[self._chosen(link.shared, link.setting)] = back.numpy().astype(np.float32)
-        return torch.from_numpy(found)
+            update[self._chosen(link.shared, link.setting)] = back.numpy().astype(np.float32)
+        return torch.from_numpy(update)
 
     def likelihood(self, state: Plan, received: Sequence[bytes], links: Links) -> Likelihood:
         """The exact laws of the sent coordinates, continued where they have no slope; see `PrivQuant.misfit`.

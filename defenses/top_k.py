@@ -150,10 +150,10 @@ def _is_bitmap(k: int, dim: int) -> bool:
 def _unpack_positions(wire: bytes, k: int, dim: int) -> Integers:
     """[k] positions, which are checked to increase and to lie below `dim`."""
     if _is_bitmap(k, dim):
-        found = np.flatnonzero(unpack_levels(wire, dim, 1))
-        if len(found) != k:
-            raise MessageError(f"expected {k} positions, got {len(found)}")
-        return found
+        positions = np.flatnonzero(unpack_levels(wire, dim, 1))
+        if len(positions) != k:
+            raise MessageError(f"expected {k} positions, got {len(positions)}")
+        return positions
     positions = unpack_levels(wire, k, width_of(dim))
     if (np.diff(positions) <= 0).any() or int(positions[-1]) >= dim:
         raise MessageError(f"expected {k} increasing positions below {dim}, got {positions[:8].tolist()} and so on")

@@ -107,8 +107,8 @@ class VQSGD(Defense[None, None]):
         drawn = np.maximum(np.concatenate([v, -v]), 0.0) / math.sqrt(len(v)) + spare / n
         epsilon = self.epsilon / (1 - np.array([[0.0], *([share] for share in SHARES)]))
         other = np.exp(-np.logaddexp(epsilon, math.log(n - 1)))
-        found = (other + (1 - n * other) * drawn)[:, None]
-        return Choices(found[0], width_of(n), np.full(self.repeats, -1), others=found[1:])
+        chances = (other + (1 - n * other) * drawn)[:, None]
+        return Choices(chances[0], width_of(n), np.full(self.repeats, -1), others=chances[1:])
 
     def quieter(self) -> VQSGD:
         """The same with hardly any randomized response, and many points."""
@@ -130,8 +130,8 @@ class VQSGD(Defense[None, None]):
         v, spare = clipped.numpy(), max(0.0, 1 - float(clipped.abs().sum(-1)) / root)
         rising = np.cumsum(np.maximum(np.concatenate([v, -v]), 0.0) / root + spare / (2 * dim))
         at = rng.uniform(key, (self.repeats,), dtype=torch.float64).numpy() * rising[-1]
-        found: Integers = np.searchsorted(rising, at, side="right")
-        return np.minimum(found, 2 * dim - 1)  # rounding may select 2d, one past the last point
+        points: Integers = np.searchsorted(rising, at, side="right")
+        return np.minimum(points, 2 * dim - 1)  # rounding may select 2d, one past the last point
 
     def _respond(self, points: Integers, n: int, key: Key) -> Integers:
         """Randomized response: the points [b], some of them replaced by another of the n points."""

@@ -93,8 +93,8 @@ def printed(
     """
     layout = Layout(("update",), ((1,),))
     setting = Setting(layout, clients, clients, 1, "update", steps, 0.1, 1, samples)
-    found = theorem_12(local_epsilon, gamma / noise_std, setting)
-    return {"thm_12_epsilon": found.epsilon, "thm_12_delta": [found.delta, 1 - (1 - 1 / samples) ** steps]}
+    promise = theorem_12(local_epsilon, gamma / noise_std, setting)
+    return {"thm_12_epsilon": promise.epsilon, "thm_12_delta": [promise.delta, 1 - (1 - 1 / samples) ** steps]}
 
 
 def theorem_13(local_epsilon: float, reach: float, setting: Setting) -> Promise:
@@ -103,13 +103,13 @@ def theorem_13(local_epsilon: float, reach: float, setting: Setting) -> Promise:
     return Promise(_amplified(local_epsilon, setting) if met else math.inf, 0.0)
 
 
-def norm_scaled(one: Promise, source: str, variation: float, n: int, rounds: int, setting: Setting) -> Claim:
+def norm_scaled(single: Promise, source: str, variation: float, n: int, rounds: int, setting: Setting) -> Claim:
     """The claim if noise grows with the update's norm, which is sent to the server.
 
     Args:
         variation: total variation of the noise of a sub-vector that moves as far as possible, given the norm.
     """
-    promise, chance = _over(one, rounds), _used(setting)
+    promise, chance = _over(single, rounds), _used(setting)
     touched = delta(repeat(Leak(chance), rounds), 0.0)
     reason = _vacuous(touched)
     if promise.delta < touched:
@@ -122,11 +122,11 @@ def norm_scaled(one: Promise, source: str, variation: float, n: int, rounds: int
     return _claim(promise, source, _ONE_NORM, proved, (norm, _sub_vector(variation, n, rounds)), rounds)
 
 
-def clipped(one: Promise, source: str, reach: float, n: int, rounds: int, setting: Setting) -> Claim:
+def clipped(single: Promise, source: str, reach: float, n: int, rounds: int, setting: Setting) -> Claim:
     """The claim if updates are clipped to a public bound, `reach` times the standard deviation of the noise."""
     # a participant knows its own noise and subtracts it from the average
     mu = 2 * reach / math.sqrt(max(1, setting.participants - 1))
-    promise = _over(one, rounds)
+    promise = _over(single, rounds)
     count = -(-setting.dim // n)
     shift = reach / math.sqrt(count)
     same = float(special.log_ndtr(-shift)) - (-math.log(2) if n == 1 else float(special.log_ndtr(shift)))
@@ -149,8 +149,8 @@ def breaches(updates: Sequence[Vector], links: Links, *, sends_norm: bool) -> di
     The bound for a record covers both breaches if norms are sent; if updates are clipped, it needs equal weights.
     """
     setting, senders = links.setting, links.senders
-    one = setting.steps == 1 and setting.batch == 1
-    drawn = Breach(sum(who.samples > 1 for who in senders) * (not one), len(senders), "message", covered=True)
+    single = setting.steps == 1 and setting.batch == 1
+    drawn = Breach(sum(who.samples > 1 for who in senders) * (not single), len(senders), "message", covered=True)
     unequal = len({who.samples for who in senders}) > 1
     if sends_norm:
         norms = [float(torch.linalg.vector_norm(update, dtype=torch.float64)) for update in updates]
@@ -206,9 +206,9 @@ def _claim(
     )
 
 
-def _over(one: Promise, rounds: int) -> Promise:
-    total = one.delta * rounds
-    return Promise(one.epsilon * rounds, total) if total < 1 else Promise(math.inf, 0.0)
+def _over(single: Promise, rounds: int) -> Promise:
+    total = single.delta * rounds
+    return Promise(single.epsilon * rounds, total) if total < 1 else Promise(math.inf, 0.0)
 
 
 def _draws(setting: Setting) -> int:

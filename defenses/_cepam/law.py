@@ -81,6 +81,6 @@ def clipped(update: Vector, link: Link, clip: float, noise: Noise, scale: float,
     return Decoded(sent, link, 1.0, b"", noise, scale, clip, dimension)
 
 
-def _expect(found: bytes, expected: bytes) -> None:
-    if found != expected:
-        raise LawError(f"{len(found)} bytes differ from the {len(expected)} expected for this update and shared key")
+def _expect(wire: bytes, expected: bytes) -> None:
+    if wire != expected:
+        raise LawError(f"{len(wire)} bytes differ from the {len(expected)} expected for this update and shared key")

@@ -87,14 +87,14 @@ def encode(x: Numbers, radii: Numbers, dithers: Dithers) -> Encoded:
             for into, column in zip(dither, drawn, strict=True):  # rejected ones are written over later
                 into[rows] = column
         further = []
-        for here in blocks(rows.size, _BLOCK):
-            given = _in_cells(x[here], radii[here]) if attempt == 1 else scaled[:, here]
-            outside = _rejected(given, drawn[:, here])
-            further.append((rows[here].take(outside), given.take(outside, axis=1)))
+        for block in blocks(rows.size, _BLOCK):
+            given = _in_cells(x[block], radii[block]) if attempt == 1 else scaled[:, block]
+            outside = _rejected(given, drawn[:, block])
+            further.append((rows[block].take(outside), given.take(outside, axis=1)))
         rows, scaled, attempt = *(np.concatenate(parts, -1) for parts in zip(*further, strict=True)), attempt + 1
         attempts[rows] = attempt
-    for here in blocks(count, _BLOCK):
-        cells[:, here] = _nearest(_in_cells(x[here], radii[here]) - dither[:, here])
+    for block in blocks(count, _BLOCK):
+        cells[:, block] = _nearest(_in_cells(x[block], radii[block]) - dither[:, block])
     return Encoded(attempts, cells.T, dither.T)
 
 

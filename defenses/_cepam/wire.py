@@ -82,14 +82,14 @@ def pack(x: Numbers, radii: Numbers, spread: float, key: Key) -> bytes:
         encoded = encode(x[part], radii[part], tape)
         attempts[part] = encoded.attempts
         for block in blocks(len(encoded.attempts), _BLOCK):
-            here = slice(part.start + block.start, part.start + block.stop)
+            rows = slice(part.start + block.start, part.start + block.stop)
             cells, dither = encoded.cells[block], encoded.dither[block]
-            contexts[here] = cell_contexts(dither, radii[here], spread)
+            contexts[rows] = cell_contexts(dither, radii[rows], spread)
             folded = _folded(cells, dither)
             np.minimum(folded, limit, out=folded)
-            np.maximum(folded, -limit, out=near[here], casting="unsafe")
-            outside = np.flatnonzero(np.abs(near[here]) == limit)
-            far.append(outside + here.start * n)
+            np.maximum(folded, -limit, out=near[rows], casting="unsafe")
+            outside = np.flatnonzero(np.abs(near[rows]) == limit)
+            far.append(outside + rows.start * n)
             beyond.append(np.abs(cells[outside // n, outside % n]).astype(np.int64) - limit)
     where = np.concatenate(far)
     parts = [encode_integers(np.concatenate(beyond), contexts.reshape(-1)[where]) if where.size else b""]
@@ -110,14 +110,14 @@ def unpack(wire: bytes, radii: Numbers, spread: float, key: Key, n: int) -> Numb
     if n > 1:
         _unpack_attempts(source, dither, radii, spread, key)
     contexts = np.empty((len(radii), n), np.uint8)
-    for here in blocks(len(radii), _BLOCK):
-        contexts[here] = cell_contexts(dither[here], radii[here], spread)
+    for block in blocks(len(radii), _BLOCK):
+        contexts[block] = cell_contexts(dither[block], radii[block], spread)
     cells = decode_integers(source.take(source.left, "cells"), contexts.reshape(-1))
     folded = _with_far(cells, beyond, contexts.reshape(-1)).reshape(-1, n)
-    for here in blocks(len(radii), _BLOCK):
+    for block in blocks(len(radii), _BLOCK):
         # overwrites the dithers, because new memory takes longer than the arithmetic
-        exact = np.array(folded[here], np.float64, order="F")
-        dither[here] = place(_folded(exact, dither[here]), radii[here], dither[here])
+        exact = np.array(folded[block], np.float64, order="F")
+        dither[block] = place(_folded(exact, dither[block]), radii[block], dither[block])
     return dither
 
 
@@ -133,8 +133,8 @@ def dithers(key: Key, attempt: int, rows: Ints, n: int) -> Numbers:
         stop = int(np.searchsorted(rows, (number + 1) * size))
         stream = rng.shared_stream(key.child("attempt", attempt, number))
         for column in drawn:
-            for here in blocks(stop - start, _BLOCK):
-                into = column[start:stop][here]
+            for block in blocks(stop - start, _BLOCK):
+                into = column[start:stop][block]
                 np.subtract(0.5, stream.random(out=into), out=into)
         number, start = number + 1, stop
     return drawn.T
@@ -172,7 +172,7 @@ def attempt_contexts(dither: Numbers, radii: Numbers, spread: float) -> Contexts
     of the sphere and the distance from the sphere.
     """
     parts = blocks(len(radii), _BLOCK)
-    return np.concatenate([_attempt_contexts(dither[here], radii[here], spread) for here in parts])
+    return np.concatenate([_attempt_contexts(dither[block], radii[block], spread) for block in parts])
 
 
 def _attempt_contexts(dither: Numbers, radii: Numbers, spread: float) -> Contexts:
@@ -266,8 +266,8 @@ def _unpack_attempts(source: Reader, dither: Numbers, radii: Numbers, spread: fl
     rows, attempt, n = np.arange(len(dither), dtype=np.int64), 1, dither.shape[1]
     drawn = dither
     while rows.size >= _FEW:
-        part = _take_framed(source, f"attempt {attempt}")
-        accepted = decode_integers(part, attempt_contexts(drawn, _taking_part(radii, rows, attempt), spread))
+        payload = _take_framed(source, f"attempt {attempt}")
+        accepted = decode_integers(payload, attempt_contexts(drawn, _taking_part(radii, rows, attempt), spread))
         low, high = accepted.min(), accepted.max()
         if low < 0 or high > 1:
             raise MessageError(f"expected 1 for an accepted dither and 0 for a rejected one, got {low}..{high}")
@@ -316,13 +316,13 @@ def _folded(cells: Numbers, dither: Numbers) -> Numbers:
     return signs.view(np.float64)
 
 
-def _framed(part: bytes) -> bytes:
+def _framed(content: bytes) -> bytes:
     """A part preceded by its length: seven bits per byte, lowest first; the eighth bit marks a further byte."""
-    length, left = bytearray(), len(part)
+    length, left = bytearray(), len(content)
     while left > 127:
         length.append(left & 127 | 128)
         left >>= 7
-    return bytes([*length, left]) + part
+    return bytes([*length, left]) + content
 
 
 def _take_framed(source: Reader, what: str) -> bytes:

@@ -29,7 +29,7 @@ def scaled(update: Vector, layout: Layout, mode: str, lanes: int = 1, bound: flo
     """The numbers by the table of `Scaling`."""
     values, start = numbers(update), 0
     header: list[float] = []
-    found: list[Numbers] = []
+    pieces: list[Numbers] = []
     places: list[Integers] = []
     for size in layout.sizes if mode == "tensor" else (layout.dim,):
         columns = -(-size // lanes)
@@ -39,10 +39,10 @@ def scaled(update: Vector, layout: Layout, mode: str, lanes: int = 1, bound: flo
         rows -= means[:, None]
         scale = bound if mode == "public" else float(np.float32(3 * np.linalg.norm(rows) / np.sqrt(columns)))
         header += [*means, scale] if mode == "tensor" else [scale]
-        found.append((rows / scale if scale > 0 else np.zeros_like(rows)).T.ravel())
+        pieces.append((rows / scale if scale > 0 else np.zeros_like(rows)).T.ravel())
         places.append(index.T.ravel())
         start += size
-    flat = np.concatenate(found)
+    flat = np.concatenate(pieces)
     if mode == "public":
         header, flat = [], _inside(flat, lanes)
     return Scaled(np.array(header), flat, np.concatenate(places))

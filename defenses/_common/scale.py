@@ -87,8 +87,8 @@ class Scaling:
     def normalize(self, update: Vector, layout: Layout) -> tuple[bytes, Tensor]:
         """The header, and the numbers [count] float32."""
         header, parts = [], []
-        for part in update.detach().cpu().split_with_sizes(self._sizes(layout)):
-            rows = _rows(part, self.lanes)
+        for piece in update.detach().cpu().split_with_sizes(self._sizes(layout)):
+            rows = _rows(piece, self.lanes)
             means, scale = self._measure(rows)
             header += [*means.flatten().tolist(), scale]
             if self.mode == "tensor":
@@ -109,9 +109,9 @@ class Scaling:
         scales = iter(self._read(header, layout))
         sizes, parts = self._sizes(layout), []
         padded = [size + -size % self.lanes for size in sizes]
-        for part, size in zip(values.split_with_sizes(padded), sizes, strict=True):
+        for piece, size in zip(values.split_with_sizes(padded), sizes, strict=True):
             means = [[next(scales)] for _ in range(self.lanes)] if self.mode == "tensor" else []
-            rows = part.reshape(-1, self.lanes).T * next(scales)
+            rows = piece.reshape(-1, self.lanes).T * next(scales)
             if means:
                 rows = rows + torch.tensor(means)
             parts.append(rows.reshape(-1)[:size])
@@ -148,7 +148,7 @@ class Scaling:
         columns = torch.tensor([-(-size // lanes) for size in sizes])
         means, scales = table[..., :-1], table[..., -1]
         each = means, scales[..., None].expand_as(means)
-        of_numbers = (part.repeat_interleave(columns, 1).flatten(1) for part in each)
+        of_numbers = (values.repeat_interleave(columns, 1).flatten(1) for values in each)
         return Candidates(self, sizes, means, scales, *of_numbers)
 
     def _measure(self, rows: Tensor) -> tuple[Tensor, float]:
@@ -269,7 +269,7 @@ class Candidates:
     def numbers(self, updates: Tensor) -> Tensor:
         """[n, count]: the numbers of updates [n, d] at the sent scales."""
         columns = self._columns(updates)
-        centered = torch.cat([part.flatten(1) for part in columns], 1) if len(columns) > 1 else columns[0].flatten(1)
+        centered = torch.cat([piece.flatten(1) for piece in columns], 1) if len(columns) > 1 else columns[0].flatten(1)
         spread, centered = self.spread, centered - self.center
         numbers = torch.where(spread > 0, centered / spread.where(spread > 0, 1.0), 0.0)
         if self.scaling.mode != "public":
@@ -294,23 +294,23 @@ class Candidates:
     def measured(self, updates: Tensor) -> tuple[Tensor, Tensor]:
         """The means [n, pieces, L] and the scales [n, pieces] of the updates themselves."""
         means, squares = [], []
-        for part in self._columns(updates):
-            mean = part.mean(1) if self.scaling.mode == "tensor" else part.new_zeros(len(part), part.shape[2])
+        for piece in self._columns(updates):
+            mean = piece.mean(1) if self.scaling.mode == "tensor" else piece.new_zeros(len(piece), piece.shape[2])
             means.append(mean)
-            squares.append((part - mean[:, None]).square().sum((1, 2)) / part.shape[1])
+            squares.append((piece - mean[:, None]).square().sum((1, 2)) / piece.shape[1])
         return torch.stack(means, 1), _SPREAD * (torch.stack(squares, 1) + 1e-30).sqrt()
 
     def _columns(self, updates: Tensor) -> list[Tensor]:
         """[n, columns, L]: the sub-vectors of each piece of the updates [n, d], with zeros as padding."""
-        lanes, found = self.scaling.lanes, []
-        for part in updates.split_with_sizes(list(self.sizes), 1):
-            rows = pad(part, (0, -part.shape[1] % lanes)) if part.shape[1] % lanes else part
-            found.append(rows.reshape(len(rows), lanes, -1).transpose(1, 2))
-        return found
+        lanes, columns = self.scaling.lanes, []
+        for piece in updates.split_with_sizes(list(self.sizes), 1):
+            rows = pad(piece, (0, -piece.shape[1] % lanes)) if piece.shape[1] % lanes else piece
+            columns.append(rows.reshape(len(rows), lanes, -1).transpose(1, 2))
+        return columns
 
 
-def _rows(part: Tensor, lanes: int) -> Tensor:
+def _rows(piece: Tensor, lanes: int) -> Tensor:
     """[L, columns]: the entries, zero-padded at the end; entry i is paired with entry i + columns."""
-    short = -len(part) % lanes
-    whole = torch.cat([part, part.new_zeros(short)]) if short else part
+    short = -len(piece) % lanes
+    whole = torch.cat([piece, piece.new_zeros(short)]) if short else piece
     return whole.reshape(lanes, -1)

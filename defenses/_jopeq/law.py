@@ -67,10 +67,10 @@ class _Levels(Law):
         Raises:
             LawError: the header or length differs, padding is not zero, or a level does not exist.
         """
-        found = outcomes(split(wire, self.header), len(self.places), self.bits + 1)
-        if found.max(initial=0) > 2 * self.top:
-            raise LawError(f"expected levels of at most {2 * self.top}, got {found.max()}")
-        return _pairs((found - self.top).astype(np.float64))
+        unsigned = outcomes(split(wire, self.header), len(self.places), self.bits + 1)
+        if unsigned.max(initial=0) > 2 * self.top:
+            raise LawError(f"expected levels of at most {2 * self.top}, got {unsigned.max()}")
+        return _pairs((unsigned - self.top).astype(np.float64))
 
     def reading(self, uniforms: Numbers, ratios: Numbers) -> Reading:
         """The reading of uniform numbers [n, 2] and of likelihood ratios."""
@@ -187,5 +187,5 @@ def _quantiles(noise: Noise, u: Numbers) -> Numbers:
     raise TypeError(f"no quantiles of {noise!r}")
 
 
-def _numbers(found: object) -> Numbers:
-    return np.asarray(found, np.float64)
+def _numbers(values: object) -> Numbers:
+    return np.asarray(values, np.float64)

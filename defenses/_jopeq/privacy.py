@@ -279,15 +279,15 @@ def _family_epsilon(noise: _LatticeNoise, family: _Family) -> float:
     near, far = logs.argmax(1), logs[:, :_ANGLES].argmin(1)
     best = logs.max(1) - logs[:, :_ANGLES].min(1)
     limits = [*zip(family.least, family.most, strict=True), (None, None), (0.0, 1.0), (None, None)]
-    found = float(best.max())
+    largest = float(best.max())
     for k in np.argsort(best)[-_CLIMBS:]:
         x = inputs[near[k]]
         start = np.array([*places[k, 0], turn[far[k]], np.hypot(*x), np.arctan2(x[1], x[0])])
         # eps 1e-6, because the probability of a narrow cell has too few digits for smaller differences
         search = {"method": "L-BFGS-B", "bounds": limits, "options": {"eps": 1e-6}}
         climbed = optimize.minimize(_lost_ratio, start, args=(noise, family, to_lattice), **search)
-        found = max(found, -float(climbed.fun))
-    return found
+        largest = max(largest, -float(climbed.fun))
+    return largest
 
 
 def _lost_ratio(v: Numbers, noise: _LatticeNoise, family: _Family, to_lattice: Numbers) -> float:

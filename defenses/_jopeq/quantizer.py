@@ -108,8 +108,8 @@ class Dithered(ByScale[None]):
         if self.noisy:
             return None
         layout, dithered = links.setting.layout, links.shared is not None
-        one, size = torch.ones(self.scaling.count(layout)), self.scaling.header_size(layout)
-        undone = [[self.scaling.undo(wire[:size], c * one, layout) for c in (0.0, 1.0)] for wire in received]
+        ones, size = torch.ones(self.scaling.count(layout)), self.scaling.header_size(layout)
+        undone = [[self.scaling.undo(wire[:size], c * ones, layout) for c in (0.0, 1.0)] for wire in received]
         scales = torch.stack([high - low for low, high in undone])
         return self.lattice.error_variance(dithered) * scales.square()
 

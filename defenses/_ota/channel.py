@@ -119,7 +119,7 @@ def exact(mu: float, rounds: int, against: frozenset[Threat], reason: str, *, ti
 
 def _read_gains(text: str) -> tuple[float, ...]:
     try:
-        return tuple(float(part) for part in text.split(",")) if text else ()
+        return tuple(float(gain) for gain in text.split(",")) if text else ()
     except ValueError as error:
         raise ValueError(f"expected comma-separated squared gains, got gains={text!r}") from error
 

@@ -307,17 +307,22 @@ def fixed_noise(
     """
     gains = np.array(rayleigh_gains(Key(channel_seed).child("gains"), users))
     aligned, noise = (1 - beta) * power * gains.min(), beta * power * gains.sum() + 1.0
-    one = claimed_epsilon(2 * math.sqrt(aligned / noise), delta)
-    total = composed_claim(one, delta, rounds, delta)
-    return {"round_epsilon": one, "total_epsilon": total.epsilon, "total_delta": total.delta}
+    each = claimed_epsilon(2 * math.sqrt(aligned / noise), delta)
+    total = composed_claim(each, delta, rounds, delta)
+    return {"round_epsilon": each, "total_epsilon": total.epsilon, "total_delta": total.delta}
 
 
 def noise_powers(gains: str, power: float, epsilon: float, delta: float) -> dict[str, float | list[float]]:
     """Theorem 3 for comma-separated squared gains: the users' noise, its sum, the needed sum, and the claim."""
     squared = tuple(float(gain) for gain in gains.split(","))
-    found = allocate(Channel(squared, power, 1.0), (epsilon,) * len(squared), delta, 1.0)
-    needed = max(0.0, found.aligned_power / (claimed_mu(epsilon, delta) / 2) ** 2 - 1.0)
-    return {"noise": list(found.noise), "sum": math.fsum(found.noise), "needed": needed, "claimed": found.epsilon}
+    powers = allocate(Channel(squared, power, 1.0), (epsilon,) * len(squared), delta, 1.0)
+    needed = max(0.0, powers.aligned_power / (claimed_mu(epsilon, delta) / 2) ** 2 - 1.0)
+    return {
+        "noise": list(powers.noise),
+        "sum": math.fsum(powers.noise),
+        "needed": needed,
+        "claimed": powers.epsilon,
+    }
 
 
 def convergence_bound(
@@ -331,8 +336,8 @@ def convergence_bound(
     convex: float = 1e-3,
 ) -> float:
     """Bound (17) on the excess loss, with L = 1 and gains of 1: 2 mu / (lambda^2 T) (L^2 + d sigma_z^2)."""
-    found = allocate(Channel((1.0,) * users, power, 1.0), (epsilon,) * users, delta, 1.0)
-    return 2 * smooth / (convex**2 * rounds) * (1 + dim * found.gradient_variance)
+    allocation = allocate(Channel((1.0,) * users, power, 1.0), (epsilon,) * users, delta, 1.0)
+    return 2 * smooth / (convex**2 * rounds) * (1 + dim * allocation.gradient_variance)
 
 
 def rayleigh_gains(key: Key, users: int) -> tuple[float, ...]:

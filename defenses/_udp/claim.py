@@ -203,14 +203,14 @@ class UDPRounds(Defense[S, None]):
 
     def assumes(self, setting: Setting) -> list[str]:
         """The assumptions of the claim."""
-        found = ["C and T do not depend on private data (the source takes C from the gradients' norms)"]
+        texts = ["C and T do not depend on private data (the source takes C from the gradients' norms)"]
         if self.clips == "records" and setting.sends == "update":
-            found.append(_FALLING)
+            texts.append(_FALLING)
         if self.formula == "paper" and setting.participants < setting.clients:
-            found.append(
+            texts.append(
                 "the adversary does not know which clients take part (a share q); this multiplies epsilon by sqrt(q)"
             )
-        return found
+        return texts
 
     def _step(self, setting: Setting) -> float:
         """The factor from the mean of clipped gradients to a message."""

@@ -132,47 +132,47 @@ class _Groups:
         size = _BLOCK if narrow.dtype == np.uint8 else max(count, 1)
         self._blocks = [(slice(start, start + size), narrow[start : start + size]) for start in range(0, count, size)]
         # the dominant context, if there is one
-        seen = np.bincount(narrow[:_SAMPLE], minlength=1)
-        self._usual = int(seen.argmax()) if 4 * seen.max() > 3 * seen.sum() else -1
-        counts = [self._count(part) for _, part in self._blocks]
+        first = np.bincount(narrow[:_SAMPLE], minlength=1)
+        self._usual = int(first.argmax()) if 4 * first.max() > 3 * first.sum() else -1
+        counts = [self._count(block) for _, block in self._blocks]
         self._counts = np.stack(counts) if counts else np.zeros((1, 1), np.int64)
         sizes = self._counts.sum(0)
         self.sizes: Ints = sizes[sizes > 0]
 
     def gather(self, values: Integers) -> Integers:
         grouped = np.empty_like(values)
-        for (here, part), places in zip(self._blocks, self._places(), strict=False):
-            _put_back(grouped, places, np.concatenate([values[here].take(order) for order in self._orders(part)]))
+        for (span, contexts), places in zip(self._blocks, self._places(), strict=False):
+            _put_back(grouped, places, np.concatenate([values[span].take(order) for order in self._orders(contexts)]))
         return grouped
 
     def scatter(self, grouped: Integers) -> Integers:
         values = np.empty_like(grouped)
-        for (here, part), places in zip(self._blocks, self._places(), strict=False):
+        for (span, contexts), places in zip(self._blocks, self._places(), strict=False):
             block, at = _joined(grouped, places), 0
-            for order in self._orders(part):
-                values[here][order] = block[at : (at := at + order.size)]
+            for order in self._orders(contexts):
+                values[span][order] = block[at : (at := at + order.size)]
         return values
 
-    def _count(self, part: Integers) -> Ints:
+    def _count(self, contexts: Integers) -> Ints:
         """How often each context occurs; with a single block, only contexts that occur."""
-        if part.dtype != np.uint8:
-            return np.unique(part, return_counts=True)[1]
+        if contexts.dtype != np.uint8:
+            return np.unique(contexts, return_counts=True)[1]
         if self._usual < 0:
-            return np.bincount(part, minlength=256)
-        others = part[part != self._usual]
+            return np.bincount(contexts, minlength=256)
+        others = contexts[contexts != self._usual]
         counts = np.bincount(others, minlength=256)
-        counts[self._usual] = part.size - others.size
+        counts[self._usual] = contexts.size - others.size
         return counts
 
-    def _orders(self, part: Integers) -> list[Ints]:
+    def _orders(self, contexts: Integers) -> list[Ints]:
         """The stable order of contexts, cut into pieces."""
         if self._usual < 0:
-            return [np.argsort(part, kind="stable")]
+            return [np.argsort(contexts, kind="stable")]
         # in a sort, each symbol would wait for the counter of the dominant context
-        usual = part == self._usual
+        usual = contexts == self._usual
         others = (~usual).nonzero()[0]
-        others = others.take(np.argsort(part.take(others), kind="stable"))
-        below = np.count_nonzero(part < self._usual)
+        others = others.take(np.argsort(contexts.take(others), kind="stable"))
+        below = np.count_nonzero(contexts < self._usual)
         return [others[:below], usual.nonzero()[0], others[below:]]
 
     def _places(self) -> Iterator[list[slice]]:
@@ -216,8 +216,8 @@ def _choose_shifts(magnitudes: Integers, sizes: Ints, peak: int) -> Ints:
         base = np.maximum(0, np.add.reduceat(logs, sizes.cumsum() - sizes, dtype=np.int64) // sizes - 5)
     cells = np.minimum(magnitudes >> base.repeat(sizes), _CELLS - 1)
     cells += (np.arange(sizes.size) * _CELLS).repeat(sizes)
-    seen = np.bincount(cells, minlength=sizes.size * _CELLS)
-    tables = [seen.reshape(sizes.size, -1, 1 << shift).sum(-1) for shift in range(6)]
+    counts = np.bincount(cells, minlength=sizes.size * _CELLS)
+    tables = [counts.reshape(sizes.size, -1, 1 << shift).sum(-1) for shift in range(6)]
     # up to a common term: 12 bits for each number of ones, plus the entropy of the cells
     costs = [12 * np.count_nonzero(table, axis=1) - _weighted_logs(table).sum(-1) for table in tables]
     base += np.argmin(np.stack(costs) + np.outer(np.arange(6), sizes), axis=0)
@@ -314,8 +314,8 @@ def _put_segments(out: BitWriter, bits: Bits, sizes: Ints, ones: Ints) -> None:
     last, halves = (lengths.cumsum() - 1)[lengths % 2 == 1], lengths // 2
     first, second = np.delete(rest, last).reshape(-1, 2).T
     equal = first == second
-    for part in (rest[last], equal, first[~equal]):
-        out.put(part)
+    for coin in (rest[last], equal, first[~equal]):
+        out.put(coin)
     coded = np.concatenate([_joined(bits, _segments(runs, sizes)), first[equal]])
     both, same = (_ones_in(halves, which.nonzero()[0]) for which in (first & second, equal))
     _put_runs(out, coded, np.concatenate([sizes[runs], same]), np.concatenate([ones[runs], both]))

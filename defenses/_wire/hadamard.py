@@ -57,8 +57,8 @@ def fast_walsh_hadamard(x: Tensor) -> Tensor:
     for before, after in zip(x.reshape(-1, n // width, width), y.view(-1, n // width, width), strict=True):
         several = max(1, _CHUNK // width)
         for start in range(0, n // width, several):
-            here = slice(start, start + several)
-            after[here] = _applied(before[here], low)
+            chunk = slice(start, start + several)
+            after[chunk] = _applied(before[chunk], low)
         several = max(1, _CHUNK * width // n)
         for start in range(0, width, several):
             columns = after[:, start : start + several].T

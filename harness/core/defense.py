@@ -424,11 +424,11 @@ def likelihood_of(defense: Evidence[Any, Any], state: Any, received: Sequence[by
     Raises:
         NoLikelihood: the defense states none, or returns something that is not a function.
     """
-    found: Any = defense.likelihood(state, received, links)
-    if not callable(found):
+    stated: Any = defense.likelihood(state, received, links)
+    if not callable(stated):
         name = type(defense).__name__
-        raise NoLikelihood(f"expected a function of updates from {name}.likelihood, got {found!r}")
-    score: Likelihood = found
+        raise NoLikelihood(f"expected a function of updates from {name}.likelihood, got {stated!r}")
+    score: Likelihood = stated
     return score
 
 
@@ -438,8 +438,8 @@ def claim_of(defense: Guarantee[Any, Any], history: Sequence[Any], setting: Sett
     Raises:
         ValueError: `Defense.claim` returns something that is not a `Claim`.
     """
-    found: object = defense.claim(history, setting)
-    if not isinstance(found, Claim):
+    stated: object = defense.claim(history, setting)
+    if not isinstance(stated, Claim):
         name = type(defense).__name__
-        raise ValueError(f"expected a Claim from {name}.claim, got {found!r}; without `claim` nothing is promised")
-    return found
+        raise ValueError(f"expected a Claim from {name}.claim, got {stated!r}; without `claim` nothing is promised")
+    return stated

@@ -157,9 +157,9 @@ class Aggregated(Wrapper[Any, Any]):
         nonzero coordinates of the sum.
         """
         drawn = setting.layout.split(normal(_KEY.child("direction"), (setting.dim,), torch.float64))
-        sizes = [part.norm() for part in setting.layout.split(total)]
+        sizes = [piece.norm() for piece in setting.layout.split(total)]
         parts: list[Tensor] = [
-            part * (size / part.norm().clamp(min=1e-30)) for part, size in zip(drawn, sizes, strict=True)
+            piece * (size / piece.norm().clamp(min=1e-30)) for piece, size in zip(drawn, sizes, strict=True)
         ]
         joined = setting.layout.join(parts)
         return torch.as_tensor(joined / joined.norm().clamp(min=1e-30))
@@ -189,11 +189,11 @@ def aggregated(defense: Defense[Any, Any]) -> Defense[Any, Any]:
     return defense if defense.superposes else Aggregated(defense)
 
 
-def summed(here: Round, messages: Sequence[Message]) -> tuple[Message, ...]:
+def summed(round_: Round, messages: Sequence[Message]) -> tuple[Message, ...]:
     """The one message that an aggregator sees instead of these messages of a round."""
-    if not messages or here.defense.superposes:
+    if not messages or round_.defense.superposes:
         return tuple(messages)
-    total = torch.stack([here.read(message).double() for message in messages]).sum(0)
+    total = torch.stack([round_.read(message).double() for message in messages]).sum(0)
     first, others = messages[0], tuple(message.sender for message in messages[1:])
     images = sum(message.images for message in messages)
     return (first._replace(wire=pack_float64(total), shared=None, images=images, others=others),)

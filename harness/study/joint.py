@@ -76,11 +76,11 @@ class Several(Wrapper[Any, Any]):
 
     def transmit(self, state: Any, wires: Sequence[bytes], links: Links, channel: Key) -> Sequence[bytes]:
         """Each message through its own federation's channel."""
-        found: list[bytes] = []
+        received: list[bytes] = []
         for wire, sender in zip(wires, links.senders, strict=True):
             at = _federation(sender)
-            found += self.each[at].transmit(state[at], [wire], Links(links.setting, [sender], None), channel)
-        return found
+            received += self.each[at].transmit(state[at], [wire], Links(links.setting, [sender], None), channel)
+        return received
 
     def estimate(self, state: Any, received: bytes, link: Link) -> Vector:
         """The estimate of the message's own defense."""
@@ -89,21 +89,21 @@ class Several(Wrapper[Any, Any]):
 
     def likelihood(self, state: Any, received: Sequence[bytes], links: Links) -> Likelihood:
         """The likelihoods of the messages' own defenses, one after the other."""
-        parts, sizes = list[Likelihood](), list[int]()
+        likelihoods, sizes = list[Likelihood](), list[int]()
         for at, members in itertools.groupby(range(len(received)), lambda i: _federation(links.senders[i])):
             places = list(members)
-            here = slice(places[0], places[-1] + 1)
-            keys = None if links.shared is None else links.shared[here]
-            wires, theirs = received[here], Links(links.setting, links.senders[here], keys)
+            span = slice(places[0], places[-1] + 1)
+            keys = None if links.shared is None else links.shared[span]
+            wires, theirs = received[span], Links(links.setting, links.senders[span], keys)
             asked = wires, theirs.senders, keys
             if at not in self.known or self.known[at][0] != asked:
                 self.known[at] = asked, likelihood_of(self.each[at], state[at], wires, theirs)
-            parts.append(self.known[at][1])
+            likelihoods.append(self.known[at][1])
             sizes.append(len(wires))
 
         def score(update: Tensor) -> Tensor:
-            pieces = zip(parts, torch.split(update, sizes), strict=True)
-            return torch.cat([part(piece) for part, piece in pieces])
+            pieces = zip(likelihoods, torch.split(update, sizes), strict=True)
+            return torch.cat([likelihood(piece) for likelihood, piece in pieces])
 
         return score
 
