@@ -373,11 +373,7 @@ class Matched(Law):
         return h, before[:, 1:]
 
     def _ratios(self, matches: Numbers) -> Numbers:
-        """[len(SHARES)]; the alternatives are channels of another epsilon, whose two parts keep their proportion.
-
-        Args:
-            matches: [d + 1], the law of the number of matches with this output.
-        """
+        """[len(SHARES)], from the law [d + 1] of the matches; the alternatives are channels of another epsilon."""
         at, favored, lesser = _channels(len(matches) - 1, self.levels, self.tau, self.logit, self.epsilon)
         with np.errstate(divide="ignore"):
             below, above = np.log(np.cumsum(matches)[at]), np.log(np.cumsum(matches[::-1])[::-1][at + 1])
@@ -452,7 +448,6 @@ def _position(x: A, bound: float, levels: int) -> A:
 
 
 def _round_by(x: Tensor, bound: float, levels: int, chance: Tensor) -> Tensor:
-    """Levels of x: rounded up if `chance` is below the fraction, else down."""
     values, chances = x.double().numpy().reshape(-1), chance.numpy().reshape(-1)
     index = np.empty(values.size, np.int64)
     for start in range(0, max(values.size, 1), _BLOCK):

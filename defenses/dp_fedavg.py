@@ -175,11 +175,7 @@ def _moments_epsilon(share: float, multiplier: float, rounds: int, delta: float)
 
 @functools.lru_cache(maxsize=64)
 def _noise_multiplier(share: float, rounds: int, target: float, delta: float) -> float:
-    """The z at which the moments accountant returns the epsilon `target`.
-
-    Raises:
-        ValueError: no noise is enough; the message states the epsilon above which some noise is enough.
-    """
+    """The z at which the moments accountant returns the epsilon `target`."""
     low, high = 1.0, 1e6
     least = _moments_epsilon(share, high, rounds, delta)
     if target <= least:

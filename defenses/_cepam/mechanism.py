@@ -70,7 +70,10 @@ class Cepam(Defense[None, None]):
         check_update(update)
         header, unit, sent = b"", 1.0, update.detach().cpu()
         if self.sends_norm:
-            unit = _float32(float(torch.linalg.vector_norm(sent, dtype=torch.float64)) / self.bound)
+            unit = float(torch.linalg.vector_norm(sent, dtype=torch.float64)) / self.bound
+            if unit > float(np.finfo(np.float32).max):
+                raise ValueError(f"expected an update whose norm in units is a float32, got {unit}")
+            unit = float(np.float32(unit))
             header = np.array(unit, "<f4").tobytes()
             if unit == 0:
                 return header, None
@@ -165,7 +168,6 @@ class Cepam(Defense[None, None]):
         return unit, source.take(source.left, "attempts and cells")
 
     def _points(self, unit: float, payload: bytes, shared: Key, setting: Setting) -> tuple[Numbers, Numbers]:
-        """The decoded points [n, N] and the radii [N]."""
         radii, spread = self.radii(shared.child("radii"), self._count(setting), unit), self._spread(unit, setting)
         points = wire.unpack(payload, radii, spread, shared.child("dithers"), self.lattice_dimension)
         return points.T, radii
@@ -201,14 +203,3 @@ class NormalCepam(Cepam):
         """A normal error around the scaled or the clipped update."""
         stated = scaled if self.sends_norm else clipped
         return stated(update, link, self.bound, Normal(), self.noise_std, self.dimension)
-
-
-def _float32(value: float) -> float:
-    """The nearest float32.
-
-    Raises:
-        ValueError: the value exceeds the largest float32.
-    """
-    if value > float(np.finfo(np.float32).max):
-        raise ValueError(f"expected an update whose norm in units is a float32, got {value}")
-    return float(np.float32(value))

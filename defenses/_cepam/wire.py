@@ -252,7 +252,6 @@ class _Tape:
 
 
 def _pack_attempts(attempts: Ints, contexts: list[list[Contexts]]) -> list[bytes]:
-    """The parts of the message that hold attempts [N]."""
     parts, rows, attempt = [], np.arange(len(attempts)), 1
     while rows.size >= _FEW:
         accepted = attempts.take(rows) == attempt

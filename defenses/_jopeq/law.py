@@ -62,18 +62,13 @@ class _Levels(Law):
         return 1 << (self.bits - 1)
 
     def levels(self, wire: bytes) -> Numbers:
-        """[n, 2] the levels -top..top.
-
-        Raises:
-            LawError: the header or length differs, padding is not zero, or a level does not exist.
-        """
+        """[n, 2] the levels -top..top."""
         unsigned = outcomes(split(wire, self.header), len(self.places), self.bits + 1)
         if unsigned.max(initial=0) > 2 * self.top:
             raise LawError(f"expected levels of at most {2 * self.top}, got {unsigned.max()}")
         return _pairs((unsigned - self.top).astype(np.float64))
 
     def reading(self, uniforms: Numbers, ratios: Numbers) -> Reading:
-        """The reading of uniform numbers [n, 2] and of likelihood ratios."""
         return Reading(uniforms.ravel()[: len(self.places)], self.places, ratios=ratios)
 
     def own(self, key: Key) -> Numbers:

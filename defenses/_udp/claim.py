@@ -213,7 +213,6 @@ class UDPRounds(Defense[S, None]):
         return texts
 
     def _step(self, setting: Setting) -> float:
-        """The factor from the mean of clipped gradients to a message."""
         return setting.lr if setting.sends == "update" else 1.0
 
     def _client(self, multipliers: Sequence[float], setting: Setting) -> Proof:
