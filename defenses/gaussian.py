@@ -11,8 +11,9 @@ from torch import Tensor
 
 from leakgauge.defenses._common.cascade import Perturbs
 from leakgauge.defenses._common.clip import Clipped, clip_l2, normal_reach
-from leakgauge.defenses._common.misfit import Rounded, gaussian_misfit
+from leakgauge.defenses._common.misfit import gaussian_misfit
 from leakgauge.defenses._common.scale import Scaling
+from leakgauge.defenses._jopeq.lattice import Rounded
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import gaussian_mu
 from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over

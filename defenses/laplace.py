@@ -12,9 +12,10 @@ from torch import Tensor
 
 from leakgauge.defenses._common.cascade import Perturbs
 from leakgauge.defenses._common.clip import clip_coordinates, epsilon_unless
-from leakgauge.defenses._common.misfit import Misfit, Rounded, laplace_misfit, rounded_misfit
+from leakgauge.defenses._common.misfit import Misfit, laplace_misfit, rounded_misfit
 from leakgauge.defenses._common.reference import scaled
 from leakgauge.defenses._common.scale import Mode
+from leakgauge.defenses._jopeq.lattice import Rounded
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import repeat
 from leakgauge.harness.core.checks import positive
@@ -112,8 +113,8 @@ class Laplace(Perturbs):
         sent = torch.stack([numbers for _, numbers in parts]) / self._bound
         b = self.noise_scale / self._bound
         cells: Misfit | None = None
-        if rounded is not None and rounded.alone:
-            cells = rounded_misfit(rounded.side, rounded.step, b, dithered=rounded.dithered)
+        if rounded is not None and rounded.lattice.dimension == 1:
+            cells = rounded_misfit(rounded.side, rounded.lattice.step, b, dithered=rounded.dithered)
 
         def score(update: Tensor) -> Tensor:
             residual, extra = candidates.numbers(update) - sent, 0.0

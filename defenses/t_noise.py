@@ -13,10 +13,10 @@ from scipy import special
 from torch import Tensor
 
 from leakgauge.defenses._common.cascade import Perturbs
-from leakgauge.defenses._common.misfit import Rounded, student_misfit
+from leakgauge.defenses._common.misfit import student_misfit
 from leakgauge.defenses._common.reference import scaled
 from leakgauge.defenses._common.scale import Mode
-from leakgauge.defenses._jopeq.lattice import student_variance
+from leakgauge.defenses._jopeq.lattice import Rounded, student_variance
 from leakgauge.defenses._jopeq.privacy import Student, t_epsilon
 from leakgauge.defenses._jopeq.quantizer import draw_student, student
 from leakgauge.harness.core.checks import positive

@@ -5,17 +5,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from leakgauge.defenses._common.misfit import Rounded
 from leakgauge.defenses._common.reference import Scaled
 from leakgauge.defenses._common.scale import ByScale
-from leakgauge.defenses._jopeq.lattice import Lattice
+from leakgauge.defenses._jopeq.lattice import Lattice, Rounded
 from leakgauge.defenses._jopeq.law import leveled
 from leakgauge.defenses._jopeq.quantizer import Bare
 from leakgauge.harness.core.checks import check_update
@@ -158,14 +156,11 @@ class Cascade(Wrapper[None, None]):
         The quantizer's true error is uniform: the approximation is close if either the noise or this error is much
         larger than the other. A number in an outermost cell counts only against candidates that are less extreme.
         """
-        setting, dithered, lattice = links.setting, links.shared is not None, self._lattice(links.setting)
+        setting, lattice = links.setting, self._lattice(links.setting)
         each = zip(received, links.each(), strict=True)
         wires = [self._first_message(wire, link.shared, setting) for wire, link in each]
         side = lattice.side(torch.stack([self._levels(wire, setting)[1] for wire in received]))
-        variance, inside = lattice.error_variance(dithered), partial(lattice.inside, side=side)
-        step, alone = lattice.step, lattice.dimension == 1
-        rounded = Rounded(step, side, dithered, variance, inside, alone)
-        return self.first.misfit(wires, setting=setting, rounded=rounded)
+        return self.first.misfit(wires, setting=setting, rounded=Rounded(lattice, side, links.shared is not None))
 
     def law(self, state: None, memory: None, update: Vector, link: Link) -> Law | None:
         """The law of the levels of the first defense's numbers; None if its own law is not of numbers plus noise."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -29,27 +29,6 @@ The measurement behind it is in docs/attacks.md."""
 
 Misfit: TypeAlias = Callable[[Tensor], Tensor]
 """-log density of the received numbers, up to a constant: from a residual [n, count] to [n]."""
-
-
-class Rounded(NamedTuple):
-    """How the numbers of n messages were quantized; all values are in units (see `cascade.Perturbs.unit`).
-
-    step: width of a cell, along each generator if numbers share a lattice.
-    side: [n, count], 1 if the cell of a number (or lattice coordinate) has no upper end, -1 if it has no lower end.
-    dithered: whether the dither is known, and so subtracted from the restored numbers.
-    variance: variance of the error of one number, apart from overload.
-    inside: maps candidates minus restored numbers, [n, count], to the part that overload does not hide: along a
-        generator, zero beyond the inner end of a cell without an outer end.
-    alone: whether each number is rounded separately, with a uniform error; otherwise a lattice cell holds several
-    numbers.
-    """
-
-    step: float
-    side: Tensor
-    dithered: bool
-    variance: float
-    inside: Callable[[Tensor], Tensor]
-    alone: bool
 
 
 def laplace_misfit(residual: Tensor, scale: float, extra: float = 0.0) -> Tensor:

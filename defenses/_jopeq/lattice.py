@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -171,6 +172,26 @@ class Lattice:
         if self.dimension == 2:
             cells[1].mul_(2.0).add_(cells[0]).div_(_SQRT3)
         return cells
+
+
+class Rounded(NamedTuple):
+    """How the numbers of n messages were quantized, in units (see `cascade.Perturbs.unit`).
+
+    side: [n, count] as in `Lattice.side`. dithered: whether the dither is known, and subtracted from restored numbers.
+    """
+
+    lattice: Lattice
+    side: Tensor
+    dithered: bool
+
+    @property
+    def variance(self) -> float:
+        """Variance of the error of one number, apart from overload."""
+        return self.lattice.error_variance(self.dithered)
+
+    def inside(self, residual: Tensor) -> Tensor:
+        """The part of candidates minus restored numbers [n, count] that overload does not hide."""
+        return self.lattice.inside(residual, self.side)
 
 
 def draw_dither(key: Key, shape: tuple[int, ...]) -> Tensor:
