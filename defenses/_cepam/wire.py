@@ -171,25 +171,22 @@ def attempt_contexts(dither: Numbers, radii: Numbers, spread: float) -> Contexts
     A context is 0 where the cell is under half a spread, so that the dither is uninformative; otherwise it is the side
     of the sphere and the distance from the sphere.
     """
-    parts = blocks(len(radii), _BLOCK)
-    return np.concatenate([_attempt_contexts(dither[block], radii[block], spread) for block in parts])
-
-
-def _attempt_contexts(dither: Numbers, radii: Numbers, spread: float) -> Contexts:
-    norm = dither[:, 0] * dither[:, 0]
-    for coordinate in range(1, dither.shape[1]):
-        norm += dither[:, coordinate] * dither[:, coordinate]
-    margin = np.sqrt(norm, out=norm)
-    margin -= 0.5
-    inside = margin < 0
-    np.abs(margin, out=margin)
-    widths = radii * (2 / spread)
-    margin *= widths
-    level = _between(_logarithm(margin, 0, -2), 4).astype(np.uint8)
-    level += 1
-    level += np.multiply(inside, 5, dtype=np.uint8)
-    level *= widths >= 0.5
-    return level
+    contexts = np.empty(len(radii), np.uint8)
+    for block in blocks(len(radii), _BLOCK):
+        norm = dither[block, 0] * dither[block, 0]
+        for coordinate in range(1, dither.shape[1]):
+            norm += dither[block, coordinate] * dither[block, coordinate]
+        margin = np.sqrt(norm, out=norm)
+        margin -= 0.5
+        inside = margin < 0
+        np.abs(margin, out=margin)
+        widths = radii[block] * (2 / spread)
+        margin *= widths
+        level = contexts[block]
+        np.add(_between(_logarithm(margin, 0, -2), 4), 1, out=level, casting="unsafe")
+        level += np.multiply(inside, 5, dtype=np.uint8)
+        level *= widths >= 0.5
+    return contexts
 
 
 def _logarithm(values: Numbers, halvings: int, start: int) -> Ints:

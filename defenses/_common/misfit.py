@@ -89,17 +89,19 @@ def rounded_misfit(side: Tensor, step: float, noise: float, *, dithered: bool) -
     high = torch.where(side < 0, 0.5 * step / scale, 0.5 * width).masked_fill(side > 0, torch.inf)
     # the least cost is in the middle of a cell, or far beyond its missing end
     least = -(-(0.5 * (low - high)).exp()).log1p().sum(-1)
-    return partial(_known_cell, low, high, least, scale)
 
+    def known_cell(residual: Tensor) -> Tensor:
+        cost: Tensor = _CellCost.apply(residual, low, high, scale)  # type: ignore[no-untyped-call]
+        return (cost - least).clamp(min=0.0)
 
-def _known_cell(low: Tensor, high: Tensor, least: Tensor, scale: float, residual: Tensor) -> Tensor:
-    """[n]: -log P(low <= r + Laplace noise <= high) minus `least`, its smallest value; low and high in scales."""
-    cost: Tensor = _CellCost.apply(residual, low, high, scale)  # type: ignore[no-untyped-call]
-    return (cost - least).clamp(min=0.0)
+    return known_cell
 
 
 class _CellCost(torch.autograd.Function):
-    """The cost of `_known_cell`, differentiable once; the manual slope takes half the time and little memory."""
+    """-log P(low <= r + Laplace noise <= high), in scales, differentiable once.
+
+    The manual slope takes half the time and little memory.
+    """
 
     @staticmethod
     def forward(ctx: Any, residual: Tensor, low: Tensor, high: Tensor, scale: float) -> Tensor:

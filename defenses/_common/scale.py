@@ -76,18 +76,12 @@ class Scaling:
 
     def count(self, layout: Layout) -> int:
         """Number of numbers, padding included."""
-        return sum(size + -size % self.lanes for size in self._sizes(layout))
-
-    def parts(self, layout: Layout) -> Parts:
-        """The complete sub-vectors of the first piece: the columns of its L rows that have no padding."""
-        size = self._sizes(layout)[0]
-        index = torch.arange(size + -size % self.lanes).reshape(self.lanes, -1).T
-        return Parts(index[(index < size).all(1)], self.mode != "public")
+        return sum(size + -size % self.lanes for size in self.sizes(layout))
 
     def normalize(self, update: Vector, layout: Layout) -> tuple[bytes, Tensor]:
         """The header, and the numbers [count] float32."""
         header, parts = [], []
-        for piece in update.detach().cpu().split_with_sizes(self._sizes(layout)):
+        for piece in update.detach().cpu().split_with_sizes(self.sizes(layout)):
             rows = _rows(piece, self.lanes)
             means, scale = self._measure(rows)
             header += [*means.flatten().tolist(), scale]
@@ -106,8 +100,8 @@ class Scaling:
         Raises:
             MessageError: a header of the wrong length, or a scale that is negative or not finite.
         """
-        scales = iter(self._read(header, layout))
-        sizes, parts = self._sizes(layout), []
+        scales = iter(self.read(header, layout))
+        sizes, parts = self.sizes(layout), []
         padded = [size + -size % self.lanes for size in sizes]
         for piece, size in zip(values.split_with_sizes(padded), sizes, strict=True):
             means = [[next(scales)] for _ in range(self.lanes)] if self.mode == "tensor" else []
@@ -117,31 +111,14 @@ class Scaling:
             parts.append(rows.reshape(-1)[:size])
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _sizes(self, layout: Layout) -> list[int]:
+    def sizes(self, layout: Layout) -> list[int]:
         """Lengths of the pieces; each has its own scale."""
         return list(layout.sizes) if self.mode == "tensor" else [layout.dim]
 
-    def in_clear(self, updates: Tensor, layout: Layout) -> Tensor:
-        """[n, h]: means and scales of updates [n, d], differentiable; h is 0 if the scale is public."""
-        if self.mode == "public":
-            return updates.new_zeros(len(updates), 0)
-        header, _ = self.normalize(updates[0].float(), layout)
-        means, scales = self.candidates([header], layout).measured(updates)
-        return torch.cat([means.flatten(1), scales], 1) if self.mode == "tensor" else scales
-
-    def sent_in_clear(self, received: Sequence[bytes], layout: Layout) -> Tensor:
-        """[n, h] float64: the numbers of `in_clear`, from the headers of n messages."""
-        if self.mode == "public":
-            return torch.empty(len(received), 0, dtype=torch.float64)
-        size, columns = self.header_size(layout), self.lanes + 1 if self.mode == "tensor" else 1
-        read = torch.tensor([list(self._read(wire[:size], layout)) for wire in received], dtype=torch.float64)
-        pieces = read.reshape(len(received), -1, columns)
-        return torch.cat([pieces[..., :-1].flatten(1), pieces[..., -1]], 1)
-
     def candidates(self, headers: Sequence[bytes], layout: Layout) -> Candidates:
         """The map from candidate updates to numbers that an attacker derives from the scales in n received headers."""
-        read = torch.tensor([list(self._read(header, layout)) for header in headers], dtype=torch.float32)
-        sizes, lanes = self._sizes(layout), self.lanes
+        read = torch.tensor([list(self.read(header, layout)) for header in headers], dtype=torch.float32)
+        sizes, lanes = self.sizes(layout), self.lanes
         table = read.reshape(len(headers), len(sizes), -1)
         if self.mode != "tensor":
             return Candidates(self, sizes, torch.zeros(1, 1, lanes), table[..., -1], torch.zeros(1, 1), table[..., -1])
@@ -174,7 +151,8 @@ class Scaling:
             return (pairs / norms.clamp(min=1.0)).float().reshape(-1)
         return (pairs / norms.clamp(min=1.0)).reshape(-1)
 
-    def _read(self, header: bytes, layout: Layout) -> Iterator[float]:
+    def read(self, header: bytes, layout: Layout) -> Iterator[float]:
+        """The means and scales in a header."""
         expected = self.header_size(layout)
         if len(header) != expected:
             raise MessageError(f"expected a header of {expected} bytes, got {len(header)} bytes")
@@ -208,16 +186,30 @@ class ByScale(Defense[S, None]):
         return Scaling(self.scale, self.lanes, self.clip)
 
     def parts(self, setting: Setting) -> Parts:
-        """The sub-vectors of the first scaled piece."""
-        return self.scaling.parts(setting.layout)
+        """The complete sub-vectors of the first scaled piece: the columns of its L rows that have no padding."""
+        scaling = self.scaling
+        size = scaling.sizes(setting.layout)[0]
+        index = torch.arange(size + -size % scaling.lanes).reshape(scaling.lanes, -1).T
+        return Parts(index[(index < size).all(1)], scaling.mode != "public")
 
     def in_clear(self, updates: Tensor, setting: Setting) -> Tensor:
-        """The scales."""
-        return self.scaling.in_clear(updates, setting.layout)
+        """[n, h]: means and scales; h is 0 if the scale is public."""
+        scaling, layout = self.scaling, setting.layout
+        if scaling.mode == "public":
+            return super().in_clear(updates, setting)
+        header, _ = scaling.normalize(updates[0].float(), layout)
+        means, scales = scaling.candidates([header], layout).measured(updates)
+        return torch.cat([means.flatten(1), scales], 1) if scaling.mode == "tensor" else scales
 
     def sent_in_clear(self, received: Sequence[bytes], setting: Setting) -> Tensor:
-        """The scales before the numbers."""
-        return self.scaling.sent_in_clear(received, setting.layout)
+        """The numbers of `in_clear`, from the headers."""
+        scaling, layout = self.scaling, setting.layout
+        if scaling.mode == "public":
+            return super().sent_in_clear(received, setting)
+        size, columns = scaling.header_size(layout), scaling.lanes + 1 if scaling.mode == "tensor" else 1
+        read = torch.tensor([list(scaling.read(wire[:size], layout)) for wire in received], dtype=torch.float64)
+        pieces = read.reshape(len(received), -1, columns)
+        return torch.cat([pieces[..., :-1].flatten(1), pieces[..., -1]], 1)
 
     def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
         """The scaled numbers outside [-1, 1], or pairs outside the unit disc; a public scale has none."""
