@@ -66,6 +66,17 @@ def test_members_are_those_of_the_wrapped_defense_the_default_or_refused(wrapper
             getattr(wrapper, name)
 
 
+def test_a_class_derived_from_a_wrapper_changes_only_what_it_defines():
+    class Louder(Cascade):
+        def longest(self, state, link):
+            return 1.0
+
+    louder, plain = (kind(("gaussian", "sdq"), Gaussian(), SDQ()) for kind in (Louder, Cascade))
+    assert louder.longest(None, None) == 1.0
+    assert louder.local == plain.local
+    assert louder.claim([None], SETTING) == plain.claim([None], SETTING)
+
+
 def test_a_sum_keeps_the_memory_and_the_measures_of_its_defense():
     # these had the defaults of `Defense` while a wrapper forwarded by hand
     top, update = TopK(feedback=True), torch.ones(6)

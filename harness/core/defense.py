@@ -403,6 +403,8 @@ class Wrapper(Defense[S, M]):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        if Wrapper not in cls.__bases__:
+            return  # it derives from a wrapper, which has all members
         members = {name for base in Defense.__mro__ for name in vars(base) if not name.startswith("_")}
         refused = {name: why for names, why in cls.refused.items() for name in names.split()}
         given = [*(vars(cls).keys() & members), *cls.delegated.split(), *cls.default.split(), *refused]
