@@ -6,30 +6,21 @@ import base64
 import hashlib
 import re
 import traceback
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from collections.abc import Collection, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from leakgauge.harness.core.result import Run
 from leakgauge.harness.core.sinks import visible
-from leakgauge.reports.sections.asked import asked
-from leakgauge.reports.sections.changes import Against, changes
-from leakgauge.reports.sections.claims import claims
-from leakgauge.reports.sections.frontier import frontier
-from leakgauge.reports.sections.leakage import leakage
-from leakgauge.reports.sections.limits import TEMPLATE as LIMITS
-from leakgauge.reports.sections.limits import limits
-from leakgauge.reports.sections.pictures import Images, gallery
-from leakgauge.reports.sections.provenance import provenance
-from leakgauge.reports.sections.results import everything
-from leakgauge.reports.sections.tradeoffs import trade_offs
-from leakgauge.reports.sections.verdict import verdict
-from leakgauge.reports.select import Analysis
+from leakgauge.reports.sections import C, Section, sections
+from leakgauge.reports.select import Analysis, Images
+
+if TYPE_CHECKING:
+    from leakgauge.reports.sections.changes import Against
 
 Layout = Literal["file", "dir"]
 
@@ -46,54 +37,12 @@ _ENDINGS = {"image/png": "png", "image/svg+xml": "svg"}
 _OURS = re.compile(rf"[0-9a-f]{{16}}\.({'|'.join(_ENDINGS.values())})")
 
 
-C = TypeVar("C")
-
-
-class Part(NamedTuple, Generic[C]):
-    """A section of the page.
-
-    Attributes:
-        id: id of the section, and name of its template.
-        title: heading of the section.
-        short: name of the section in the navigation.
-        build: returns the content that the template shows; None if this run has none.
-        template: Jinja source of a short section; empty: the file `templates/ID.html`.
-    """
-
-    id: str
-    title: str
-    short: str
-    build: Callable[[C], object | None]
-    template: str = ""
-
-
-def _parts(images: Images, against: Against | None) -> list[Part[Analysis]]:
-    """The sections in the order of the page. A new section is a module in `sections` and a line here."""
-    parts = [
-        Part("verdict", "Verdict", "Verdict", verdict),
-        Part("claims", "Claimed and proved epsilon", "Claims", claims),
-        Part("leakage", "Leakage by defense and attack", "Leakage", leakage),
-        Part("pictures", "Originals and reconstructions", "Reconstructions", partial(gallery, images=images)),
-        Part("frontier", "Choosing a defense", "Choosing", frontier),
-        Part("asked", "Figures and claims of this study", "Figures", asked),
-        Part("tradeoffs", "Trade-offs", "Trade-offs", trade_offs),
-        Part("results", "All results", "All results", everything),
-        Part("limits", "What this report does not show", "Limits", limits, LIMITS),
-        Part("provenance", "Provenance", "Provenance", provenance),
-    ]
-    if against is not None:
-        parts.insert(1, Part("changes", "Changes since the baseline", "Changes", lambda _: changes(*against)))
-    return parts
-
-
 def render(run: Run, *, images: Images = "public", linked: bool = False, against: Against | None = None) -> str:
     """The whole page.
 
     Args:
-        images: `public` shows pictures of the data sets in `run.public_data` and withholds the others, with the reason;
-            `redact` withholds all pictures and keeps their numbers; `none` leaves them out.
+        images, against: see `Analysis`.
         linked: whether style and script are files next to the page, see `folder_files`.
-        against: a finished comparison for the section on changes; None: the page has no such section.
 
     Returns:
         HTML that loads nothing: style, script, charts and pictures are inline, and its policy forbids all else.
@@ -104,13 +53,13 @@ def render(run: Run, *, images: Images = "public", linked: bool = False, against
         A section that cannot be built shows its error instead; the other sections are unaffected.
         Every text of the run is escaped and cannot change the direction of the text after it.
     """
-    return page(run.name, _parts(images, against), Analysis(run), linked=linked)
+    return page(run.name, sections(), Analysis(run, images=images, against=against), linked=linked)
 
 
-def page(name: str, parts: Sequence[Part[C]], content: C, *, linked: bool = False) -> str:
+def page(name: str, parts: Sequence[Section[C]], content: C, *, linked: bool = False) -> str:
     """A page with these sections, each built from `content`; the guarantees are those of `render`."""
     environment = _environment()
-    sections = [(part, _section(environment, part, content)) for part in parts]
+    bodies = [(part, _section(environment, part, content)) for part in parts]
     style, script = source(STYLE), source(SCRIPT)
     sources = ("'self'", "'self'", "'self'") if linked else ("data:", _hash(style), _hash(script))
     return environment.get_template("page.html").render(
@@ -120,7 +69,7 @@ def page(name: str, parts: Sequence[Part[C]], content: C, *, linked: bool = Fals
         linked=linked,
         style=STYLE if linked else style,
         script=SCRIPT if linked else script,
-        sections=[(part, body) for part, body in sections if body is not None],
+        sections=[(part, body) for part, body in bodies if body is not None],
     )
 
 
@@ -181,14 +130,14 @@ def _breakable(text: str) -> Markup:
     return Markup(re.sub("([=_])", r"\1<wbr>", str(escape(text))))
 
 
-def _section(environment: Environment, part: Part[C], content: C) -> Markup | None:
+def _section(environment: Environment, part: Section[C], content: C) -> Markup | None:
     """The HTML of one section, or of its error if the section cannot be built."""
     try:
-        found = part.build(content)
-        if found is None:
+        data = part.build(content)
+        if data is None:
             return None
-        named = environment.get_template if not part.template else environment.from_string
-        body = named(part.template or f"{part.id}.html").render(data=found, title=part.title)
+        made = environment.from_string(part.template or f'{{% include "{part.id}.html" %}}')
+        body = made.render(data=data, title=part.title, id=part.id)
     except Exception as error:
         last = traceback.format_exception_only(error)[-1].strip()
         body = environment.get_template("broken.html").render(part=part, error=last)

@@ -9,12 +9,12 @@ from typing import NamedTuple
 from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.lines import Reproduced
-from leakgauge.harness.core.sinks import table_head, table_row
 from leakgauge.harness.core.statements import Verdict
 from leakgauge.reports.charts.figures import slug
-from leakgauge.reports.html import Part, page
+from leakgauge.reports.html import page
+from leakgauge.reports.sections import Section
 from leakgauge.reports.sections.asked import Asked, shown
-from leakgauge.reports.text.markdown import plain
+from leakgauge.reports.table import Cell, Column, Fields, Table
 
 
 class _Recipe(NamedTuple):
@@ -25,23 +25,15 @@ class _Recipe(NamedTuple):
     asked: Asked
 
 
-class _Scoreboard(NamedTuple):
-    """Content of the first section."""
-
-    sentence: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, Reproduced, list[int]], ...]
-
-
 def reproduction(recipes: Sequence[Reproduced]) -> str:
     """The page; it loads nothing, and the same recipes give the same page."""
-    parts: list[Part[Sequence[Reproduced]]] = [
-        Part("scoreboard", "Reproduction of published tables and figures", "Scoreboard", _scoreboard, _BOARD)
+    board = Section("scoreboard", "Reproduction of published tables and figures", "Scoreboard", _scoreboard)
+    recipe = '{% include "recipe.html" %}'
+    parts: list[Section[Sequence[Reproduced]]] = [
+        Section(slug(one.name), one.name, one.name, partial(_at, number=at), template=recipe)
+        for at, one in enumerate(recipes)
     ]
-    parts += [
-        Part(slug(one.name), one.name, one.name, partial(_at, number=at), _RECIPE) for at, one in enumerate(recipes)
-    ]
-    return page("reproduction", parts, recipes)
+    return page("reproduction", [board, *parts], recipes)
 
 
 def _at(recipes: Sequence[Reproduced], number: int) -> _Recipe:
@@ -50,29 +42,38 @@ def _at(recipes: Sequence[Reproduced], number: int) -> _Recipe:
     return _Recipe(slug(made.name), made, shown(made.judged, made.figures, slug(made.name)))
 
 
-_BOARD, _RECIPE = ('{% include "' + name + '.html" %}' for name in ("scoreboard", "recipe"))
-
-
-def _scoreboard(recipes: Sequence[Reproduced]) -> _Scoreboard:
+def _scoreboard(recipes: Sequence[Reproduced]) -> Table:
     """The number of claims of each recipe by verdict."""
-    rows = [
-        (slug(one.name), one, [sum(each.verdict is kind for each in one.judged) for kind in Verdict]) for one in recipes
+    counts = [[sum(claim.verdict is kind for claim in recipe.judged) for kind in Verdict] for recipe in recipes]
+    totals = dict(zip(Verdict, map(sum, zip(*counts, strict=True)), strict=True))
+    words = ", ".join(f"{count} {str(kind).lower()}" for kind, count in totals.items() if count)
+    rows: list[Fields] = [
+        (Cell(recipe.name, link=slug(recipe.name)), recipe.title, *(str(count or "") for count in row))
+        for recipe, row in zip(recipes, counts, strict=True)
     ]
-    totals = [sum(column) for column in zip(*(counts for _, _, counts in rows), strict=True)]
-    words = ", ".join(f"{count} {str(kind).lower()}" for kind, count in zip(Verdict, totals, strict=True) if count)
-    text = f"{counted(sum(totals), 'claim')} of {counted(len(recipes), 'recipe')}: {words}."
-    return _Scoreboard(text, tuple(map(str, Verdict)), tuple(rows))
+    return Table(
+        "Claims by recipe",
+        ("Recipe", "Title", *(Column(str(kind), "num") for kind in Verdict)),
+        tuple(rows),
+        lead=f"{counted(sum(totals.values()), 'claim')} of {counted(len(recipes), 'recipe')}: {words}.",
+    )
 
 
 def scoreboard(recipes: Sequence[Reproduced]) -> str:
     """Every claim with its verdict as Markdown, one table for each paper, for a page under version control."""
-    lines = [_scoreboard(recipes).sentence]
-    for paper, here in gathered((one.name.partition("/")[0], one) for one in recipes).items():
-        made_by = "; ".join(dict.fromkeys(text for one in here for text in one.made_by))
-        lines += ["", f"### {plain(paper)}", "", f"Size {here[0].size}, code and machine: {plain(made_by)}.", ""]
-        lines += table_head(["recipe", "claim", "verdict", "measured", "printed"])
-        for one in here:
-            rows = [(one.name, each.text, each.verdict, each.measured, each.statement.printed) for each in one.judged]
-            lines += [table_row(map(plain, row)) for row in rows]
-        lines += ["", *(f"- {plain(one.name)}: {plain(note)}." for one in here for note in one.notes)]
-    return "\n".join(lines) + "\n"
+    parts = [_scoreboard(recipes).lead]
+    for paper, alike in gathered((recipe.name.partition("/")[0], recipe) for recipe in recipes).items():
+        made_by = "; ".join(dict.fromkeys(text for recipe in alike for text in recipe.made_by))
+        table = Table(
+            paper,
+            ("recipe", "claim", "verdict", "measured", "printed"),
+            tuple(
+                (recipe.name, claim.text, claim.verdict, claim.measured, claim.statement.printed)
+                for recipe in alike
+                for claim in recipe.judged
+            ),
+            f"Size {alike[0].size}, code and machine: {made_by}.",
+            tuple(f"{recipe.name}: {note}." for recipe in alike for note in recipe.notes),
+        )
+        parts += ["", table.markdown()]
+    return "\n".join(parts) + "\n"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,11 @@ from leakgauge.harness.core.metrics import Metric, headline, metric
 from leakgauge.harness.core.result import Environment, Estimate, Flag, Result, Run, TrainingRecord
 from leakgauge.harness.core.stats import clopper_pearson, cut, mean_interval, pool
 from leakgauge.reports.text.notation import fixed
+
+if TYPE_CHECKING:
+    from leakgauge.reports.sections.changes import Against
+
+Images = Literal["public", "redact", "none"]
 
 HIGH, LOW = 0.5, 0.1
 """Positions between the floor (0) and the ceiling (1): High from the first value on, Low below the second."""
@@ -168,10 +173,16 @@ def _pooled(case: Case) -> Estimate | None:
 
 
 class Analysis:
-    """The groups of a run. Every part is computed once."""
+    """The groups of a run, and what its report shall show. Every part is computed once.
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    Attributes:
+        images: `public` shows pictures of the data sets in `run.public_data` and withholds the others, with the reason;
+            `redact` withholds all pictures and keeps their numbers; `none` leaves them out.
+        against: a finished comparison for the section on changes; None: the report has no such section.
+    """
+
+    def __init__(self, run: Run, *, images: Images = "public", against: Against | None = None) -> None:
+        self.run, self.images, self.against = run, images, against
 
     @cached_property
     def settings(self) -> dict[str, str]:

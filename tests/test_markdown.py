@@ -4,7 +4,7 @@ import re
 
 from leakgauge.harness.core.cell import PartSpec, Target
 from leakgauge.reports.select import Analysis
-from leakgauge.reports.text.markdown import to_matrix
+from leakgauge.reports.text.tables import to_matrix
 from tests import report_fixtures as double
 from tests.report_page import with_ssim
 

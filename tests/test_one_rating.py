@@ -23,8 +23,7 @@ from leakgauge.reports.sections.leakage import leakage
 from leakgauge.reports.sections.pictures import gallery
 from leakgauge.reports.sections.verdict import verdict
 from leakgauge.reports.select import LEAKING, Analysis
-from leakgauge.reports.text.markdown import to_matrix
-from leakgauge.reports.text.tables import plain
+from leakgauge.reports.text.tables import plain, to_matrix
 from tests import report_fixtures as double
 from tests.command import call
 from tests.report_page import Page, small, with_ssim, with_trainings
@@ -232,7 +231,7 @@ IDLG = {"name": "idlg", "evaluations": 40, "restarts": 1}
 def test_the_headline_of_an_app_that_leaks_says_so_with_pictures_of_granted_records(tmp_path, public: bool) -> None:
     run = inspected(tmp_path, net(), ["prior", IDLG], victims=4, public=public)
     analysis = Analysis(run)
-    found, (grid,) = verdict(analysis), gallery(analysis, "public").grids
+    found, (grid,) = verdict(analysis), gallery(analysis).grids
     assert (found.sentence, found.badge.words) == ("Without a defense, this training leaks", "Leaks")
     assert "Inputs are reconstructed" in found.support
     assert (found.figures[1].value != "0", found.figures[1].unit) == (True, "of 4")

@@ -59,13 +59,13 @@ def test_domination_is_no_worse_in_all_and_better_beyond_doubt_in_one():
 def test_the_table_names_who_is_dominated_and_the_goals():
     run = double.make_run(small(double.NONE, GOOD, BAD), make=ssim_of(TABLE))
     run = dataclasses.replace(run, study=run.study | {"goals": ["laplace, accuracy loss 0.02: out of reach <b>"]})
-    (table,) = frontier(Analysis(run)).tables
-    rows = {row.defense: row for row in table.rows}
+    ((_, table),) = frontier(Analysis(run)).tables
+    rows = {row[0]: row[1:] for row in table.rows}
     # sqsgd sends 2.1 bits with a higher accuracy than laplace, but leaks more
-    assert [rows[name].dominated for name in ("laplace", "sqsgd")] == ["", ""]
-    assert (rows["no defense"].place, rows["no defense"].epsilon) == ("100 %", "n/a")
-    assert rows["laplace"].attack.startswith("matching: mean SSIM 0.305 (")
-    assert rows["laplace"].unit == "per coordinate, whole run, δ 0"
+    assert [rows[name][-1] for name in ("laplace", "sqsgd")] == ["– on the frontier"] * 2
+    assert (rows["no defense"][1].text, rows["no defense"][4].text) == ("100 %", "n/a")
+    assert rows["laplace"][2].startswith("matching: mean SSIM 0.305 (")
+    assert rows["laplace"][4].below == ("per coordinate, whole run, δ 0",)
     page = complete(render(run))
     for words in ("Choosing a defense", "out of reach <b>", "– on the frontier", "Goals of this study"):
         assert words in page.text

@@ -23,7 +23,7 @@ OTHER = PartSpec("matching", {"objective": "cosine", "restarts": 2})
 
 
 def shown(cells: tuple[Cell, ...], **changes: object) -> Gallery:
-    return gallery(Analysis(double.make_run(cells, **changes)), "public")
+    return gallery(Analysis(double.make_run(cells, **changes)))
 
 
 def only_grid(cells: tuple[Cell, ...], **changes: object) -> Grid:

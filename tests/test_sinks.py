@@ -45,8 +45,7 @@ from leakgauge.reports.export import rows_as, to_jsonl
 from leakgauge.reports.html import render
 from leakgauge.reports.sections.changes import Against
 from leakgauge.reports.select import Analysis
-from leakgauge.reports.text.markdown import to_matrix
-from leakgauge.reports.text.tables import plain
+from leakgauge.reports.text.tables import plain, to_matrix
 from tests import gate_case
 from tests.command import call
 from tests.hostile import PAYLOADS, hostile_baseline, hostile_run, on_disk, poisoned, tame_run

@@ -78,7 +78,7 @@ def export(
     from leakgauge.harness.study.store import load_run, write_atomically
     from leakgauge.reports.export import rows_as, to_jsonl
     from leakgauge.reports.select import Analysis
-    from leakgauge.reports.text.markdown import to_matrix
+    from leakgauge.reports.text.tables import to_matrix
 
     names = [name for name in columns.split(",") if name]
     with user_errors():
@@ -113,9 +113,9 @@ def publish(
     from leakgauge.harness.core.labels import cell_text
     from leakgauge.harness.study.store import write_atomically
     from leakgauge.reports.html import report_files, stale_pictures
-    from leakgauge.reports.text.tables import summary
+    from leakgauge.reports.text.tables import printed
 
-    print_table(lambda width: summary(finished, width))
+    print_table(lambda width: printed(finished, width))
     compared = None if against is None else _compared(finished, against)
     place = out or folder / ("report.html" if layout == "file" else "report")
     files = report_files(finished, place, layout, images=images, against=compared)

@@ -13,9 +13,14 @@ from leakgauge.harness.core.points import values
 from leakgauge.harness.core.statements import Judged, Statement, Verdict, judge
 from leakgauge.reports.charts import figures
 from leakgauge.reports.charts.figures import Chart, Point, Series, drawable, slug
+from leakgauge.reports.sections import Section
 from leakgauge.reports.select import Analysis
+from leakgauge.reports.table import Cell, Fields, Table
 from leakgauge.reports.text.notation import short
 
+_CAPTION = (
+    "The claims, the measured numbers, and the numbers printed in the source. No verdict uses the printed numbers."
+)
 _TONES = dict(zip(Verdict, ("good", "bad", "warn", "none"), strict=True))
 
 
@@ -27,21 +32,10 @@ class Drawing(NamedTuple):
     markers: tuple[Markup, ...]
 
 
-class Stated(NamedTuple):
-    """A statement with its verdict, for the table."""
-
-    text: str
-    tone: str
-    verdict: str
-    measured: str
-    printed: str
-    more: str
-
-
 class Asked(NamedTuple):
     """The figures and claims of a study. `errors`: figures that could not be drawn, with the reason."""
 
-    stated: tuple[Stated, ...]
+    stated: Table | None
     drawings: tuple[Drawing, ...]
     errors: tuple[tuple[str, str], ...]
 
@@ -57,12 +51,17 @@ def asked(analysis: Analysis) -> Asked | None:
     return shown(judge(claims, found), [panels(one, found) for one in wanted], "asked")
 
 
+SECTION = Section("asked", "Figures and claims of this study", "Figures", asked, 60)
+
+
 def shown(judged: Sequence[Judged], drawn: Sequence[Drawn], prefix: str) -> Asked:
     """Verdicts and figures for a page. `prefix`: prefix of the ids on the page."""
     charts = charts_of(drawn)
     errors = [(figure.title, panels) for figure, panels in drawn if isinstance(panels, str)]
     drawings = tuple(drawing(one, prefix) for one in charts)
-    return Asked(tuple(map(_stated, judged)), drawings, tuple(errors))
+    columns = ("Claim", "Verdict", "Measured", "Printed")
+    stated = Table(_CAPTION, columns, tuple(map(_stated, judged))) if judged else None
+    return Asked(stated, drawings, tuple(errors))
 
 
 def charts_of(drawn: Sequence[Drawn]) -> list[Chart]:
@@ -75,12 +74,12 @@ def charts_of(drawn: Sequence[Drawn]) -> list[Chart]:
     return [drawable(one) for one in charts if any(line.points for line in one.series)]
 
 
-def _stated(one: Judged) -> Stated:
-    """A row of the table of statements."""
+def _stated(one: Judged) -> Fields:
     more = "" if one.p is None else f"p = {one.p:.2g}"
     if one.verdict is Verdict.UNRESOLVED and one.seeds is not None:
         more += f"; about {one.seeds} seeds would decide it"
-    return Stated(one.text, _TONES[one.verdict], str(one.verdict), one.measured, one.statement.printed, more)
+    verdict = Cell(str(one.verdict), tone=_TONES[one.verdict])
+    return one.text, verdict, Cell(one.measured, below=(more,) if more else ()), one.statement.printed
 
 
 def chart_of(figure: Figure, panel: Panel, name: str) -> Chart:

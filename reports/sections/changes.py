@@ -11,6 +11,8 @@ from leakgauge.harness.gate.baseline import Baseline
 from leakgauge.harness.gate.judge import Check, Outcome, Verdict
 from leakgauge.harness.gate.measure import Measure, Measured
 from leakgauge.harness.gate.output import ICONS, headline, pictured, word
+from leakgauge.reports.sections import Section
+from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.notation import NO_VALUE, fixed, percent, points
 
 MOST = 200
@@ -122,6 +124,13 @@ def changes(outcome: Outcome, now: Measured, base: Baseline) -> Changes:
         unmoved=f"{still} of {total} without a clear change." if outcome.checks else "",
         scales=tuple(f"{metric(name).words} {_range(name, scale.low, scale.high)}" for name, scale in scales.items()),
     )
+
+
+def _of_report(analysis: Analysis) -> Changes | None:
+    return None if analysis.against is None else changes(*analysis.against)
+
+
+SECTION = Section("changes", "Changes since the baseline", "Changes", _of_report, 10)
 
 
 def moved(check: Check) -> bool:

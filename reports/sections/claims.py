@@ -9,6 +9,7 @@ from typing import NamedTuple
 from leakgauge.harness.core.labels import Label, counted, odds
 from leakgauge.harness.core.result import ClaimRecord, ProofRecord, TrainingRecord
 from leakgauge.harness.core.stats import chance
+from leakgauge.reports.sections import Section
 from leakgauge.reports.sections.audits import Amount, alike, details, measured
 from leakgauge.reports.sections.checked import (
     State,
@@ -246,3 +247,6 @@ def claims(analysis: Analysis) -> Claims:
         )
     audited = any(row.audits for row in rows)
     return Claims(tuple(rows), len(analysis.settings) > 1, tuple(dict.fromkeys(units)), overview(analysis), audited)
+
+
+SECTION = Section("claims", "Claimed and proved epsilon", "Claims", claims, 20)

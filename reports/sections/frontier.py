@@ -7,8 +7,10 @@ from typing import NamedTuple
 from leakgauge.harness.core.result import ClaimRecord
 from leakgauge.harness.core.stats import joined
 from leakgauge.reports.charts.figures import Chart, Point, by_defense
+from leakgauge.reports.sections import Section
 from leakgauge.reports.select import Analysis, Group, final_accuracy
-from leakgauge.reports.text.notation import INFINITE, NO_VALUE, fixed, interval, listing, percent, short
+from leakgauge.reports.table import Cell, Column, Fields, Table
+from leakgauge.reports.text.notation import NO_VALUE, fixed, interval, listing, number, percent, short
 
 
 class Standing(NamedTuple):
@@ -34,33 +36,17 @@ class Standing(NamedTuple):
     claim: ClaimRecord
 
 
-class Row(NamedTuple):
-    """One line of the table. `seen`: interval of the leakage; `dominated`: dominating defenses, or empty."""
-
-    defense: str
-    accuracy: str
-    ends: str
-    place: str
-    seen: str
-    attack: str
-    bits: str
-    epsilon: str
-    unit: str
-    dominated: str
-
-
-class Table(NamedTuple):
-    """The table of one setting."""
-
-    setting: str
-    rows: tuple[Row, ...]
-
-
 class Frontier(NamedTuple):
-    """The tables, and how the goals of the study were solved."""
+    """The table of each setting, by its name, and how the goals of the study were solved."""
 
-    tables: tuple[Table, ...]
+    tables: tuple[tuple[str, Table], ...]
     goals: tuple[str, ...]
+
+
+_COLUMNS = (
+    *("Defense", Column("Final accuracy", "num"), Column("Leakage", "num"), Column("Best attack", "text")),
+    *(Column("Bits per parameter", "num"), Column("ε proved", "num"), Column("Dominated by", "text")),
+)
 
 
 def frontier(analysis: Analysis) -> Frontier | None:
@@ -68,10 +54,14 @@ def frontier(analysis: Analysis) -> Frontier | None:
     goals = tuple(analysis.run.study.get("goals", ()))
     tables = []
     for key, name in analysis.settings.items():
-        found = standings(analysis, key)
-        if len(found) > 1:
-            tables.append(Table(name, tuple(_row(analysis, one, found) for one in found)))
+        compared = standings(analysis, key)
+        if len(compared) > 1:
+            rows = tuple(_row(analysis, standing, compared) for standing in compared)
+            tables.append((name, Table(f"Defenses compared: {name}", _COLUMNS, rows)))
     return Frontier(tuple(tables), goals) if tables or goals else None
+
+
+SECTION = Section("frontier", "Choosing a defense", "Choosing", frontier, 50)
 
 
 def standings(analysis: Analysis, setting: str) -> list[Standing]:
@@ -119,25 +109,23 @@ def dominates(one: Standing, other: Standing) -> bool:
     return one.low > other.high or one.most < other.least or one.bits < 0.99 * other.bits
 
 
-def _row(analysis: Analysis, one: Standing, found: list[Standing]) -> Row:
-    """The line of one defense."""
-    estimate = one.worst.estimate
-    value = f"{one.worst.metric.words} {fixed(one.worst.value)}"
+def _row(analysis: Analysis, one: Standing, compared: list[Standing]) -> Fields:
+    value, estimate, proved = f"{one.worst.metric.words} {fixed(one.worst.value)}", one.worst.estimate, one.claim.proved
     ends = interval(estimate) if estimate is not None else ""
-    proved = one.claim.proved
-    better = [analysis.defenses[each.defense].text for each in found if dominates(each, one)]
-    covers, unit = one.claim.epsilon is not None, f"per {proved.unit}, {one.claim.horizon}, δ {short(proved.delta)}"
-    return Row(
-        defense=analysis.defenses[one.defense].text,
-        accuracy=percent(one.accuracy),
-        ends=f"{percent(one.low)} to {percent(one.high)}",
-        place=percent(one.place, 0),
-        seen=f"{percent(one.least, 0)} to {percent(one.most, 0)}" if one.most > one.least else "",
-        attack=f"{analysis.attack_text(one.worst)}: {value}{f' ({ends})' if ends else ''}",
-        bits=fixed(one.bits, 2),
-        epsilon=(INFINITE if proved.epsilon is None else short(proved.epsilon)) if covers else NO_VALUE,
-        unit=joined(unit, analysis.unpromised(one.worst)) if covers else "nothing is promised",
-        dominated=listing(better),
+    better = [analysis.defenses[other.defense].text for other in compared if dominates(other, one)]
+    bound = Cell(NO_VALUE, below=("nothing is promised",))
+    if one.claim.epsilon is not None:
+        scope = f"per {proved.unit}, {one.claim.horizon}, δ {short(proved.delta)}"
+        bound = Cell(number(proved.epsilon), below=(joined(scope, analysis.unpromised(one.worst)),))
+    span = (f"{percent(one.least, 0)} to {percent(one.most, 0)}",) if one.most > one.least else ()
+    return (
+        analysis.defenses[one.defense].text,
+        Cell(percent(one.accuracy), below=(f"{percent(one.low)} to {percent(one.high)}",)),
+        Cell(percent(one.place, 0), below=span),
+        f"{analysis.attack_text(one.worst)}: {value}{f' ({ends})' if ends else ''}",
+        fixed(one.bits, 2),
+        bound,
+        listing(better) or "– on the frontier",
     )
 
 

@@ -7,7 +7,9 @@ from typing import NamedTuple
 from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.labels import UNDEFENDED, Label, counted, where
 from leakgauge.harness.core.metrics import RECOGNIZABLE
+from leakgauge.reports.sections import Section
 from leakgauge.reports.select import HIGH, LOW, Analysis, Group
+from leakgauge.reports.table import Cell, Fields, Table
 from leakgauge.reports.text.notation import NO_VALUE, first_line, fixed, interval, percent
 
 
@@ -189,3 +191,42 @@ def leakage(analysis: Analysis) -> Leakage | None:
         tuple(_matrix(analysis, setting, groups) for setting, groups in grouped.items() if groups),
         tuple(dict.fromkeys(f"{e.method} ({100 * e.level:g} %)" for e in estimates)),
     )
+
+
+def matrices(analysis: Analysis) -> list[Table]:
+    """One table per setting: one row per defense and one for the floor, one column per attack and target.
+
+    A cell is the headline number with its 95 % interval; the strongest attack of a row is bold. The last column names
+    the strongest attack of each kind with its rating, or states why there is none, and adversaries without a promise.
+    """
+    shown, tables = leakage(analysis), []
+    for matrix in shown.matrices if shown is not None else ():
+        heads = [f"{head.attack.text}, {head.place} ({head.metric})" for head in matrix.heads]
+        rows: list[Fields] = [
+            (row.defense.text, *map(_short, row.entries), _named(analysis, matrix.key, row.key)) for row in matrix.rows
+        ]
+        tables.append(Table(matrix.setting, ("defense", *heads, "strongest"), tuple(rows)))
+    return tables
+
+
+def _short(entry: Entry) -> Cell:
+    """A number with its interval, or the reason for a failure."""
+    note = entry.interval or (entry.notes[0] if entry.notes and entry.word == NO_NUMBER else "")
+    return Cell(entry.value, note, strong=entry.strongest)
+
+
+def _named(analysis: Analysis, setting: str, defense: str) -> str:
+    """The strongest attacks on a defense, or a text that no attack beats its floor or is strong enough to tell."""
+    groups = [group for group in analysis.attacked if (group.setting, group.defense) == (setting, defense)]
+    kinds = gathered((group.case.kind, group) for group in groups).values()
+    most = [strongest[0] for kind in kinds if (strongest := analysis.strongest(kind))]
+    texts = [f"{analysis.attack_text(group)} {fixed(group.value)}, {analysis.rating(group).word}" for group in most]
+    ratings = [analysis.rating(group) for group in groups if group.value is not None]
+    words = {rating.word for rating in ratings}
+    if not texts and words:
+        lacking = next((rating.why for rating in ratings if rating.word == "not rated"), "")
+        texts = [lacking or ("nothing beats the floor" if "at floor" in words else "too weak to tell")]
+    return "; ".join([*texts, *dict.fromkeys(filter(None, map(analysis.unpromised, groups)))])
+
+
+SECTION = Section("leakage", "Leakage by defense and attack", "Leakage", leakage, 30, markdown=matrices)

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 from leakgauge.harness.core.labels import UNDEFENDED, counted
 from leakgauge.harness.core.metrics import RECOGNIZABLE
+from leakgauge.reports.sections import Section
 from leakgauge.reports.sections.checked import tally
 from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.notation import listing
 
-TEMPLATE = """<h2 id="limits-title">{{ title }}</h2>
+_TEMPLATE = """<h2 id="limits-title">{{ title }}</h2>
 <p class="lead">Read the numbers of this report with these limits:</p>
 <ul class="limits">
 {% for limit in data %}
@@ -126,3 +127,6 @@ def limits(analysis: Analysis) -> tuple[str, ...]:
     """The limits, the most important ones first."""
     parts = (_attacks, _claims, _adversaries, _controls, _certainty, _scope)
     return tuple(text for part in parts for text in part(analysis))
+
+
+SECTION = Section("limits", "What this report does not show", "Limits", limits, 90, _TEMPLATE)

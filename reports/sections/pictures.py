@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,10 @@ from leakgauge.harness.core.cell import Target
 from leakgauge.harness.core.labels import Label, counted, where
 from leakgauge.harness.core.metrics import RECOGNIZABLE
 from leakgauge.harness.core.result import Pictures, Result
+from leakgauge.reports.sections import Section
 from leakgauge.reports.select import Analysis, Group, best, recognizable
 from leakgauge.reports.text.notation import fixed
 
-Images = Literal["public", "redact", "none"]
 Pixels = npt.NDArray[np.float32]
 
 MOST_IMAGES = 8
@@ -180,7 +180,7 @@ def _rows(
         yield f"Image {at + 1}", row
 
 
-def _grid(analysis: Analysis, setting: str, images: Images, budget: int) -> Grid | None:
+def _grid(analysis: Analysis, setting: str, budget: int) -> Grid | None:
     """The grid of one setting; None if it has no pictures."""
     found = _candidates(analysis, setting)
     if found is None:
@@ -195,10 +195,14 @@ def _grid(analysis: Analysis, setting: str, images: Images, budget: int) -> Grid
     if originals is None:
         return None
     data, notes = groups[0].case.training.task.data, []
-    withheld = images == "redact" or data not in analysis.run.public_data
+    withheld = analysis.images == "redact" or data not in analysis.run.public_data
     if withheld:
-        why = "option --images redact" if images == "redact" else f"the data set {data} is not known to be public"
-        if images != "redact" and data.startswith("recording:"):
+        why = (
+            "option --images redact"
+            if analysis.images == "redact"
+            else f"the data set {data} is not known to be public"
+        )
+        if analysis.images != "redact" and data.startswith("recording:"):
             why = "the records were not granted; inspect into a new folder with --show-records or public=True"
         notes.append(f"Pictures are withheld: {why}. The numbers below them are unchanged.")
     rows = tuple(_rows(analysis, columns, originals, withheld, budget))
@@ -223,17 +227,20 @@ def _column(analysis: Analysis, group: Group) -> Column:
     return Column(word, f"{analysis.attack_text(group)}, {group.case.threat}", fixed(group.value, 2))
 
 
-def gallery(analysis: Analysis, images: Images) -> Gallery | None:
+def gallery(analysis: Analysis) -> Gallery | None:
     """The grids of the first settings; None if no attack reconstructs images."""
     if not any(group.case.kind == "reconstruction" for group in analysis.attacked):
         return None
-    if images == "none":
+    if analysis.images == "none":
         return Gallery((), "Pictures are left out: option --images none.")
     grids: list[Grid] = []
     budget, settings = MOST_BYTES, list(analysis.settings)[:MOST_SETTINGS]
     for left, setting in zip(range(len(settings), 0, -1), settings, strict=True):
-        grid = _grid(analysis, setting, images, budget // left)
+        grid = _grid(analysis, setting, budget // left)
         if grid is not None:
             grids.append(grid)
             budget -= sum(len(tile.source) for _, row in grid.rows for tile in row)
     return Gallery(tuple(grids), "" if grids else "No finished reconstruction has pictures.")
+
+
+SECTION = Section("pictures", "Originals and reconstructions", "Reconstructions", gallery, 40)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.result import Environment, Run
+from leakgauge.reports.sections import Section
 from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.notation import duration
 
@@ -118,3 +119,6 @@ def provenance(analysis: Analysis) -> Provenance:
         caution=caution,
         text=str(run.study.get("text", "")),
     )
+
+
+SECTION = Section("provenance", "Provenance", "Provenance", provenance, 100)

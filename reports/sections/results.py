@@ -11,6 +11,7 @@ from leakgauge.harness.core.metrics import metric
 from leakgauge.harness.core.result import Result
 from leakgauge.harness.core.stats import cut
 from leakgauge.reports.export import data_uri, status_of, table, to_csv
+from leakgauge.reports.sections import Section
 from leakgauge.reports.select import Analysis, Group
 from leakgauge.reports.text.notation import NO_VALUE, duration, first_line, interval, measured
 
@@ -135,3 +136,6 @@ def everything(analysis: Analysis) -> Everything:
         failed=len(run.failures),
         missing=len(run.missing),
     )
+
+
+SECTION = Section("results", "All results", "All results", everything, 80)

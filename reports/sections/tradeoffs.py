@@ -12,21 +12,12 @@ from leakgauge.reports.charts.epsilon import AUC, MSE, SSIM, accuracy_charts, le
 from leakgauge.reports.charts.figures import Chart, Point, by_defense, drawable
 from leakgauge.reports.charts.roc import roc_charts
 from leakgauge.reports.charts.rounds import attack_charts, training_charts
+from leakgauge.reports.sections import Section
 from leakgauge.reports.sections.asked import Drawing, drawing
 from leakgauge.reports.sections.frontier import frontier_chart
 from leakgauge.reports.select import Analysis, final_accuracy
+from leakgauge.reports.table import Column, Table
 from leakgauge.reports.text.notation import fixed, percent, size
-
-
-class Traffic(NamedTuple):
-    """The messages of one defense. `share`: size relative to the largest message, for the bar."""
-
-    defense: str
-    bytes: str
-    bits: str
-    snr: str
-    accuracy: str
-    share: float
 
 
 class TradeOffs(NamedTuple):
@@ -34,7 +25,7 @@ class TradeOffs(NamedTuple):
 
     setting: str
     drawings: tuple[Drawing, ...]
-    traffic: tuple[Traffic, ...]
+    traffic: Table | None
 
 
 class _Messages(NamedTuple):
@@ -52,10 +43,13 @@ def trade_offs(analysis: Analysis) -> tuple[TradeOffs, ...] | None:
     found = []
     for index, (setting, name) in enumerate(analysis.settings.items()):
         drawings = tuple(drawing(chart, f"s{index}") for chart in charts(analysis, setting))
-        rows = _traffic(analysis, setting)
-        if drawings or rows:
-            found.append(TradeOffs(name, drawings, rows))
+        traffic = _traffic(analysis, setting)
+        if drawings or traffic is not None:
+            found.append(TradeOffs(name, drawings, traffic))
     return tuple(found) or None
+
+
+SECTION = Section("tradeoffs", "Trade-offs", "Trade-offs", trade_offs, 70)
 
 
 def charts(analysis: Analysis, setting: str) -> tuple[Chart, ...]:
@@ -89,24 +83,19 @@ def _messages(analysis: Analysis, setting: str) -> list[_Messages]:
     return found
 
 
-def _traffic(analysis: Analysis, setting: str) -> tuple[Traffic, ...]:
-    """The table of messages of one setting."""
+def _traffic(analysis: Analysis, setting: str) -> Table | None:
+    """The messages of each defense; a bar shows their size relative to the largest ones."""
     found = _messages(analysis, setting)
     most = max((one.bytes for one in found), default=0.0) or 1.0
     rows = []
     for one in found:
         accuracy = final_accuracy(one.trainings)
-        rows.append(
-            Traffic(
-                defense=analysis.defenses[one.defense].text,
-                bytes=size(one.bytes),
-                bits=fixed(one.bits, 2),
-                snr="exact" if one.snr is None else f"{fixed(one.snr, 1)} dB",
-                accuracy=percent(accuracy.value if accuracy is not None else None),
-                share=one.bytes / most,
-            )
-        )
-    return tuple(rows)
+        bar, snr = f"{100 * one.bytes / most:.2f}", "exact" if one.snr is None else f"{fixed(one.snr, 1)} dB"
+        name, share = analysis.defenses[one.defense].text, percent(None if accuracy is None else accuracy.value)
+        rows.append((name, size(one.bytes), bar, fixed(one.bits, 2), snr, share))
+    names = ("Bytes per message", "Bar: share of the largest", "Bits per parameter", "SNR", "Final accuracy")
+    columns = (Column(name, "bar" if name.startswith("Bar") else "num") for name in names)
+    return Table("Size of a message, by defense", ("Defense", *columns), tuple(rows)) if rows else None
 
 
 def fidelity_chart(analysis: Analysis, setting: str) -> Chart:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from leakgauge.harness.core.labels import UNDEFENDED, case_text, counted, where
 from leakgauge.harness.core.metrics import RECOGNIZABLE
+from leakgauge.reports.sections import Section
 from leakgauge.reports.sections.checked import Badge, Broken, broken
 from leakgauge.reports.select import (
     HIGH,
@@ -262,3 +263,6 @@ def verdict(analysis: Analysis) -> Verdict:
         _coverage_figure(analysis),
     )
     return Verdict(sentence, support, badge, broken(analysis), _RULE, figures, _origin(analysis))
+
+
+SECTION = Section("verdict", "Verdict", "Verdict", verdict, 0)

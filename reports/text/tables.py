@@ -1,4 +1,4 @@
-"""The table in the terminal at the end of a run."""
+"""A run as text: tables in the terminal at its end, and as Markdown for a page under version control."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 
 from rich import box
 from rich.console import Console
+from rich.console import Group as RichGroup
 from rich.table import Table
 from rich.text import Text
 
 from leakgauge.harness.core.labels import counted, where
 from leakgauge.harness.core.result import Estimate, Run, TrainingRecord
 from leakgauge.harness.core.sinks import styled
+from leakgauge.reports.sections import sections
 from leakgauge.reports.sections.audits import stated
 from leakgauge.reports.sections.checked import BADGES, UNKEPT, brief, checked, codes, is_unkept
 from leakgauge.reports.sections.leakage import entry_of
@@ -147,9 +149,22 @@ def summary(run: Run, width: int = NARROW) -> Table:
     return table
 
 
+def printed(run: Run, width: int = NARROW) -> RichGroup:
+    """What the terminal shows of a run: the table of `summary`, then the tables of sections that have some for it."""
+    analysis = Analysis(run)
+    tables = (table.terminal() for section in sections() for table in section.terminal(analysis))
+    return RichGroup(summary(run, width), *tables)
+
+
 def plain(run: Run, *, width: int = 100) -> str:
-    """The table of `summary` as plain text, with no line longer than `width`."""
+    """The text of `printed`, with no line longer than `width`."""
     buffer = io.StringIO()
     console = Console(file=buffer, width=width, color_system=None, force_terminal=False, legacy_windows=False)
-    console.print(summary(run, width))
+    console.print(printed(run, width))
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+def to_matrix(analysis: Analysis) -> str:
+    """The Markdown of all sections that have one: the leakage matrix of each setting, then those of new sections."""
+    tables = (table for section in sections() for table in section.markdown(analysis))
+    return "\n".join(table.markdown() for table in tables) or "\n"

@@ -1,0 +1,103 @@
+"""One table, and its writers: for the page (`table` in `templates/macros.html`), for the terminal and for Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from rich import box
+from rich.table import Table as RichTable
+
+from leakgauge.harness.core.sinks import markdown, styled, table_head, table_row
+
+
+def plain(text: str) -> str:
+    """A text as literal Markdown."""
+    return markdown(text, bare=True)
+
+
+class Cell(NamedTuple):
+    """A field of a table.
+
+    Attributes:
+        ends: an interval or a reason, in brackets after the text.
+        below: smaller lines below the text, on the page.
+        strong: whether the field stands out; in the terminal its whole row does.
+        tone: color of a verdict on the page: `good`, `bad`, `warn` or `none`.
+        link: id of the section to which the text links on the page.
+    """
+
+    text: str
+    ends: str = ""
+    below: tuple[str, ...] = ()
+    strong: bool = False
+    tone: str = ""
+    link: str = ""
+
+
+class Column(NamedTuple):
+    """A column: short words, numbers, long texts, or bars of up to 100, which only the page shows."""
+
+    name: str
+    kind: Literal["", "num", "text", "bar"] = ""
+
+
+Fields = tuple[Cell | str, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with its title, a paragraph above it and notes below it. The first field of a row names the row."""
+
+    title: str
+    columns: tuple[Column | str, ...]
+    rows: tuple[Fields, ...]
+    lead: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def heads(self) -> list[Column]:
+        """The columns."""
+        return [Column(column) if isinstance(column, str) else column for column in self.columns]
+
+    @property
+    def cells(self) -> list[list[Cell]]:
+        """The rows."""
+        return [[Cell(field) if isinstance(field, str) else field for field in row] for row in self.rows]
+
+    def markdown(self, write: Callable[[str], str] = plain) -> str:
+        """The table as Markdown, with its notes as a list. `write` escapes a text."""
+        shown = [at for at, column in enumerate(self.heads) if column.kind != "bar"]
+        lines = [f"### {write(self.title)}", ""] if self.title else []
+        lines += [write(self.lead), ""] if self.lead else []
+        lines += table_head([write(self.heads[at].name) for at in shown])
+        lines += [table_row(_marked(row[at], write) for at in shown) for row in self.cells]
+        return "\n".join([*lines, "", *(f"- {write(note)}" for note in self.notes)])
+
+    def terminal(self) -> RichTable:
+        """The table for a terminal, with its notes below it."""
+        drawn = RichTable(
+            title=styled("\n".join(filter(None, (self.title, self.lead)))),
+            caption=styled("\n".join(self.notes)),
+            caption_justify="left",
+            box=box.SIMPLE_HEAD,
+            padding=(0, 1),
+        )
+        shown = [at for at, column in enumerate(self.heads) if column.kind != "bar"]
+        for at in shown:
+            kind = self.heads[at].kind
+            drawn.add_column(self.heads[at].name, overflow="fold", justify="right" if kind == "num" else "left")
+        for row in self.cells:
+            style = "bold" if any(cell.strong for cell in row) else ""
+            drawn.add_row(*(styled(f"{row[at].text}{_bracketed(row[at].ends)}", style) for at in shown))
+        return drawn
+
+
+def _bracketed(text: str) -> str:
+    return f" ({text})" if text else ""
+
+
+def _marked(cell: Cell, write: Callable[[str], str]) -> str:
+    text = write(cell.text)
+    return f"{f'**{text}**' if cell.strong else text}{_bracketed(write(cell.ends))}"

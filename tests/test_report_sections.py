@@ -1,0 +1,84 @@
+"""A new section of the report is one file: the page, the terminal and the Markdown show its tables."""
+
+from pathlib import Path
+
+import pytest
+
+from leakgauge.reports import sections
+from leakgauge.reports.html import render
+from leakgauge.reports.select import Analysis
+from leakgauge.reports.table import Cell, Column, Table
+from leakgauge.reports.text.tables import plain, to_matrix
+from tests import report_fixtures as double
+from tests.report_page import SECTIONS, complete, small
+from tests.report_page import sections as ids
+
+TOY = '''
+from leakgauge.reports.sections import of_tables
+from leakgauge.reports.table import Cell, Column, Table
+from leakgauge.reports.text.notation import percent
+
+
+def uploads(analysis):
+    """Bytes of all messages, by defense."""
+    rows = [
+        (label.text, str(sum(sum(t.message_bytes) for t in trainings)), f"{10 * at}")
+        for at, (key, label) in enumerate(analysis.defenses.items())
+        for (setting, defense), trainings in analysis.trainings.items()
+        if defense == key
+    ]
+    columns = "Defense", Column("Bytes | sent", "num"), Column("Bar", "bar")
+    strong = (Cell(rows[0][0], "worst <b>", ("below it",), strong=True), *rows[0][1:]) if rows else ()
+    notes = ("A note with a_name.",)
+    return [Table("Uploads", columns, (strong, *rows[1:]), "Bytes of all rounds.", notes)] if rows else []
+
+
+SECTION = of_tables("uploads", "What clients sent", "Uploads", 75, uploads)
+'''
+
+
+@pytest.fixture
+def with_toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more file in the folder of the sections."""
+    (tmp_path / "uploads.py").write_text(TOY)
+    monkeypatch.setattr(sections, "__path__", [*sections.__path__, str(tmp_path)])
+
+
+@pytest.mark.usefixtures("with_toy")
+def test_a_section_of_tables_is_on_the_page_in_the_terminal_and_in_the_markdown() -> None:
+    run = double.make_run(small())
+    page = complete(render(run))
+    assert ids(page) == [*SECTIONS[:6], "uploads", *SECTIONS[6:]]
+    assert "What clients sent Bytes of all rounds. Uploads Defense Bytes | sent Bar no defense (worst <b>)" in page.text
+    assert {"href": "#uploads"} in page.all("a")
+    assert "width" in {name for found in page.all("rect") for name in found}
+    told = plain(run)
+    assert told.index("Uploads") > told.index("matching")
+    assert "no defense (worst <b>)" in told
+    assert "A note with a_name." in told
+    assert "Bar" not in told
+    text = to_matrix(Analysis(run))
+    assert "### Uploads\n\nBytes of all rounds.\n\n| Defense | Bytes \\| sent |\n| --- | --- |\n" in text
+    assert "| **no defense** (worst &lt;b&gt;) | " in text
+    assert text.endswith("\n\n- A note with a_name.")
+
+
+@pytest.mark.usefixtures("with_toy")
+def test_a_section_without_a_table_is_nowhere() -> None:
+    run = double.make_run(small(), missing=lambda cell: True)
+    shown = render(run), plain(run), to_matrix(Analysis(run))
+    assert not any("Uploads" in text for text in shown)
+
+
+def test_without_a_new_file_the_sections_are_those_of_the_page() -> None:
+    assert [s.id for s in sections.sections() if s.id not in ("changes", "asked")] == SECTIONS
+    places = [s.place for s in sections.sections()]
+    assert len(set(places)) == len(places)
+
+
+def test_a_table_in_the_terminal_has_bold_rows_and_numbers_on_the_right() -> None:
+    table = Table("t", ("a", Column("b", "num")), (("x", "1"), ("y", Cell("2", strong=True))), notes=("n",))
+    drawn = table.terminal()
+    assert [column.justify for column in drawn.columns] == ["left", "right"]
+    assert [str(text.style) for text in drawn.columns[0].cells] == ["", "bold"]
+    assert table.markdown(str.upper) == "### T\n\n| A | B |\n| --- | --- |\n| X | 1 |\n| Y | **2** |\n\n- N"
