@@ -33,7 +33,7 @@ from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.round import Client
 from leakgauge.harness.gate.judge import Verdict, judge
 from leakgauge.harness.gate.measure import Measured, measured
-from leakgauge.harness.gate.prints import LEVEL, Changed, law_checks
+from leakgauge.harness.gate.mechanism import LEVEL, Changed, law_checks
 from leakgauge.harness.gate.rules import Rules
 from leakgauge.harness.study.prints import take
 from leakgauge.harness.study.run import run_study

@@ -16,11 +16,13 @@ from rich.console import Console
 from scipy import stats as reference
 from typer.testing import CliRunner
 
-from leakgauge.harness.cli.compare import compare as command
+from leakgauge.harness.cli.report import compare as command
+from leakgauge.harness.cli.report import comparison_markdown as to_markdown
+from leakgauge.harness.cli.report import comparison_table as table
 from leakgauge.harness.core.cell import Cell, PartSpec, Target
 from leakgauge.harness.core.result import Pictures, Result, Run, Scores, TrainingRecord
 from leakgauge.harness.core.stats import mean
-from leakgauge.harness.gate.compare import Comparison, Difference, compare, table, to_json, to_markdown, welch
+from leakgauge.harness.gate.compare import Comparison, Difference, compare, to_json, welch
 from tests import report_fixtures as double
 from tests.test_report_layout import on_disk
 

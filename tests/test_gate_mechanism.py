@@ -13,7 +13,7 @@ from leakgauge.harness.federation.round import Client
 from leakgauge.harness.gate import mechanism
 from leakgauge.harness.gate.baseline import Baseline, read, write
 from leakgauge.harness.gate.measure import measured
-from leakgauge.harness.gate.prints import compare, law_checks
+from leakgauge.harness.gate.mechanism import compare, law_checks
 from leakgauge.harness.gate.rules import Rules, Verdict
 from leakgauge.harness.study.prints import take
 from leakgauge.harness.study.run import run_study

@@ -19,6 +19,7 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 
 from leakgauge.harness.cli.progress import _view, logged
+from leakgauge.harness.cli.report import comparison_markdown, comparison_table
 from leakgauge.harness.core.result import Run
 from leakgauge.harness.core.rows import COLUMNS, rows
 from leakgauge.harness.core.sinks import (
@@ -138,7 +139,7 @@ def table_of(run: Run, found: comparing.Comparison) -> str:
     """What the terminal shows of a run, narrow and wide, and of a comparison."""
     buffer = io.StringIO()
     for width in (30, 140):
-        Console(file=buffer, width=width).print(comparing.table(found))
+        Console(file=buffer, width=width).print(comparison_table(found))
     return buffer.getvalue() + plain(run, width=40) + plain(run, width=200)
 
 
@@ -160,7 +161,7 @@ def test_no_text_of_a_hostile_run_or_baseline_is_more_than_a_text(cells: str, re
     folds = ("<details><summary>Details</summary>", "</details>")
     markdown_well(summary(outcome, now, base), ours=folds)
     few = ["ssim", "auc", "finished", "claimed_epsilon", "audited_epsilon"]
-    for text in (to_matrix(Analysis(run)), rows_as("md", run, few).decode(), comparing.to_markdown(compared)):
+    for text in (to_matrix(Analysis(run)), rows_as("md", run, few).decode(), comparison_markdown(compared)):
         markdown_well(text)
     suite = ElementTree.fromstring(junit(outcome, now).encode())
     assert len(list(suite.iter("testcase"))) == len(outcome.checks) + len(outcome.problems)
@@ -284,9 +285,7 @@ OWNERS = {
     "Console": frozenset({"harness.cli.options", "harness.cli.progress", "reports.text.tables"}),
     "Markup": frozenset({"reports.html", "reports.sections.asked"}),
     "write_text": frozenset[str](),
-    "emit": frozenset(
-        {"harness.core.sinks", *(f"harness.cli.{name}" for name in ("options", "gate", "report", "compare"))}
-    ),
+    "emit": frozenset({"harness.core.sinks", *(f"harness.cli.{name}" for name in ("options", "gate", "report"))}),
     "HTML": frozenset({"harness.cli.progress"}),
     "warn": frozenset({"harness.cli.fixture", "harness.cli.list", "harness.federation.registry"}),
     "escape": frozenset({"harness.core.sinks", "harness.cli.python", "reports.html"}),

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -51,16 +51,6 @@ AnnotationsOption = Annotated[
 ]
 
 
-class _Outputs(NamedTuple):
-    """Where the outcome is written besides the terminal."""
-
-    inconclusive_fails: bool
-    junit: Path | None
-    summary: str | None
-    to_json: Path | None
-    annotations: bool
-
-
 def gate(
     study: cli.StudyArgument,
     baseline: BaselineOption,
@@ -90,9 +80,8 @@ def gate(
             now, outcome = judged(asked, out, held.baseline, own, held.rules, data=data, workers=workers, listen=listen)
         refused, warnings = (*held.unaccepted, *outcome.unaccepted), (*held.warnings, *outcome.warnings)
         outcome = replace(outcome, unaccepted=refused, warnings=warnings)
-        outputs = _Outputs(inconclusive == "fail", junit, summary, to_json, annotations == "auto")
-        _publish(outcome, now, held.baseline, baseline, outputs)
-    raise typer.Exit(outcome.exit_code(inconclusive_fails=inconclusive == "fail"))
+        fails = inconclusive == "fail"
+        raise _published(outcome, now, held.baseline, baseline, fails, junit, summary, to_json, annotations)
 
 
 def check(
@@ -126,28 +115,38 @@ def check(
         now, held = measured(load_run(folder)), trusted(baseline, target, accept_baseline)
         bench = Bench(folder, data, workers, allow_code)
         base, outcome = _judged(now, held, bench, rerun_base=rerun_base, rerun=not no_rerun)
-        outputs = _Outputs(inconclusive == "fail", junit, summary, to_json, annotations == "auto")
-        _publish(outcome, now, base, baseline, outputs)
-    raise typer.Exit(outcome.exit_code(inconclusive_fails=inconclusive == "fail"))
+        fails = inconclusive == "fail"
+        raise _published(outcome, now, base, baseline, fails, junit, summary, to_json, annotations)
 
 
-def _publish(outcome: Outcome, now: Measured, base: Baseline, path: Path, to: _Outputs) -> None:
-    """Print the outcome and write the requested files."""
+def _published(
+    outcome: Outcome,
+    now: Measured,
+    base: Baseline,
+    path: Path,
+    fails: bool,
+    junit: Path | None,
+    summary: str | None,
+    to_json: Path | None,
+    annotations: str,
+) -> typer.Exit:
+    """Print the outcome, write the requested files, and return the exit. `fails`: whether INCONCLUSIVE does."""
     from leakgauge.harness.gate import output
     from leakgauge.harness.gate.measure import titles
 
     say(*_table(outcome, titles(now.measures)))
-    if to.junit is not None:
-        _write(to.junit, output.junit(outcome, now))
-    if to.to_json is not None:
-        _write(to.to_json, output.as_json(outcome, now, base, inconclusive_fails=to.inconclusive_fails))
-    page = os.environ.get("GITHUB_STEP_SUMMARY") if to.summary == "auto" else to.summary
+    if junit is not None:
+        _write(junit, output.junit(outcome, now))
+    if to_json is not None:
+        _write(to_json, output.as_json(outcome, now, base, inconclusive_fails=fails))
+    page = os.environ.get("GITHUB_STEP_SUMMARY") if summary == "auto" else summary
     if page:
-        _write(Path(page), output.summary(outcome, now, base), append=to.summary == "auto")
-    if to.annotations and os.environ.get("GITHUB_ACTIONS") == "true":
+        _write(Path(page), output.summary(outcome, now, base), append=summary == "auto")
+    if annotations == "auto" and os.environ.get("GITHUB_ACTIONS") == "true":
         emit("".join(f"{line}\n" for line in output.annotations(outcome)))
     known = f", with {len(base.gaps)} accepted gaps" if base.gaps else ""
     say(f"leakgauge: {output.headline(outcome)}, against {path}{known}{_first(outcome)}")
+    return typer.Exit(outcome.exit_code(inconclusive_fails=fails))
 
 
 @baselines.command()
@@ -160,7 +159,7 @@ def acknowledge(
 ) -> None:
     """Record the fingerprints of this code in a baseline and keep its numbers; 'gate' tests what changed."""
     from leakgauge.harness.gate.baseline import read, write
-    from leakgauge.harness.gate.prints import compare
+    from leakgauge.harness.gate.mechanism import compare
     from leakgauge.harness.study.prints import take
     from leakgauge.harness.study.study import load_study
 

@@ -12,16 +12,14 @@ from typer.core import TyperGroup
 
 from leakgauge import __version__
 from leakgauge.harness.cli.audit import audit, claim
-from leakgauge.harness.cli.compare import compare
 from leakgauge.harness.cli.gate import baselines, check, gate
 from leakgauge.harness.cli.inspect import inspect_
 from leakgauge.harness.cli.list import list_
 from leakgauge.harness.cli.options import bugs
 from leakgauge.harness.cli.own import doctor, new
-from leakgauge.harness.cli.report import export, report
+from leakgauge.harness.cli.report import compare, export, report, verify
 from leakgauge.harness.cli.reproduce import reproduce
 from leakgauge.harness.cli.run import run, show
-from leakgauge.harness.cli.verify import verify
 from leakgauge.harness.core.search_path import leave_working_folder
 from leakgauge.harness.core.sinks import any_encoding, say
 

@@ -1,7 +1,8 @@
-"""The commands `report` and `export`: results as an HTML page, or as a table for other programs."""
+"""The commands on folders of results: `report`, `export`, `compare` and `verify`."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,7 +13,9 @@ from leakgauge.harness.cli.options import (
     USAGE,
     FiguresOption,
     FolderArgument,
+    JsonOption,
     figure_formats,
+    print_json,
     print_table,
     refusal,
     user_errors,
@@ -20,8 +23,12 @@ from leakgauge.harness.cli.options import (
 from leakgauge.harness.core.sinks import emit, say
 
 if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
     from leakgauge.harness.core.result import Run
+    from leakgauge.harness.gate.compare import Comparison
     from leakgauge.reports.sections.changes import Against
+    from leakgauge.reports.table import Table
 
 Images = Literal["public", "redact", "none"]
 Layout = Literal["file", "dir"]
@@ -99,6 +106,77 @@ def export(
             write_atomically(out, content)
         else:
             emit(content)
+
+
+def compare(
+    first: FolderArgument,
+    second: Annotated[Path, typer.Argument(help="Another folder; differences are this one minus the first.")],
+    format_: Annotated[Literal["table", "md", "json"], typer.Option("--format", help="Output format.")] = "table",
+) -> None:
+    """Show how two runs differ, image by image if they attacked the same images. Never fails the build."""
+    from leakgauge.harness.gate.compare import compare, to_json
+    from leakgauge.harness.study.store import load_run
+
+    with user_errors():
+        compared = compare(load_run(first), load_run(second))
+    if format_ == "table":
+        print_table(lambda width: comparison_table(compared))
+    else:
+        emit((comparison_markdown if format_ == "md" else to_json)(compared))
+
+
+def comparison_table(compared: Comparison) -> RichTable:
+    """Two runs side by side, for the terminal."""
+    from leakgauge.harness.gate.compare import CAPTION
+
+    return replace(_side_by_side(compared), notes=(*compared.remarks, CAPTION)).terminal()
+
+
+def comparison_markdown(compared: Comparison) -> str:
+    """Two runs side by side, as Markdown."""
+    from leakgauge.harness.gate.compare import CAPTION
+    from leakgauge.harness.gate.output import escaped
+
+    return f"{_side_by_side(compared).markdown(escaped)}\n\n{CAPTION}\n"
+
+
+def _side_by_side(compared: Comparison) -> Table:
+    """The shared measures, then those of one run only; a difference is strong if its interval excludes zero."""
+    from leakgauge.harness.core.labels import counted
+    from leakgauge.harness.core.stats import joined
+    from leakgauge.harness.gate.output import change, number
+    from leakgauge.reports.table import Cell, Column, Fields, Table
+
+    rows: list[Fields] = []
+    for one in compared.differences:
+        moved = Cell(change(one.difference, one.low, one.high), strong=one.differs)
+        how = joined(one.method if one.method != "none" else "", one.note)
+        rows.append((one.name, number(one.first), number(one.second), moved, " and ".join(map(str, one.n)), how))
+    rows += [(lone.name, number(lone.value), "", "", "", "only in the first") for lone in compared.only_first]
+    rows += [(lone.name, "", number(lone.value), "", "", "only in the second") for lone in compared.only_second]
+    runs = []
+    for run in (compared.first, compared.second):
+        commits = ", ".join(commit[:10] for commit in run.commit.split(", ")) or "no commit"
+        runs.append(f"{run.study} at {commits}")
+    title = f"{' and '.join(runs)}: {counted(len(compared.differences), 'measure')} in both"
+    numbers = (Column(name, "num") for name in ("First", "Second", "Difference (95 %)", "n"))
+    return Table(title, ("Measure", *numbers, "How"), tuple(rows), notes=compared.remarks)
+
+
+def verify(folder: FolderArgument, as_json: JsonOption = False) -> None:
+    """List every damaged or missing file of a folder of results, with the reason. Exit code 0: none found; 5: some."""
+    from leakgauge.harness.study import store
+
+    with user_errors():
+        number, faults = store.verify(folder)
+    if as_json:
+        listed = [{"file": name, "reason": reason} for name, reason in faults.items()]
+        print_json({"cells_and_trainings": number, "whole": not faults, "faults": listed})
+    else:
+        for name, reason in faults.items():
+            say(f"{name}: {reason}")
+        say(f"{number} cells and trainings, " + (f"{len(faults)} files damaged or missing" if faults else "all whole"))
+    raise typer.Exit(INCOMPLETE if faults else 0)
 
 
 def publish(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -31,7 +32,6 @@ def reproduce(
     """Repeat tables and figures of papers, check what they claim, and write one page and reproduce.json."""
     from leakgauge.harness.cli.progress import listener
     from leakgauge.harness.data import default_root
-    from leakgauge.harness.gate.verdicts import changes, verdicts
     from leakgauge.harness.study.recipes import NAME, recipe, recipes
     from leakgauge.harness.study.recipes import reproduce as run_recipes
     from leakgauge.harness.study.store import write_atomically
@@ -73,3 +73,45 @@ def reproduce(
 def _named(name: str, known: list[str]) -> list[str]:
     """The recipes of a paper, or the name itself if it is no paper."""
     return [one for one in known if one.startswith(f"{name}/")] or [name]
+
+
+Verdicts = dict[tuple[str, str, str, str], str]
+"""The verdicts of claims by recipe, size, text and the values of `each`."""
+
+
+def verdicts(path: Path) -> Verdicts:
+    """The verdicts of a `reproduce.json`.
+
+    Raises:
+        BaselineError: the file cannot be read, or has another form.
+    """
+    from leakgauge.harness.core.files import text
+    from leakgauge.harness.gate.baseline import BaselineError
+
+    try:
+        return {
+            (recipe["name"], recipe["size"], claim["text"], claim["where"]): str(claim["verdict"])
+            for recipe in json.loads(text(path))
+            for claim in recipe["claims"]
+        }
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise BaselineError(f"{path}: expected a reproduce.json of 'leakgauge reproduce': {error!r}") from error
+
+
+def changes(before: Verdicts, now: Verdicts) -> list[str]:
+    """The decided claims of recipes that ran whose verdict is different now or which are gone, in a line each.
+
+    Raises:
+        BaselineError: no recipe of one size is in both.
+    """
+    from leakgauge.harness.gate.baseline import BaselineError
+
+    ran = {key[:2] for key in now}
+    shared = {key: verdict for key, verdict in before.items() if key[:2] in ran}
+    if not shared:
+        raise BaselineError("no recipe is in both at the same size")
+    return [
+        f"{name} ({size}): {text}{f' ({where})' if where else ''}: {verdict} before, {after} now"
+        for (name, size, text, where), verdict in shared.items()
+        if verdict in ("CONFIRMED", "CONTRADICTED") and (after := now.get((name, size, text, where), "gone")) != verdict
+    ]

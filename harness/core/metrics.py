@@ -30,7 +30,7 @@ class GateTest(StrEnum):
     RISE = "rise"
     """The mean over the seeds must not rise by more than a relative tolerance."""
     LAW = "law"
-    """The messages of two versions of the code must follow the same law; see `gate.prints`."""
+    """The messages of two versions of the code must follow the same law; see `gate.mechanism`."""
     FALL = "fall"
     """The mean over the seeds must not fall by more than a tolerance."""
 

@@ -12,7 +12,7 @@
 Clients train and attacks search in double precision: in single precision, a search may end elsewhere on another
 processor.
 If a private draw changes, for example because a key is renamed, `encode` changes although the mechanism stays the same.
-So each defense also has draws: statistics of messages, by which `gate.prints` compares two versions of the code.
+So each defense also has draws: statistics of messages, by which `gate.mechanism` compares two versions of the code.
 """
 
 from __future__ import annotations

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
 
 from leakgauge.harness.core.metrics import GateTest, gated, metric
 from leakgauge.harness.core.stats import Numbers
-from leakgauge.harness.gate.measure import Measure, Measured
-from leakgauge.harness.gate.rules import Rules, Verdict
+from leakgauge.harness.gate.measure import Measure, Measured, by_seed
+from leakgauge.harness.gate.rules import Rise, Rules, Sides, Verdict, over_seeds
 
 NUMERIC = ("torch", "numpy", "scipy", "scikit-image", "torchvision")
 """Packages that determine the numbers: a baseline made with another version is stale."""
@@ -121,18 +121,32 @@ def _lack(measure: Measure) -> str:
 def _fewest(measure: Measure) -> int:
     """The number of items; for placements, the records of the smaller side."""
     if metric(measure.metric).gate is GateTest.PAIRED:
-        return len(by_image(numbers(measure), measure.items))
+        return len(of_images(measure))
     return min((min(sides) for sides in measure.sides), default=0)
 
 
-def by_image(values: Numbers, items: Sequence[str]) -> Numbers:
-    """The values; values of the same images under several seeds are averaged, because they are not independent."""
-    known = [item or str(seed) for seed, item in enumerate(items)]
-    if len(set(known)) == len(known) or len(values) % len(known):
-        return values
-    rows = values.reshape(len(known), -1)
-    same = [[row for row, one in enumerate(known) if one == item] for item in dict.fromkeys(known)]
-    return np.concatenate([rows[group].mean(axis=0) for group in same])
+def by_image(measure: Measure) -> dict[str, Numbers]:
+    """The values of each set of images by its digest, else by its seed; empty if they do not divide into sets.
+
+    Values of the same images under several seeds are averaged, because they are not independent.
+    """
+    values, sets = numbers(measure), [item or str(seed) for seed, item in enumerate(measure.items)]
+    if not sets or len(values) % len(sets):
+        return {}
+    rows = values.reshape(len(sets), -1)
+    return {name: rows[[at for at, other in enumerate(sets) if other == name]].mean(axis=0) for name in sets}
+
+
+def of_images(measure: Measure) -> Numbers:
+    """The values of `by_image`, one after the other; all values if they do not divide into sets."""
+    sets = by_image(measure)
+    return np.concatenate(list(sets.values())) if sets else numbers(measure)
+
+
+def rise_of(before: Measure, now: Measure, test: Callable[[Sides, Sides], Rise]) -> Rise:
+    """The rise by a test on the placements of the same records, over the seeds."""
+    seeds = zip(by_seed(before.values, before.sides), by_seed(now.values, now.sides), strict=True)
+    return over_seeds([test(*sides) for sides in seeds])
 
 
 def numbers(measure: Measure) -> Numbers:

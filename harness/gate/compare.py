@@ -14,24 +14,19 @@ A measure with a problem (a failed or missing cell) has no difference, because i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Literal, NamedTuple
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
 
 import numpy as np
-from rich import box
-from rich.table import Table
 from scipy import special
 
 from leakgauge.harness.core import stats
-from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.metrics import GateTest, metric
 from leakgauge.harness.core.result import Run
-from leakgauge.harness.core.sinks import styled, table_head, table_row
-from leakgauge.harness.gate.comparable import numbers
-from leakgauge.harness.gate.measure import Measure, Measured, by_seed, measured, titles
-from leakgauge.harness.gate.output import change, escaped, json_text, number
-from leakgauge.harness.gate.rules import delong, over_seeds
+from leakgauge.harness.gate.comparable import by_image, numbers, rise_of
+from leakgauge.harness.gate.measure import Measure, Measured, measured, titles
+from leakgauge.harness.gate.output import json_text
+from leakgauge.harness.gate.rules import delong
 
 SCHEMA = 1
 """Version of the JSON."""
@@ -40,23 +35,11 @@ Method = Literal["pairs", "Welch", "DeLong", "Newcombe", "none"]
 
 LEVEL = 0.95
 
-_CAPTION = (
+CAPTION = (
     "Second minus first, with a two-sided 95 % interval for each difference alone: about five in a hundred true zeros "
     "are excluded by chance. Higher means that the adversary learns more, except for accuracy and bits. "
     "This table never fails the build; 'leakgauge check' does."
 )
-_HEADER = ("Measure", "First", "Second", "Difference (95 %)", "n", "How")
-
-
-class _Found(NamedTuple):
-    """A difference with its interval and method; see `Difference`."""
-
-    value: float | None
-    low: float | None
-    high: float | None
-    n: tuple[int, ...]
-    method: Method
-    note: str
 
 
 @dataclass(frozen=True)
@@ -139,33 +122,6 @@ def compare(a: Run, b: Run) -> Comparison:
     )
 
 
-def table(comparison: Comparison) -> Table:
-    """A table for a terminal; differences whose interval excludes zero are bold."""
-    made = Table(
-        title=styled(_title(comparison)),
-        caption=styled("\n".join([*comparison.remarks, _CAPTION])),
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1),
-    )
-    for name in _HEADER:
-        made.add_column(name, overflow="fold", justify="left" if name in ("Measure", "How") else "right")
-    for fields, differs in _rows(comparison):
-        made.add_row(*(styled(field, "bold" if differs else "") for field in fields))
-    return made
-
-
-def to_markdown(comparison: Comparison) -> str:
-    """The comparison as Markdown."""
-    lines = [f"### {escaped(_title(comparison))}", "", *table_head(_HEADER)]
-    for row, differs in _rows(comparison):
-        fields = [escaped(field) for field in row]
-        fields[3] = f"**{fields[3]}**" if differs else fields[3]
-        lines.append(table_row(fields))
-    lines += ["", *(f"- {escaped(remark)}" for remark in comparison.remarks)]
-    return "\n".join([*lines, "", _CAPTION]) + "\n"
-
-
 def to_json(comparison: Comparison) -> str:
     """The comparison as JSON, with null for a missing number."""
     content = {
@@ -182,91 +138,87 @@ def to_json(comparison: Comparison) -> str:
 
 
 def _difference(a: Measure, b: Measure, name: str, *, same_seeds: bool) -> Difference:
-    """The difference of one measure between two runs."""
-    test = metric(a.metric).gate
-    found = _Found(_minus(a, b), None, None, (a.n, b.n), "none", "")
-    problem = "; ".join(f"{who}: {one.problem}" for who, one in (("first", a), ("second", b)) if one.problem)
+    test, value = metric(a.metric).gate, None if a.value is None or b.value is None else b.value - a.value
+    plain = Difference(a.key, name, a.metric, a.value, b.value, value, None, None, (a.n, b.n), "none", "")
+    problem = "; ".join(f"{which}: {run.problem}" for which, run in (("first", a), ("second", b)) if run.problem)
     if problem:
-        found = found._replace(value=None, note=problem)
+        difference = replace(plain, difference=None, note=problem)
     elif test is GateTest.AUDIT:
-        found = found._replace(note="no interval: the difference of two lower bounds is no bound")
+        difference = replace(plain, note="no interval: the difference of two lower bounds is no bound")
+    elif test is GateTest.DELONG and a.sides != b.sides:
+        difference = replace(plain, note="the numbers of records differ")
     elif test is GateTest.DELONG:
-        note = "" if same_seeds else "the seeds differ, so the records differ"
-        found = _placed(a, b, note) if a.sides == b.sides else found._replace(note="the numbers of records differ")
+        difference = _placed(plain, a, b, "" if same_seeds else "the seeds differ, so the records differ")
     elif test is GateTest.RATE:
-        found = _shares(a, b)
+        difference = _shares(plain, a, b)
     elif test is GateTest.PAIRED:
-        found = _images(a, b)
+        difference = _images(plain, a, b)
     elif same_seeds and len(a.values) == len(b.values):
-        found = _student(numbers(a), numbers(b), "")
+        difference = _student(plain, numbers(a), numbers(b), "")
     else:
-        found = _apart(numbers(a), numbers(b), "not paired: the seeds differ")
-    if "batch" in a.target and found.method != "none":
-        found = found._replace(note=stats.joined(found.note, "images of one batch are not independent: too narrow"))
-    return Difference(a.key, name, a.metric, a.value, b.value, *found)
+        difference = _independent(plain, numbers(a), numbers(b), "not paired: the seeds differ")
+    if "batch" in a.target and difference.method != "none":
+        narrow = "images of one batch are not independent: too narrow"
+        difference = replace(difference, note=stats.joined(difference.note, narrow))
+    return difference
 
 
-def _images(a: Measure, b: Measure) -> _Found:
+def _images(plain: Difference, a: Measure, b: Measure) -> Difference:
     """The difference over images, paired if both runs attacked the same images."""
-    first, second = _blocks(a), _blocks(b)
+    first, second = (by_image(run) if all(run.items) else {} for run in (a, b))
     shared = [item for item in first if item in second and len(first[item]) == len(second[item])]
     if shared:
-        before, after = (np.concatenate([blocks[item] for item in shared]) for blocks in (first, second))
-        most = max(sum(map(len, blocks.values())) for blocks in (first, second))
+        before, after = (np.concatenate([images[item] for item in shared]) for images in (first, second))
+        most = max(sum(map(len, images.values())) for images in (first, second))
         note = "" if len(before) == most else f"only the {len(before)} of {most} images that are in both runs"
-        return _student(before, after, note)
+        return _student(plain, before, after, note)
     if first and second:
-        before, after = (np.concatenate(list(blocks.values())) for blocks in (first, second))
-        return _apart(before, after, "not paired: the images differ")
-    return _apart(numbers(a), numbers(b), "not paired: the images are not stored")
+        before, after = (np.concatenate(list(images.values())) for images in (first, second))
+        return _independent(plain, before, after, "not paired: the images differ")
+    return _independent(plain, numbers(a), numbers(b), "not paired: the images are not stored")
 
 
-def _blocks(measure: Measure) -> dict[str, stats.Numbers]:
-    """The values of each set of images by digest, averaged over seeds with this set; empty if a digest is missing."""
-    items, values = measure.items, numbers(measure)
-    if not items or not all(items) or len(values) % len(items):
-        return {}
-    rows = values.reshape(len(items), -1)
-    return {item: rows[[at for at, one in enumerate(items) if one == item]].mean(axis=0) for item in items}
-
-
-def _student(a: stats.Numbers, b: stats.Numbers, note: str) -> _Found:
+def _student(plain: Difference, a: stats.Numbers, b: stats.Numbers, note: str) -> Difference:
     """The mean difference over pairs, with Student's interval."""
     low, high = stats.mean_interval(b - a, LEVEL)
-    note = stats.joined(note, "no interval: only one pair" if low is None else "")
-    return _Found(float(np.mean(b - a)), low, high, (len(a),), "none" if low is None else "pairs", note)
+    plain = replace(plain, difference=float(np.mean(b - a)), low=low, high=high, n=(len(a),))
+    if low is None:
+        return replace(plain, note=stats.joined(note, "no interval: only one pair"))
+    return replace(plain, method="pairs", note=note)
 
 
-def _apart(a: stats.Numbers, b: stats.Numbers, note: str) -> _Found:
+def _independent(plain: Difference, a: stats.Numbers, b: stats.Numbers, note: str) -> Difference:
     """The difference of the means of independent samples, with Welch's interval."""
     low, high = welch(a, b)
-    note = stats.joined(note, "no interval: only one value" if low is None else "")
-    value = float(np.mean(b) - np.mean(a))
-    return _Found(value, low, high, (len(a), len(b)), "none" if low is None else "Welch", note)
+    plain = replace(plain, difference=float(np.mean(b) - np.mean(a)), low=low, high=high, n=(len(a), len(b)))
+    if low is None:
+        return replace(plain, note=stats.joined(note, "no interval: only one value"))
+    return replace(plain, method="Welch", note=note)
 
 
-def _placed(a: Measure, b: Measure, note: str) -> _Found:
+def _placed(plain: Difference, a: Measure, b: Measure, note: str) -> Difference:
     """The difference of two AUCs, from the differences of the records' placements, seed by seed.
 
     If the runs have different records, the placements are independent and give the interval of independent curves.
     """
     if min((min(sides) for sides in a.sides), default=0) < 2:
-        return _Found(_minus(a, b), None, None, (a.n,), "none", "no interval: only one record on a side")
-    seeds = zip(by_seed(a.values, a.sides), by_seed(b.values, b.sides), strict=True)
-    rise = over_seeds([delong(before, after) for before, after in seeds])
+        return replace(plain, n=(a.n,), note="no interval: only one record on a side")
+    rise = rise_of(a, b, delong)
     value, half = float(rise.mean), float(special.stdtrit(rise.df, (1 + LEVEL) / 2) * rise.error)
-    return _Found(value, value - half, value + half, (a.n,), "DeLong", note)
+    plain = replace(plain, difference=value, low=value - half, high=value + half, n=(a.n,))
+    return replace(plain, method="DeLong", note=note)
 
 
-def _shares(a: Measure, b: Measure) -> _Found:
+def _shares(plain: Difference, a: Measure, b: Measure) -> Difference:
     """The difference of two rates. Source: Newcombe 1998, method 10, with Clopper-Pearson for Wilson intervals."""
-    n = tuple(sum(members for members, _ in one.sides) for one in (a, b))
+    n = tuple(sum(members for members, _ in run.sides) for run in (a, b))
     if a.value is None or a.low is None or a.high is None or b.value is None or b.low is None or b.high is None:
-        return _Found(_minus(a, b), None, None, n, "none", "no interval: one of the rates has none")
+        return replace(plain, n=n, note="no interval: one of the rates has none")
     difference = b.value - a.value
     low = difference - math.hypot(b.value - b.low, a.high - a.value)
     high = difference + math.hypot(b.high - b.value, a.value - a.low)
-    return _Found(difference, low, high, n, "Newcombe", "too narrow: ignores the noise of the threshold")
+    note = "too narrow: ignores the noise of the threshold"
+    return replace(plain, difference=difference, low=low, high=high, n=n, method="Newcombe", note=note)
 
 
 def welch(a: stats.Numbers, b: stats.Numbers) -> stats.Interval:
@@ -285,13 +237,7 @@ def welch(a: stats.Numbers, b: stats.Numbers) -> stats.Interval:
     return stats.Interval(float(low), float(high))
 
 
-def _minus(a: Measure, b: Measure) -> float | None:
-    """Second minus first, if both have a value."""
-    return None if a.value is None or b.value is None else b.value - a.value
-
-
 def _seeds(run: Run) -> tuple[int, ...]:
-    """The seeds of a run in the order of its cells."""
     return tuple(dict.fromkeys(cell.training.seed for cell in run.cells))
 
 
@@ -313,25 +259,3 @@ def _remarks(a: Measured, b: Measured, *, same_seeds: bool) -> tuple[str, ...]:
     dirty = [who for who, one in (("first", a), ("second", b)) if one.dirty]
     found += [f"The {who} run's code had uncommitted changes." for who in dirty]
     return tuple(found)
-
-
-def _title(comparison: Comparison) -> str:
-    """The names of the runs, and the number of shared measures."""
-    runs = []
-    for run in (comparison.first, comparison.second):
-        commits = ", ".join(commit[:10] for commit in run.commit.split(", ")) or "no commit"
-        runs.append(f"{run.study} at {commits}")
-    return f"{' and '.join(runs)}: {counted(len(comparison.differences), 'measure')} in both"
-
-
-def _rows(comparison: Comparison) -> Iterable[tuple[tuple[str, ...], bool]]:
-    """The fields of each line, and whether it differs: the shared measures, then the measures of one run only."""
-    for one in comparison.differences:
-        how = stats.joined(one.method if one.method != "none" else "", one.note)
-        difference = change(one.difference, one.low, one.high)
-        fields = (number(one.first), number(one.second), difference, " and ".join(map(str, one.n)), how)
-        yield (one.name, *fields), one.differs
-    for lone in comparison.only_first:
-        yield (lone.name, number(lone.value), "", "", "", "only in the first"), False
-    for lone in comparison.only_second:
-        yield (lone.name, "", number(lone.value), "", "", "only in the second"), False

@@ -9,7 +9,7 @@
 | `contradicted` | the code of a seed contradicts its proof, and none of the baseline did | otherwise |
 | `bits` | the mean over the seeds rises by more than a share | otherwise |
 | `accuracy` | over four seeds or more, a fall above the tolerance with p < 0.001 (a broken model) | no such fall |
-| `messages` | a statistic of the messages follows another law (`gate.prints`) | otherwise |
+| `messages` | a statistic of the messages follows another law (`gate.mechanism`) | otherwise |
 
 A check that neither fails nor passes is INCONCLUSIVE. A test fails if its p-value, adjusted by Holm over all tests of
 the run, is below the level and the rise is at least the margin. An image that becomes recognizable is named but does
@@ -29,6 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +39,7 @@ from leakgauge.harness.core.metrics import METRICS, GateTest, metric
 from leakgauge.harness.gate import comparable
 from leakgauge.harness.gate import rules as statistics
 from leakgauge.harness.gate.comparable import TESTED, numbers
-from leakgauge.harness.gate.measure import Measure, Measured, by_seed, image_names
+from leakgauge.harness.gate.measure import Measure, Measured, image_names
 from leakgauge.harness.gate.rules import ROUNDING, Rise, Rules, Verdict
 
 __all__ = ["Check", "Outcome", "Rules", "Verdict", "judge"]
@@ -225,16 +226,15 @@ def _measure(pair: _Pair, curves: _Pair, rules: Rules) -> _Tested:
         found = found[~np.isin(found, new.unseen)]
         if known.recognizable is None:
             found = found[:0]
-        before, now = comparable.by_image(before, old.items), comparable.by_image(now, new.items)
+        before, now = comparable.of_images(old), comparable.of_images(new)
         return _Tested(pair, float(np.mean(before)), statistics.paired(before, now), len(now), tuple(found.tolist()))
     assert old.value is not None
-    sides = [*zip(*(by_seed(one.values, one.sides) for one in (curves.base, curves.now)), strict=True)]
     if known.gate is GateTest.DELONG:
-        rise = statistics.over_seeds([statistics.delong(before, now) for before, now in sides])
-        return _Tested(pair, old.value, rise, len(new.values))
+        return _Tested(pair, old.value, comparable.rise_of(old, new, statistics.delong), len(new.values))
     assert known.false_positives is not None  # of every rate
-    rise = statistics.over_seeds([statistics.caught(before, now, known.false_positives) for before, now in sides])
-    return _Tested(pair, old.value, rise, sum(len(members) for _, (members, _) in sides))
+    test = partial(statistics.caught, rate=known.false_positives)
+    rise = comparable.rise_of(curves.base, curves.now, test)
+    return _Tested(pair, old.value, rise, sum(members for members, _ in curves.now.sides))
 
 
 def _together(tested: Sequence[_Tested], rules: Rules) -> Iterable[Check]:
