@@ -131,7 +131,6 @@ def _breakable(text: str) -> Markup:
 
 
 def _section(environment: Environment, part: Section[C], content: C) -> Markup | None:
-    """The HTML of one section, or of its error if the section cannot be built."""
     try:
         data = part.build(content)
         if data is None:

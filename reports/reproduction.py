@@ -37,7 +37,6 @@ def reproduction(recipes: Sequence[Reproduced]) -> str:
 
 
 def _at(recipes: Sequence[Reproduced], number: int) -> _Recipe:
-    """The recipe with this number."""
     made = recipes[number]
     return _Recipe(slug(made.name), made, shown(made.judged, made.figures, slug(made.name)))
 

@@ -166,7 +166,6 @@ def best(groups: Sequence[Group]) -> Group | None:
 
 
 def _pooled(case: Case) -> Estimate | None:
-    """The headline metric, pooled over the seeds that have it."""
     found = [one for result in case.results if (one := headline_estimate(result, case.kind)) is not None]
     known = [one for one in found if one.name == headline(case.kind)] or found
     return pool([one for one in known if one.name == known[0].name]) if known else None

@@ -173,7 +173,6 @@ class Leak:
 
 
 def _fail(message: str) -> NoReturn:
-    """Fail the test in one line."""
     pytest.fail(line(message), pytrace=False)
 
 
@@ -190,7 +189,6 @@ def _part(defense: Defense[Any, Any] | str) -> PartSpec:
 
 
 def _attack(table: dict[str, Any]) -> PartSpec:
-    """A reconstruction attack with its defaults filled in."""
     name = table["name"]
     built = registry.build("attack", name, {key: value for key, value in table.items() if key != "name"})
     if built.kind != "reconstruction":

@@ -311,7 +311,6 @@ def _check_accepted(outcome: Outcome | None, accepted: list[str]) -> None:
 
 
 def _print_compared(before: Measured, now: Measured, outcome: Outcome) -> None:
-    """Print the old and new numbers, and the reasons if nothing could be compared."""
     from leakgauge.harness.gate.baseline import moves
 
     say(*_moved(moves(before, now)))
@@ -369,7 +368,6 @@ def _table(outcome: Outcome, named: dict[str, str]) -> Iterable[str]:
 
 
 def _first(outcome: Outcome) -> str:
-    """The problem or check to look at first; empty if there is none."""
     from leakgauge.harness.gate.judge import Verdict
 
     if outcome.problems:
@@ -382,7 +380,6 @@ def _first(outcome: Outcome) -> str:
 
 
 def _moved(found: Iterable[Move]) -> list[str]:
-    """One line for each measure that moved, appeared or vanished."""
     lines = []
     for move in found:
         before, after = (("n/a" if value is None else f"{value:.6g}") for value in (move.before, move.after))
@@ -393,7 +390,6 @@ def _moved(found: Iterable[Move]) -> list[str]:
 
 
 def _shown(found: Baseline) -> Iterable[str]:
-    """The lines that describe a baseline."""
     from leakgauge.harness.gate.output import number
 
     run = found.measured

@@ -36,7 +36,6 @@ app = typer.Typer(name="leakgauge", cls=_Commands, no_args_is_help=True, pretty_
 
 
 def _print_version(wanted: bool) -> None:
-    """Print the version and exit."""
     if wanted:
         say(f"leakgauge {__version__}")
         raise typer.Exit

@@ -92,13 +92,11 @@ def _in_notebook(status: Callable[[Progress, Outcome | None], str], recent: Iter
 
 
 def _line(outcome: Outcome) -> str:
-    """One line that describes a finished job."""
     state, text = ("failed", outcome.error) if outcome.error else ("done  ", outcome.headline)
     return f"{state} {outcome.seconds:7.1f} s  {outcome.job.label}: {text}"
 
 
 def _print_line(progress: Progress, outcome: Outcome | None) -> None:
-    """Print the line of a finished job."""
     if outcome is not None:
         say(f"[{progress.finished}/{progress.total}{_left(progress)}] {_line(outcome)}")
 
@@ -114,7 +112,6 @@ def _view(status: str, progress: Progress, recent: Iterable[Outcome]) -> Group:
 
 
 def _status(progress: Progress) -> str:
-    """The numbers of finished, reused and failed cells, and the elapsed and remaining time."""
     skipped = f", {progress.skipped} reused" if progress.skipped else ""
     failed = f", {progress.failed} failed" if progress.failed else ""
     return f"{progress.finished} of {progress.total} cells{skipped}{failed}, {span(progress.seconds)}{_left(progress)}"

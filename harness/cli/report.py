@@ -213,7 +213,6 @@ def publish(
 
 
 def _compared(finished: Run, against: Path) -> Against:
-    """The comparison of a run with a baseline or with another folder of results."""
     from leakgauge.harness.gate import baseline
     from leakgauge.harness.gate.judge import Rules, judge
     from leakgauge.harness.gate.measure import measured

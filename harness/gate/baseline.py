@@ -222,7 +222,6 @@ def _lines(measure: Measure) -> str:
 
 
 def _plain(value: Any) -> str:
-    """JSON on one line."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 

@@ -160,7 +160,6 @@ def finite(value: float | None) -> float | None:
 
 
 def _size(measure: Measure) -> str:
-    """The number of values, in words."""
     if measure.sides:
         return " and ".join(f"{members} + {others}" for members, others in measure.sides)
     return str(len(measure.values))

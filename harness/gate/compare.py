@@ -179,7 +179,6 @@ def _images(plain: Difference, a: Measure, b: Measure) -> Difference:
 
 
 def _student(plain: Difference, a: stats.Numbers, b: stats.Numbers, note: str) -> Difference:
-    """The mean difference over pairs, with Student's interval."""
     low, high = stats.mean_interval(b - a, LEVEL)
     plain = replace(plain, difference=float(np.mean(b - a)), low=low, high=high, n=(len(a),))
     if low is None:
@@ -188,7 +187,6 @@ def _student(plain: Difference, a: stats.Numbers, b: stats.Numbers, note: str) -
 
 
 def _independent(plain: Difference, a: stats.Numbers, b: stats.Numbers, note: str) -> Difference:
-    """The difference of the means of independent samples, with Welch's interval."""
     low, high = welch(a, b)
     plain = replace(plain, difference=float(np.mean(b) - np.mean(a)), low=low, high=high, n=(len(a), len(b)))
     if low is None:

@@ -280,7 +280,6 @@ def _about_control(pair: _Pair, curves: _Pair, rules: Rules) -> Iterable[str]:
 
 
 def _about_claim(pair: _Pair) -> Iterable[str]:
-    """A warning if the claim itself changed."""
     new, old = (math.inf if one.limit is None else one.limit for one in pair)
     if new != old and not math.isclose(new, old, rel_tol=ROUNDING):
         limit = "the audited bound may not exceed the smaller claim"
@@ -303,7 +302,6 @@ def _epsilon(pair: _Pair, rules: Rules) -> Check:
 
 
 def _never(pair: _Pair) -> Check:
-    """The check of a property that no seed may have."""
     now, before = (float(np.mean(numbers(one))) for one in pair)
     verdict = Verdict.FAIL if now > 0 and before == 0 else Verdict.PASS
     words = metric(pair.now.metric).words
@@ -340,18 +338,15 @@ def _training(pair: _Pair, rules: Rules) -> Check:
 
 
 def _untested(pair: _Pair, verdict: Verdict, before: float, now: float, reason: str) -> Check:
-    """The check of a rule that is not a test, without an interval."""
     made = _check(pair.now, verdict, before, now, reason)
     return replace(made, rise=now - before, n=len(pair.now.values))
 
 
 def _check(shown: Measure, verdict: Verdict, before: float | None, now: float | None, reason: str) -> Check:
-    """The check of a measure, without its rise."""
     return Check(shown.key, shown.name, shown.metric, shown.aware, verdict, before, now, reason=reason)
 
 
 def _tested_words(verdict: Verdict, moved: str, p: float, smallest: float, rules: Rules) -> str:
-    """The reason of a check that is a test, without its images."""
     chance = "p < 0.0001 after Holm" if p < 0.0001 else f"p {p:.2g} after Holm"
     if verdict is Verdict.FAIL:
         return f"{moved}, {chance}"
@@ -370,7 +365,6 @@ def _recognizable_words(images: Sequence[int], old: Measure, new: Measure) -> st
 
 
 def _audited_words(verdict: Verdict, before: float, now: float, claim: float, *, was_above: bool) -> str:
-    """The reason of an audit's check."""
     found = f"the audited lower bound of epsilon is {now:.4g} and was {before:.4g}"
     claimed = f"the claim of {claim:.4g}" if math.isfinite(claim) else "no finite claim"
     if verdict is Verdict.FAIL:

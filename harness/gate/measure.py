@@ -191,7 +191,6 @@ def by_seed(
 
 
 def _of_case(run: Run, case: Case) -> Iterable[Measure]:
-    """The measures of one case, by the tests of its metrics."""
     problem = _problem(case)
     for metric in gated(GateTest.PAIRED):
         if metric.kind == case.kind:
@@ -332,5 +331,4 @@ _READ: dict[str, Callable[[TrainingRecord], float | None]] = {
 
 
 def _rounded(metric: Metric, values: Iterable[float | None]) -> tuple[float | None, ...]:
-    """The values, rounded to the decimals that a baseline keeps."""
     return tuple(None if value is None else round(value, metric.decimals) for value in values)

@@ -103,7 +103,6 @@ def _ends(cells: Iterable[Cell]) -> set[str]:
 
 
 def _end(key: str) -> str:
-    """The end of a key."""
     return key.rpartition("/")[2]
 
 

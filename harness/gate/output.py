@@ -271,7 +271,6 @@ def finite(data: Any) -> Any:
 
 
 def _fields(check: Check, name: str, measure: Measure | None) -> list[str]:
-    """The columns of a check in the summary."""
     seen = f" ({pictured(check.images, measure)})" if check.images else ""
     return [
         f"{ICONS[check.verdict]} {word(check)}{seen}",
@@ -286,7 +285,6 @@ def _fields(check: Check, name: str, measure: Measure | None) -> list[str]:
 
 
 def _origin(measured: Measured, base: Baseline) -> list[str]:
-    """The two compared runs, in words."""
     lines = []
     for name, one in (("Now", measured), ("Baseline", base.measured)):
         commit = f"{one.commit}{' with uncommitted changes' if one.dirty else ''}"
@@ -295,5 +293,4 @@ def _origin(measured: Measured, base: Baseline) -> list[str]:
 
 
 def _size(lines: Sequence[str]) -> int:
-    """Bytes of these lines with their line ends."""
     return sum(len(line.encode()) + 1 for line in lines)

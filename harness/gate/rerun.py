@@ -180,7 +180,6 @@ def _settled(check: Check, again: Check | None, problems: str) -> Check:
 
 
 def _twice(cell: Cell) -> Cell:
-    """The same cell with twice as many items, under another seed."""
     target, training = cell.target, cell.training
     outside = None if target.outside is None else 2 * target.outside
     return dataclasses.replace(
@@ -191,7 +190,6 @@ def _twice(cell: Cell) -> Cell:
 
 
 def _run_at(ref: str, cells: Sequence[Cell], what: str, bench: Bench) -> Run:
-    """The cells, run with the code of a commit."""
     with _checkout(ref) as (tree, commit):
         return _run(cells, tree, bench.folder / "again" / f"{what}-{commit[:12]}", bench)
 

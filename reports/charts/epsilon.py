@@ -101,7 +101,6 @@ def leakage_charts(analysis: Analysis, setting: str, measure: Measure) -> list[C
 
 
 def _strongest(analysis: Analysis, setting: str, measure: Measure) -> dict[str, Estimate]:
-    """The estimate of the strongest attack on each defense."""
     strongest: dict[str, Estimate] = {}
     for group in analysis.attacked:
         # an attack on several rounds does not belong on the axis of the epsilon of one round
@@ -132,12 +131,10 @@ def _same_kind(claim: ClaimRecord) -> bool:
 
 
 def _differs(claim: ClaimRecord) -> bool:
-    """Whether claimed and proved epsilon differ."""
     return verdict_of(claim) != "HOLDS"
 
 
 def _mark(claim: ClaimRecord) -> float | None:
-    """The epsilon of the hollow marker."""
     return claim.proved.epsilon or None if _differs(claim) and _same_kind(claim) else None
 
 
@@ -186,14 +183,12 @@ def _charts(
 
 
 def _point(sample: Sample, scale: float) -> Point:
-    """A sample on its chart."""
     e = sample.estimate
     low, high = None if e.low is None else scale * e.low, None if e.high is None else scale * e.high
     return Point(sample.claim.epsilon or 0.0, scale * (e.value or 0.0), low, high, _mark(sample.claim))
 
 
 def _row(analysis: Analysis, measure: Measure, sample: Sample) -> tuple[str, ...]:
-    """A sample in the data table."""
     claim, e = sample.claim, sample.estimate
     ends = "" if e.low is None or e.high is None else f"{measure.write(e.low)} to {measure.write(e.high)}"
     name, claimed = analysis.defenses[sample.defense.key].text, short(claim.epsilon)
@@ -202,7 +197,6 @@ def _row(analysis: Analysis, measure: Measure, sample: Sample) -> tuple[str, ...
 
 
 def _chart(analysis: Analysis, measure: Measure, samples: Sequence[Sample], undefended: Estimate | None) -> Chart:
-    """The chart of samples with one kind of epsilon."""
     kind, series = samples[0].claim, []
     for look, (label, members) in enumerate(_families(samples).items()):
         ordered = sorted(members, key=lambda sample: sample.claim.epsilon or 0.0)
@@ -241,7 +235,6 @@ def _scope(samples: Sequence[Sample], series: Sequence[Series]) -> str:
 
 
 def _bars(samples: Sequence[Sample]) -> str:
-    """The part of a caption about error bars."""
     methods = dict.fromkeys(s.estimate.method for s in samples if s.estimate.low is not None and s.estimate.method)
     return f"Bars: 95 % intervals ({listing(methods)})." if methods else ""
 

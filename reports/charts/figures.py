@@ -250,7 +250,6 @@ def _draw(axes: Axes, chart: Chart, series: Series, index: int) -> None:
 
 
 def _draw_bars(axes: Axes, chart: Chart, series: Series) -> None:
-    """The error bars of a series."""
     bars = [(p.x, max(chart.least, p.y), p.low, p.high) for p in series.points if None not in (p.low, p.high)]
     if bars:
         below = [max(0.0, y - max(chart.least, low or 0.0)) for _, y, low, _ in bars]
@@ -307,7 +306,6 @@ def _log_axis(axis: Axis, values: Sequence[float]) -> None:
 
 
 def _scale(axes: Axes, chart: Chart) -> None:
-    """The scales, ranges and names of the axes."""
     points = [point for series in chart.series for point in series.points]
     if chart.log_x:
         axes.set_xscale("log")

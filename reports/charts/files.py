@@ -77,14 +77,12 @@ def chart_files(charts: Iterable[Chart], prefix: str, kinds: Sequence[str]) -> I
 
 
 def _light() -> dict[str, str]:
-    """The page's light colors, by sentinel color."""
     block = source(STYLE).split(":root {", 1)[1].split("}", 1)[0]
     colors = dict(re.findall(r"--([a-z0-9]+): (#[0-9a-fA-F]{6})", block))
     return {sentinel: colors[name] for sentinel, name in figures.COLORS.items()}
 
 
 def _file(chart: Chart, setting: str, kind: str) -> bytes:
-    """One chart with title and legend as a file."""
     light = _light()
     style = figures.RC | {"pdf.fonttype": 42}
     style = {name: light.get(value, value) if isinstance(value, str) else value for name, value in style.items()}
@@ -98,7 +96,6 @@ def _file(chart: Chart, setting: str, kind: str) -> bytes:
 
 
 def _figure(chart: Chart, setting: str) -> Figure:
-    """The chart with the text around it on the page."""
     columns = 1 if max((len(series.label) for series in chart.series), default=0) > _LONG else 2
     rows = -(-len(chart.series) // columns)
     figure = Figure(figsize=(_WIDTH, _HEIGHT + _LINE * rows), layout="constrained")
@@ -122,7 +119,6 @@ def _key(line: Line2D, chart: Chart, series: Series) -> Line2D:
 
 
 def _recolor(figure: Figure, light: Mapping[str, str]) -> None:
-    """Replace the sentinel colors by the light colors."""
     boxes = [text.get_bbox_patch() for text in figure.findobj(Text) if isinstance(text, Text)]
     for artist in [*figure.findobj(), *filter(None, boxes)]:
         paints: tuple[str, ...] = ()

@@ -61,7 +61,6 @@ def _trained(analysis: Analysis, group: Group) -> tuple[Trained, ...]:
 
 
 def _is_usable(scores: Scores) -> bool:
-    """Whether there are finite scores on both sides."""
     return all(len(side) > 0 and bool(np.isfinite(side).all()) for side in (scores.members, scores.outside))
 
 
@@ -131,7 +130,6 @@ def rate_of(trained: Sequence[Scores], rate: float) -> Estimate:
 
 
 def _points(line: Line) -> tuple[Point, ...]:
-    """The markers of a line: rates with a value."""
     found = [(rate, rate_of([one.scores for one in line.trained], rate)) for rate in RATES]
     return tuple(Point(rate, e.value, e.low, e.high) for rate, e in sorted(found) if e.value is not None)
 
@@ -155,7 +153,6 @@ class _Row(NamedTuple):
 
 
 def _row(trained: Trained) -> _Row:
-    """AUC and rates of one training."""
     members, outside = trained.scores.members, trained.scores.outside
     rates = (stats.tpr_at_fpr(members, outside, rate) for rate in RATES)
     return _Row(str(trained.seed), len(members), len(outside), (stats.auc(members, outside), *rates))
@@ -205,7 +202,6 @@ def _chart(analysis: Analysis, lines: Sequence[Line], place: str, aside: str) ->
 
 
 def _caption(drawn: Sequence[Line], series: Sequence[Series], least: float) -> str:
-    """The lines, the trainings behind them, and the intervals."""
     parts = ["Each defense under the attack with the highest AUC. Each step belongs to one threshold."]
     seeds = max((len(line.trained) for line in drawn), default=1)
     if seeds > 1:

@@ -75,7 +75,6 @@ def _line(groups: Sequence[Group], axis: _Axis) -> list[tuple[int, Group]]:
 
 
 def _chart(analysis: Analysis, kind: str, axis: _Axis, groups: Sequence[Group]) -> Chart:
-    """The chart of one kind of target."""
     series, rows = [], []
     for defense, label in analysis.defenses.items():
         points = []
@@ -155,7 +154,6 @@ def _curve(trainings: Sequence[TrainingRecord], name: str) -> list[_Place]:
 
 
 def _sampled(places: Sequence[_Place]) -> str:
-    """A sentence if some points come from fewer test samples than others."""
     most, few = max(place.samples for place in places), min(place.samples for place in places)
     return f"Points of interim rounds are of {few:,} of {most:,} test samples; the table has all intervals. " * (
         few < most

@@ -15,7 +15,6 @@ _FONT = re.compile(r"(?:(?P<weight>bold|\d{3}) )?(?P<size>[\d.]+)px .*")
 
 
 def _local(name: str) -> str:
-    """The name of a tag or attribute without its namespace."""
     return name.rpartition("}")[2]
 
 
@@ -47,7 +46,6 @@ def _paint(element: ElementTree.Element, declarations: Mapping[str, str], colors
 
 
 def _clean(element: ElementTree.Element, prefix: str, colors: Mapping[str, str], wanted: set[str]) -> None:
-    """Clean one element and all its descendants, in place."""
     element.tag = _local(element.tag)
     declarations: dict[str, str] = {
         name: element.attrib.pop(name) for name in ("fill", "stroke") if name in element.attrib

@@ -146,7 +146,6 @@ def _series(line: Line, at: int, infinity: float | None) -> Series:
 
 
 def _ends(low: float | None, high: float | None) -> str:
-    """An interval in words."""
     return "" if low is None or high is None else f"{short(low)} to {short(high)}"
 
 

@@ -60,7 +60,6 @@ def details(trainings: Sequence[TrainingRecord]) -> tuple[str, ...]:
 
 
 def _described(audits: Sequence[AuditRecord]) -> list[str]:
-    """Sentences about audits that differ only in their seed."""
     first = audits[0]
     span = f"a {first.horizon} of {counted(first.rounds, 'round')}" if first.rounds > 1 else first.horizon
     where = f"{counted(first.clients, 'client')} with {counted(first.samples, 'record')} each, d = {first.dim}"

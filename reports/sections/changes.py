@@ -143,7 +143,6 @@ def moved(check: Check) -> bool:
 
 
 def _row(check: Check, measure: Measure | None, scale: Scale | None, names: Mapping[str, Label]) -> Change:
-    """One row of the table."""
     defense, case = check.name, ""
     if measure is not None:
         defense, attack = (*(names[part.key].text for part in measure.parts), "")[:2]
@@ -173,7 +172,6 @@ def _row(check: Check, measure: Measure | None, scale: Scale | None, names: Mapp
 
 
 def _plot(check: Check, rise: float, ends: tuple[float, float] | None, scale: Scale, interval: str) -> Plot:
-    """The drawing of one change."""
     spoken = f"change {_rise(check.metric, rise)}" + (f", 90 % interval {interval}" if interval else "")
     low, high = (None, None) if ends is None else (scale.place(ends[0]), scale.place(ends[1]))
     return Plot(scale.place(0.0), scale.place(rise), low, high, spoken)
@@ -203,7 +201,6 @@ def _verdict(check: Check) -> tuple[str, str]:
 
 
 def _value(name: str, value: float | None) -> str:
-    """A value of a metric as text; percentages for metrics that are shares."""
     return percent(value) if metric(name).percent else fixed(value)
 
 

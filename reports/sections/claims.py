@@ -93,7 +93,6 @@ def _distinct(texts: Iterable[str]) -> str:
 
 
 def _claimed(claims: Sequence[ClaimRecord], digits: int) -> Amount:
-    """The claim for one horizon over the seeds."""
     if any(claim.epsilon is None for claim in claims):
         return Amount(epsilon(claims), f"per {_distinct(claim.unit for claim in claims)}, any δ < 1", False, ())
     right = _distinct(_odds(claim.epsilon, claim.delta) for claim in claims)
@@ -102,14 +101,12 @@ def _claimed(claims: Sequence[ClaimRecord], digits: int) -> Amount:
 
 
 def _attained(proof: ProofRecord) -> str:
-    """Whether the proof is attained or an upper bound, in words."""
     if proof.epsilon is None:
         return "no finite bound" if proof.tight else "no finite bound is known"
     return "attained" if proof.tight else "upper bound"
 
 
 def _proved(claims: Sequence[ClaimRecord], digits: int) -> Amount:
-    """The proof for one horizon over the seeds."""
     proofs = [claim.proved for claim in claims]
     others = [f"against {adversaries(c.proved.against)}" for c in claims if set(c.proved.against) != set(c.against)]
     methods = _distinct(f"{proof.method}, {_attained(proof)}" for proof in proofs)
@@ -200,7 +197,6 @@ def _both(texts: Iterable[tuple[str, str]]) -> str:
 
 
 def _basis(claims: Sequence[ClaimRecord]) -> str:
-    """Source, neighbors and adversaries of the finite claims; empty if there are none."""
     finite = [claim for claim in claims if claim.epsilon is not None]
     parts = {
         "Claimed in": _both((claim.horizon, claim.source) for claim in finite),

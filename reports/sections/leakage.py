@@ -125,7 +125,6 @@ def _notes(analysis: Analysis, group: Group) -> tuple[str, ...]:
 
 
 def _lacking(group: Group) -> Entry:
-    """The entry of a group without a number."""
     if group.case.failures and not group.case.results:
         return Entry("failed", word=NO_NUMBER, notes=(first_line(group.case.failures[0].message),))
     if not group.case.results:
@@ -147,7 +146,6 @@ def entry_of(analysis: Analysis, group: Group | None, *, strongest: bool = False
 
 
 def _floor_entry(analysis: Analysis, sample: Group) -> Entry:
-    """The floor of one column."""
     floor, chance = analysis.floor(sample), sample.metric.chance
     if floor is not None and floor.estimate is not None:
         name, ends = analysis.attack_text(floor), interval(floor.estimate)
@@ -156,7 +154,6 @@ def _floor_entry(analysis: Analysis, sample: Group) -> Entry:
 
 
 def _matrix(analysis: Analysis, setting: str, groups: list[Group]) -> Matrix:
-    """The matrix of one setting."""
     columns, rows_of = _columns(groups), gathered(((group.defense, group.case.kind), group) for group in groups)
     strongest = {id(group) for row in rows_of.values() if len(row) > 1 for group in analysis.strongest(row)}
     at = {(group.defense, group.column): group for group in groups}

@@ -25,7 +25,6 @@ FEW_SEEDS = 3
 
 
 def _attacks(analysis: Analysis) -> Iterator[str]:
-    """The attacks that ran, the attacks that use the defense, and the kinds of attack that did not run."""
     infos = {group.case.info.name: group.case.info for group in analysis.attacked}
     if not infos:
         yield "No attack was planned: the report has no number on leakage."
@@ -48,7 +47,6 @@ def _attacks(analysis: Analysis) -> Iterator[str]:
 
 
 def _claims(analysis: Analysis) -> Iterator[str]:
-    """The limits of claimed, proved and audited epsilons."""
     yield "Claimed and proved epsilons are derived from the mechanism and its assumptions, not from the running code."
     if any(training.audited is not None for training in analysis.run.trainings.values()):
         yield "An audit runs the code in a separate small federation; an audit without a violation proves nothing."
@@ -60,7 +58,6 @@ def _claims(analysis: Analysis) -> Iterator[str]:
 
 
 def _adversaries(analysis: Analysis) -> Iterator[str]:
-    """The adversaries and targets of the numbers."""
     threats = dict.fromkeys(group.case.threat for group in analysis.attacked)
     targets = [group.case.target for group in analysis.attacked]
     if threats:
@@ -82,7 +79,6 @@ def _adversaries(analysis: Analysis) -> Iterator[str]:
 
 
 def _controls(analysis: Analysis) -> Iterator[str]:
-    """Columns without a floor or a ceiling, and columns whose attack fails without a defense."""
     if any(analysis.floor_value(group) is None for group in analysis.attacked):
         yield "Some columns have no floor: the score of a guess that uses no message is unknown."
     if any(analysis.ceiling(group) is None for group in analysis.defended):
@@ -92,7 +88,6 @@ def _controls(analysis: Analysis) -> Iterator[str]:
 
 
 def _certainty(analysis: Analysis) -> Iterator[str]:
-    """The statistical limits."""
     seeds = len({cell.training.seed for cell in analysis.run.cells})
     if seeds == 1:
         yield "There is one seed: the intervals cover the images of one training, not the spread of trainings."
@@ -112,7 +107,6 @@ def _certainty(analysis: Analysis) -> Iterator[str]:
 
 
 def _scope(analysis: Analysis) -> Iterator[str]:
-    """Notes of the study, cells without a result, and what the study does not cover."""
     yield from (f"{str(note)[:1].upper()}{str(note)[1:]}." for note in analysis.run.study.get("notes", ()))
     failed, missing = len(analysis.run.failures), len(analysis.run.missing)
     if failed or missing:

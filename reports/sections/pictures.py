@@ -115,7 +115,6 @@ def _ssim_per_image(result: Result, images: int) -> tuple[float | None, ...]:
 
 
 def _shown(analysis: Analysis, group: Group, seed: int) -> _Shown:
-    """The column of one group at one seed."""
     result = next((r for r in group.case.results if r.cell.training.seed == seed), None)
     if result is None:
         failed = any(failure.cell.training.seed == seed for failure in group.case.failures)
@@ -127,7 +126,6 @@ def _shown(analysis: Analysis, group: Group, seed: int) -> _Shown:
 
 
 def _tile(shown: _Shown, at: int, original: Pixels, name: str, withheld: bool) -> Tile:
-    """The reconstruction of one image under one defense."""
     if shown.pictures is None:
         return Tile("", f"{name}: {shown.lack}", shown.lack)
     originals, guesses = _flat(shown.pictures.original), _flat(shown.pictures.guess)
@@ -181,7 +179,6 @@ def _rows(
 
 
 def _grid(analysis: Analysis, setting: str, budget: int) -> Grid | None:
-    """The grid of one setting; None if it has no pictures."""
     found = _candidates(analysis, setting)
     if found is None:
         return None
@@ -221,7 +218,6 @@ def _grid(analysis: Analysis, setting: str, budget: int) -> Grid | None:
 
 
 def _column(analysis: Analysis, group: Group) -> Column:
-    """The heading of one column."""
     info = group.case.info
     word = "" if info.floor or group.undefended else "aware" if info.aware else "naive"
     return Column(word, f"{analysis.attack_text(group)}, {group.case.threat}", fixed(group.value, 2))

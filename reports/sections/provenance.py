@@ -42,7 +42,6 @@ class Provenance(NamedTuple):
 
 
 def _distinct(texts: Iterable[str], separator: str) -> str:
-    """The distinct texts, joined; `unknown` if there are none."""
     return separator.join(dict.fromkeys(texts)) or "unknown"
 
 

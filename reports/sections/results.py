@@ -64,7 +64,6 @@ class Everything(NamedTuple):
 
 
 def _finished(row: CellRow, result: Result, kind: str) -> CellRow:
-    """The row of a finished cell."""
     head = headline_estimate(result, kind)
     others = [f"{metric(e.name).words} {measured(e)}" for e in result.estimates if e is not head]
     if head is None:
@@ -82,7 +81,6 @@ def _finished(row: CellRow, result: Result, kind: str) -> CellRow:
 
 
 def _row(analysis: Analysis, group: Group, cell: Cell) -> CellRow:
-    """One row."""
     run, status = analysis.run, status_of(analysis.run, cell)
     seconds = run.seconds.get(cell.id)
     row = CellRow(

@@ -67,7 +67,6 @@ def charts(analysis: Analysis, setting: str) -> tuple[Chart, ...]:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    """The mean; None without values."""
     return float(np.mean(values)) if values else None
 
 

@@ -98,7 +98,6 @@ def _badge(analysis: Analysis) -> Badge:
 
 
 def _sentence(analysis: Analysis, badge: Badge, worst: Group | None) -> tuple[str, str]:
-    """The headline, and the line below it."""
     columns = counted(len({group.column for group in analysis.attacked}), "combination")
     frame = f"Measured with {columns} of attack, adversary and target."
     if not analysis.attacked:
@@ -162,7 +161,6 @@ def _leaking(analysis: Analysis, defenses: set[str]) -> str:
 
 
 def _worst_figure(analysis: Analysis, worst: Group | None) -> Figure:
-    """The judged case that leaks most, with its floor and ceiling."""
     title = "Worst defended case" if analysis.defended else "Worst case"
     if worst is None or worst.estimate is None:
         return Figure(title, NO_VALUE, "", "No case has a number.")
@@ -215,7 +213,6 @@ def _accuracy_figure(analysis: Analysis) -> Figure:
 
 
 def _coverage_figure(analysis: Analysis) -> Figure:
-    """Cells that finished, failed or are missing, and finished cells with a warning."""
     run = analysis.run
     done = [cell for cell in run.cells if cell.id in run.results]
     warned = sum(any(flag.severity == "warning" for flag in analysis.flags_of(cell)) for cell in done)
@@ -224,7 +221,6 @@ def _coverage_figure(analysis: Analysis) -> Figure:
 
 
 def _origin(analysis: Analysis) -> tuple[str, ...]:
-    """The provenance in short pieces."""
     cells = analysis.run.cells
     commits = dict.fromkeys(f"{e.commit[:10]}{' (dirty)' if e.dirty else ''}" for e in analysis.environments)
     seeds = sorted({cell.training.seed for cell in cells})

@@ -65,7 +65,6 @@ def _audits(analysis: Analysis) -> Iterator[str]:
 
 
 def _identified(group: Group) -> str:
-    """Number of images that the attack identifies; empty without images."""
     seen = group.identified
     return "" if seen is None or seen.value is None else f"{round(seen.value * seen.n)}/{seen.n}"
 
@@ -112,7 +111,6 @@ def _stacked(row: Sequence[Text]) -> Text:
 
 
 def _title(run: Run) -> str:
-    """The study, and the number of its finished, failed and missing cells."""
     counts = [(len(run.failures), "failed"), (len(run.missing), "missing")]
     lacking = "".join(f", {count} {word}" for count, word in counts if count)
     return f"{run.name}: {len(run.results)} of {counted(len(run.cells), 'cell')}{lacking}"
