@@ -6,7 +6,7 @@ import pytest
 
 from leakgauge.harness.core import metrics
 from leakgauge.harness.core.metrics import METRICS, GateTest, Metric, headline, metric
-from leakgauge.harness.core.result import Estimate
+from leakgauge.harness.core.result import Estimate, TrainingRecord
 from leakgauge.harness.core.stats import cut, of_items
 from leakgauge.harness.gate.baseline import Baseline
 from leakgauge.harness.gate.judge import Rules, Verdict, judge
@@ -54,6 +54,21 @@ def test_a_new_metric_is_gated_shown_and_exported(with_resemblance):
     run = run_with(11)
     assert "victims recalled" in render(run)
     assert "resemblance" in set(run.frame().quantity)
+
+
+def test_a_new_metric_of_a_training_is_a_row_and_an_attribute_of_its_record(monkeypatch):
+    slowness = Metric("slowness", "rounds with a stop", "round", "training", gate=GateTest.RISE, failed="slower")
+    monkeypatch.setitem(metrics.METRICS, slowness.name, slowness)
+    monkeypatch.setattr(TrainingRecord, "slowness", 2.0, raising=False)
+    before = measured(run_with(1))
+    monkeypatch.setattr(TrainingRecord, "slowness", 2.5)
+    now = measured(run_with(1))
+    assert [one.value for one in now.measures if one.metric == "slowness"] == [2.5, 2.5]
+    outcome = judge(now, before, Rules())
+    (check,) = [one for one in outcome.checks if one.metric == "slowness"]
+    assert check.verdict is Verdict.FAIL
+    assert check.reason.startswith("rounds with a stop went from 2 to 2.5, by 25 %, where 1 % is allowed")
+    assert "slower" in summary(outcome, now, Baseline(before, "before"))
 
 
 def test_what_the_table_does_not_know_is_not_gated():

@@ -20,8 +20,8 @@ from leakgauge.harness.cli import options as cli
 from leakgauge.harness.core.sinks import clipped, emit, say, spelled
 
 if TYPE_CHECKING:
-    from leakgauge.harness.gate.baseline import Baseline, Move
-    from leakgauge.harness.gate.judge import Check, Outcome
+    from leakgauge.harness.gate.baseline import Baseline
+    from leakgauge.harness.gate.judge import Outcome
     from leakgauge.harness.gate.measure import Measured
     from leakgauge.harness.gate.rerun import Bench
     from leakgauge.harness.gate.target import Trusted
@@ -132,9 +132,8 @@ def _published(
 ) -> typer.Exit:
     """Print the outcome, write the requested files, and return the exit. `fails`: whether INCONCLUSIVE does."""
     from leakgauge.harness.gate import output
-    from leakgauge.harness.gate.measure import titles
 
-    say(*_table(outcome, titles(now.measures)))
+    say(*output.lines(outcome, now))
     if junit is not None:
         _write(junit, output.junit(outcome, now))
     if to_json is not None:
@@ -145,7 +144,7 @@ def _published(
     if annotations == "auto" and os.environ.get("GITHUB_ACTIONS") == "true":
         emit("".join(f"{line}\n" for line in output.annotations(outcome)))
     known = f", with {len(base.gaps)} accepted gaps" if base.gaps else ""
-    say(f"leakgauge: {output.headline(outcome)}, against {path}{known}{_first(outcome)}")
+    say(f"leakgauge: {output.headline(outcome)}, against {path}{known}{output.first(outcome)}")
     return typer.Exit(outcome.exit_code(inconclusive_fails=fails))
 
 
@@ -189,9 +188,10 @@ def update(
     ] = None,
 ) -> None:
     """Make a run the baseline. Each increase over the previous baseline must be accepted by its key."""
-    from leakgauge.harness.gate.baseline import Baseline, read, write
-    from leakgauge.harness.gate.judge import Rules, judge
+    from leakgauge.harness.gate.baseline import Baseline, moves, read, write
+    from leakgauge.harness.gate.judge import Outcome, Rules, judge
     from leakgauge.harness.gate.measure import measured
+    from leakgauge.harness.gate.output import moved
     from leakgauge.harness.study.store import load_run
 
     _check_update(reason)
@@ -199,11 +199,13 @@ def update(
         now = measured(load_run(folder))
         gaps = _check_complete(now, allow_gaps or [])
         path = baseline if baseline is not None else _default_path(now.study)
-        before = read(path) if path.exists() else None
-        outcome = None
+        before, outcome = read(path) if path.exists() else None, Outcome((), (), ())
         if before is not None:
             outcome = judge(now, before.measured, Rules(), gaps=before.gaps)
-            _print_compared(before.measured, now, outcome)
+            say(*moved(moves(before.measured, now)))
+            notes = [f"nothing could be compared: {problem}" for problem in outcome.problems]
+            notes += [f"warning: {warning}" for warning in outcome.warnings]
+            say(*(f"leakgauge: {note}" for note in notes), err=True)
         _check_accepted(outcome, accept_increase or [])
         prints = () if before is None else before.prints
         write(Baseline(now, reason.strip(), gaps, prints), path)
@@ -218,13 +220,14 @@ def update(
 def show(file: BaselineArgument, as_json: cli.JsonOption = False) -> None:
     """Show the contents of a baseline."""
     from leakgauge.harness.gate.baseline import read, to_text
+    from leakgauge.harness.gate.output import described
 
     with cli.user_errors(cli.NOT_COMPARABLE):
         found = read(file)
     if as_json:
         emit(spelled(to_text(found)))
     else:
-        say(*_shown(found))
+        say(*described(found))
 
 
 @baselines.command()
@@ -235,15 +238,16 @@ def diff(
 ) -> None:
     """Show which measures of two baselines moved, appeared or vanished. Never fails the build."""
     from leakgauge.harness.gate.baseline import moves, provenance, read
+    from leakgauge.harness.gate.output import moved
 
     with cli.user_errors(cli.NOT_COMPARABLE):
         before, after = read(old), read(new)
-    found = moves(before.measured, after.measured)
+    differing = moves(before.measured, after.measured)
     if as_json:
-        cli.print_json([asdict(move) for move in found])
+        cli.print_json([asdict(move) for move in differing])
         return
     say(f"{old} ({before.reason}) -> {new} ({after.reason})")
-    say(*provenance(before.measured, after.measured), *_moved(found))
+    say(*provenance(before.measured, after.measured), *moved(differing))
 
 
 def _judged(now: Measured, held: Trusted, bench: Bench, *, rerun_base: bool, rerun: bool) -> tuple[Baseline, Outcome]:
@@ -272,15 +276,20 @@ def _check_update(reason: str) -> None:
         raise cli.refusal(cli.USAGE, f"expected --reason with one line of text, got {reason!r}")
 
 
+def _unaccepted(option: str, what: str, keys: Iterable[str], patterns: list[str]) -> list[str]:
+    """The keys that no pattern matches; refuses a pattern that matches no key."""
+    keys = list(keys)
+    for pattern in patterns:
+        if not any(fnmatchcase(key, pattern) for key in keys):
+            known = f"{what}s: {', '.join(keys) or 'none'}"
+            raise cli.refusal(cli.USAGE, f"{option} {pattern!r} matches no {what}; {known}")
+    return [key for key in keys if not any(fnmatchcase(key, pattern) for pattern in patterns)]
+
+
 def _check_complete(now: Measured, allowed: list[str]) -> tuple[str, ...]:
-    """The keys of the allowed gaps; refuses a pattern that matches no gap, and a gap that no pattern matches."""
+    """The keys of the gaps, all of them allowed."""
     lacking = {measure.key: measure.problem for measure in now.measures if measure.problem}
-    for pattern in allowed:
-        if not any(fnmatchcase(key, pattern) for key in lacking):
-            known = ", ".join(lacking) or "none"
-            raise cli.refusal(cli.USAGE, f"--allow-gaps {pattern!r} matches no gap; gaps: {known}")
-    left = [key for key in lacking if not any(fnmatchcase(key, pattern) for pattern in allowed)]
-    if left:
+    if left := _unaccepted("--allow-gaps", "gap", lacking, allowed):
         head = "this run is incomplete, nothing was written; accept each gap with --allow-gaps KEY:"
         raise cli.refusal(cli.INCOMPLETE, head, *(f"{key}: {lacking[key]}" for key in left))
     return tuple(lacking)
@@ -293,30 +302,15 @@ def _default_path(study: str) -> Path:
     return Path("baselines") / f"{study}.json"
 
 
-def _check_accepted(outcome: Outcome | None, accepted: list[str]) -> None:
-    """Refuse a pattern that matches no increase, and an increase that no pattern matches."""
+def _check_accepted(outcome: Outcome, accepted: list[str]) -> None:
+    """Refuse an increase that is not accepted."""
     from leakgauge.harness.gate.judge import Verdict
     from leakgauge.harness.gate.output import headline
 
-    checks = [] if outcome is None else outcome.checks
-    rises: list[Check] = [one for one in checks if one.verdict is Verdict.FAIL]
-    for pattern in accepted:
-        if not any(fnmatchcase(one.key, pattern) for one in rises):
-            known = ", ".join(one.key for one in rises) or "none"
-            raise cli.refusal(cli.USAGE, f"--accept-increase {pattern!r} matches no increase; increases: {known}")
-    left = [one for one in rises if not any(fnmatchcase(one.key, pattern) for pattern in accepted)]
-    if outcome is not None and left:
+    rises = {check.key: check.reason for check in outcome.checks if check.verdict is Verdict.FAIL}
+    if left := _unaccepted("--accept-increase", "increase", rises, accepted):
         head = f"{headline(outcome)}; nothing was written; accept each with --accept-increase KEY"
-        raise cli.refusal(cli.INCREASED, head, *(f"  {one.key}: {one.reason}" for one in left))
-
-
-def _print_compared(before: Measured, now: Measured, outcome: Outcome) -> None:
-    from leakgauge.harness.gate.baseline import moves
-
-    say(*_moved(moves(before, now)))
-    notes = [f"nothing could be compared: {problem}" for problem in outcome.problems]
-    notes += [f"warning: {warning}" for warning in outcome.warnings]
-    say(*(f"leakgauge: {note}" for note in notes), err=True)
+        raise cli.refusal(cli.INCREASED, head, *(f"  {key}: {rises[key]}" for key in left))
 
 
 def _write(path: Path, text: str, *, append: bool = False) -> None:
@@ -333,77 +327,3 @@ def _write(path: Path, text: str, *, append: bool = False) -> None:
             file.write(text)
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def _table(outcome: Outcome, named: dict[str, str]) -> Iterable[str]:
-    """Problems and warnings, then the checks, worst first; a check that did not pass is followed by name and reason."""
-    from leakgauge.harness.gate.judge import Verdict
-    from leakgauge.harness.gate.output import change, number, signed
-
-    for problem in outcome.problems:
-        yield f"not comparable: {clipped(problem)}"
-    for change_of_rules in outcome.unaccepted:
-        yield f"not accepted: {clipped(change_of_rules)}"
-    for warning in outcome.warnings:
-        yield f"warning: {clipped(warning)}"
-    if not outcome.checks:
-        return
-    rows = [("verdict", "check", "before -> now", "change (90 %)", "detectable")]
-    rows += [
-        (
-            one.verdict.value,
-            clipped(one.key),
-            f"{number(one.before)} -> {number(one.now)}",
-            change(one.rise, one.low, one.high),
-            "" if one.smallest is None else signed(one.smallest),
-        )
-        for one in outcome.checks
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row, one in zip(rows, (None, *outcome.checks), strict=True):
-        yield "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
-        if one is not None and one.verdict is not Verdict.PASS:
-            yield f"{'':<{widths[0]}}  {clipped(named.get(one.key, one.name))}"
-            yield f"{'':<{widths[0]}}  {clipped(one.reason)}"
-
-
-def _first(outcome: Outcome) -> str:
-    from leakgauge.harness.gate.judge import Verdict
-
-    if outcome.problems:
-        return f": {clipped(outcome.problems[0])}"
-    if outcome.verdict is Verdict.NOT_ACCEPTED:
-        return f"; first: {clipped(outcome.unaccepted[0])}"
-    if not outcome.checks or outcome.verdict is Verdict.PASS:
-        return ""
-    return f"; first: {clipped(outcome.checks[0].key)}: {clipped(outcome.checks[0].reason)}"
-
-
-def _moved(found: Iterable[Move]) -> list[str]:
-    lines = []
-    for move in found:
-        before, after = (("n/a" if value is None else f"{value:.6g}") for value in (move.before, move.after))
-        what = {"moved": f"{before} -> {after}", "appeared": f"new: {after}", "vanished": f"gone: {before}"}[move.kind]
-        values = f"  ({move.differ} of {move.of} values)" if move.differ else ""
-        lines.append(f"{what:<24}  {move.key}{values}")
-    return lines or ["no measure moved"]
-
-
-def _shown(found: Baseline) -> Iterable[str]:
-    from leakgauge.harness.gate.output import number
-
-    run = found.measured
-    dirty = ", with uncommitted changes" if run.dirty else ""
-    yield f"{run.study}: {len(run.measures)} measures, study hash {run.study_hash}"
-    yield f"reason: {found.reason}"
-    if found.gaps:
-        yield f"gaps: {', '.join(found.gaps)}"
-    yield f"made on {run.machine} at {run.commit}{dirty}"
-    yield f"packages: {', '.join(f'{name} {version}' for name, version in run.packages.items())}"
-    yield f"data: {', '.join(f'{name} {digest}' for name, digest in run.data.items())}"
-    keys = [clipped(measure.key) for measure in run.measures]
-    width = max(map(len, keys))
-    for key, one in zip(keys, run.measures, strict=True):
-        interval = "" if one.low is None or one.high is None else f"[{number(one.low)}, {number(one.high)}]"
-        mark = one.control or ("aware" if one.aware else "")
-        yield f"{key:<{width}}  {number(one.value):>8}  {interval:<16}  n = {one.n:<5}  {mark}".rstrip()

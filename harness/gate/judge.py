@@ -50,6 +50,9 @@ _MOST = 3
 _BROKEN = 0.001
 """A model counts as broken if the p-value of its fall in accuracy, over the seeds, is below this."""
 
+_NAMES = {"bits": "bits of a parameter", "accuracy": "accuracy"}
+"""The names of metrics of a training in a sentence, where they differ from the words of the metric."""
+
 _ORDER = list(Verdict)
 _CODES = {
     Verdict.FAIL: 1,
@@ -310,24 +313,26 @@ def _never(pair: _Pair) -> Check:
 
 
 def _training(pair: _Pair, rules: Rules) -> Check:
-    """The check of bits, which may not rise, or of accuracy, which may not fall, by the mean over the seeds."""
+    """The check of a mean over the seeds that may not rise, as bits, or not fall, as accuracy."""
     new, old = pair
     after, earlier = numbers(new), numbers(old)
     now, before = float(np.mean(after)), float(np.mean(earlier))
-    if metric(new.metric).gate is GateTest.RISE:
+    known = metric(new.metric)
+    name = _NAMES.get(known.name, known.words)
+    if known.gate is GateTest.RISE:
         worse = now > before * (1 + rules.bits) + ROUNDING
-        found = f"bits of a parameter went from {before:.4g} to {now:.4g}"
+        found = f"{name} went from {before:.4g} to {now:.4g}"
         share = f", by {100 * (now / before - 1):.3g} %" if before > 0 else ""
         more = f"{found}{share}, where {100 * rules.bits:g} % is allowed"
         reason = more if worse else f"no increase detected: {found}"
     else:
         worse = before - now > rules.accuracy + ROUNDING
-        found = f"accuracy went from {before:.3f} to {now:.3f}"
+        found = f"{name} went from {before:.3f} to {now:.3f}"
         fall = f"{found}, a fall of more than {rules.accuracy:g}: a broken model is no protection"
         reason = fall if worse else f"no loss of more than {rules.accuracy:g} detected: {found}"
     verdict = Verdict.FAIL if worse else Verdict.PASS
     rise = statistics.paired(earlier, after) if len(after) > 1 else None
-    if worse and metric(new.metric).gate is GateTest.FALL:
+    if worse and known.gate is GateTest.FALL:
         if rise is None or len(after) < rules.trainings:
             few = f"{counted(len(after), 'training')} cannot tell the fall from chance: take {rules.trainings} seeds"
             verdict, reason = Verdict.INCONCLUSIVE, f"{found}; {few} or more"

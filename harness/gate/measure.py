@@ -264,16 +264,23 @@ def _of_trainings(run: Run) -> Iterable[Measure]:
         known = [record for record in records if record is not None]
         audits = [record.audited for record in known if record.audited is not None]
         for metric in gated(GateTest.AUDIT, GateTest.NEVER, GateTest.RISE, GateTest.FALL):
-            values = tuple(_READ[metric.name](record) for record in known)
-            if metric.name == "accuracy" and known and not any(value is not None for value in values):
-                continue  # a regression
-            of_audit = metric.gate in (GateTest.AUDIT, GateTest.NEVER)
+            of_audit = metric.name in _OF_AUDIT
             if of_audit and not (specs[0].audit and audits):
                 continue
+            values = tuple(_read(metric, record) for record in known)
+            if metric.gate is GateTest.FALL and known and not any(value is not None for value in values):
+                continue  # a regression has no accuracy
             lacks = "a training has no number" if not problem and any(value is None for value in values) else problem
             made = _bare(specs[0], metric, stats.mean(metric.name, values), name, lacks)
             made = dataclasses.replace(made, values=values)
             yield _audited(made, audits) if of_audit else made
+
+
+def _read(metric: Metric, record: TrainingRecord) -> float | None:
+    if metric.name not in _OF_AUDIT:
+        value: float | None = getattr(record, metric.name)
+        return value
+    return None if record.audited is None else _OF_AUDIT[metric.name](record.audited)
 
 
 def _audited(made: Measure, audits: Sequence[AuditRecord]) -> Measure:
@@ -321,13 +328,11 @@ def _images(run: Run, cell: Cell) -> str:
     return hashlib.sha256(np.ascontiguousarray(pictures.original).tobytes()).hexdigest()[:16]
 
 
-_READ: dict[str, Callable[[TrainingRecord], float | None]] = {
-    "epsilon": lambda record: None if record.audited is None else record.audited.epsilon_lower,
-    "contradicted": lambda record: None if record.audited is None else float(bool(record.audited.contradictions)),
-    "accuracy": lambda record: record.accuracy,
-    "bits": lambda record: record.bits,
+_OF_AUDIT: dict[str, Callable[[AuditRecord], float]] = {
+    "epsilon": lambda audit: audit.epsilon_lower,
+    "contradicted": lambda audit: float(bool(audit.contradictions)),
 }
-"""How each metric is read from a training's record; `bits`: per parameter of a message, mean over the rounds."""
+"""How the metrics of an audit are read from it. Every other metric of a training is an attribute of its record."""
 
 
 def _rounded(metric: Metric, values: Iterable[float | None]) -> tuple[float | None, ...]:

@@ -1,4 +1,4 @@
-"""The gate's outcome for machines and job pages: JUnit XML, a Markdown summary, JSON and workflow annotations.
+"""The gate's outcome: lines for a terminal, JUnit XML, a Markdown summary, JSON and workflow annotations.
 
 Names and reasons come from studies and error messages. `core.sinks` escapes them; long texts are cut with a mark.
 """
@@ -7,14 +7,14 @@ import dataclasses
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
 from leakgauge.harness.core.labels import counted, part_text
 from leakgauge.harness.core.metrics import gated, metric
 from leakgauge.harness.core.sinks import clipped, command, line, markdown, spelled, table_head, table_row
-from leakgauge.harness.gate.baseline import Baseline
+from leakgauge.harness.gate.baseline import Baseline, Move
 from leakgauge.harness.gate.judge import Check, Outcome, Verdict
 from leakgauge.harness.gate.measure import Measure, Measured, image_names, titles
 
@@ -82,6 +82,74 @@ def headline(outcome: Outcome) -> str:
         return f"{text[0].upper()}{text[1:]} of {total}"
     end = " could not be made" if verdict is Verdict.INCOMPLETE else ""
     return f"{verdict.capitalize()}: {len(hits)} of {total}{end}"
+
+
+def lines(outcome: Outcome, measured: Measured) -> Iterator[str]:
+    """Problems and warnings, then the checks, worst first; a check that did not pass is followed by name and reason."""
+    yield from (f"not comparable: {clipped(problem)}" for problem in outcome.problems)
+    yield from (f"not accepted: {clipped(change_of_rules)}" for change_of_rules in outcome.unaccepted)
+    yield from (f"warning: {clipped(warning)}" for warning in outcome.warnings)
+    if not outcome.checks:
+        return
+    names, rows = titles(measured.measures), [("verdict", "check", "before -> now", "change (90 %)", "detectable")]
+    rows += [
+        (
+            check.verdict.value,
+            clipped(check.key),
+            f"{number(check.before)} -> {number(check.now)}",
+            change(check.rise, check.low, check.high),
+            "" if check.smallest is None else signed(check.smallest),
+        )
+        for check in outcome.checks
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row, check in zip(rows, (None, *outcome.checks), strict=True):
+        yield "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
+        if check is not None and check.verdict is not Verdict.PASS:
+            yield f"{'':<{widths[0]}}  {clipped(names.get(check.key, check.name))}"
+            yield f"{'':<{widths[0]}}  {clipped(check.reason)}"
+
+
+def first(outcome: Outcome) -> str:
+    """The problem or check to look at first; empty if there is none."""
+    if outcome.problems:
+        return f": {clipped(outcome.problems[0])}"
+    if outcome.verdict is Verdict.NOT_ACCEPTED:
+        return f"; first: {clipped(outcome.unaccepted[0])}"
+    if not outcome.checks or outcome.verdict is Verdict.PASS:
+        return ""
+    return f"; first: {clipped(outcome.checks[0].key)}: {clipped(outcome.checks[0].reason)}"
+
+
+def moved(moves: Iterable[Move]) -> list[str]:
+    """One line for each measure that moved, appeared or vanished."""
+    texts = []
+    for move in moves:
+        before, after = (("n/a" if value is None else f"{value:.6g}") for value in (move.before, move.after))
+        what = {"moved": f"{before} -> {after}", "appeared": f"new: {after}", "vanished": f"gone: {before}"}[move.kind]
+        values = f"  ({move.differ} of {move.of} values)" if move.differ else ""
+        texts.append(f"{what:<24}  {move.key}{values}")
+    return texts or ["no measure moved"]
+
+
+def described(baseline: Baseline) -> Iterator[str]:
+    """The lines that describe a baseline."""
+    run = baseline.measured
+    yield f"{run.study}: {len(run.measures)} measures, study hash {run.study_hash}"
+    yield f"reason: {baseline.reason}"
+    if baseline.gaps:
+        yield f"gaps: {', '.join(baseline.gaps)}"
+    yield f"made on {run.machine} at {run.commit}{', with uncommitted changes' if run.dirty else ''}"
+    yield f"packages: {', '.join(f'{name} {version}' for name, version in run.packages.items())}"
+    yield f"data: {', '.join(f'{name} {digest}' for name, digest in run.data.items())}"
+    keys = [clipped(measure.key) for measure in run.measures]
+    width = max(map(len, keys))
+    for key, measure in zip(keys, run.measures, strict=True):
+        interval = (
+            "" if measure.low is None or measure.high is None else f"[{number(measure.low)}, {number(measure.high)}]"
+        )
+        mark = measure.control or ("aware" if measure.aware else "")
+        yield f"{key:<{width}}  {number(measure.value):>8}  {interval:<16}  n = {measure.n:<5}  {mark}".rstrip()
 
 
 def junit(outcome: Outcome, measured: Measured) -> str:
