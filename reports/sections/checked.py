@@ -75,17 +75,12 @@ class Broken(NamedTuple):
     more: int
 
 
-class Checked(NamedTuple):
-    """A training's claims with the verdicts that a report shows."""
+def checked(training: TrainingRecord) -> tuple[ClaimRecord, ClaimRecord]:
+    """The recorded claims for one round and for the whole run.
 
-    one_round: ClaimRecord
-    whole_run: ClaimRecord
-
-
-def checked(training: TrainingRecord) -> Checked:
-    """The recorded claims; if an audit for the same unit and horizon refutes a claim, it is BROKEN (audit)."""
-    claims = training.one_round, training.whole_run
-    return Checked(*(_with_audit(claim, training.audited) for claim in claims))
+    If an audit for the same unit and horizon refutes a claim, it is BROKEN (audit).
+    """
+    return _with_audit(training.one_round, training.audited), _with_audit(training.whole_run, training.audited)
 
 
 def _with_audit(claim: ClaimRecord, audit: AuditRecord | None) -> ClaimRecord:
@@ -119,29 +114,30 @@ def severity(claim: ClaimRecord) -> int:
     return -list(BADGES).index(verdict_of(claim))
 
 
+def _states(badges: Mapping[str, Badge], names: Sequence[str]) -> tuple[State, ...]:
+    """The distinct badges among the names of one defense's trainings, in the order of the badges."""
+    counts, total = Counter(names), counted(len(names), "seed")
+    return tuple(
+        State(badge, "" if counts[name] == len(names) else f"in {counts[name]} of {total}")
+        for name, badge in badges.items()
+        if name in counts
+    )
+
+
 def states(claims: Sequence[ClaimRecord]) -> tuple[State, ...]:
     """The distinct verdicts of one defense's trainings, the worst first."""
-    found = Counter(map(verdict_of, claims))
-    return tuple(
-        State(badge, "" if found[name] == len(claims) else f"in {found[name]} of {counted(len(claims), 'seed')}")
-        for name, badge in BADGES.items()
-        if name in found
-    )
+    return _states(BADGES, list(map(verdict_of, claims)))
 
 
 def codes(trainings: Sequence[TrainingRecord]) -> tuple[State, ...]:
     """The distinct verdicts on the code of one defense's trainings, the worst first."""
-    found = Counter("NOT AUDITED" if one.audited is None else one.audited.code for one in trainings)
-    total = counted(len(trainings), "seed")
-    states = ((badge, found[name]) for name, badge in CODES.items() if name in found)
-    return tuple(State(badge, "" if count == len(trainings) else f"in {count} of {total}") for badge, count in states)
+    audits = [training.audited for training in trainings]
+    return _states(CODES, ["NOT AUDITED" if audit is None else audit.code for audit in audits])
 
 
 def unkept(claims: Sequence[ClaimRecord], trainings: Sequence[TrainingRecord]) -> tuple[State, ...]:
     """A mark if a training broke an assumption that the proof of its claim needs; empty if no training did."""
-    found, total = sum(map(is_unkept, claims, trainings)), len(trainings)
-    where = "" if found == total else f"in {found} of {counted(total, 'seed')}"
-    return (State(UNKEPT, where),) if found else ()
+    return _states({"broken": UNKEPT}, ["broken" if one else "" for one in map(is_unkept, claims, trainings)])
 
 
 def is_unkept(claim: ClaimRecord, training: TrainingRecord) -> bool:
@@ -164,14 +160,14 @@ def reason(claim: ClaimRecord) -> str:
     return claim.reason.replace("proved inf ", f"proved {INFINITE} ")
 
 
-def _claims(analysis: Analysis) -> Mapping[tuple[str, str], list[ClaimRecord]]:
+def _claims(analysis: Analysis) -> dict[tuple[str, str], list[ClaimRecord]]:
     """The claims of each setting and defense that has a training: those for one round, then those for the whole run."""
-    found = {}
-    for pair in analysis.pairs:
-        both = [checked(training) for training in analysis.trainings_of(*pair)]
-        if both:
-            found[pair] = [one.one_round for one in both] + [one.whole_run for one in both]
-    return found
+    both = {pair: [checked(training) for training in analysis.trainings_of(*pair)] for pair in analysis.pairs}
+    return {
+        pair: [claim for claims in zip(*found, strict=True) for claim in claims]
+        for pair, found in both.items()
+        if found
+    }
 
 
 def tally(analysis: Analysis) -> Counter[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.result import Environment, Run
@@ -15,30 +14,6 @@ from leakgauge.reports.text.notation import duration
 
 LONGEST_STUDY = 100_000
 """Characters of the resolved study; a longer study is shown without its cells, which “All results” lists."""
-
-
-class Provenance(NamedTuple):
-    """The section.
-
-    Attributes:
-        facts: (name, value).
-        packages: (package, versions).
-        data: (data set, hash).
-        trainings: (defense, seed, id, digest).
-        study: the resolved study as JSON.
-        commands: commands that reproduce the report.
-        caution: why the commands may give other numbers; empty without a reason.
-        text: the study file.
-    """
-
-    facts: tuple[tuple[str, str], ...]
-    packages: tuple[tuple[str, str], ...]
-    data: tuple[tuple[str, str], ...]
-    trainings: tuple[tuple[str, str, str, str], ...]
-    study: str
-    commands: tuple[str, ...]
-    caution: str
-    text: str
 
 
 def _distinct(texts: Iterable[str], separator: str) -> str:
@@ -82,8 +57,8 @@ def _data(run: Run) -> list[str]:
     return [f"{name}: {notes[name]}" if name in notes else name for name in sorted(run.data_hashes)]
 
 
-def provenance(analysis: Analysis) -> Provenance:
-    """Everything known about the run."""
+def provenance(analysis: Analysis) -> dict[str, object]:
+    """Everything known about the run: facts by name, tables, commands, and why these may give other numbers."""
     run, found = analysis.run, analysis.environments
     executions = [one.execution for one in run.trainings.values()] + [one.execution for one in run.results.values()]
     how = (f"{e.device}, {counted(e.threads, 'thread')}, engine {e.engine}" for e in executions)
@@ -104,20 +79,20 @@ def provenance(analysis: Analysis) -> Provenance:
         caution = "The checkout differed from its commit: these commands may not reproduce the numbers."
     elif len(found) > 1:
         caution = "The results come from several environments: they agree within tolerances, not byte for byte."
-    return Provenance(
-        facts,
-        _packages(found),
-        data=tuple(sorted(run.data_hashes.items())),
-        trainings=tuple(
-            (analysis.defenses[t.spec.defense.key].text, str(t.spec.seed), identity, t.digest)
-            for identity, t in run.trainings.items()
-            if t.spec.defense.key in analysis.defenses
-        ),
-        study=_study(run.study),
-        commands=_commands(run, found),
-        caution=caution,
-        text=str(run.study.get("text", "")),
-    )
+    return {
+        "facts": facts,
+        "packages": _packages(found),
+        "data": sorted(run.data_hashes.items()),
+        "trainings": [
+            (analysis.defenses[record.spec.defense.key].text, record.spec.seed, identity, record.digest)
+            for identity, record in run.trainings.items()
+            if record.spec.defense.key in analysis.defenses
+        ],
+        "study": _study(run.study),
+        "commands": _commands(run, found),
+        "caution": caution,
+        "text": str(run.study.get("text", "")),
+    }
 
 
 SECTION = Section("provenance", "Provenance", "Provenance", provenance, 100)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from leakgauge.harness.core.cases import gathered, headline_estimate
 from leakgauge.harness.core.cell import Cell
-from leakgauge.harness.core.labels import Label, where
+from leakgauge.harness.core.labels import where
 from leakgauge.harness.core.metrics import metric
 from leakgauge.harness.core.result import Result
 from leakgauge.harness.core.stats import cut
@@ -19,29 +19,6 @@ _ICONS = {"done": "✓", "failed": "✕", "missing": "–"}
 _MOST_MESSAGES = 3
 
 
-class CellRow(NamedTuple):
-    """One cell. `order` is the headline value for sorting (empty without a value); `others` are the other metrics."""
-
-    status: str
-    icon: str
-    defense: Label
-    attack: Label
-    threat: str
-    target: str
-    setting: str
-    seed: int
-    flags: tuple[str, ...]
-    seconds: str
-    seconds_order: str
-    metric: str = ""
-    value: str = ""
-    interval: str = ""
-    order: str = ""
-    n: str = ""
-    others: str = ""
-    reason: str = ""
-
-
 class FlagRow(NamedTuple):
     """A flag, and the number of cells that have it."""
 
@@ -51,56 +28,48 @@ class FlagRow(NamedTuple):
     cells: int
 
 
-class Everything(NamedTuple):
-    """The table with its flags and its download."""
-
-    rows: tuple[CellRow, ...]
-    flags: tuple[FlagRow, ...]
-    several_settings: bool
-    csv: str
-    done: int
-    failed: int
-    missing: int
-
-
-def _finished(row: CellRow, result: Result, kind: str) -> CellRow:
+def _finished(result: Result, kind: str) -> dict[str, str]:
+    """What a finished cell adds to its row; `order` is the headline value for sorting (empty without a value)."""
     head = headline_estimate(result, kind)
     others = [f"{metric(e.name).words} {measured(e)}" for e in result.estimates if e is not head]
     if head is None:
-        return row._replace(value=NO_VALUE, others=" · ".join(others))
+        return {"value": NO_VALUE, "others": " · ".join(others)}
     if head.value is None and head.note:
         others.insert(0, head.note)
-    return row._replace(
-        metric=metric(head.name).words.removeprefix("mean "),
-        value=measured(head),
-        interval=interval(cut(head)),
-        order="" if head.value is None else repr(head.value),
-        n=str(head.n),
-        others=" · ".join(others),
-    )
+    return {
+        "metric": metric(head.name).words.removeprefix("mean "),
+        "value": measured(head),
+        "interval": interval(cut(head)),
+        "order": "" if head.value is None else repr(head.value),
+        "n": str(head.n),
+        "others": " · ".join(others),
+    }
 
 
-def _row(analysis: Analysis, group: Group, cell: Cell) -> CellRow:
+def _row(analysis: Analysis, group: Group, cell: Cell) -> dict[str, object]:
     run, status = analysis.run, status_of(analysis.run, cell)
-    seconds = run.seconds.get(cell.id)
-    row = CellRow(
-        status=status,
-        icon=_ICONS[status],
-        defense=analysis.defenses[group.defense],
-        attack=analysis.attacks[cell.attack.key],
-        threat=cell.threat,
-        target=where(cell.target),
-        setting=analysis.settings[group.setting],
-        seed=cell.training.seed,
-        flags=tuple(dict.fromkeys(flag.code for flag in analysis.flags_of(cell))),
-        seconds="" if seconds is None else duration(seconds),
-        seconds_order="" if seconds is None else repr(seconds),
-    )
+    seconds, failure = run.seconds.get(cell.id), run.failures.get(cell.id)
     if status == "done":
-        return _finished(row, run.results[cell.id], group.case.kind)
-    failure = run.failures.get(cell.id)
-    return row._replace(
-        value=status, reason="" if failure is None else f"{failure.kind}: {first_line(failure.message)}"
+        numbers = _finished(run.results[cell.id], group.case.kind)
+    else:
+        reason = "" if failure is None else f"{failure.kind}: {first_line(failure.message)}"
+        numbers = {"value": status, "others": reason}
+    return (
+        dict.fromkeys(("metric", "interval", "order", "n"), "")
+        | numbers
+        | {
+            "status": status,
+            "icon": _ICONS[status],
+            "defense": analysis.defenses[group.defense],
+            "attack": analysis.attacks[cell.attack.key],
+            "threat": cell.threat,
+            "target": where(cell.target),
+            "setting": analysis.settings[group.setting],
+            "seed": cell.training.seed,
+            "flags": dict.fromkeys(flag.code for flag in analysis.flags_of(cell)),
+            "seconds": "" if seconds is None else duration(seconds),
+            "seconds_order": "" if seconds is None else repr(seconds),
+        }
     )
 
 
@@ -121,19 +90,19 @@ def _few(messages: list[str]) -> tuple[str, ...]:
     return (*messages[:_MOST_MESSAGES], *more)
 
 
-def everything(analysis: Analysis) -> Everything:
-    """The table of all cells, in the study's order."""
+def everything(analysis: Analysis) -> dict[str, object]:
+    """The table of all cells, in the study's order, with their flags and its download."""
     run = analysis.run
     groups = {cell.id: group for group in analysis.groups for cell in group.case.cells}
-    return Everything(
-        rows=tuple(_row(analysis, groups[cell.id], cell) for cell in run.cells),
-        flags=_flag_rows(analysis),
-        several_settings=len(analysis.settings) > 1,
-        csv=data_uri("results.csv", to_csv(table(run))),
-        done=len(run.results),
-        failed=len(run.failures),
-        missing=len(run.missing),
-    )
+    return {
+        "rows": [_row(analysis, groups[cell.id], cell) for cell in run.cells],
+        "flags": _flag_rows(analysis),
+        "several_settings": len(analysis.settings) > 1,
+        "csv": data_uri("results.csv", to_csv(table(run))),
+        "done": len(run.results),
+        "failed": len(run.failures),
+        "missing": len(run.missing),
+    }
 
 
 SECTION = Section("results", "All results", "All results", everything, 80)

@@ -13,19 +13,11 @@ from leakgauge.reports.charts.figures import Chart, Point, by_defense, drawable
 from leakgauge.reports.charts.roc import roc_charts
 from leakgauge.reports.charts.rounds import attack_charts, training_charts
 from leakgauge.reports.sections import Section
-from leakgauge.reports.sections.asked import Drawing, drawing
+from leakgauge.reports.sections.asked import drawing
 from leakgauge.reports.sections.frontier import frontier_chart
 from leakgauge.reports.select import Analysis, final_accuracy
 from leakgauge.reports.table import Column, Table
 from leakgauge.reports.text.notation import fixed, percent, size
-
-
-class TradeOffs(NamedTuple):
-    """The charts and the table of messages of one setting."""
-
-    setting: str
-    drawings: tuple[Drawing, ...]
-    traffic: Table | None
 
 
 class _Messages(NamedTuple):
@@ -38,15 +30,15 @@ class _Messages(NamedTuple):
     snr: float | None
 
 
-def trade_offs(analysis: Analysis) -> tuple[TradeOffs, ...] | None:
-    """The trade-offs of each setting that has charts or messages; None if no setting has any."""
-    found = []
+def trade_offs(analysis: Analysis) -> list[dict[str, object]] | None:
+    """The charts and the table of messages of each setting that has any; None if no setting has."""
+    settings: list[dict[str, object]] = []
     for index, (setting, name) in enumerate(analysis.settings.items()):
-        drawings = tuple(drawing(chart, f"s{index}") for chart in charts(analysis, setting))
+        drawings = [drawing(chart, f"s{index}") for chart in charts(analysis, setting)]
         traffic = _traffic(analysis, setting)
         if drawings or traffic is not None:
-            found.append(TradeOffs(name, drawings, traffic))
-    return tuple(found) or None
+            settings.append({"setting": name, "drawings": drawings, "traffic": traffic})
+    return settings or None
 
 
 SECTION = Section("tradeoffs", "Trade-offs", "Trade-offs", trade_offs, 70)

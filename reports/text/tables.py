@@ -44,7 +44,7 @@ _CAPTION = (
 def _claim(trainings: Sequence[TrainingRecord]) -> Text:
     """Claim, proof and verdict for one round, and the verdict on the code if it was audited."""
     claims = [checked(training) for training in trainings]
-    text, worst = brief([one.one_round for one in claims], [one.whole_run for one in claims])
+    text, worst = brief([one_round for one_round, _ in claims], [whole_run for _, whole_run in claims])
     audits = any(training.audited is not None for training in trainings)
     code = codes(trainings)
     text += "".join(f"\n{state.badge.words} {state.seeds}".rstrip() for state in code if audits)
