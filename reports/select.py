@@ -346,16 +346,14 @@ class Analysis:
         for groups in rows.values():
             aware = best([group for group in groups if group.case.info.aware])
             naive = best([group for group in groups if not group.case.info.aware])
-            if aware is not None and naive is not None and self._above_floor(naive) and surely_less(aware, naive):
+            if aware is None or naive is None or not surely_less(aware, naive):
+                continue
+            floor = self.floor_value(naive)
+            if floor is None or (naive.value or 0.0) > floor:
                 values = f"{naive.metric.words} {fixed(naive.value)}, here {fixed(aware.value)}"
                 text = f"{self.attack_text(naive)} ignores the defense and gets more: {values}"
                 found |= {cell.id: Flag("naive-beats-aware", text) for cell in aware.case.cells}
         return found
-
-    def _above_floor(self, group: Group) -> bool:
-        """Whether a group's value is above its floor, or no floor is known."""
-        floor = self.floor_value(group)
-        return floor is None or (group.value or 0.0) > floor
 
     def flags_of(self, cell: Cell) -> tuple[Flag, ...]:
         """The flags of a cell and of its training, warnings first."""

@@ -41,7 +41,9 @@ def reproduce(
     from leakgauge.reports.sections.asked import charts_of
 
     kinds, known, root = cli.figure_formats(figures), recipes(), data or default_root()
-    chosen = [one for name in names or () for one in _named(name, list(known))] if not every else list(known)
+    chosen = list(known)
+    if not every:  # a name is a recipe, or a paper with its recipes
+        chosen = [one for name in names or () for one in [k for k in known if k.startswith(f"{name}/")] or [name]]
     with cli.bugs(out / "run.log"), cli.user_errors(cli.NOT_COMPARABLE):
         if listing:
             for name in chosen or known:
@@ -68,11 +70,6 @@ def reproduce(
             changed = changes(before, verdicts(out / NAME))
             say("", *(changed or ["no decided verdict has changed"]))
             raise typer.Exit(cli.INCREASED if changed else 0)
-
-
-def _named(name: str, known: list[str]) -> list[str]:
-    """The recipes of a paper, or the name itself if it is no paper."""
-    return [one for one in known if one.startswith(f"{name}/")] or [name]
 
 
 Verdicts = dict[tuple[str, str, str, str], str]

@@ -166,7 +166,8 @@ def law_checks(now: Iterable[Print], before: Iterable[Print], changed: Changed) 
     ]
     if not both:
         return []
-    tables = [[_table(one) for one in pair] for pair in both]
+    shape = -1, DRAWS, 2 * len(STATISTICS)
+    tables = [[np.array(one.numbers).reshape(shape).swapaxes(1, 2) for one in pair] for pair in both]
     rises = [statistics.paired(was, is_now) for is_now, was in tables]
     chances = [2 * np.minimum(rise.chance(), rise.falling().chance()) for rise in rises]
     adjusted = holm(np.concatenate([p.ravel() for p in chances])).clip(max=1.0)
@@ -203,8 +204,3 @@ def _law_check(one: Print, was: Numbers, rise: Rise, p: Numbers) -> Check:
         n=was.shape[-1],
         reason=words,
     )
-
-
-def _table(one: Print) -> Numbers:
-    """The numbers of a fingerprint as [scales, statistics, draws]."""
-    return np.array(one.numbers).reshape(-1, DRAWS, 2 * len(STATISTICS)).swapaxes(1, 2)

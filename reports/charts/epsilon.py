@@ -207,7 +207,9 @@ def _chart(analysis: Analysis, measure: Measure, samples: Sequence[Sample], unde
     heights = [point.y for one in series for point in one.points] + [height for height, _ in lines]
     log_y = measure.is_distance and all(height > 0 for height in heights)
     y_label = f"{measure.y_label}{' (log scale)' if log_y else ''}"
-    caption = (_scope(samples, shown), _unmarked(analysis, samples), far, _bars(samples), rest)
+    methods = dict.fromkeys(s.estimate.method for s in samples if s.estimate.low is not None and s.estimate.method)
+    bars = f"Bars: 95 % intervals ({listing(methods)})." if methods else ""
+    caption = (_scope(samples, shown), _unmarked(analysis, samples), far, bars, rest)
     value = measure.y_label[:1].upper() + measure.y_label[1:]
     return Chart(
         name=slug(f"{measure.metric.name} {kind.unit} {kind.relation} {kind.horizon}"),
@@ -232,11 +234,6 @@ def _scope(samples: Sequence[Sample], series: Sequence[Series]) -> str:
     scope += f", against {against.pop()}." if len(against) == 1 else "."
     marked = any(point.proved is not None for one in series for point in one.points)
     return f"{scope} Hollow markers: proved epsilon, if it differs." if marked else scope
-
-
-def _bars(samples: Sequence[Sample]) -> str:
-    methods = dict.fromkeys(s.estimate.method for s in samples if s.estimate.low is not None and s.estimate.method)
-    return f"Bars: 95 % intervals ({listing(methods)})." if methods else ""
 
 
 def _ceiling(

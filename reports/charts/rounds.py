@@ -67,20 +67,16 @@ def attack_charts(analysis: Analysis, setting: str) -> list[Chart]:
     return charts
 
 
-def _line(groups: Sequence[Group], axis: _Axis) -> list[tuple[int, Group]]:
-    """The strongest group of one defense at each place of an axis."""
-    at = gathered((axis.at(group.case.target), group) for group in groups)
-    found = [(place, best(row)) for place, row in sorted(at.items())]
-    return [(place, group) for place, group in found if group is not None]
-
-
 def _chart(analysis: Analysis, kind: str, axis: _Axis, groups: Sequence[Group]) -> Chart:
     series, rows = [], []
     for defense, label in analysis.defenses.items():
         points = []
-        for at, group in _line([group for group in groups if group.defense == defense], axis):
+        places = gathered((axis.at(group.case.target), group) for group in groups if group.defense == defense)
+        for at, row in sorted(places.items()):
+            group = best(row)
+            assert group is not None
+            assert group.estimate is not None
             e = group.estimate
-            assert e is not None
             points.append(Point(float(at), e.value or 0.0, e.low, e.high))
             rows.append((label.text, str(at), analysis.attack_text(group), fixed(e.value), interval(e)))
         if points:

@@ -94,7 +94,11 @@ def chart_of(figure: Figure, panel: Panel, name: str) -> Chart:
     if panel.names:
         x_label += ": " + ", ".join(f"{number} {text}" for number, text in enumerate(panel.names))
     rows = [
-        (line.label, short(spot.x), short(spot.y), _ends(spot.low, spot.high), str(spot.n))
+        (
+            *(line.label, short(spot.x), short(spot.y)),
+            "" if spot.low is None or spot.high is None else f"{short(spot.low)} to {short(spot.high)}",
+            str(spot.n),
+        )
         for line in lines
         for spot in line.spots
     ] + [(label, "", short(level), "", "") for level, label in levels]
@@ -143,10 +147,6 @@ def _series(line: Line, at: int, infinity: float | None) -> Series:
     finite = tuple((point.x, point.y) for point in points if point.x != infinity)
     trace = (finite or ((points[0].x, points[0].y),)) if len(finite) < len(points) else ()
     return Series(line.label, tuple(points), -1 if line.label == "no defense" else at, trace)
-
-
-def _ends(low: float | None, high: float | None) -> str:
-    return "" if low is None or high is None else f"{short(low)} to {short(high)}"
 
 
 def drawing(chart: Chart, prefix: str) -> Drawing:

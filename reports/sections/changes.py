@@ -126,11 +126,11 @@ def changes(outcome: Outcome, now: Measured, base: Baseline) -> Changes:
     )
 
 
-def _of_report(analysis: Analysis) -> Changes | None:
+def _build(analysis: Analysis) -> Changes | None:
     return None if analysis.against is None else changes(*analysis.against)
 
 
-SECTION = Section("changes", "Changes since the baseline", "Changes", _of_report, 10)
+SECTION = Section("changes", "Changes since the baseline", "Changes", _build, 10)
 
 
 def moved(check: Check) -> bool:

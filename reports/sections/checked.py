@@ -188,14 +188,10 @@ def overview(analysis: Analysis) -> str:
         return "No defense in this report promises a finite epsilon." if empty else ""
     parts = [f"{found[name]} {words[found[name] != 1]}" for name, words in _COUNTED.items() if found[name]]
     rest = f"; {counted(empty, 'more defense')} {'promises' if empty == 1 else 'promise'} nothing" if empty else ""
-    return f"Of {counted(total, 'claim')}, {listing(parts)}{rest}.{_uncovered(analysis)}"
-
-
-def _uncovered(analysis: Analysis) -> str:
-    """A sentence with the number of claims whose proof does not cover the run; empty if there are none."""
     pairs = [[(c, t) for t in analysis.trainings_of(*pair) for c in checked(t)] for pair in analysis.pairs]
-    count = sum(any(is_unkept(*one) for one in pair) for pair in pairs)
-    return f" This run broke an assumption of {counted(count, 'claim')}." if count else ""
+    broken = sum(any(is_unkept(*one) for one in pair) for pair in pairs)
+    uncovered = f" This run broke an assumption of {counted(broken, 'claim')}." if broken else ""
+    return f"Of {counted(total, 'claim')}, {listing(parts)}{rest}.{uncovered}"
 
 
 def broken(analysis: Analysis) -> Broken | None:

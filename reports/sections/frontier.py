@@ -71,7 +71,7 @@ def standings(analysis: Analysis, setting: str) -> list[Standing]:
         trainings = analysis.trainings_of(setting, defense)
         accuracy = final_accuracy(trainings)
         groups = [one for one in analysis.attacked if (one.setting, one.defense) == (setting, defense)]
-        places = [(place, one) for one in groups if (place := _place(analysis, one)) is not None]
+        places = [(max(0.0, at), group) for group in groups if (at := analysis.rating(group).place) is not None]
         bits = [one.bits for one in trainings if one.bits is not None]
         if accuracy is None or accuracy.value is None or not places or not bits:
             continue
@@ -90,12 +90,6 @@ def _ends(analysis: Analysis, group: Group, place: float) -> tuple[float, float]
         return place, place
     width = (ceiling.value or 0.0) - floor
     return max(0.0, (one.low - floor) / width), max(0.0, (one.high - floor) / width)
-
-
-def _place(analysis: Analysis, group: Group) -> float | None:
-    """Position of a group between its floor and its ceiling, not below 0; 1 for a ceiling above its floor."""
-    place = analysis.rating(group).place
-    return None if place is None else max(0.0, place)
 
 
 def dominates(one: Standing, other: Standing) -> bool:

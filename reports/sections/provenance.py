@@ -45,18 +45,6 @@ def _commands(run: Run, found: Sequence[Environment]) -> tuple[str, ...]:
     return first, *runs, "leakgauge report results"
 
 
-def _packages(found: Sequence[Environment]) -> tuple[tuple[str, str], ...]:
-    """The versions of each package; several versions if machines differ."""
-    names = sorted({name for environment in found for name in environment.packages})
-    return tuple((name, _distinct((e.packages[name] for e in found if name in e.packages), " / ")) for name in names)
-
-
-def _data(run: Run) -> list[str]:
-    """The data sets, each with the changes that were made to it."""
-    notes = {t.spec.task.data: f.message for t in run.trainings.values() for f in t.flags if f.code == "data"}
-    return [f"{name}: {notes[name]}" if name in notes else name for name in sorted(run.data_hashes)]
-
-
 def provenance(analysis: Analysis) -> dict[str, object]:
     """Everything known about the run: facts by name, tables, commands, and why these may give other numbers."""
     run, found = analysis.run, analysis.environments
@@ -64,6 +52,10 @@ def provenance(analysis: Analysis) -> dict[str, object]:
     how = (f"{e.device}, {counted(e.threads, 'thread')}, engine {e.engine}" for e in executions)
     seconds = duration(sum(run.seconds.values())) + ", all processes together" if run.seconds else "unknown"
     seeds = sorted({cell.training.seed for cell in run.cells})
+    notes = {t.spec.task.data: f.message for t in run.trainings.values() for f in t.flags if f.code == "data"}
+    data = [f"{name}: {notes[name]}" if name in notes else name for name in sorted(run.data_hashes)]
+    names = sorted({name for environment in found for name in environment.packages})
+    packages = [(name, _distinct((e.packages[name] for e in found if name in e.packages), " / ")) for name in names]
     facts = (
         ("Study", f"{run.name}, hash {run.study_hash}"),
         ("Commit", _distinct((f"{e.commit}, {'dirty' if e.dirty else 'clean'} checkout" for e in found), "; ")),
@@ -71,7 +63,7 @@ def provenance(analysis: Analysis) -> dict[str, object]:
         ("Machine", _distinct((e.machine for e in found), "; ")),
         ("Execution", _distinct(how, "; ")),
         ("Seeds", ", ".join(map(str, seeds)) or "none"),
-        ("Data", "; ".join(_data(run)) or "none"),
+        ("Data", "; ".join(data) or "none"),
         ("Computing time", seconds),
     )
     caution = ""
@@ -81,7 +73,7 @@ def provenance(analysis: Analysis) -> dict[str, object]:
         caution = "The results come from several environments: they agree within tolerances, not byte for byte."
     return {
         "facts": facts,
-        "packages": _packages(found),
+        "packages": packages,
         "data": sorted(run.data_hashes.items()),
         "trainings": [
             (analysis.defenses[record.spec.defense.key].text, record.spec.seed, identity, record.digest)

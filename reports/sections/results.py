@@ -16,7 +16,6 @@ from leakgauge.reports.select import Analysis, Group
 from leakgauge.reports.text.notation import NO_VALUE, duration, first_line, interval, measured
 
 _ICONS = {"done": "✓", "failed": "✕", "missing": "–"}
-_MOST_MESSAGES = 3
 
 
 class FlagRow(NamedTuple):
@@ -74,20 +73,14 @@ def _row(analysis: Analysis, group: Group, cell: Cell) -> dict[str, object]:
 
 
 def _flag_rows(analysis: Analysis) -> tuple[FlagRow, ...]:
-    """The distinct flags, warnings first, then by number of cells; at most three messages for each flag."""
+    """The distinct flags, warnings first, then by number of cells, each with its messages."""
     every = ((cell, flag) for cell in analysis.run.cells for flag in analysis.flags_of(cell))
     found = gathered(((flag.code, flag.severity), (cell, flag)) for cell, flag in every)
     rows = [
-        FlagRow(*key, _few(list(dict.fromkeys(flag.message for _, flag in pairs))), len({cell.id for cell, _ in pairs}))
+        FlagRow(*key, tuple(dict.fromkeys(flag.message for _, flag in pairs)), len({cell.id for cell, _ in pairs}))
         for key, pairs in found.items()
     ]
     return tuple(sorted(rows, key=lambda row: (row.severity != "warning", -row.cells, row.code)))
-
-
-def _few(messages: list[str]) -> tuple[str, ...]:
-    """The first messages, and the number of further messages."""
-    more = [f"and {len(messages) - _MOST_MESSAGES} more like these"] if len(messages) > _MOST_MESSAGES else []
-    return (*messages[:_MOST_MESSAGES], *more)
 
 
 def everything(analysis: Analysis) -> dict[str, object]:

@@ -64,11 +64,6 @@ def _audits(analysis: Analysis) -> Iterator[str]:
             yield f"{analysis.defenses[defense].text}{place}: {stated(max(audits, key=lambda a: a.epsilon_lower))}."
 
 
-def _identified(group: Group) -> str:
-    seen = group.identified
-    return "" if seen is None or seen.value is None else f"{round(seen.value * seen.n)}/{seen.n}"
-
-
 def _trained(trainings: Sequence[TrainingRecord], accuracy: Estimate | None) -> Text:
     """Final accuracy, notes on trainings that did not learn or dropped updates, and the mean bits per parameter."""
     text = styled(percent(accuracy.value if accuracy is not None else None))
@@ -90,12 +85,14 @@ def _row(analysis: Analysis, group: Group, *, first: bool) -> list[Text]:
     accuracy, label, entry = final_accuracy(trainings), analysis.defenses[group.defense], entry_of(analysis, group)
     metric = "" if group.value is None else group.metric.words.removeprefix("mean ")
     setting = [analysis.settings[group.setting]] if len(analysis.settings) > 1 else []
+    share = group.identified
+    identified = "" if share is None or share.value is None else f"{round(share.value * share.n)}/{share.n}"
     floor, top = fixed(analysis.floor_value(group)), fixed(ceiling.value if ceiling is not None else None)
     return [
         styled("\n".join(filter(None, [label.name, label.varying, *setting]))),
         styled(analysis.attack_text(group)),
         styled(f"{group.case.threat}\n{where(group.case.target)}"),
-        styled("\n".join(filter(None, [f"{metric} {entry.value}".strip(), entry.interval, _identified(group)]))),
+        styled("\n".join(filter(None, [f"{metric} {entry.value}".strip(), entry.interval, identified]))),
         styled("\n".join(filter(None, [entry.word, analysis.unpromised(group)])), _STYLES[entry.tone]),
         styled(f"{floor}\n{top}"),
         _trained(trainings, accuracy),
