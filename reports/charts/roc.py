@@ -28,18 +28,11 @@ _UNSEEN = 0.35
 """Largest distance, in points, of a drawn line from its corners: a fifth of its width."""
 
 
-class Trained(NamedTuple):
-    """The membership scores of one training."""
-
-    seed: int
-    scores: Scores
-
-
 class Line(NamedTuple):
-    """One defense under its strongest attack, with its trainings that have scores."""
+    """One defense under its strongest attack, with the scores of its trainings that have some, by seed."""
 
     group: Group
-    trained: tuple[Trained, ...]
+    scores: dict[int, Scores]
 
 
 def roc_charts(analysis: Analysis, setting: str) -> list[Chart]:
@@ -48,20 +41,20 @@ def roc_charts(analysis: Analysis, setting: str) -> list[Chart]:
     charts, targets = [], list(dict.fromkeys(group.case.target for group in groups))
     for target in targets:
         rows = [[g for g in groups if g.case.target == target and g.defense == d] for d in analysis.defenses]
-        lines = [Line(group, _trained(analysis, group)) for row in rows if (group := best(row)) is not None]
-        if any(line.trained for line in lines):
+        lines = [Line(group, _scores(analysis, group)) for row in rows if (group := best(row)) is not None]
+        if any(line.scores for line in lines):
             charts.append(_chart(analysis, lines, where(target), f" ({where(target)})" * (len(targets) > 1)))
     return charts
 
 
-def _trained(analysis: Analysis, group: Group) -> tuple[Trained, ...]:
-    """The trainings of a group with finite scores on both sides."""
-    found = [(result.cell.training.seed, analysis.run.scores(result.cell.id)) for result in group.case.results]
-    return tuple(Trained(seed, scores) for seed, scores in found if scores is not None and _is_usable(scores))
-
-
-def _is_usable(scores: Scores) -> bool:
-    return all(len(side) > 0 and bool(np.isfinite(side).all()) for side in (scores.members, scores.outside))
+def _scores(analysis: Analysis, group: Group) -> dict[int, Scores]:
+    """The scores of the trainings of a group that have finite ones on both sides."""
+    scores = {result.cell.training.seed: analysis.run.scores(result.cell.id) for result in group.case.results}
+    return {
+        seed: known
+        for seed, known in scores.items()
+        if known and all(len(side) and np.isfinite(side).all() for side in (known.members, known.outside))
+    }
 
 
 def vertical_average(trained: Sequence[Scores]) -> stats.Roc:
@@ -118,7 +111,7 @@ def thinned(corners: stats.Numbers, tolerance: float) -> stats.Numbers:
 
 def _trace(line: Line, least: float) -> tuple[tuple[float, float], ...]:
     """The corners of the drawn line, reduced to few without a visible difference."""
-    corners = staircase(vertical_average([one.scores for one in line.trained]), least)
+    corners = staircase(vertical_average([*line.scores.values()]), least)
     scale = np.array(_SPAN) / -np.log10(least)
     drawn = 10 ** (thinned(np.log10(corners) * scale, _UNSEEN) / scale)
     return tuple((float(x), float(y)) for x, y in drawn)
@@ -130,8 +123,9 @@ def rate_of(trained: Sequence[Scores], rate: float) -> Estimate:
 
 
 def _points(line: Line) -> tuple[Point, ...]:
-    found = [(rate, rate_of([one.scores for one in line.trained], rate)) for rate in RATES]
-    return tuple(Point(rate, e.value, e.low, e.high) for rate, e in sorted(found) if e.value is not None)
+    """The markers of a line: rates with a value."""
+    rates = {rate: rate_of([*line.scores.values()], rate) for rate in sorted(RATES)}
+    return tuple(Point(rate, e.value, e.low, e.high) for rate, e in rates.items() if e.value is not None)
 
 
 def _written(estimate: Estimate) -> str:
@@ -143,41 +137,30 @@ def _written(estimate: Estimate) -> str:
     return value if estimate.low is None else f"{value} ({low} to {high})"
 
 
-class _Row(NamedTuple):
-    """A row of the data table: one training, or all of a defense."""
-
-    seed: str
-    members: int
-    outside: int
-    estimates: tuple[Estimate, ...]
-
-
-def _row(trained: Trained) -> _Row:
-    members, outside = trained.scores.members, trained.scores.outside
-    rates = (stats.tpr_at_fpr(members, outside, rate) for rate in RATES)
-    return _Row(str(trained.seed), len(members), len(outside), (stats.auc(members, outside), *rates))
-
-
 def _rows(analysis: Analysis, line: Line) -> list[tuple[str, ...]]:
     """A row for all trainings of a defense together if there are several, then a row for each."""
     attack = f"{analysis.attack_text(line.group)}, {line.group.case.threat}"
     names = analysis.defenses[line.group.defense].text, attack
-    if not line.trained:
+    if not line.scores:
         return [(*names, "", "", "", NO_VALUE, *("no scores are stored" for _ in RATES))]
-    found = [_row(trained) for trained in line.trained]
-    if len(found) > 1:
-        aucs, *rates = zip(*(one.estimates for one in found), strict=True)
-        estimates = stats.pool(aucs), *(stats.pool_shares(rate) for rate in rates)
-        members, outside = sum(one.members for one in found), sum(one.outside for one in found)
-        found.insert(0, _Row(f"all {len(found)}", members, outside, estimates))
-    return [(*names, one.seed, short(one.members), short(one.outside), *map(_written, one.estimates)) for one in found]
+    sides = {str(seed): (known.members, known.outside) for seed, known in line.scores.items()}
+    estimates: dict[str, tuple[Estimate, ...]] = {
+        seed: (stats.auc(*both), *(stats.tpr_at_fpr(*both, rate) for rate in RATES)) for seed, both in sides.items()
+    }
+    counts = {seed: (len(members), len(outside)) for seed, (members, outside) in sides.items()}
+    if len(sides) > 1:
+        aucs, *rates = zip(*estimates.values(), strict=True)
+        every, (members, outside) = f"all {len(sides)}", map(sum, zip(*counts.values(), strict=True))
+        counts = {every: (members, outside)} | counts
+        estimates[every] = stats.pool(aucs), *(stats.pool_shares(rate) for rate in rates)
+    return [(*names, seed, *map(short, counts[seed]), *map(_written, estimates[seed])) for seed in counts]
 
 
 def _chart(analysis: Analysis, lines: Sequence[Line], place: str, aside: str) -> Chart:
     """The chart of one target; its title ends with `aside`."""
     look = looks(analysis)
-    drawn = [line for line in lines if line.trained and line.group.defense in look]
-    outside = [len(one.scores.outside) for line in drawn or lines for one in line.trained]
+    drawn = [line for line in lines if line.scores and line.group.defense in look]
+    outside = [len(known.outside) for line in drawn or lines for known in line.scores.values()]
     least = max(LEAST_RATE, 1 / max(outside, default=1))
     series = [
         Series(analysis.defenses[line.group.defense].text, _points(line), look[line.group.defense], _trace(line, least))
@@ -203,7 +186,7 @@ def _chart(analysis: Analysis, lines: Sequence[Line], place: str, aside: str) ->
 
 def _caption(drawn: Sequence[Line], series: Sequence[Series], least: float) -> str:
     parts = ["Each defense under the attack with the highest AUC. Each step belongs to one threshold."]
-    seeds = max((len(line.trained) for line in drawn), default=1)
+    seeds = max((len(line.scores) for line in drawn), default=1)
     if seeds > 1:
         parts.append(
             f"Each of {counted(seeds, 'seed')} has its own threshold at a rate, because models differ in the scale of "
