@@ -59,7 +59,7 @@ def render(run: Run, *, images: Images = "public", linked: bool = False, against
 def page(name: str, parts: Sequence[Section[C]], content: C, *, linked: bool = False) -> str:
     """A page with these sections, each built from `content`; the guarantees are those of `render`."""
     environment = _environment()
-    bodies = [(part, _section(environment, part, content)) for part in parts]
+    bodies = [(section, _section(environment, section, content)) for section in parts]
     style, script = source(STYLE), source(SCRIPT)
     sources = ("'self'", "'self'", "'self'") if linked else ("data:", _hash(style), _hash(script))
     return environment.get_template("page.html").render(
@@ -69,7 +69,7 @@ def page(name: str, parts: Sequence[Section[C]], content: C, *, linked: bool = F
         linked=linked,
         style=STYLE if linked else style,
         script=SCRIPT if linked else script,
-        sections=[(part, body) for part, body in bodies if body is not None],
+        sections=[(section, body) for section, body in bodies if body is not None],
     )
 
 
@@ -96,14 +96,14 @@ def folder_files(run: Run, *, images: Images = "public", against: Against | None
     """
     files: dict[str, bytes] = {STYLE: source(STYLE).encode(), SCRIPT: source(SCRIPT).encode()}
     page = render(run, images=images, linked=True, against=against)
-    files |= {_name(found): base64.b64decode(found["content"]) for found in _INSIDE.finditer(page)}
+    files |= {_name(match): base64.b64decode(match["content"]) for match in _INSIDE.finditer(page)}
     return {**files, PAGE: _INSIDE.sub(_link, page).encode()}
 
 
 def stale_pictures(place: Path, files: Collection[Path]) -> list[Path]:
     """Pictures of an earlier report in this folder that the new report does not show, because it may withhold them."""
-    found = sorted((place / PICTURES).glob("*"))
-    return [path for path in found if _OURS.fullmatch(path.name) and path not in files]
+    pictures = sorted((place / PICTURES).glob("*"))
+    return [path for path in pictures if _OURS.fullmatch(path.name) and path not in files]
 
 
 def source(name: str) -> Markup:
@@ -130,16 +130,16 @@ def _breakable(text: str) -> Markup:
     return Markup(re.sub("([=_])", r"\1<wbr>", str(escape(text))))
 
 
-def _section(environment: Environment, part: Section[C], content: C) -> Markup | None:
+def _section(environment: Environment, section: Section[C], content: C) -> Markup | None:
     try:
-        data = part.build(content)
+        data = section.build(content)
         if data is None:
             return None
-        made = environment.from_string(part.template or f'{{% include "{part.id}.html" %}}')
-        body = made.render(data=data, title=part.title, id=part.id)
+        made = environment.from_string(section.template or f'{{% include "{section.id}.html" %}}')
+        body = made.render(data=data, title=section.title, id=section.id)
     except Exception as error:
         last = traceback.format_exception_only(error)[-1].strip()
-        body = environment.get_template("broken.html").render(part=part, error=last)
+        body = environment.get_template("broken.html").render(part=section, error=last)
     return Markup(body)
 
 
@@ -148,12 +148,12 @@ def _hash(text: str) -> str:
     return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
 
 
-def _name(found: re.Match[str]) -> str:
+def _name(match: re.Match[str]) -> str:
     """The path of a file that the page holds inline."""
-    digest = hashlib.sha256(found["content"].encode()).hexdigest()[:16]
-    return found["name"] or f"{PICTURES}/{digest}.{_ENDINGS[found['kind']]}"
+    digest = hashlib.sha256(match["content"].encode()).hexdigest()[:16]
+    return match["name"] or f"{PICTURES}/{digest}.{_ENDINGS[match['kind']]}"
 
 
-def _link(found: re.Match[str]) -> str:
+def _link(match: re.Match[str]) -> str:
     """The attribute with the path of a file in place of the file's content."""
-    return f'{found["attribute"]}="{_name(found)}"{found["saved"] or ""}'
+    return f'{match["attribute"]}="{_name(match)}"{match["saved"] or ""}'

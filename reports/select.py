@@ -101,31 +101,31 @@ class Group:
     @property
     def recognized(self) -> Recognized | None:
         """Recognizable images among the attacked images, including failed ones; None without images."""
-        images = [seen for result in self.case.results for seen in recognizable(result)]
+        images = [flag for result in self.case.results for flag in recognizable(result)]
         return Recognized(sum(images), len(images)) if images else None
 
     def pooled(self, name: str) -> Estimate | None:
         """The estimate of another metric, pooled over the seeds; None if no result has it."""
-        found = [one for one in self.case.estimates(name) if one.value is not None]
-        return pool(found) if found else None
+        estimates = [estimate for estimate in self.case.estimates(name) if estimate.value is not None]
+        return pool(estimates) if estimates else None
 
     @property
     def identified(self) -> Estimate | None:
         """The share of images identified among others, pooled over the seeds; None if no result has it."""
-        found = self.case.estimates("identification")
-        return pool(found) if found else None
+        estimates = self.case.estimates("identification")
+        return pool(estimates) if estimates else None
 
     @property
     def identifies(self) -> bool:
         """Whether the interval of the identified share is above chance."""
-        seen = self.identified
-        return seen is not None and (seen.low or 0.0) > (metric(seen.name).chance or 0.0)
+        share = self.identified
+        return share is not None and (share.low or 0.0) > (metric(share.name).chance or 0.0)
 
 
 def recognizable(result: Result) -> tuple[bool, ...]:
     """Whether each image of a result is recognizable; empty without images."""
-    found = next((one.values for one in result.estimates if one.name == "recognized"), ())
-    return tuple(value == 1 for value in found)
+    flags = next((estimate.values for estimate in result.estimates if estimate.name == "recognized"), ())
+    return tuple(value == 1 for value in flags)
 
 
 def final_accuracy(trainings: Sequence[TrainingRecord]) -> Estimate | None:
@@ -162,13 +162,15 @@ def beats(group: Group, floor: float) -> bool:
 
 def best(groups: Sequence[Group]) -> Group | None:
     """The group with the highest value; the first one if several are equal."""
-    return max((one for one in groups if one.value is not None), key=lambda one: one.value or 0.0, default=None)
+    return max(
+        (group for group in groups if group.value is not None), key=lambda group: group.value or 0.0, default=None
+    )
 
 
 def _pooled(case: Case) -> Estimate | None:
-    found = [one for result in case.results if (one := headline_estimate(result, case.kind)) is not None]
-    known = [one for one in found if one.name == headline(case.kind)] or found
-    return pool([one for one in known if one.name == known[0].name]) if known else None
+    estimates = [estimate for result in case.results if (estimate := headline_estimate(result, case.kind)) is not None]
+    known = [estimate for estimate in estimates if estimate.name == headline(case.kind)] or estimates
+    return pool([estimate for estimate in known if estimate.name == known[0].name]) if known else None
 
 
 class Analysis:
@@ -229,11 +231,11 @@ class Analysis:
     @cached_property
     def _floors(self) -> dict[tuple[str, str, Target], Group]:
         """The best floor of each setting, kind and target; an undefended floor if there is one."""
-        found: dict[tuple[str, str, Target], Group] = {}
+        floors: dict[tuple[str, str, Target], Group] = {}
         controls = [group for group in self.groups if group.case.info.floor and group.value is not None]
         for group in sorted(controls, key=lambda g: (not g.undefended, -(g.value or 0.0))):
-            found.setdefault((group.setting, group.case.kind, group.case.target), group)
-        return found
+            floors.setdefault((group.setting, group.case.kind, group.case.target), group)
+        return floors
 
     def ceiling(self, group: Group) -> Group | None:
         """The same attack, adversary and target without a defense."""
@@ -245,8 +247,8 @@ class Analysis:
 
     def floor_value(self, group: Group) -> float | None:
         """Value of the floor; without a floor, the chance level if it is known."""
-        found = self.floor(group)
-        return found.value if found is not None else group.metric.chance
+        floor = self.floor(group)
+        return floor.value if floor is not None else group.metric.chance
 
     def rating(self, group: Group) -> Rating:
         """The rating of a group between its floor and its ceiling."""
@@ -287,9 +289,13 @@ class Analysis:
 
     def _shows_more(self, group: Group) -> bool:
         """Whether a group has more recognizable images than its floor."""
-        found, blind = group.recognized, self.floor(group)
+        recognized, blind = group.recognized, self.floor(group)
         guessed = blind.recognized if blind is not None else None
-        return found is not None and guessed is not None and found.hits * guessed.of > guessed.hits * found.of
+        return (
+            recognized is not None
+            and guessed is not None
+            and recognized.hits * guessed.of > guessed.hits * recognized.of
+        )
 
     def is_void(self, group: Group) -> bool:
         """Whether the attack of a group, measured without a defense, does not beat the floor there."""
@@ -304,14 +310,17 @@ class Analysis:
 
         Otherwise the trainings of one attack in which the server broadcasts; their accuracy counts as the defense's.
         """
-        found: dict[tuple[str, str], list[TrainingRecord]] = {}
+        records_of: dict[tuple[str, str], list[TrainingRecord]] = {}
         for record in sorted(
             self.run.trainings.values(), key=lambda r: (r.spec.malice is not None, server_text(r.spec))
         ):
             key = (setting_key(record.spec.task, record.spec.federation), record.spec.defense.key)
-            if record.spec.malice == found.setdefault(key, [record])[0].spec.malice and record not in found[key]:
-                found[key].append(record)
-        return {key: tuple(sorted(records, key=lambda r: r.spec.seed)) for key, records in found.items()}
+            if (
+                record.spec.malice == records_of.setdefault(key, [record])[0].spec.malice
+                and record not in records_of[key]
+            ):
+                records_of[key].append(record)
+        return {key: tuple(sorted(records, key=lambda r: r.spec.seed)) for key, records in records_of.items()}
 
     def trainings_of(self, setting: str, defense: str) -> tuple[TrainingRecord, ...]:
         """The finished trainings of one defense in one setting."""
@@ -325,9 +334,9 @@ class Analysis:
     @cached_property
     def environments(self) -> tuple[Environment, ...]:
         """The distinct environments of trainings and results."""
-        found = [one.environment for one in self.run.trainings.values()]
-        found += [one.environment for one in self.run.results.values()]
-        return tuple(one for at, one in enumerate(found) if one not in found[:at])
+        environments = [record.environment for record in self.run.trainings.values()]
+        environments += [result.environment for result in self.run.results.values()]
+        return tuple(environment for at, environment in enumerate(environments) if environment not in environments[:at])
 
     @cached_property
     def outdone(self) -> dict[str, Flag]:
@@ -342,7 +351,7 @@ class Analysis:
             if group.value is not None:
                 key = group.setting, group.defense, group.case.kind, group.case.threat, group.case.target
                 rows.setdefault(key, []).append(group)
-        found: dict[str, Flag] = {}
+        flags: dict[str, Flag] = {}
         for groups in rows.values():
             aware = best([group for group in groups if group.case.info.aware])
             naive = best([group for group in groups if not group.case.info.aware])
@@ -352,16 +361,16 @@ class Analysis:
             if floor is None or (naive.value or 0.0) > floor:
                 values = f"{naive.metric.words} {fixed(naive.value)}, here {fixed(aware.value)}"
                 text = f"{self.attack_text(naive)} ignores the defense and gets more: {values}"
-                found |= {cell.id: Flag("naive-beats-aware", text) for cell in aware.case.cells}
-        return found
+                flags |= {cell.id: Flag("naive-beats-aware", text) for cell in aware.case.cells}
+        return flags
 
     def flags_of(self, cell: Cell) -> tuple[Flag, ...]:
         """The flags of a cell and of its training, warnings first."""
         result, training = self.run.results.get(cell.id), self.run.trainings.get(cell.training.id)
-        found = (result.flags if result is not None else ()) + (training.flags if training is not None else ())
+        flags = (result.flags if result is not None else ()) + (training.flags if training is not None else ())
         if cell.id in self.outdone:
-            found += (self.outdone[cell.id],)
-        return tuple(sorted(dict.fromkeys(found), key=lambda flag: flag.severity != "warning"))
+            flags += (self.outdone[cell.id],)
+        return tuple(sorted(dict.fromkeys(flags), key=lambda flag: flag.severity != "warning"))
 
     def attack_text(self, group: Group) -> str:
         """The attack with its varying parameters."""

@@ -82,10 +82,10 @@ class Leakage:
         Raises:
             ValueError, LookupError, StudyError: these arguments cannot be run; the error is one line.
         """
-        part = _part(defense)
+        spec = _part(defense)
         table = {"clients": 10, "rounds": 1, "algorithm": "fedsgd", "samples": 500, **(federation or {})}
-        training = TrainingSpec(TaskSpec(data, model), registry.construct(FederationSpec, table), part, seed, audit)
-        tables = [{"name": one} if isinstance(one, str) else one for one in attacks]
+        training = TrainingSpec(TaskSpec(data, model), registry.construct(FederationSpec, table), spec, seed, audit)
+        tables = [{"name": attack} if isinstance(attack, str) else attack for attack in attacks]
         cells = tuple(
             Cell(training, _attack(table), Target("probe", count=images), threat, limit=False) for table in tables
         )
@@ -118,25 +118,25 @@ class Leak:
     def assert_below(self, limit: float) -> None:
         """Fail unless the mean SSIM of every attack is below `limit`."""
         bad = [
-            f"{one.name} is {one.value:.3f} over {one.n} images"
-            for one in self._reconstructions()
-            if one.value is None or not one.value < limit
+            f"{measure.name} is {measure.value:.3f} over {measure.n} images"
+            for measure in self._reconstructions()
+            if measure.value is None or not measure.value < limit
         ]
         if bad:
             _fail(f"leakage is not below {limit:g}: {'; '.join(bad)}")
 
     def assert_recognizable(self, *, at_most: int) -> None:
         """Fail if more than `at_most` images are identified, with an SSIM of 0.5 or more, under some attack."""
-        found = {
+        recognizable = {
             number
-            for one in self._reconstructions()
-            for number, value in enumerate(one.values)
-            if (value or 0.0) >= Rules().above and number not in one.unseen
+            for measure in self._reconstructions()
+            for number, value in enumerate(measure.values)
+            if (value or 0.0) >= Rules().above and number not in measure.unseen
         }
-        seen = sorted(number + 1 for number in found)
-        if len(seen) > at_most:
-            named = ", ".join(map(str, seen[:10]))
-            _fail(f"{len(seen)} images are recognizable, at most {at_most} may be: image {named}")
+        images = sorted(number + 1 for number in recognizable)
+        if len(images) > at_most:
+            named = ", ".join(map(str, images[:10]))
+            _fail(f"{len(images)} images are recognizable, at most {at_most} may be: image {named}")
 
     def assert_no_increase(self) -> None:
         """Fail if leakage increased over the baseline of this test; `--leakage-update REASON` makes a new baseline.
@@ -156,20 +156,22 @@ class Leak:
         if outcome.problems:
             _fail(f"not comparable: {'; '.join(outcome.problems)}")
         tolerated = {Verdict.PASS} if self.options.inconclusive == "fail" else {Verdict.PASS, Verdict.INCONCLUSIVE}
-        bad = [f"{one.name}: {one.reason}" for one in outcome.checks if one.verdict not in tolerated]
+        bad = [f"{check.name}: {check.reason}" for check in outcome.checks if check.verdict not in tolerated]
         if bad:
             _fail(f"{outcome.verdict.value.lower()}: {'; '.join(bad)}")
-        for one in outcome.checks:
-            if one.verdict is Verdict.INCONCLUSIVE:
-                warnings.warn(line(f"inconclusive: {one.name}: {one.reason}"), LeakageWarning, stacklevel=2)
+        for check in outcome.checks:
+            if check.verdict is Verdict.INCONCLUSIVE:
+                warnings.warn(line(f"inconclusive: {check.name}: {check.reason}"), LeakageWarning, stacklevel=2)
 
     def _reconstructions(self) -> list[Measure]:
         """The mean SSIM of each attack; the test fails if an attack has no number."""
-        found = [one for one in self.measured.measures if one.metric == "ssim"]
-        lost = [f"{one.name}: {one.problem}" for one in found if one.problem or one.value is None]
-        if lost or not found:
+        measures = [measure for measure in self.measured.measures if measure.metric == "ssim"]
+        lost = [
+            f"{measure.name}: {measure.problem}" for measure in measures if measure.problem or measure.value is None
+        ]
+        if lost or not measures:
             _fail(f"no number: {'; '.join(lost) or 'no attack reconstructs images'}")
-        return found
+        return measures
 
 
 def _fail(message: str) -> NoReturn:
@@ -181,7 +183,7 @@ def _part(defense: Defense[Any, Any] | str) -> PartSpec:
     if isinstance(defense, str):
         return PartSpec(defense, registry.defaults("defense", defense))
     kind = type(defense)
-    shipped = {found: name for name, found in registry.classes("defense").items()}
+    shipped = {class_: name for name, class_ in registry.classes("defense").items()}
     name = shipped.get(kind, f"{kind.__module__}:{kind.__qualname__}")
     if "<locals>" in name:
         raise ValueError(f"expected a defense whose class is at the top of a module, got {name}")

@@ -164,10 +164,10 @@ def acknowledge(
 
     _check_update(reason)
     with cli.user_errors(cli.NOT_COMPARABLE):
-        before, found = read(file), load_study(study, allow_code=allow_code)
-        if found.name != before.measured.study:
-            raise cli.refusal(cli.USAGE, f"{file} is of the study {before.measured.study!r}, not of {found.name!r}")
-        prints = take(found.cells, data)
+        before, loaded = read(file), load_study(study, allow_code=allow_code)
+        if loaded.name != before.measured.study:
+            raise cli.refusal(cli.USAGE, f"{file} is of the study {before.measured.study!r}, not of {loaded.name!r}")
+        prints = take(loaded.cells, data)
         write(replace(before, prints=prints, reason=reason.strip()), file)
     lines = compare(prints, before.prints).lines or ("nothing changed",)
     say(*(f"leakgauge: {clipped(line)}" for line in lines), f"leakgauge: wrote {file}: {len(prints)} fingerprints")
@@ -223,11 +223,11 @@ def show(file: BaselineArgument, as_json: cli.JsonOption = False) -> None:
     from leakgauge.harness.gate.output import described
 
     with cli.user_errors(cli.NOT_COMPARABLE):
-        found = read(file)
+        held = read(file)
     if as_json:
-        emit(spelled(to_text(found)))
+        emit(spelled(to_text(held)))
     else:
-        say(*described(found))
+        say(*described(held))
 
 
 @baselines.command()

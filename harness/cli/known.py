@@ -33,8 +33,8 @@ def known(question: list[Any], answer: Callable[[], T]) -> T:
     path = folder / f"{fingerprint(asked, 32)}.json"
     stored = load(path, unsealed, {})
     if stored is not None and stored.get("asked") == asked:
-        found: T = json.loads(stored["answer"])
-        return found
+        cached: T = json.loads(stored["answer"])
+        return cached
     given = answer()
     text = json.dumps(given)  # as text, because a sealed file sorts keys and the order of parameters matters
     if json.loads(text) == given:
@@ -42,6 +42,6 @@ def known(question: list[Any], answer: Callable[[], T]) -> T:
 
         with suppress(StoreError, OSError):  # if the disk is full, the answer is computed again next time
             write_atomically(path, sealed({"asked": asked, "answer": text}))
-            for old in sorted(folder.glob("*.json"), key=lambda one: one.stat().st_mtime)[:-_MOST]:
+            for old in sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime)[:-_MOST]:
                 old.unlink(missing_ok=True)
     return given

@@ -148,10 +148,11 @@ def _side_by_side(compared: Comparison) -> Table:
     from leakgauge.reports.table import Cell, Column, Fields, Table
 
     rows: list[Fields] = []
-    for one in compared.differences:
-        moved = Cell(change(one.difference, one.low, one.high), strong=one.differs)
-        how = joined(one.method if one.method != "none" else "", one.note)
-        rows.append((one.name, number(one.first), number(one.second), moved, " and ".join(map(str, one.n)), how))
+    for difference in compared.differences:
+        moved = Cell(change(difference.difference, difference.low, difference.high), strong=difference.differs)
+        how = joined(difference.method if difference.method != "none" else "", difference.note)
+        values, n = (number(difference.first), number(difference.second)), " and ".join(map(str, difference.n))
+        rows.append((difference.name, *values, moved, n, how))
     rows += [(lone.name, number(lone.value), "", "", "", "only in the first") for lone in compared.only_first]
     rows += [(lone.name, "", number(lone.value), "", "", "only in the second") for lone in compared.only_second]
     runs = []

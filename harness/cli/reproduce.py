@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -41,9 +42,9 @@ def reproduce(
     from leakgauge.reports.sections.asked import charts_of
 
     kinds, known, root = cli.figure_formats(figures), recipes(), data or default_root()
-    chosen = list(known)
-    if not every:  # a name is a recipe, or a paper with its recipes
-        chosen = [one for name in names or () for one in [k for k in known if k.startswith(f"{name}/")] or [name]]
+    # a name is that of a recipe, or of a paper with several
+    asked = [[recipe for recipe in known if recipe.startswith(f"{name}/")] or [name] for name in names or ()]
+    chosen = list(known) if every else list(chain(*asked))
     with cli.bugs(out / "run.log"), cli.user_errors(cli.NOT_COMPARABLE):
         if listing:
             for name in chosen or known:
@@ -58,13 +59,13 @@ def reproduce(
             )
         write_atomically(out / "index.html", reproduction(done).encode())
         write_atomically(out / "scoreboard.md", scoreboard(done).encode())
-        for one in done:
-            for file, content in chart_files(charts_of(one.figures), slug(one.name), kinds):
+        for outcome in done:
+            for file, content in chart_files(charts_of(outcome.figures), slug(outcome.name), kinds):
                 write_atomically(out / "figures" / file, content)
-            say(*(f"{'NOTE':12} {one.name}: {note}" for note in one.notes))
-            say(*(f"{each.verdict:12} {one.name}: {each.text}: {each.measured}" for each in one.judged))
+            say(*(f"{'NOTE':12} {outcome.name}: {note}" for note in outcome.notes))
+            say(*(f"{each.verdict:12} {outcome.name}: {each.text}: {each.measured}" for each in outcome.judged))
         say("", f"{out / 'index.html'} has the figures, reproduce.json the numbers, scoreboard.md the claims")
-        if any(one.failures for one in done):
+        if any(outcome.failures for outcome in done):
             raise typer.Exit(cli.INCOMPLETE)
         if before is not None:
             changed = changes(before, verdicts(out / NAME))

@@ -61,8 +61,8 @@ def run(
     from leakgauge.harness.study.supervisor import Limits
 
     with cli.computed_anew(fresh_audits), cli.bugs(out / "run.log", verbose=verbose), cli.user_errors():
-        found = load_study(study, allow_code=allow_code, max_cells=max_cells, max_number=max_number)
-        loaded = _chosen(found, only)
+        whole = load_study(study, allow_code=allow_code, max_cells=max_cells, max_number=max_number)
+        loaded = _chosen(whole, only)
         if dry_run:
             _print_study(loaded, data, out)
             return
@@ -153,8 +153,8 @@ def _print_study(study: Study, data: Path | None, folder: Path | None = None) ->
         )
         for cell in study.cells_of[training.id]:
             size = f"{cell.target.count} x {cell.target.batch}"
-            found = None if store is None else store.examine(store.cell(cell.id))
-            other = found and found.code != code_of(training, cell.attack, cell.threat)
-            done = f"  finished{' by other code' if other else ''}" if found and found.value is not None else ""
+            stored = None if store is None else store.examine(store.cell(cell.id))
+            other = stored and stored.code != code_of(training, cell.attack, cell.threat)
+            done = f"  finished{' by other code' if other else ''}" if stored and stored.value is not None else ""
             say(f"  {cell.id}  {part_text(cell.attack)}  {where(cell.target)}, {size}, by {cell.threat}{done}")
     say("", *str(estimate(study, data or default_root())).splitlines())

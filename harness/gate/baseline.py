@@ -102,12 +102,12 @@ def read(path: Path) -> Baseline:
             or appears twice.
     """
     try:
-        found = text(path)
+        content = text(path)
     except FileNotFoundError as error:
         raise BaselineError(f"no baseline {path}; make one with 'leakgauge baseline update'") from error
     except (OSError, ValueError) as error:
         raise BaselineError(f"cannot read baseline {path}: {error}; give a file") from error
-    return parse(found, str(path))
+    return parse(content, str(path))
 
 
 def parse(content: str, path: str) -> Baseline:
@@ -123,7 +123,7 @@ def parse(content: str, path: str) -> Baseline:
         file: _File = TypeAdapter(_File).validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
+        where = ".".join(str(step) for step in first["loc"])
         raise BaselineError(f"baseline {path}: {where}: {first['msg']}; restore it with git") from error
     if problem := _problem(file):
         raise BaselineError(f"baseline {path}: {problem}; restore it with git")
@@ -150,7 +150,7 @@ def to_text(baseline: Baseline) -> str:
     }
     text = json.dumps(head, indent=1, ensure_ascii=False, allow_nan=False).removesuffix("\n }\n}")
     lines = ",\n".join(_lines(measure) for measure in baseline.measured.measures)
-    prints = ",\n".join(f"  {_plain(dataclasses.asdict(one))}" for one in baseline.prints)
+    prints = ",\n".join(f"  {_plain(dataclasses.asdict(fingerprint))}" for fingerprint in baseline.prints)
     ends = f',\n "prints": [\n{prints}\n ]' if prints else ""
     return f'{text},\n  "measures": [\n{lines}\n  ]\n }}{ends}\n}}\n'
 
@@ -158,17 +158,17 @@ def to_text(baseline: Baseline) -> str:
 def moves(old: Measured, new: Measured) -> tuple[Move, ...]:
     """The measures that moved or appeared, in the order of the later run, then the measures that vanished."""
     before, after = old.by_key(), new.by_key()
-    found = []
+    differing = []
     for key, now in after.items():
         was = before.get(key)
         if was is None:
-            found.append(Move(key, now.name, "appeared", None, now.value, 0, len(now.values)))
+            differing.append(Move(key, now.name, "appeared", None, now.value, 0, len(now.values)))
         elif (was.value, was.values) != (now.value, now.values):
             most = max(len(was.values), len(now.values))
             same = sum(a == b for a, b in zip(was.values, now.values, strict=False))
-            found.append(Move(key, now.name, "moved", was.value, now.value, most - same, most))
+            differing.append(Move(key, now.name, "moved", was.value, now.value, most - same, most))
     gone = [was for key, was in before.items() if key not in after]
-    return (*found, *(Move(was.key, was.name, "vanished", was.value, None, 0, len(was.values)) for was in gone))
+    return (*differing, *(Move(was.key, was.name, "vanished", was.value, None, 0, len(was.values)) for was in gone))
 
 
 def provenance(old: Measured, new: Measured) -> tuple[str, ...]:
@@ -189,21 +189,22 @@ def _problem(file: _File) -> str:
     measures = file.measured.measures
     if not measures:
         return "it has no measures"
-    seen: set[str] = set()
+    keys: set[str] = set()
     for measure in measures:
-        if measure.key in seen:
+        if measure.key in keys:
             return f"{measure.key} is there twice"
-        seen.add(measure.key)
+        keys.add(measure.key)
         sides = sum(members + others for members, others in measure.sides)
         if metric(measure.metric).gate is None:
             return f"{measure.key} has a metric unknown to the gate: {measure.metric}"
         if metric(measure.metric).gate is GateTest.DELONG and sides != len(measure.values):
             return f"{measure.key} has {len(measure.values)} values for {sides} records"
     rows = DRAWS * 2 * len(STATISTICS)
-    for one in file.prints:
-        if one.what in DRAWN and (not one.numbers or len(one.numbers) % rows):
-            return f"{one.defense} has {len(one.numbers)} numbers of {one.what}, expected a multiple of {rows}"
-    if unknown := set(file.gaps) - seen:
+    for fingerprint in file.prints:
+        count = len(fingerprint.numbers)
+        if fingerprint.what in DRAWN and (not count or count % rows):
+            return f"{fingerprint.defense} has {count} numbers of {fingerprint.what}, expected a multiple of {rows}"
+    if unknown := set(file.gaps) - keys:
         return f"the gap {min(unknown)} names no measure of the baseline"
     return ""
 
@@ -228,5 +229,7 @@ def _plain(value: Any) -> str:
 def _shallow(value: Measure | Measured, *without: str) -> dict[str, Any]:
     """The fields in their order; mappings with sorted keys."""
     names = [field.name for field in dataclasses.fields(value) if field.name not in without]
-    found = {name: getattr(value, name) for name in names}
-    return {name: dict(sorted(one.items())) if isinstance(one, Mapping) else one for name, one in found.items()}
+    fields = {name: getattr(value, name) for name in names}
+    return {
+        name: dict(sorted(field.items())) if isinstance(field, Mapping) else field for name, field in fields.items()
+    }

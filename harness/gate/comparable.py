@@ -33,18 +33,18 @@ def problems(now: Measured, base: Measured) -> Iterable[str]:
     """Why two runs cannot be compared at all."""
     shared = now.by_key().keys() & base.by_key().keys()
     if now.study_hash != base.study_hash and all(base.by_key()[key].control for key in shared):
-        found = f"{now.study} {now.study_hash} against {base.study} {base.study_hash}"
-        yield f"the run and the baseline are of different studies: {found}; {_HELP}"
+        studies = f"{now.study} {now.study_hash} against {base.study} {base.study_hash}"
+        yield f"the run and the baseline are of different studies: {studies}; {_HELP}"
     for name in sorted(base.data):
         if now.data.get(name) != base.data.get(name):
-            found = f"{now.data.get(name, 'none')} against {base.data.get(name, 'none')}"
-            yield f"the data of {name!r} differ from the baseline's: {found}"
+            studies = f"{now.data.get(name, 'none')} against {base.data.get(name, 'none')}"
+            yield f"the data of {name!r} differ from the baseline's: {studies}"
     stale = [name for name in NUMERIC if _release(now.packages.get(name)) != _release(base.packages.get(name))]
     if stale:
         changes = [f"{name} {base.packages.get(name, 'none')} to {now.packages.get(name, 'none')}" for name in stale]
         yield f"the baseline is stale: {', '.join(changes)}; {_HELP}"
-    for which, one in (("run", now), ("baseline", base)):
-        lost = len(one.measures) - len(one.by_key())
+    for which, run in (("run", now), ("baseline", base)):
+        lost = len(run.measures) - len(run.by_key())
         if lost:
             yield f"{lost} measures of the {which} have duplicate keys"
 
@@ -59,12 +59,12 @@ def about_runs(now: Measured, base: Measured) -> Iterable[str]:
     builds = [f"{name} {was} to {is_now}" for name, was, is_now in packages if was and is_now and was != is_now]
     if builds:
         yield f"another build than the baseline's: {', '.join(builds)}"
-    for which, one in (("run", now), ("baseline", base)):
-        if not one.commit:
+    for which, run in (("run", now), ("baseline", base)):
+        if not run.commit:
             yield f"the {which} does not say which commit made it"
-        elif "," in one.commit:
-            yield f"several commits made the {which}: {one.commit}"
-        if one.dirty:
+        elif "," in run.commit:
+            yield f"several commits made the {which}: {run.commit}"
+        if run.dirty:
             yield f"the {which} was made by code that was not committed"
 
 
@@ -79,7 +79,7 @@ def refusal(new: Measure | None, old: Measure | None, rules: Rules) -> Refusal |
     if lack := old.problem or _lack(old):
         return Refusal(Verdict.NOT_COMPARABLE, f"the baseline has no number: {lack}")
     if new.control != old.control:
-        was, is_now = (one.control or "a gated attack" for one in (old, new))
+        was, is_now = (measure.control or "a gated attack" for measure in (old, new))
         return Refusal(Verdict.NOT_COMPARABLE, f"its role is {is_now} in the run and {was} in the baseline")
     known = metric(new.metric)
     what = "records" if new.sides else known.items

@@ -116,8 +116,8 @@ def compare(a: Run, b: Run) -> Comparison:
             for measure in first.measures
             if measure.key in after
         ),
-        only_first=tuple(Lone(key, names[key], one.value) for key, one in before.items() if key not in after),
-        only_second=tuple(Lone(key, names[key], one.value) for key, one in after.items() if key not in before),
+        only_first=tuple(Lone(key, names[key], measure.value) for key, measure in before.items() if key not in after),
+        only_second=tuple(Lone(key, names[key], measure.value) for key, measure in after.items() if key not in before),
         remarks=_remarks(first, second, same_seeds=same_seeds),
     )
 
@@ -130,7 +130,7 @@ def to_json(comparison: Comparison) -> str:
         "second": comparison.second.source(),
         "level": LEVEL,
         "remarks": comparison.remarks,
-        "differences": [{**asdict(one), "differs": one.differs} for one in comparison.differences],
+        "differences": [{**asdict(difference), "differs": difference.differs} for difference in comparison.differences],
         "only_first": [asdict(lone) for lone in comparison.only_first],
         "only_second": [asdict(lone) for lone in comparison.only_second],
     }
@@ -241,19 +241,19 @@ def _seeds(run: Run) -> tuple[int, ...]:
 
 def _remarks(a: Measured, b: Measured, *, same_seeds: bool) -> tuple[str, ...]:
     """Differences between two runs, except differences of their numbers."""
-    found = []
+    remarks = []
     if a.study_hash != b.study_hash:
-        found.append(f"The studies differ: {a.study} ({a.study_hash[:10]}) and {b.study} ({b.study_hash[:10]}).")
+        remarks.append(f"The studies differ: {a.study} ({a.study_hash[:10]}) and {b.study} ({b.study_hash[:10]}).")
     if not same_seeds:
-        found.append("The seeds differ.")
+        remarks.append("The seeds differ.")
     data = sorted(a.data.keys() & b.data.keys())
-    found += [f"The data set {name} differs." for name in data if a.data[name] != b.data[name]]
+    remarks += [f"The data set {name} differs." for name in data if a.data[name] != b.data[name]]
     for name in sorted(a.packages.keys() | b.packages.keys()):
         before, after = a.packages.get(name, "none"), b.packages.get(name, "none")
         if before != after:
-            found.append(f"{name} {before} and {after}.")
+            remarks.append(f"{name} {before} and {after}.")
     if a.machine != b.machine:
-        found.append(f"The machines differ: {a.machine} and {b.machine}.")
-    dirty = [who for who, one in (("first", a), ("second", b)) if one.dirty]
-    found += [f"The {who} run's code had uncommitted changes." for who in dirty]
-    return tuple(found)
+        remarks.append(f"The machines differ: {a.machine} and {b.machine}.")
+    dirty = [who for who, run in (("first", a), ("second", b)) if run.dirty]
+    remarks += [f"The {who} run's code had uncommitted changes." for who in dirty]
+    return tuple(remarks)

@@ -126,8 +126,8 @@ class Outcome:
         """
         if self.problems or not (self.checks or self.unchanged):
             return Verdict.NOT_COMPARABLE
-        found = [check.verdict for check in self.checks] or [Verdict.PASS]
-        return min([*found, Verdict.NOT_ACCEPTED] if self.unaccepted else found, key=_ORDER.index)
+        verdicts = [check.verdict for check in self.checks] or [Verdict.PASS]
+        return min([*verdicts, Verdict.NOT_ACCEPTED] if self.unaccepted else verdicts, key=_ORDER.index)
 
     def exit_code(self, *, inconclusive_fails: bool = False) -> int:
         """0: no increase, 1: leakage increased, 3: inconclusive, 4: not comparable, 5: incomplete, 6: not accepted."""
@@ -184,14 +184,14 @@ def judge(now: Measured, base: Measured, rules: Rules, *, gaps: Collection[str] 
             shown = new or old
             assert shown is not None
             accepted = key in gaps and new is not None and old is not None and new.n >= old.n
-            controls = all(one is None or one.control for one in (new, old))
+            controls = all(measure is None or measure.control for measure in (new, old))
             uncompared = (controls or old is None) and refusal.verdict is Verdict.NOT_COMPARABLE
             if accepted or uncompared:
                 what = "this control" if controls else "this measure"
                 words = f"a gap that the baseline accepts, {key}" if accepted else f"{what} is not compared"
                 warnings.append(f"{shown.name}: {words}: {refusal.reason}")
             else:
-                was, now_is = (None if one is None else comparable.finite(one.value) for one in (old, new))
+                was, now_is = (None if measure is None else comparable.finite(measure.value) for measure in (old, new))
                 checks.append(_check(shown, refusal.verdict, was, now_is, refusal.reason))
             continue
         pair, curves = _Pair(new, old), _Pair(after[curve], before[curve])
@@ -225,12 +225,12 @@ def _measure(pair: _Pair, curves: _Pair, rules: Rules) -> _Tested:
     known = metric(new.metric)
     if known.gate is GateTest.PAIRED:
         before, now = numbers(old), numbers(new)
-        found = np.flatnonzero(statistics.newly_recognizable(before, now, rules))
-        found = found[~np.isin(found, new.unseen)]
+        images = np.flatnonzero(statistics.newly_recognizable(before, now, rules))
+        images = images[~np.isin(images, new.unseen)]
         if known.recognizable is None:
-            found = found[:0]
+            images = images[:0]
         before, now = comparable.of_images(old), comparable.of_images(new)
-        return _Tested(pair, float(np.mean(before)), statistics.paired(before, now), len(now), tuple(found.tolist()))
+        return _Tested(pair, float(np.mean(before)), statistics.paired(before, now), len(now), tuple(images.tolist()))
     assert old.value is not None
     if known.gate is GateTest.DELONG:
         return _Tested(pair, old.value, comparable.rise_of(old, new, statistics.delong), len(new.values))
@@ -244,26 +244,26 @@ def _together(tested: Sequence[_Tested], rules: Rules) -> Iterable[Check]:
     """The checks of all tests of the run, with p-values that are adjusted together."""
     if not tested:
         return
-    rises = Rise(*(np.array(column, dtype=np.float64) for column in zip(*(one.rise for one in tested), strict=True)))
+    rises = Rise(*(np.array(column, dtype=np.float64) for column in zip(*(test.rise for test in tested), strict=True)))
     decided = statistics.decide(rises, rules)
-    for number, one in enumerate(tested):
-        new, old = one.pair
+    for number, test in enumerate(tested):
+        new, old = test.pair
         otherwise = Verdict.PASS if decided.passes[number] else Verdict.INCONCLUSIVE
         verdict = Verdict.FAIL if decided.fails[number] else otherwise
-        rise, p = one.rise, float(decided.p[number])
+        rise, p = test.rise, float(decided.p[number])
         smallest = statistics.smallest(float(rise.error), float(rise.df), len(tested), rules)
-        reason = _tested_words(verdict, one.moved(), p, smallest, rules)
-        if one.images:
-            reason = f"{reason}; {_recognizable_words(one.images, old, new)}"
+        reason = _tested_words(verdict, test.moved(), p, smallest, rules)
+        if test.images:
+            reason = f"{reason}; {_recognizable_words(test.images, old, new)}"
         yield replace(
-            _check(new, verdict, one.before, one.before + float(rise.mean), reason),
+            _check(new, verdict, test.before, test.before + float(rise.mean), reason),
             rise=float(rise.mean),
             low=float(rise.low()),
             high=float(rise.high()),
             p=p,
-            n=one.n,
+            n=test.n,
             smallest=smallest,
-            images=one.images,
+            images=test.images,
         )
 
 
@@ -271,19 +271,19 @@ def _about_control(pair: _Pair, curves: _Pair, rules: Rules) -> Iterable[str]:
     """A warning if a control moved, by the same test as for a check, by itself and in both directions."""
     if metric(pair.now.metric).gate not in TESTED:
         return
-    one = _measure(pair, curves, rules)
-    for rise, rose in ((one.rise, True), (one.rise.falling(), False)):
+    test = _measure(pair, curves, rules)
+    for rise, rose in ((test.rise, True), (test.rise.falling(), False)):
         if statistics.decide(Rise(*(np.atleast_1d(x) for x in rise)), rules).fails[0]:
             why = "without a defense, so the attack got " + (
                 "stronger" if rose else "weaker; a pass is then weaker evidence"
             )
             if pair.now.control == "floor":
                 why = "this attack observes nothing, so the images or the score have changed"
-            yield f"{pair.now.name}: {one.moved()}: {why}"
+            yield f"{pair.now.name}: {test.moved()}: {why}"
 
 
 def _about_claim(pair: _Pair) -> Iterable[str]:
-    new, old = (math.inf if one.limit is None else one.limit for one in pair)
+    new, old = (math.inf if measure.limit is None else measure.limit for measure in pair)
     if new != old and not math.isclose(new, old, rel_tol=ROUNDING):
         limit = "the audited bound may not exceed the smaller claim"
         yield f"{pair.now.name}: {new:.4g} is claimed and {old:.4g} was; {limit}"
@@ -305,7 +305,7 @@ def _epsilon(pair: _Pair, rules: Rules) -> Check:
 
 
 def _never(pair: _Pair) -> Check:
-    now, before = (float(np.mean(numbers(one))) for one in pair)
+    now, before = (float(np.mean(numbers(measure))) for measure in pair)
     verdict = Verdict.FAIL if now > 0 and before == 0 else Verdict.PASS
     words = metric(pair.now.metric).words
     reason = f"{words} in {now:.0%} of {len(pair.now.values)} seeds, {before:.0%} before ({pair.now.about})"
@@ -321,23 +321,23 @@ def _training(pair: _Pair, rules: Rules) -> Check:
     name = _NAMES.get(known.name, known.words)
     if known.gate is GateTest.RISE:
         worse = now > before * (1 + rules.bits) + ROUNDING
-        found = f"{name} went from {before:.4g} to {now:.4g}"
+        moved = f"{name} went from {before:.4g} to {now:.4g}"
         share = f", by {100 * (now / before - 1):.3g} %" if before > 0 else ""
-        more = f"{found}{share}, where {100 * rules.bits:g} % is allowed"
-        reason = more if worse else f"no increase detected: {found}"
+        more = f"{moved}{share}, where {100 * rules.bits:g} % is allowed"
+        reason = more if worse else f"no increase detected: {moved}"
     else:
         worse = before - now > rules.accuracy + ROUNDING
-        found = f"{name} went from {before:.3f} to {now:.3f}"
-        fall = f"{found}, a fall of more than {rules.accuracy:g}: a broken model is no protection"
-        reason = fall if worse else f"no loss of more than {rules.accuracy:g} detected: {found}"
+        moved = f"{name} went from {before:.3f} to {now:.3f}"
+        fall = f"{moved}, a fall of more than {rules.accuracy:g}: a broken model is no protection"
+        reason = fall if worse else f"no loss of more than {rules.accuracy:g} detected: {moved}"
     verdict = Verdict.FAIL if worse else Verdict.PASS
     rise = statistics.paired(earlier, after) if len(after) > 1 else None
     if worse and known.gate is GateTest.FALL:
         if rise is None or len(after) < rules.trainings:
             few = f"{counted(len(after), 'training')} cannot tell the fall from chance: take {rules.trainings} seeds"
-            verdict, reason = Verdict.INCONCLUSIVE, f"{found}; {few} or more"
+            verdict, reason = Verdict.INCONCLUSIVE, f"{moved}; {few} or more"
         elif float(rise.falling().chance()) >= _BROKEN:
-            verdict, reason = Verdict.INCONCLUSIVE, f"{found}, a fall that the seeds do not show clearly"
+            verdict, reason = Verdict.INCONCLUSIVE, f"{moved}, a fall that the seeds do not show clearly"
     check = _untested(pair, verdict, before, now, reason)
     return check if rise is None else replace(check, low=float(rise.low()), high=float(rise.high()))
 
@@ -370,11 +370,11 @@ def _recognizable_words(images: Sequence[int], old: Measure, new: Measure) -> st
 
 
 def _audited_words(verdict: Verdict, before: float, now: float, claim: float, *, was_above: bool) -> str:
-    found = f"the audited lower bound of epsilon is {now:.4g} and was {before:.4g}"
+    moved = f"the audited lower bound of epsilon is {now:.4g} and was {before:.4g}"
     claimed = f"the claim of {claim:.4g}" if math.isfinite(claim) else "no finite claim"
     if verdict is Verdict.FAIL:
-        return f"{found}: above {claimed}"
+        return f"{moved}: above {claimed}"
     place = f"above {claimed}, as it was" if was_above else f"against {claimed}"
     if verdict is Verdict.INCONCLUSIVE:
-        return f"{found}, {place}: a higher bound alone does not prove an increase"
-    return f"no increase detected: {found}, {place}"
+        return f"{moved}, {place}: a higher bound alone does not prove an increase"
+    return f"no increase detected: {moved}, {place}"

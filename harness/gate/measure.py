@@ -142,7 +142,7 @@ def measured(run: Run) -> Measured:
         dirty=any(environment.dirty for environment in environments),
         packages=dict(sorted(packages.items())),
         machine=", ".join(dict.fromkeys(environment.machine for environment in environments)),
-        measures=(*(one for case in cases(run) for one in _of_case(run, case)), *_of_trainings(run)),
+        measures=(*(measure for case in cases(run) for measure in _of_case(run, case)), *_of_trainings(run)),
     )
 
 
@@ -157,13 +157,13 @@ def titles(measures: Iterable[Measure]) -> dict[str, str]:
     If there are several settings, each title ends in its own; titles that are still equal end in part of the key.
     """
     known = {measure.key: measure for measure in measures}
-    short = label_parts(part for one in known.values() for part in one.parts)
-    several = len({one.setting for one in known.values()}) > 1
-    found = {}
-    for key, one in known.items():
-        name = one.named(*(short[part.key].text for part in one.parts), *[""] * (one.attack is None))
-        found[key] = f"{name} ({one.setting})" if several else name
-    return unique(found)
+    short = label_parts(part for measure in known.values() for part in measure.parts)
+    several = len({measure.setting for measure in known.values()}) > 1
+    named = {}
+    for key, measure in known.items():
+        name = measure.named(*(short[part.key].text for part in measure.parts), *[""] * (measure.attack is None))
+        named[key] = f"{name} ({measure.setting})" if several else name
+    return unique(named)
 
 
 def image_names(images: Iterable[int], measure: Measure | None) -> list[str]:
@@ -210,32 +210,32 @@ def _items(run: Run, case: Case, metric: Metric, problem: str) -> Iterable[Measu
         problem = f"{lost} of {len(values)} {metric.items} have no number"
     pooled = stats.of_items(metric.name, values)
     items = tuple(_images(run, cell) for cell in case.cells)
-    seen = [value for one in case.estimates("identification") for value in one.values]
-    known = metric.recognizable is not None and len(seen) == len(values)
-    unseen = tuple(at for at, value in enumerate(seen) if value != 1) if known else ()
+    identified = [value for estimate in case.estimates("identification") for value in estimate.values]
+    known = metric.recognizable is not None and len(identified) == len(values)
+    unseen = tuple(at for at, value in enumerate(identified) if value != 1) if known else ()
     yield dataclasses.replace(_attacked(case, metric, pooled, problem), values=values, items=items, unseen=unseen)
 
 
 def _membership(run: Run, case: Case, problem: str) -> Iterable[Measure]:
     """The AUC, and the rate at the lowest false positive rate for which there are enough non-members."""
     scores = [run.scores(cell.id) for cell in case.cells]
-    if not problem and any(one is None for one in scores):
+    if not problem and any(side is None for side in scores):
         problem = "the scores of a finished cell cannot be read"
-    known = [one for one in scores if one is not None]
-    sides = tuple((len(one.members), len(one.outside)) for one in known)
-    who = tuple(one.who for one in known)
+    known = [record for record in scores if record is not None]
+    sides = tuple((len(scored.members), len(scored.outside)) for scored in known)
+    who = tuple(scored.who for scored in known)
     outside = min((others for _, others in sides), default=0)
     for metric in gated(GateTest.DELONG):
-        placed = (value for one in known for side in placements(one) for value in side.tolist())
-        values, found = _rounded(metric, placed), case.estimates(metric.name)
-        curve = stats.pool(found) if found else stats.of_items(metric.name, ())
+        placed = (value for scored in known for side in placements(scored) for value in side.tolist())
+        values, estimates = _rounded(metric, placed), case.estimates(metric.name)
+        curve = stats.pool(estimates) if estimates else stats.of_items(metric.name, ())
         means = [float(np.mean(members)) for members, _ in by_seed(values, sides)]
         curve = dataclasses.replace(curve, value=float(np.mean(means)) if means else None)
         yield dataclasses.replace(_attacked(case, metric, curve, problem), values=values, items=who, sides=sides)
-    rates = [one for one in gated(GateTest.RATE) if outside * (one.false_positives or 0.0) >= 10]
+    rates = [rate for rate in gated(GateTest.RATE) if outside * (rate.false_positives or 0.0) >= 10]
     for metric in rates[:1]:
-        found = [one for one in case.estimates(metric.name) if one.value is not None]
-        pooled = stats.pool_shares(found) if found else stats.proportion(metric.name, 0, 0)
+        estimates = [estimate for estimate in case.estimates(metric.name) if estimate.value is not None]
+        pooled = stats.pool_shares(estimates) if estimates else stats.proportion(metric.name, 0, 0)
         yield dataclasses.replace(_attacked(case, metric, pooled, problem), items=who, sides=sides)
 
 

@@ -68,26 +68,35 @@ def gate(
     unaccepted = _unacknowledged(now, held, own)
     cells = [cell for cell in study.cells if _concerned(changed, cell.training.defense, cell.attack)]
     ends, known = _ends(study.cells), held.measured.measures
-    behind = [one for one in known if _end(one.key) not in ends or _concerned(changed, one.defense, one.attack)]
-    unchanged, here = len(known) - len(behind), environment()
+    behind = [
+        measure
+        for measure in known
+        if _end(measure.key) not in ends or _concerned(changed, measure.defense, measure.attack)
+    ]
+    unchanged, made_by = len(known) - len(behind), environment()
     nothing = dataclasses.replace(
-        held.measured, measures=(), commit=here.commit, dirty=here.dirty, machine=here.machine, packages=here.packages
+        held.measured,
+        measures=(),
+        commit=made_by.commit,
+        dirty=made_by.dirty,
+        machine=made_by.machine,
+        packages=made_by.packages,
     )
     if not behind and not cells:
         return nothing, Outcome((), (), (), unaccepted, unchanged)
     ran = nothing
     if cells:
-        part = dataclasses.replace(study, cells=tuple(cells))
-        ran = measured(run_study(part, folder, data=data, workers=workers, listen=listen, part=True))
+        affected = dataclasses.replace(study, cells=tuple(cells))
+        ran = measured(run_study(affected, folder, data=data, workers=workers, listen=listen, part=True))
     # a training that runs only for an attack has measures that cannot have moved; the folder may hold other cells
-    left, asked = {one.key for one in known} - {one.key for one in behind}, _ends(cells)
-    kept = tuple(one for one in ran.measures if one.key not in left and _end(one.key) in asked)
+    left, asked = {measure.key for measure in known} - {measure.key for measure in behind}, _ends(cells)
+    kept = tuple(measure for measure in ran.measures if measure.key not in left and _end(measure.key) in asked)
     ran = dataclasses.replace(ran, measures=kept)
     notes = [] if unaccepted else [f"changed, acknowledged ({own.reason}): {line}" for line in changed.lines]
     laws = law_checks(now, held.prints, changed)
     base = dataclasses.replace(held.measured, measures=tuple(behind), study_hash=ran.study_hash)
     judged = judge(ran, base, dataclasses.replace(rules, level=max(0.0, rules.level - LEVEL)), gaps=held.gaps)
-    checks = sorted([*laws, *judged.checks], key=lambda one: list(Verdict).index(one.verdict))
+    checks = sorted([*laws, *judged.checks], key=lambda check: list(Verdict).index(check.verdict))
     return ran, Outcome(tuple(checks), judged.problems, (*notes, *judged.warnings), unaccepted, unchanged)
 
 
@@ -98,8 +107,8 @@ def _concerned(changed: Changed, defense: PartSpec, attack: PartSpec | None) -> 
 
 def _ends(cells: Iterable[Cell]) -> set[str]:
     """The ends of the keys of all measures of these cells and of their trainings."""
-    found = {training_identity(cell.training)[:DIGITS] for cell in cells}
-    return found | {key_end(cell) for cell in cells}
+    ends = {training_identity(cell.training)[:DIGITS] for cell in cells}
+    return ends | {key_end(cell) for cell in cells}
 
 
 def _end(key: str) -> str:
@@ -137,7 +146,7 @@ class Changed(NamedTuple):
 
 def compare(now: Iterable[Print], before: Iterable[Print]) -> Changed:
     """What differs. A change of the training explains all others; a change of a defense explains its attacks."""
-    new, old = ({one.key: one for one in side} for side in (now, before))
+    new, old = ({fingerprint.key: fingerprint for fingerprint in side} for side in (now, before))
     if not old:
         return Changed(("the baseline has no fingerprints",), training=True)
     differ = [key for key in {**new, **old} if key not in new or key not in old or not new[key].like(old[key])]
@@ -158,49 +167,56 @@ def law_checks(now: Iterable[Print], before: Iterable[Print], changed: Changed) 
     Guarantees:
         If no law changed, the probability that any check fails is at most `LEVEL`.
     """
-    old = {one.key: one for one in before}
+    old = {fingerprint.key: fingerprint for fingerprint in before}
     both = [
-        (one, old[one.key])
-        for one in now
-        if one.what in DRAWN and one.key in old and (changed.training or one.defense in changed.defenses)
+        (fingerprint, old[fingerprint.key])
+        for fingerprint in now
+        if fingerprint.what in DRAWN
+        and fingerprint.key in old
+        and (changed.training or fingerprint.defense in changed.defenses)
     ]
     if not both:
         return []
     shape = -1, DRAWS, 2 * len(STATISTICS)
-    tables = [[np.array(one.numbers).reshape(shape).swapaxes(1, 2) for one in pair] for pair in both]
+    tables = [[np.array(fingerprint.numbers).reshape(shape).swapaxes(1, 2) for fingerprint in pair] for pair in both]
     rises = [statistics.paired(was, is_now) for is_now, was in tables]
     chances = [2 * np.minimum(rise.chance(), rise.falling().chance()) for rise in rises]
     adjusted = holm(np.concatenate([p.ravel() for p in chances])).clip(max=1.0)
     split = np.split(adjusted, np.cumsum([p.size for p in chances])[:-1])
     return [
-        _law_check(one, was, rise, p.reshape(rise.mean.shape))
-        for (one, _), (_, was), rise, p in zip(both, tables, rises, split, strict=True)
+        _law_check(fingerprint, was, rise, p.reshape(rise.mean.shape))
+        for (fingerprint, _), (_, was), rise, p in zip(both, tables, rises, split, strict=True)
     ]
 
 
-def _law_check(one: Print, was: Numbers, rise: Rise, p: Numbers) -> Check:
+def _law_check(fingerprint: Print, was: Numbers, rise: Rise, p: Numbers) -> Check:
     """The check of one defense's draws [scales, statistics], with the rise of the most significant statistic."""
     through = np.arange(rise.mean.shape[1]) % len(STATISTICS) == 0
     least = np.where(through, _LEAST * np.abs(was.mean(-1)), _LEAST)
     fails = (p < LEVEL) & (np.abs(rise.mean) >= least)
-    found = np.unravel_index(np.argmin(np.where(fails, p, 2.0)) if fails.any() else np.argmin(p), p.shape)
-    name, before, mean = STATISTICS[found[1] % len(STATISTICS)], float(was.mean(-1)[found]), float(rise.mean[found])
-    if through[found[1]]:
+    place = np.unravel_index(np.argmin(np.where(fails, p, 2.0)) if fails.any() else np.argmin(p), p.shape)
+    name, before, mean = (
+        STATISTICS[place[1] % len(STATISTICS)],
+        float(was.mean(-1)[place]),
+        float(rise.mean[place]),
+    )
+    if through[place[1]]:
         moved = f"{name} went from {before:.4g} to {before + mean:.4g}"
     else:
         moved = f"{name} is {math.exp(mean):.3g} times what it was"
-    at = f"round {found[1] // len(STATISTICS) + 1} of two, {was.shape[-1]} updates, p {float(p[found]):.2g} after Holm"
+    round_, least_p = place[1] // len(STATISTICS) + 1, float(p[place])
+    at = f"round {round_} of two, {was.shape[-1]} updates, p {least_p:.2g} after Holm"
     words = f"{'' if fails.any() else 'no change detected; most significant: '}{moved} ({at})"
     return Check(
-        key=f"{one.defense}/{one.what}/{one.case[:8]}",
-        name=f"{one.defense}: {one.what}",
+        key=f"{fingerprint.defense}/{fingerprint.what}/{fingerprint.case[:8]}",
+        name=f"{fingerprint.defense}: {fingerprint.what}",
         metric="messages",
         aware=False,
         verdict=Verdict.FAIL if fails.any() else Verdict.PASS,
         before=before,
         now=before + mean,
         rise=mean,
-        p=float(p[found]),
+        p=least_p,
         n=was.shape[-1],
         reason=words,
     )

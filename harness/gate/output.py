@@ -77,7 +77,7 @@ def headline(outcome: Outcome) -> str:
         return f"No increase detected in {total}"
     if verdict is Verdict.FAIL:
         kinds = Counter(metric(check.metric).failed for check in hits)
-        order = dict.fromkeys(one.failed for one in gated())
+        order = dict.fromkeys(known.failed for known in gated())
         text = ", ".join(f"{kind} in {kinds[kind]}" for kind in order if kind in kinds)
         return f"{text[0].upper()}{text[1:]} of {total}"
     end = " could not be made" if verdict is Verdict.INCOMPLETE else ""
@@ -262,18 +262,18 @@ def as_json(outcome: Outcome, measured: Measured, base: Baseline, *, inconclusiv
 
 def annotations(outcome: Outcome) -> list[str]:
     """GitHub workflow commands, worst first, at most ten; the last states how many are left out."""
-    found = [("error", "leakgauge: not comparable", problem) for problem in outcome.problems]
-    found += [("error", "leakgauge: not accepted", change) for change in outcome.unaccepted]
+    commands = [("error", "leakgauge: not comparable", problem) for problem in outcome.problems]
+    commands += [("error", "leakgauge: not accepted", change) for change in outcome.unaccepted]
     for check in outcome.checks:
         if check.verdict is not Verdict.PASS:
             level = "error" if check.verdict in (Verdict.FAIL, Verdict.INCOMPLETE) else "warning"
-            found.append((level, f"leakgauge: {word(check)}", f"{check.name}: {check.reason}"))
-    found += [("warning", "leakgauge: warning", warning) for warning in outcome.warnings]
-    if len(found) > MOST_ANNOTATIONS:
-        left = found[MOST_ANNOTATIONS - 1 :]
+            commands.append((level, f"leakgauge: {word(check)}", f"{check.name}: {check.reason}"))
+    commands += [("warning", "leakgauge: warning", warning) for warning in outcome.warnings]
+    if len(commands) > MOST_ANNOTATIONS:
+        left = commands[MOST_ANNOTATIONS - 1 :]
         level = "error" if any(level == "error" for level, _, _ in left) else "warning"
-        found = [*found[: MOST_ANNOTATIONS - 1], (level, "leakgauge", f"{len(left)} more: see the summary")]
-    return [command(*one) for one in found]
+        commands = [*commands[: MOST_ANNOTATIONS - 1], (level, "leakgauge", f"{len(left)} more: see the summary")]
+    return [command(*words) for words in commands]
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -339,9 +339,9 @@ def finite(data: Any) -> Any:
 
 
 def _fields(check: Check, name: str, measure: Measure | None) -> list[str]:
-    seen = f" ({pictured(check.images, measure)})" if check.images else ""
+    images = f" ({pictured(check.images, measure)})" if check.images else ""
     return [
-        f"{ICONS[check.verdict]} {word(check)}{seen}",
+        f"{ICONS[check.verdict]} {word(check)}{images}",
         escaped(name),
         number(check.before),
         number(check.now),
@@ -354,9 +354,9 @@ def _fields(check: Check, name: str, measure: Measure | None) -> list[str]:
 
 def _origin(measured: Measured, base: Baseline) -> list[str]:
     lines = []
-    for name, one in (("Now", measured), ("Baseline", base.measured)):
-        commit = f"{one.commit}{' with uncommitted changes' if one.dirty else ''}"
-        lines.append(f"- {name}: study {escaped(one.study)}, commit {escaped(commit)}, {escaped(one.machine)}")
+    for name, run in (("Now", measured), ("Baseline", base.measured)):
+        commit = f"{run.commit}{' with uncommitted changes' if run.dirty else ''}"
+        lines.append(f"- {name}: study {escaped(run.study)}, commit {escaped(commit)}, {escaped(run.machine)}")
     return lines + ([f"- Reason of the baseline: {escaped(base.reason)}"] if base.reason else [])
 
 

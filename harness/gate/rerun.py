@@ -96,17 +96,17 @@ def about_code(now: Measured, bench: Bench) -> tuple[str, ...]:
     store = Store(bench.folder)
     cells = store.cells()
     stored = {store.training(cell.training.id) for cell in cells} | {store.cell(cell.id) for cell in cells}
-    codes = {one: store.examine(one, arrays=False).code for one in stored}
+    codes = {folder: store.examine(folder, arrays=False).code for folder in stored}
     if "" not in codes.values() and not _forbidden(cells, bench):
         with suppress(LookupError):
-            others = sum(codes[one] not in (None, code) for one, code in folders(store, cells).items())
+            others = sum(codes[folder] not in (None, code) for folder, code in folders(store, cells).items())
             said = f"{counted(others, 'result')} made by other code: run the study again to check this code"
             return (said,) * bool(others)
-    here = environment()
-    if now.commit != here.commit:
+    made_by = environment()
+    if now.commit != made_by.commit:
         made = f"the results were made at {now.commit[:12] or 'an unknown commit'} and this code is at "
-        return (f"{made}{here.commit[:12]}: run the study again, in a new folder, to check this code",)
-    if here.dirty != now.dirty:
+        return (f"{made}{made_by.commit[:12]}: run the study again, in a new folder, to check this code",)
+    if made_by.dirty != now.dirty:
         return ("only one of the results and this code has uncommitted changes: run the study again, in a new folder",)
     return ()
 
@@ -123,11 +123,11 @@ def at_commit(ref: str, bench: Bench, held: Measured) -> Measured:
     cells = [cell for cell in Store(bench.folder).cells() if any(key.endswith(key_end(cell)) for key in keys)]
     if not cells:
         raise StudyError("run again", ["the run has no cell of the baseline"])
-    found = measured(_run_at(ref, cells, "base", bench))
-    ran = found.by_key()
+    ran_now = measured(_run_at(ref, cells, "base", bench))
+    ran = ran_now.by_key()
     measures = tuple(was if refusal(ran.get(key), was, Rules()) else ran[key] for key, was in keys.items())
-    data = held.data | found.data
-    return dataclasses.replace(found, study=held.study, study_hash=held.study_hash, data=data, measures=measures)
+    data = held.data | ran_now.data
+    return dataclasses.replace(ran_now, study=held.study, study_hash=held.study_hash, data=data, measures=measures)
 
 
 def rules_at(ref: str) -> Rules:
@@ -161,12 +161,12 @@ def settle(outcome: Outcome, ref: str, bench: Bench, rules: Rules) -> Outcome:
     now = dataclasses.replace(measured(run), study_hash="")
     base = dataclasses.replace(measured(_run_at(ref, doubled, "again", bench)), study_hash="")
     again = judge(now, base, dataclasses.replace(rules, level=rules.level / 2))
-    found = {check.key: check for check in again.checks}
+    rechecked = {check.key: check for check in again.checks}
     problems, order, checks = "; ".join(again.problems), list(Verdict), []
     for check in outcome.checks:
         stem, _, end = check.key.rpartition("/")
         reran = check.key in unsure
-        checks.append(_settled(check, found.get(f"{stem}/{renamed[end]}"), problems) if reran else check)
+        checks.append(_settled(check, rechecked.get(f"{stem}/{renamed[end]}"), problems) if reran else check)
     return dataclasses.replace(outcome, checks=tuple(sorted(checks, key=lambda check: order.index(check.verdict))))
 
 

@@ -227,6 +227,6 @@ def _of_sides(members: Numbers, others: Numbers) -> Rise:
 def _added(mean: Numbers, parts: Sequence[Numbers], dfs: Sequence[Numbers | float]) -> Rise:
     """A rise whose variance is a sum of `parts`, with Welch-Satterthwaite degrees of freedom."""
     total = np.asarray(sum(parts), dtype=np.float64)
-    terms = np.asarray(sum(part**2 / df for part, df in zip(parts, dfs, strict=True)), dtype=np.float64)
+    terms = np.asarray(sum(variance**2 / df for variance, df in zip(parts, dfs, strict=True)), dtype=np.float64)
     df = np.divide(total**2, terms, out=np.full_like(total, np.inf), where=terms > 0)
     return Rise(np.asarray(mean, dtype=np.float64), np.sqrt(total), df)

@@ -55,12 +55,12 @@ def trusted(path: Path, target: str | None = None, accepted: str | None = None) 
         StudyError: the target does not exist, or has no merge base with HEAD.
     """
     own = read(path)
-    found = _held(path, own, target)
-    if not (accepted or "").strip() or not (found.unaccepted or own.prints != found.baseline.prints):
-        return found
-    notes = (f"accepted ({accepted}): {change}" for change in found.unaccepted)
-    base = found.base if own.measured.measures == found.baseline.measured.measures else None
-    return Trusted(own, base=base, warnings=(*found.warnings, *notes))
+    held = _held(path, own, target)
+    if not (accepted or "").strip() or not (held.unaccepted or own.prints != held.baseline.prints):
+        return held
+    notes = (f"accepted ({accepted}): {change}" for change in held.unaccepted)
+    base = held.base if own.measured.measures == held.baseline.measured.measures else None
+    return Trusted(own, base=base, warnings=(*held.warnings, *notes))
 
 
 def changes(old: Baseline, new: Baseline) -> tuple[list[str], list[str]]:
@@ -69,12 +69,12 @@ def changes(old: Baseline, new: Baseline) -> tuple[list[str], list[str]]:
     A lower number must be accepted too: it can widen the spread of a paired test, which then shows no rise.
     """
     before, after = old.measured.by_key(), new.measured.by_key()
-    found = [f"removed from the baseline: {key}" for key in before if key not in after]
-    found += [f"weakened in the baseline: {key} may lack numbers" for key in new.gaps if key not in old.gaps]
-    found += [_changed(was, after[key]) for key, was in before.items() if after.get(key, was) != was]
+    weaker = [f"removed from the baseline: {key}" for key in before if key not in after]
+    weaker += [f"weakened in the baseline: {key} may lack numbers" for key in new.gaps if key not in old.gaps]
+    weaker += [_changed(was, after[key]) for key, was in before.items() if after.get(key, was) != was]
     notes = [f"added to the baseline: {key}" for key in after if key not in before]
     notes += ["changed in the baseline: fingerprints of the code"] * (old.prints != new.prints)
-    return found, notes + [f"changed in the baseline: {line}" for line in provenance(old.measured, new.measured)]
+    return weaker, notes + [f"changed in the baseline: {line}" for line in provenance(old.measured, new.measured)]
 
 
 def _held(path: Path, own: Baseline, target: str | None) -> Trusted:
@@ -99,7 +99,7 @@ def _held(path: Path, own: Baseline, target: str | None) -> Trusted:
     warnings += notes
     if merge == git("rev-parse", "HEAD"):
         before = _at("HEAD^", name)
-        last = [] if before is None else [line for part in changes(before, held) for line in part]
+        last = [] if before is None else [line for lines in changes(before, held) for line in lines]
         own_file = f"judged by its own baseline, in which its last commit made {counted(len(last), 'change')}"
         warnings += [f"HEAD is in the target branch: {own_file}; --target takes the commit before a push", *last[:3]]
     return Trusted(held, rules, _base(merge, name, held), (*unaccepted, *unlike), (*warnings,))
@@ -108,7 +108,7 @@ def _held(path: Path, own: Baseline, target: str | None) -> Trusted:
 def _merge_base(target: str | None) -> str | None:
     """The merge base of HEAD with the target; None if there is none and no target was given."""
     named = os.environ.get("GITHUB_BASE_REF") or os.environ.get("CI_MERGE_REQUEST_TARGET_BRANCH_NAME")
-    known = [f"refs/remotes/origin/{named}"] if named else [f"refs/{one}" for one in _BRANCHES]
+    known = [f"refs/remotes/origin/{named}"] if named else [f"refs/{branch}" for branch in _BRANCHES]
     for ref in known if target is None else [target]:
         try:
             commit = git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
@@ -157,7 +157,8 @@ def _about_commit(path: Path, baseline: Baseline, root: str, *, is_new: bool) ->
 
 def _changed(was: Measure, now: Measure) -> str:
     """How two measures of the same key differ: `weakened` if the new one allows more leakage."""
-    names = [one.name for one in dataclasses.fields(was) if getattr(was, one.name) != getattr(now, one.name)]
+    fields = [field.name for field in dataclasses.fields(was)]
+    names = [name for name in fields if getattr(was, name) != getattr(now, name)]
     sign = -1 if metric(was.metric).gate is GateTest.FALL else 1
     pairs = [(was.value, now.value), *zip(was.values, now.values, strict=False)]
     rises = any(a is not None and b is not None and sign * (b - a) > 0 for a, b in pairs)

@@ -107,8 +107,8 @@ def _strongest(analysis: Analysis, setting: str, measure: Measure) -> dict[str, 
         if group.setting == setting and group.case.kind == measure.metric.kind and group.case.target.rounds == 1:
             if analysis.unpromised(group):
                 continue  # nor does an adversary whom this epsilon does not cover
-            found = group.case.estimates(measure.metric.name)
-            estimate = pool(found) if found else None
+            estimates = group.case.estimates(measure.metric.name)
+            estimate = pool(estimates) if estimates else None
             if estimate is not None and estimate.value is not None:
                 other = strongest.setdefault(group.defense, estimate).value or 0.0
                 if estimate.value != other and (estimate.value < other) is measure.is_distance:
@@ -179,7 +179,7 @@ def _charts(
         claim = sample.claim
         if claim.epsilon is not None and claim.epsilon > 0 and sample.estimate.value is not None:
             axes.setdefault((claim.unit, claim.relation, claim.horizon), []).append(sample)
-    return [_chart(analysis, measure, found, undefended) for found in axes.values() if len(found) > 1]
+    return [_chart(analysis, measure, alike, undefended) for alike in axes.values() if len(alike) > 1]
 
 
 def _point(sample: Sample, scale: float) -> Point:
@@ -204,7 +204,7 @@ def _chart(analysis: Analysis, measure: Measure, samples: Sequence[Sample], unde
     shown, rest = capped(series)
     ceiling, far = _ceiling(measure, samples, undefended)
     lines = ([] if measure.line is None else [measure.line]) + ceiling
-    heights = [point.y for one in series for point in one.points] + [height for height, _ in lines]
+    heights = [point.y for line in series for point in line.points] + [height for height, _ in lines]
     log_y = measure.is_distance and all(height > 0 for height in heights)
     y_label = f"{measure.y_label}{' (log scale)' if log_y else ''}"
     methods = dict.fromkeys(s.estimate.method for s in samples if s.estimate.low is not None and s.estimate.method)
@@ -232,7 +232,7 @@ def _scope(samples: Sequence[Sample], series: Sequence[Series]) -> str:
     kind, against = samples[0].claim, {adversaries(sample.claim.against) for sample in samples}
     scope = f"Claimed epsilon per {kind.unit}, {kind.horizon}, neighbors: {kind.relation}"
     scope += f", against {against.pop()}." if len(against) == 1 else "."
-    marked = any(point.proved is not None for one in series for point in one.points)
+    marked = any(point.proved is not None for line in series for point in line.points)
     return f"{scope} Hollow markers: proved epsilon, if it differs." if marked else scope
 
 

@@ -186,7 +186,7 @@ def drawable(chart: Chart) -> Chart:
     texts: dict[str, Any] = {
         field.name: visible(value) for field in fields(chart) if isinstance(value := getattr(chart, field.name), str)
     }
-    series = tuple(replace(one, label=visible(one.label)) for one in chart.series)
+    series = tuple(replace(line, label=visible(line.label)) for line in chart.series)
     return replace(chart, series=series, lines=tuple((y, visible(name)) for y, name in chart.lines), **texts)
 
 
@@ -227,8 +227,8 @@ def _draw(axes: Axes, chart: Chart, series: Series, index: int) -> None:
     _draw_bars(axes, chart, series)
     marked = zip(series.points, y, strict=True)
     hollow = [(point.x, point.proved, height) for point, height in marked if point.proved is not None]
-    for here, there, height in hollow:
-        axes.plot((here, there), (height, height), color=look.color, linestyle=(0, (1, 2)), linewidth=1.0)
+    for claimed, there, height in hollow:
+        axes.plot((claimed, there), (height, height), color=look.color, linestyle=(0, (1, 2)), linewidth=1.0)
     if hollow:
         places = [there for _, there, _ in hollow], [height for _, _, height in hollow]
         axes.plot(*places, look.marker, color=look.color, markersize=6.0, markerfacecolor="none", gid=f"proved{index}")

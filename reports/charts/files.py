@@ -43,11 +43,11 @@ def formats(text: str) -> tuple[str, ...]:
     Raises:
         ValueError: an unknown format.
     """
-    found = tuple(word.strip() for word in text.split(",")) if text else ()
-    for name in found:
+    words = tuple(word.strip() for word in text.split(",")) if text else ()
+    for name in words:
         if name not in FORMATS:
             raise ValueError(f"expected some of {','.join(FORMATS)}, got {name!r}")
-    return found
+    return words
 
 
 def figure_files(analysis: Analysis, kinds: Sequence[str]) -> Iterator[tuple[str, bytes]]:
@@ -66,7 +66,7 @@ def figure_files(analysis: Analysis, kinds: Sequence[str]) -> Iterator[tuple[str
             for kind in kinds:
                 yield f"{number}-{slug(chart.name)}.{kind}", _file(chart, name if several else "", kind)
     wanted = asked(analysis) if kinds else None
-    yield from chart_files([one.chart for one in wanted.drawings] if wanted else [], "asked", kinds)
+    yield from chart_files([drawing.chart for drawing in wanted.drawings] if wanted else [], "asked", kinds)
 
 
 def chart_files(charts: Iterable[Chart], prefix: str, kinds: Sequence[str]) -> Iterator[tuple[str, bytes]]:
@@ -134,8 +134,8 @@ def _recolor(figure: Figure, light: Mapping[str, str]) -> None:
 
 def _paint(artist: Artist, paint: str, light: Mapping[str, str]) -> None:
     """Recolor one property of an artist; a collection has a list of equal colors."""
-    found = getp(artist, paint)
-    colors = list(found) if isinstance(artist, Collection) else [found]
+    color = getp(artist, paint)
+    colors = list(color) if isinstance(artist, Collection) else [color]
     new = light.get(to_hex(colors[0])) if colors else None
     if new is not None:
         artist.set(**{paint: new})

@@ -67,12 +67,12 @@ def vertical_average(trained: Sequence[Scores]) -> stats.Roc:
         At each rate the number of members is the sum over the trainings of the count in `stats.tpr_at_fpr`.
         For one training, the corners are those of its ROC curve, without the lower ends of vertical steps.
     """
-    curves = [stats.roc(one.members, one.outside) for one in trained]
+    curves = [stats.roc(scores.members, scores.outside) for scores in trained]
     rates = np.unique(np.concatenate([curve.fpr for curve in curves]))
-    found = np.zeros(len(rates))
-    for curve, one in zip(curves, trained, strict=True):
-        found += len(one.members) * curve.tpr[np.searchsorted(curve.fpr, rates, side="right") - 1]
-    return stats.Roc(rates, found / sum(len(one.members) for one in trained))
+    members = np.zeros(len(rates))
+    for curve, scores in zip(curves, trained, strict=True):
+        members += len(scores.members) * curve.tpr[np.searchsorted(curve.fpr, rates, side="right") - 1]
+    return stats.Roc(rates, members / sum(len(scores.members) for scores in trained))
 
 
 def staircase(curve: stats.Roc, least: float) -> stats.Numbers:
@@ -119,7 +119,7 @@ def _trace(line: Line, least: float) -> tuple[tuple[float, float], ...]:
 
 def rate_of(trained: Sequence[Scores], rate: float) -> Estimate:
     """The true-positive rate at a false-positive rate, over all trainings; no value if one training has none."""
-    return stats.pool_shares([stats.tpr_at_fpr(one.members, one.outside, rate) for one in trained])
+    return stats.pool_shares([stats.tpr_at_fpr(scores.members, scores.outside, rate) for scores in trained])
 
 
 def _points(line: Line) -> tuple[Point, ...]:
@@ -172,7 +172,7 @@ def _chart(analysis: Analysis, lines: Sequence[Line], place: str, aside: str) ->
         title=f"ROC: members identified at low false-positive rates{aside}",
         x_label="false-positive rate (log scale)",
         y_label="true-positive rate (log scale)",
-        series=tuple(sorted(series, key=lambda one: one.look)),
+        series=tuple(sorted(series, key=lambda line: line.look)),
         better=LEAK_BETTER,
         caption=" ".join(filter(None, (_caption(drawn, series, least), lines_drawn(drawn, lines)))),
         header=("Defense", "Attack", "Seed", "Members", "Non-members", "AUC (95 % interval)", *rates),
@@ -192,11 +192,11 @@ def _caption(drawn: Sequence[Line], series: Sequence[Series], least: float) -> s
             f"Each of {counted(seeds, 'seed')} has its own threshold at a rate, because models differ in the scale of "
             "their scores. The line is the share of the members of all seeds."
         )
-    marked = sorted({point.x for one in series for point in one.points}, reverse=True)
+    marked = sorted({point.x for line in series for point in line.points}, reverse=True)
     if marked:
         names = listing(f"{100 * rate:g} %" for rate in marked)
         parts.append(f"Markers: {names} false positives, with 95 % Clopper-Pearson intervals at these thresholds.")
-    if any(point.y < least for one in series for point in one.points):
+    if any(point.y < least for line in series for point in line.points):
         parts.append("A marker at the lower edge stands for a value below it.")
     if lacking := [rate for rate in RATES if rate not in marked]:
         parts.append(f"No marker at {listing(f'{100 * r:g} %' for r in lacking)}: too few non-members.")

@@ -116,10 +116,10 @@ def lines_drawn(drawn: Sequence[object], lines: Sequence[object]) -> str:
 def _drawn(analysis: Analysis, lines: Sequence[tuple[str, tuple[Point, ...]]]) -> tuple[tuple[Series, ...], str]:
     """The drawn series, with no defense first and gray, and the sentence of `lines_drawn`."""
     look = looks(analysis)
-    found = sorted(
+    drawn = sorted(
         (look[defense], analysis.defenses[defense].text, points) for defense, points in lines if defense in look
     )
-    return tuple(Series(name, points, at) for at, name, points in found), lines_drawn(found, lines)
+    return tuple(Series(name, points, at) for at, name, points in drawn), lines_drawn(drawn, lines)
 
 
 class _Place(NamedTuple):
@@ -141,12 +141,12 @@ def _curve(trainings: Sequence[TrainingRecord], name: str) -> list[_Place]:
         if value is not None and math.isfinite(value):
             by_round.setdefault(one.round, []).append(value)
             samples[one.round] = min(one.samples, samples.get(one.round, one.samples))
-    found = []
+    places = []
     for at, values in sorted(by_round.items()):
         ends: Estimate | Interval
         ends = accuracy_of(values, samples[at]) if name == "accuracy" else mean_interval(values)
-        found.append(_Place(at, float(np.mean(values)), ends.low, ends.high, samples[at]))
-    return found
+        places.append(_Place(at, float(np.mean(values)), ends.low, ends.high, samples[at]))
+    return places
 
 
 def _sampled(places: Sequence[_Place]) -> str:
@@ -162,17 +162,17 @@ def _training_chart(analysis: Analysis, setting: str, name: str) -> Chart | None
     lines: list[tuple[str, tuple[Point, ...]]] = []
     rows, drawn = [], list[_Place]()
     for defense, label in analysis.defenses.items():
-        found = _curve(analysis.trainings_of(setting, defense), name)
-        if len(found) > 1:
-            drawn += found
-            lines.append((defense, tuple(Point(float(place.round), scale * place.mean) for place in found)))
+        places = _curve(analysis.trainings_of(setting, defense), name)
+        if len(places) > 1:
+            drawn += places
+            lines.append((defense, tuple(Point(float(place.round), scale * place.mean) for place in places)))
             rows += [
                 (
                     *(label.text, str(place.round), write(place.mean)),
                     "" if place.low is None else f"{write(place.low)} to {write(place.high)}",
                     f"{place.samples:,}",
                 )
-                for place in found
+                for place in places
             ]
     if not lines:
         return None
@@ -193,5 +193,5 @@ def _training_chart(analysis: Analysis, setting: str, name: str) -> Chart | None
 
 def training_charts(analysis: Analysis, setting: str) -> list[Chart]:
     """Accuracy and loss over the rounds."""
-    found = [_training_chart(analysis, setting, name) for name in ("accuracy", "loss")]
-    return [chart for chart in found if chart is not None]
+    charts = [_training_chart(analysis, setting, name) for name in ("accuracy", "loss")]
+    return [chart for chart in charts if chart is not None]

@@ -20,16 +20,16 @@ def _local(name: str) -> str:
 
 def _declarations(style: str) -> dict[str, str]:
     """`fill: none; stroke: #000` as a mapping; the `font` shorthand as its size and weight."""
-    found = {}
-    for declaration in filter(None, (part.strip() for part in style.split(";"))):
+    declarations = {}
+    for declaration in filter(None, (text.strip() for text in style.split(";"))):
         name, _, value = declaration.partition(":")
-        found[name.strip()] = value.strip()
-    shorthand = _FONT.fullmatch(found.pop("font", ""))
+        declarations[name.strip()] = value.strip()
+    shorthand = _FONT.fullmatch(declarations.pop("font", ""))
     if shorthand:
-        found["font-size"] = shorthand["size"]
+        declarations["font-size"] = shorthand["size"]
         if shorthand["weight"]:
-            found["font-weight"] = shorthand["weight"]
-    return {name: value for name, value in found.items() if name not in _DROPPED_PROPERTIES}
+            declarations["font-weight"] = shorthand["weight"]
+    return {name: value for name, value in declarations.items() if name not in _DROPPED_PROPERTIES}
 
 
 def _paint(element: ElementTree.Element, declarations: Mapping[str, str], colors: Mapping[str, str]) -> None:
@@ -60,7 +60,7 @@ def _clean(element: ElementTree.Element, prefix: str, colors: Mapping[str, str],
         elif name == _LINK:
             name, value = "href", "#" + prefix + value.removeprefix("#")
         elif name in ("d", "x", "y"):
-            value = _LONG.sub(lambda found: f"{float(found[0]):.2f}", value)
+            value = _LONG.sub(lambda number: f"{float(number[0]):.2f}", value)
         element.set(_local(name), _REFERENCE.sub(rf"url(#{prefix}\1)", value))
     _paint(element, declarations, colors)
     for child in list(element):

@@ -43,12 +43,12 @@ class Asked(NamedTuple):
 def asked(analysis: Analysis) -> Asked | None:
     """The figures and claims of the run's study; None if it has none."""
     study: dict[str, Any] = analysis.run.study
-    wanted = [Figure.of(one) for one in study.get("figures", ())]
-    claims = [Statement(**one) for one in study.get("claims", ())]
+    wanted = [Figure.of(figure) for figure in study.get("figures", ())]
+    claims = [Statement(**claim) for claim in study.get("claims", ())]
     if not wanted and not claims:
         return None
-    found = values(analysis.run, quantities(claims, wanted))
-    return shown(judge(claims, found), [panels(one, found) for one in wanted], "asked")
+    numbers = values(analysis.run, quantities(claims, wanted))
+    return shown(judge(claims, numbers), [panels(figure, numbers) for figure in wanted], "asked")
 
 
 SECTION = Section("asked", "Figures and claims of this study", "Figures", asked, 60)
@@ -58,7 +58,7 @@ def shown(judged: Sequence[Judged], drawn: Sequence[Drawn], prefix: str) -> Aske
     """Verdicts and figures for a page. `prefix`: prefix of the ids on the page."""
     charts = charts_of(drawn)
     errors = [(figure.title, panels) for figure, panels in drawn if isinstance(panels, str)]
-    drawings = tuple(drawing(one, prefix) for one in charts)
+    drawings = tuple(drawing(chart, prefix) for chart in charts)
     columns = ("Claim", "Verdict", "Measured", "Printed")
     stated = Table(_CAPTION, columns, tuple(map(_stated, judged))) if judged else None
     return Asked(stated, drawings, tuple(errors))
@@ -71,15 +71,15 @@ def charts_of(drawn: Sequence[Drawn]) -> list[Chart]:
         for number, (figure, panels) in enumerate(drawn)
         for place, panel in enumerate(() if isinstance(panels, str) else panels)
     ]
-    return [drawable(one) for one in charts if any(line.points for line in one.series)]
+    return [drawable(chart) for chart in charts if any(line.points for line in chart.series)]
 
 
-def _stated(one: Judged) -> Fields:
-    more = "" if one.p is None else f"p = {one.p:.2g}"
-    if one.verdict is Verdict.UNRESOLVED and one.seeds is not None:
-        more += f"; about {one.seeds} seeds would decide it"
-    verdict = Cell(str(one.verdict), tone=_TONES[one.verdict])
-    return one.text, verdict, Cell(one.measured, below=(more,) if more else ()), one.statement.printed
+def _stated(claim: Judged) -> Fields:
+    more = "" if claim.p is None else f"p = {claim.p:.2g}"
+    if claim.verdict is Verdict.UNRESOLVED and claim.seeds is not None:
+        more += f"; about {claim.seeds} seeds would decide it"
+    verdict = Cell(str(claim.verdict), tone=_TONES[claim.verdict])
+    return claim.text, verdict, Cell(claim.measured, below=(more,) if more else ()), claim.statement.printed
 
 
 def chart_of(figure: Figure, panel: Panel, name: str) -> Chart:
@@ -152,4 +152,6 @@ def _series(line: Line, at: int, infinity: float | None) -> Series:
 def drawing(chart: Chart, prefix: str) -> Drawing:
     """A chart with the markers of its legend. `prefix`: prefix of the ids in the chart."""
     drawn = figures.svg(chart, prefix=f"{prefix}-{chart.name}-")
-    return Drawing(chart, Markup(drawn), tuple(Markup(figures.key(one, joined=chart.joined)) for one in chart.series))
+    return Drawing(
+        chart, Markup(drawn), tuple(Markup(figures.key(series, joined=chart.joined)) for series in chart.series)
+    )

@@ -42,7 +42,9 @@ def stated(audit: AuditRecord) -> str:
 
 def alike(trainings: Sequence[TrainingRecord]) -> Iterable[list[AuditRecord]]:
     """The audits by kind: those that differ in more than their seed are never merged."""
-    return gathered((_kind(one.audited), one.audited) for one in trainings if one.audited is not None).values()
+    return gathered(
+        (_kind(training.audited), training.audited) for training in trainings if training.audited is not None
+    ).values()
 
 
 def measured(audits: Sequence[AuditRecord], seeds: int) -> Amount:
@@ -51,7 +53,7 @@ def measured(audits: Sequence[AuditRecord], seeds: int) -> Amount:
     notes = [f"{per(first.unit, first.delta)}, {first.horizon}", _federation(first)]
     if len(audits) < seeds:
         notes.append(f"in {len(audits)} of {counted(seeds, 'seed')}")
-    return Amount(f"≥ {over_seeds([one.epsilon_lower for one in audits])}", _scope(first), True, tuple(notes))
+    return Amount(f"≥ {over_seeds([audit.epsilon_lower for audit in audits])}", _scope(first), True, tuple(notes))
 
 
 def details(trainings: Sequence[TrainingRecord]) -> tuple[str, ...]:
@@ -63,33 +65,33 @@ def _described(audits: Sequence[AuditRecord]) -> list[str]:
     first = audits[0]
     span = f"a {first.horizon} of {counted(first.rounds, 'round')}" if first.rounds > 1 else first.horizon
     where = f"{counted(first.clients, 'client')} with {counted(first.samples, 'record')} each, d = {first.dim}"
-    pairs = dict.fromkeys(f"{one.pair} (distinguisher: {one.distinguisher})" for one in audits)
+    pairs = dict.fromkeys(f"{audit.pair} (distinguisher: {audit.distinguisher})" for audit in audits)
     method = f"{first.method}, assuming {assumption(first.method)}"
     if first.method != "Clopper-Pearson":
-        least = over_seeds([one.any_mechanism for one in audits])
+        least = over_seeds([audit.any_mechanism for audit in audits])
         method += f"; ≥ {least} without assumptions about the mechanism"
-    found = [
+    sentences = [
         f"Audited over {span} in a separate small federation: {where}. Neighbors: {first.relation}, "
         f"{' / '.join(pairs)}. Bound: {method}."
     ]
-    ceilings = [one.ceiling for one in audits if one.ceiling is not None]
+    ceilings = [audit.ceiling for audit in audits if audit.ceiling is not None]
     if ceilings:
         sure = percent(max(first.confidence, STRICT))
-        found[0] += f" At {sure}, as a refutation needs: ≥ {over_seeds([one.strict for one in audits])}; "
-        found[0] += f"these trials cannot refute an epsilon above {over_seeds(ceilings)}."
-    found += _assuming(audits)
-    seen = Counter(f"{one.code}: {one.seen}." for one in audits)
-    shares = (f" In {n} of {len(audits)} audits." if n < len(audits) else "" for n in seen.values())
-    return found + [f"Code {text}{share}" for text, share in zip(seen, shares, strict=True)]
+        sentences[0] += f" At {sure}, as a refutation needs: ≥ {over_seeds([audit.strict for audit in audits])}; "
+        sentences[0] += f"these trials cannot refute an epsilon above {over_seeds(ceilings)}."
+    sentences += _assuming(audits)
+    verdicts = Counter(f"{audit.code}: {audit.seen}." for audit in audits)
+    shares = (f" In {n} of {len(audits)} audits." if n < len(audits) else "" for n in verdicts.values())
+    return sentences + [f"Code {text}{share}" for text, share in zip(verdicts, shares, strict=True)]
 
 
 def _assuming(audits: Sequence[AuditRecord]) -> list[str]:
     """Sentences about bounds that assume a part of the law, over the seeds, by unit."""
-    alike = gathered(((one.assumes, one.unit), one) for audit in audits for one in audit.assuming)
+    alike = gathered(((bound.assumes, bound.unit), bound) for audit in audits for bound in audit.assuming)
     return [
-        f"Assuming {assumes}, per {unit}: ≥ {over_seeds([one.epsilon_lower for one in found])}; proved "
-        f"{short(found[0].proved)}. {counted(found[0].trials, 'message')} with each input."
-        for (assumes, unit), found in alike.items()
+        f"Assuming {assumes}, per {unit}: ≥ {over_seeds([bound.epsilon_lower for bound in bounds])}; proved "
+        f"{short(bounds[0].proved)}. {counted(bounds[0].trials, 'message')} with each input."
+        for (assumes, unit), bounds in alike.items()
     ]
 
 

@@ -107,11 +107,11 @@ class Changes(NamedTuple):
 
 def changes(outcome: Outcome, now: Measured, base: Baseline) -> Changes:
     """The checks with a clear change, the number of the other checks, and the notes on the whole comparison."""
-    found = [check for check in outcome.checks if moved(check)]
-    shown, measures = found[:MOST], base.measured.by_key() | now.by_key()
-    names = label_parts(part for one in measures.values() for part in one.parts)
+    clear = [check for check in outcome.checks if moved(check)]
+    shown, measures = clear[:MOST], base.measured.by_key() | now.by_key()
+    names = label_parts(part for measure in measures.values() for part in measure.parts)
     scales = _scales(shown)
-    still, total = len(outcome.checks) - len(found), counted(len(outcome.checks), "check")
+    still, total = len(outcome.checks) - len(clear), counted(len(outcome.checks), "check")
     return Changes(
         headline=headline(outcome),
         icon=ICONS[outcome.verdict],
@@ -120,7 +120,7 @@ def changes(outcome: Outcome, now: Measured, base: Baseline) -> Changes:
         problems=outcome.problems,
         warnings=outcome.warnings,
         rows=tuple(_row(check, measures.get(check.key), scales.get(check.metric), names) for check in shown),
-        hidden=len(found) - len(shown),
+        hidden=len(clear) - len(shown),
         unmoved=f"{still} of {total} without a clear change." if outcome.checks else "",
         scales=tuple(f"{metric(name).words} {_range(name, scale.low, scale.high)}" for name, scale in scales.items()),
     )
@@ -184,12 +184,12 @@ def _scales(checks: Iterable[Check]) -> dict[str, Scale]:
         if check.rise is not None:
             ends = [end for end in (check.low, check.high) if end is not None]
             reach.setdefault(check.metric, [0.0]).extend([check.rise, *ends])
-    found = {}
+    scales = {}
     for name, values in reach.items():
         low, high = min(values), max(values)
         room = 0.08 * (high - low) or 1.0
-        found[name] = Scale(low - room, high + room)
-    return found
+        scales[name] = Scale(low - room, high + room)
+    return scales
 
 
 def _verdict(check: Check) -> tuple[str, str]:

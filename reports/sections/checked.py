@@ -137,12 +137,12 @@ def codes(trainings: Sequence[TrainingRecord]) -> tuple[State, ...]:
 
 def unkept(claims: Sequence[ClaimRecord], trainings: Sequence[TrainingRecord]) -> tuple[State, ...]:
     """A mark if a training broke an assumption that the proof of its claim needs; empty if no training did."""
-    return _states({"broken": UNKEPT}, ["broken" if one else "" for one in map(is_unkept, claims, trainings)])
+    return _states({"broken": UNKEPT}, ["broken" if broken else "" for broken in map(is_unkept, claims, trainings)])
 
 
 def is_unkept(claim: ClaimRecord, training: TrainingRecord) -> bool:
     """Whether a training broke an assumption of its claim; a claim that promises nothing has no assumptions."""
-    broken = {one.assumption for one in training.breaches if one.voids}
+    broken = {violation.assumption for violation in training.breaches if violation.voids}
     return claim.epsilon is not None and not broken.isdisjoint(claim.assumes)
 
 
@@ -181,23 +181,23 @@ def tally(analysis: Analysis) -> Counter[str]:
 
 def overview(analysis: Analysis) -> str:
     """The tally as a sentence; empty if no training finished."""
-    found = tally(analysis)
-    empty = found["NOTHING PROMISED"]
-    total = found.total() - empty
+    counts = tally(analysis)
+    empty = counts["NOTHING PROMISED"]
+    total = counts.total() - empty
     if not total:
         return "No defense in this report promises a finite epsilon." if empty else ""
-    parts = [f"{found[name]} {words[found[name] != 1]}" for name, words in _COUNTED.items() if found[name]]
+    parts = [f"{counts[name]} {words[counts[name] != 1]}" for name, words in _COUNTED.items() if counts[name]]
     rest = f"; {counted(empty, 'more defense')} {'promises' if empty == 1 else 'promise'} nothing" if empty else ""
     pairs = [[(c, t) for t in analysis.trainings_of(*pair) for c in checked(t)] for pair in analysis.pairs]
-    broken = sum(any(is_unkept(*one) for one in pair) for pair in pairs)
+    broken = sum(any(is_unkept(*claim) for claim in pair) for pair in pairs)
     uncovered = f" This run broke an assumption of {counted(broken, 'claim')}." if broken else ""
     return f"Of {counted(total, 'claim')}, {listing(parts)}{rest}.{uncovered}"
 
 
 def broken(analysis: Analysis) -> Broken | None:
     """The broken claims, in the study's order; None if no claim is broken."""
-    found = tally(analysis)
-    count, total = found["BROKEN"], found.total() - found["NOTHING PROMISED"]
+    counts = tally(analysis)
+    count, total = counts["BROKEN"], counts.total() - counts["NOTHING PROMISED"]
     if not count:
         return None
     sentences = []

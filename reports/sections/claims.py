@@ -152,11 +152,11 @@ def _further(claims: Sequence[ClaimRecord]) -> tuple[Further, ...]:
             key = claim.horizon, proof.unit, proof.delta, proof.against, proof.method, proof.tight
             proofs.setdefault(key, []).append(proof)
     horizons: dict[tuple[str, str, str, str], list[str]] = {}
-    for (horizon, *_), found in proofs.items():
-        first = found[0]
+    for (horizon, *_), merged in proofs.items():
+        first = merged[0]
         against = f", against {adversaries(first.against)}" if first.against else ""
         scope, how = per(first.unit, first.delta) + against, f"{first.method}, {_attained(first)}"
-        horizons.setdefault((bound(found), scope, how, first.reason), []).append(str(horizon))
+        horizons.setdefault((bound(merged), scope, how, first.reason), []).append(str(horizon))
     return tuple(
         Further(value, f"{scope}, {listing(spans)} ({how})", reason)
         for (value, scope, how, reason), spans in horizons.items()
@@ -171,29 +171,29 @@ def _lines(trainings: Sequence[TrainingRecord]) -> tuple[Line, ...]:
     if not trainings:
         return ()
     both = list(zip(*map(checked, trainings), strict=True))
-    one, whole = (_line(claims, trainings) for claims in both)
-    lines, more = [one, whole], list[Line]()
-    if one._replace(horizon="") == whole._replace(horizon=""):
-        lines = [one._replace(horizon=listing(dict.fromkeys((one.horizon, whole.horizon))))]
+    one_round, whole = (_line(claims, trainings) for claims in both)
+    lines, more = [one_round, whole], list[Line]()
+    if one_round._replace(horizon="") == whole._replace(horizon=""):
+        lines = [one_round._replace(horizon=listing(dict.fromkeys((one_round.horizon, whole.horizon))))]
     for audits in alike(trainings):
-        first, seen = audits[0], measured(audits, len(trainings))
+        first, amount = audits[0], measured(audits, len(trainings))
         at = first.horizon == whole.horizon
         row = _line([audited_claim(both[at][0], a) for a in audits], [t for t in trainings if t.audited in audits])
         named = [names for claim in both[at] for names in (claim.against, claim.proved.against) if names]
-        fits = row[:3] == (one, whole)[at][:3] and all(first.threat in names for names in named)
+        fits = row[:3] == (one_round, whole)[at][:3] and all(first.threat in names for names in named)
         if fits and lines[at % len(lines)].audited is None:
-            lines[at % len(lines)] = lines[at % len(lines)]._replace(audited=seen)
+            lines[at % len(lines)] = lines[at % len(lines)]._replace(audited=amount)
         else:
-            more.append(row._replace(horizon=f"{first.horizon}, audit", audited=seen, unkept=()))
+            more.append(row._replace(horizon=f"{first.horizon}, audit", audited=amount, unkept=()))
     return (*lines, *more)
 
 
 def _both(texts: Iterable[tuple[str, str]]) -> str:
     """The text of (horizon, text) pairs if all texts agree, else each text with its horizon."""
-    found = dict.fromkeys(texts)
-    if len({text for _, text in found}) <= 1:
-        return next((text for _, text in found), "")
-    return "; ".join(f"{horizon}: {text}" for horizon, text in found)
+    distinct = dict.fromkeys(texts)
+    if len({text for _, text in distinct}) <= 1:
+        return next((text for _, text in distinct), "")
+    return "; ".join(f"{horizon}: {text}" for horizon, text in distinct)
 
 
 def _basis(claims: Sequence[ClaimRecord]) -> str:
@@ -208,15 +208,21 @@ def _basis(claims: Sequence[ClaimRecord]) -> str:
 
 def _with_count(assumption: str, trainings: Sequence[TrainingRecord]) -> str:
     """An assumption, and how often the runs of all seeds broke it, if it was counted."""
-    found = [one for training in trainings for one in training.breaches if one.assumption == assumption]
-    if not found:
+    violations = [
+        violation for training in trainings for violation in training.breaches if violation.assumption == assumption
+    ]
+    if not violations:
         return assumption
-    broken, of, what = sum(one.broken for one in found), sum(one.of for one in found), found[0].what
-    runs = "this run" if len(found) == 1 else f"these {len(found)} runs"
+    broken, of, what = (
+        sum(violation.broken for violation in violations),
+        sum(violation.of for violation in violations),
+        violations[0].what,
+    )
+    runs = "this run" if len(violations) == 1 else f"these {len(violations)} runs"
     if not broken:
         return f"{assumption}: holds for {f'all {counted(of, what)}' if of > 1 else f'the only {what}'} of {runs}"
     share = f"{grouped(broken)} of {counted(of, what)} of {runs} ({short(100 * broken / of, 3)} %)"
-    rest = "" if any(one.voids for one in found) else "; the proof still holds"
+    rest = "" if any(violation.voids for violation in violations) else "; the proof still holds"
     return f"{assumption}: broken by {share}{rest}"
 
 
@@ -227,7 +233,7 @@ def claims(analysis: Analysis) -> Claims:
         trainings = analysis.trainings_of(setting, defense)
         both = [t.one_round for t in trainings] + [t.whole_run for t in trainings]
         texts, lines = dict.fromkeys(text for claim in both for text in claim.assumes).keys(), _lines(trainings)
-        broken = {one.assumption for t in trainings for one in t.breaches if one.voids}
+        broken = {violation.assumption for t in trainings for violation in t.breaches if violation.voids}
         units += [claim.unit for claim in both if claim.epsilon is not None]
         rows.append(
             ClaimRow(

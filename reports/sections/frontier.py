@@ -66,30 +66,37 @@ SECTION = Section("frontier", "Choosing a defense", "Choosing", frontier, 50)
 
 def standings(analysis: Analysis, setting: str) -> list[Standing]:
     """The defenses of a setting that have an accuracy, a message and a rated attack, in the study's order."""
-    found = []
+    rated = []
     for defense in (name for place, name in analysis.pairs if place == setting):
         trainings = analysis.trainings_of(setting, defense)
         accuracy = final_accuracy(trainings)
-        groups = [one for one in analysis.attacked if (one.setting, one.defense) == (setting, defense)]
+        groups = [group for group in analysis.attacked if (group.setting, group.defense) == (setting, defense)]
         places = [(max(0.0, at), group) for group in groups if (at := analysis.rating(group).place) is not None]
-        bits = [one.bits for one in trainings if one.bits is not None]
+        bits = [training.bits for training in trainings if training.bits is not None]
         if accuracy is None or accuracy.value is None or not places or not bits:
             continue
         place, worst = max(places, key=lambda pair: pair[0])
         low, high = (accuracy.value if end is None else end for end in (accuracy.low, accuracy.high))
         ends = accuracy.value, low, high, place, *_ends(analysis, worst, place)
-        found.append(Standing(defense, *ends, worst, sum(bits) / len(bits), trainings[0].whole_run))
-    return found
+        rated.append(Standing(defense, *ends, worst, sum(bits) / len(bits), trainings[0].whole_run))
+    return rated
 
 
 def _ends(analysis: Analysis, group: Group, place: float) -> tuple[float, float]:
     """The ends of the interval of `place`, not below 0, given floor and ceiling; `place` itself without an interval."""
     ceiling, floor = analysis.ceiling(group), analysis.floor_value(group)
-    one = group.estimate
-    if group.undefended or one is None or one.low is None or one.high is None or ceiling is None or floor is None:
+    estimate = group.estimate
+    if (
+        group.undefended
+        or estimate is None
+        or estimate.low is None
+        or estimate.high is None
+        or ceiling is None
+        or floor is None
+    ):
         return place, place
     width = (ceiling.value or 0.0) - floor
-    return max(0.0, (one.low - floor) / width), max(0.0, (one.high - floor) / width)
+    return max(0.0, (estimate.low - floor) / width), max(0.0, (estimate.high - floor) / width)
 
 
 def dominates(one: Standing, other: Standing) -> bool:
@@ -103,21 +110,25 @@ def dominates(one: Standing, other: Standing) -> bool:
     return one.low > other.high or one.most < other.least or one.bits < 0.99 * other.bits
 
 
-def _row(analysis: Analysis, one: Standing, compared: list[Standing]) -> Fields:
-    value, estimate, proved = f"{one.worst.metric.words} {fixed(one.worst.value)}", one.worst.estimate, one.claim.proved
+def _row(analysis: Analysis, standing: Standing, compared: list[Standing]) -> Fields:
+    value, estimate, proved = (
+        f"{standing.worst.metric.words} {fixed(standing.worst.value)}",
+        standing.worst.estimate,
+        standing.claim.proved,
+    )
     ends = interval(estimate) if estimate is not None else ""
-    better = [analysis.defenses[other.defense].text for other in compared if dominates(other, one)]
+    better = [analysis.defenses[other.defense].text for other in compared if dominates(other, standing)]
     bound = Cell(NO_VALUE, below=("nothing is promised",))
-    if one.claim.epsilon is not None:
-        scope = f"per {proved.unit}, {one.claim.horizon}, δ {short(proved.delta)}"
-        bound = Cell(number(proved.epsilon), below=(joined(scope, analysis.unpromised(one.worst)),))
-    span = (f"{percent(one.least, 0)} to {percent(one.most, 0)}",) if one.most > one.least else ()
+    if standing.claim.epsilon is not None:
+        scope = f"per {proved.unit}, {standing.claim.horizon}, δ {short(proved.delta)}"
+        bound = Cell(number(proved.epsilon), below=(joined(scope, analysis.unpromised(standing.worst)),))
+    span = (f"{percent(standing.least, 0)} to {percent(standing.most, 0)}",) if standing.most > standing.least else ()
     return (
-        analysis.defenses[one.defense].text,
-        Cell(percent(one.accuracy), below=(f"{percent(one.low)} to {percent(one.high)}",)),
-        Cell(percent(one.place, 0), below=span),
-        f"{analysis.attack_text(one.worst)}: {value}{f' ({ends})' if ends else ''}",
-        fixed(one.bits, 2),
+        analysis.defenses[standing.defense].text,
+        Cell(percent(standing.accuracy), below=(f"{percent(standing.low)} to {percent(standing.high)}",)),
+        Cell(percent(standing.place, 0), below=span),
+        f"{analysis.attack_text(standing.worst)}: {value}{f' ({ends})' if ends else ''}",
+        fixed(standing.bits, 2),
         bound,
         listing(better) or "– on the frontier",
     )
@@ -126,10 +137,10 @@ def _row(analysis: Analysis, one: Standing, compared: list[Standing]) -> Fields:
 def frontier_chart(analysis: Analysis, setting: str) -> Chart:
     """Accuracy against leakage: the best defenses are at the top left."""
     points, rows = [], []
-    for one in standings(analysis, setting):
-        point = Point(100 * one.place, 100 * one.accuracy, 100 * one.low, 100 * one.high)
-        points.append((one.worst.case.training.defense.name, point))
-        rows.append((analysis.defenses[one.defense].text, percent(one.place, 0), percent(one.accuracy)))
+    for standing in standings(analysis, setting):
+        point = Point(100 * standing.place, 100 * standing.accuracy, 100 * standing.low, 100 * standing.high)
+        points.append((standing.worst.case.training.defense.name, point))
+        rows.append((analysis.defenses[standing.defense].text, percent(standing.place, 0), percent(standing.accuracy)))
     shown, rest = by_defense(points)
     return Chart(
         name="frontier",

@@ -74,11 +74,11 @@ _TONES = {"High": "bad", "leaks": "bad", "Moderate": "warn", "Low": "good", "at 
 
 def _columns(groups: list[Group]) -> list[Group]:
     """One group of each column, with an estimate if possible; reconstruction first, then in the study's order."""
-    found: dict[object, Group] = {}
+    columns: dict[object, Group] = {}
     for group in groups:
-        if group.column not in found or (found[group.column].estimate is None and group.estimate is not None):
-            found[group.column] = group
-    return sorted(found.values(), key=lambda group: group.case.kind != "reconstruction")
+        if group.column not in columns or (columns[group.column].estimate is None and group.estimate is not None):
+            columns[group.column] = group
+    return sorted(columns.values(), key=lambda group: group.case.kind != "reconstruction")
 
 
 def _bounds(group: Group) -> list[str]:
@@ -88,7 +88,7 @@ def _bounds(group: Group) -> list[str]:
     notes, proved = [], group.pooled("identification_bound")
     if proved is not None:
         notes.append(f"proved: at most {percent(proved.value or 0.0, 0)} identified")
-    least = min((one.value or 0.0 for name in _SHOWN for one in group.case.estimates(name)), default=0.0)
+    least = min((estimate.value or 0.0 for name in _SHOWN for estimate in group.case.estimates(name)), default=0.0)
     if least > 0:
         codes = {flag.code for result in group.case.results for flag in result.flags}
         against = " and ".join(what for what in ("claim", "proof") if f"{what}-contradicted" in codes)
@@ -103,12 +103,13 @@ def _bounds(group: Group) -> list[str]:
 
 def _notes(analysis: Analysis, group: Group) -> tuple[str, ...]:
     """The lines below a value: identified and recognizable images, cells without a result, other seeds."""
-    notes, found, seen = [], group.recognized, group.identified
-    if seen is not None and seen.value is not None:
-        hits = round(seen.value * seen.n)
-        notes.append(f"{hits}/{seen.n} identified ({percent(seen.low or 0.0, 0)} to {percent(seen.high or 1.0, 0)})")
-    if found is not None and found.hits:
-        notes.append(f"{found.hits}/{found.of} recognizable")
+    notes, recognized, identified = [], group.recognized, group.identified
+    if identified is not None and identified.value is not None:
+        hits = round(identified.value * identified.n)
+        ends = f"{percent(identified.low or 0.0, 0)} to {percent(identified.high or 1.0, 0)}"
+        notes.append(f"{hits}/{identified.n} identified ({ends})")
+    if recognized is not None and recognized.hits:
+        notes.append(f"{recognized.hits}/{recognized.of} recognizable")
     notes += _bounds(group)
     if group.case.failures:
         notes.append(f"{counted(len(group.case.failures), 'seed')} failed")
@@ -116,8 +117,8 @@ def _notes(analysis: Analysis, group: Group) -> tuple[str, ...]:
         notes.append(f"{counted(group.case.missing, 'seed')} missing")
     ceiling = analysis.ceiling(group)
     if ceiling is not None and ceiling is not group and ceiling.case.results:
-        here, there = ({result.cell.training.seed for result in one.case.results} for one in (group, ceiling))
-        if here != there:
+        seeds, there = ({result.cell.training.seed for result in control.case.results} for control in (group, ceiling))
+        if seeds != there:
             notes.append("ceiling from other seeds")
     if group.estimate is not None and group.estimate.note:
         notes.append(group.estimate.note)
@@ -159,22 +160,22 @@ def _matrix(analysis: Analysis, setting: str, groups: list[Group]) -> Matrix:
     at = {(group.defense, group.column): group for group in groups}
     heads = [
         Head(
-            attack=analysis.attacks[one.case.attack.key],
-            aware=one.case.info.aware,
-            place=f"{one.case.threat} · {where(one.case.target)}",
-            metric=one.metric.words,
-            void=analysis.is_void(one),
+            attack=analysis.attacks[column.case.attack.key],
+            aware=column.case.info.aware,
+            place=f"{column.case.threat} · {where(column.case.target)}",
+            metric=column.metric.words,
+            void=analysis.is_void(column),
         )
-        for one in columns
+        for column in columns
     ]
     rows = []
     for defense in sorted((d for s, d in analysis.pairs if s == setting), key=lambda d: d != UNDEFENDED):
-        found = [at.get((defense, one.column)) for one in columns]
-        entries = tuple(entry_of(analysis, group, strongest=id(group) in strongest) for group in found)
+        in_row = [at.get((defense, column.column)) for column in columns]
+        entries = tuple(entry_of(analysis, group, strongest=id(group) in strongest) for group in in_row)
         rows.append(Row(defense, analysis.defenses[defense], "ceiling" if defense == UNDEFENDED else "", entries))
-    floors = tuple(_floor_entry(analysis, one) for one in columns)
+    floors = tuple(_floor_entry(analysis, column) for column in columns)
     rows.append(Row("", Label("floor", "", ""), "best guess without protected data", floors))
-    void = tuple(analysis.column_text(one) for one in columns if analysis.is_void(one))
+    void = tuple(analysis.column_text(column) for column in columns if analysis.is_void(column))
     return Matrix(setting, analysis.settings[setting], tuple(heads), tuple(rows), void)
 
 

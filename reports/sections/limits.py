@@ -120,7 +120,7 @@ def _scope(analysis: Analysis) -> Iterator[str]:
 def limits(analysis: Analysis) -> tuple[str, ...]:
     """The limits, the most important ones first."""
     parts = (_attacks, _claims, _adversaries, _controls, _certainty, _scope)
-    return tuple(text for part in parts for text in part(analysis))
+    return tuple(text for sentences in parts for text in sentences(analysis))
 
 
 SECTION = Section("limits", "What this report does not show", "Limits", limits, 90, _TEMPLATE)

@@ -134,9 +134,13 @@ def _tile(shown: _Shown, at: int, original: Pixels, name: str, withheld: bool) -
     ssim = shown.ssim[at]
     if ssim is None or not np.isfinite(guesses[at]).all():
         return Tile("", f"{name}: failed", "failed", "no reconstruction")
-    seen = at < len(shown.seen) and shown.seen[at]
-    alt = f"{name}: reconstruction of image {at + 1}, SSIM {fixed(ssim, 2)}{', recognizable' if seen else ''}"
-    return Tile("" if withheld else data_uri(guesses[at]), alt, "withheld" if withheld else "", fixed(ssim, 2), seen)
+    is_recognizable = at < len(shown.seen) and shown.seen[at]
+    alt = (
+        f"{name}: reconstruction of image {at + 1}, SSIM {fixed(ssim, 2)}{', recognizable' if is_recognizable else ''}"
+    )
+    return Tile(
+        "" if withheld else data_uri(guesses[at]), alt, "withheld" if withheld else "", fixed(ssim, 2), is_recognizable
+    )
 
 
 def _candidates(analysis: Analysis, setting: str) -> tuple[Target, list[tuple[Group, ...]]] | None:
@@ -154,10 +158,10 @@ def _candidates(analysis: Analysis, setting: str) -> tuple[Target, list[tuple[Gr
     return target, [tuple(best(kind) or kind[0] for kind in row.values() if kind) for row in kinds.values()]
 
 
-def _choose(found: list[tuple[Group, ...]]) -> list[tuple[Group, ...]]:
+def _choose(defenses: list[tuple[Group, ...]]) -> list[tuple[Group, ...]]:
     """No defense, then the defenses with the highest mean SSIM, at most `MOST_DEFENSES` in all."""
-    undefended = [groups for groups in found if groups[0].undefended]
-    others = [groups for groups in found if not groups[0].undefended]
+    undefended = [groups for groups in defenses if groups[0].undefended]
+    others = [groups for groups in defenses if not groups[0].undefended]
     most = sorted(others, key=lambda row: -max(-1.0 if group.value is None else group.value for group in row))
     chosen = most[: MOST_DEFENSES - len(undefended)]
     return undefended + [row for row in others if row in chosen]
@@ -179,10 +183,10 @@ def _rows(
 
 
 def _grid(analysis: Analysis, setting: str, budget: int) -> Grid | None:
-    found = _candidates(analysis, setting)
-    if found is None:
+    candidates = _candidates(analysis, setting)
+    if candidates is None:
         return None
-    target, defenses = found
+    target, defenses = candidates
     chosen = _choose(defenses)
     groups = [group for row in chosen for group in row]
     seed = next(result.cell.training.seed for group in groups for result in group.case.results)

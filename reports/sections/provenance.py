@@ -31,15 +31,17 @@ def _study(study: dict[str, object]) -> str:
     return json.dumps(shown, indent=2, ensure_ascii=False, allow_nan=False, default=str)[:LONGEST_STUDY]
 
 
-def _commands(run: Run, found: Sequence[Environment]) -> tuple[str, ...]:
+def _commands(run: Run, environments: Sequence[Environment]) -> tuple[str, ...]:
     """The lines that reproduce the report; study.toml is in the folder of results and on this page."""
     studies = run.study.get("studies", [run.study])
-    commit = found[0].commit if found else "COMMIT"
+    commit = environments[0].commit if environments else "COMMIT"
     first = f"pip install .  # its checkout: {commit}" if commit.startswith("release") else f"git checkout {commit}"
     runs = []
-    for number, one in enumerate(studies, 1):
+    for number, study in enumerate(studies, 1):
         name = (
-            (f"study-{number}.toml" if number > 1 else "study.toml") if one.get("text") else one.get("name", run.name)
+            (f"study-{number}.toml" if number > 1 else "study.toml")
+            if study.get("text")
+            else study.get("name", run.name)
         )
         runs.append(f"leakgauge run {shlex.quote(name)} -o results{' --merge' if number > 1 else ''}")
     return first, *runs, "leakgauge report results"
@@ -47,29 +49,33 @@ def _commands(run: Run, found: Sequence[Environment]) -> tuple[str, ...]:
 
 def provenance(analysis: Analysis) -> dict[str, object]:
     """Everything known about the run: facts by name, tables, commands, and why these may give other numbers."""
-    run, found = analysis.run, analysis.environments
-    executions = [one.execution for one in run.trainings.values()] + [one.execution for one in run.results.values()]
+    run, environments = analysis.run, analysis.environments
+    executions = [record.execution for record in run.trainings.values()] + [
+        record.execution for record in run.results.values()
+    ]
     how = (f"{e.device}, {counted(e.threads, 'thread')}, engine {e.engine}" for e in executions)
     seconds = duration(sum(run.seconds.values())) + ", all processes together" if run.seconds else "unknown"
     seeds = sorted({cell.training.seed for cell in run.cells})
     notes = {t.spec.task.data: f.message for t in run.trainings.values() for f in t.flags if f.code == "data"}
     data = [f"{name}: {notes[name]}" if name in notes else name for name in sorted(run.data_hashes)]
-    names = sorted({name for environment in found for name in environment.packages})
-    packages = [(name, _distinct((e.packages[name] for e in found if name in e.packages), " / ")) for name in names]
+    names = sorted({name for environment in environments for name in environment.packages})
+    packages = [
+        (name, _distinct((e.packages[name] for e in environments if name in e.packages), " / ")) for name in names
+    ]
     facts = (
         ("Study", f"{run.name}, hash {run.study_hash}"),
-        ("Commit", _distinct((f"{e.commit}, {'dirty' if e.dirty else 'clean'} checkout" for e in found), "; ")),
-        ("Python", _distinct((e.python for e in found), " / ")),
-        ("Machine", _distinct((e.machine for e in found), "; ")),
+        ("Commit", _distinct((f"{e.commit}, {'dirty' if e.dirty else 'clean'} checkout" for e in environments), "; ")),
+        ("Python", _distinct((e.python for e in environments), " / ")),
+        ("Machine", _distinct((e.machine for e in environments), "; ")),
         ("Execution", _distinct(how, "; ")),
         ("Seeds", ", ".join(map(str, seeds)) or "none"),
         ("Data", "; ".join(data) or "none"),
         ("Computing time", seconds),
     )
     caution = ""
-    if any(environment.dirty for environment in found):
+    if any(environment.dirty for environment in environments):
         caution = "The checkout differed from its commit: these commands may not reproduce the numbers."
-    elif len(found) > 1:
+    elif len(environments) > 1:
         caution = "The results come from several environments: they agree within tolerances, not byte for byte."
     return {
         "facts": facts,
@@ -81,7 +87,7 @@ def provenance(analysis: Analysis) -> dict[str, object]:
             if record.spec.defense.key in analysis.defenses
         ],
         "study": _study(run.study),
-        "commands": _commands(run, found),
+        "commands": _commands(run, environments),
         "caution": caution,
         "text": str(run.study.get("text", "")),
     }

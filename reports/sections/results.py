@@ -75,10 +75,10 @@ def _row(analysis: Analysis, group: Group, cell: Cell) -> dict[str, object]:
 def _flag_rows(analysis: Analysis) -> tuple[FlagRow, ...]:
     """The distinct flags, warnings first, then by number of cells, each with its messages."""
     every = ((cell, flag) for cell in analysis.run.cells for flag in analysis.flags_of(cell))
-    found = gathered(((flag.code, flag.severity), (cell, flag)) for cell, flag in every)
+    flags = gathered(((flag.code, flag.severity), (cell, flag)) for cell, flag in every)
     rows = [
         FlagRow(*key, tuple(dict.fromkeys(flag.message for _, flag in pairs)), len({cell.id for cell, _ in pairs}))
-        for key, pairs in found.items()
+        for key, pairs in flags.items()
     ]
     return tuple(sorted(rows, key=lambda row: (row.severity != "warning", -row.cells, row.code)))
 

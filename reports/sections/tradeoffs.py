@@ -46,7 +46,7 @@ SECTION = Section("tradeoffs", "Trade-offs", "Trade-offs", trade_offs, 70)
 
 def charts(analysis: Analysis, setting: str) -> tuple[Chart, ...]:
     """The charts of one setting, in the order of the page; only charts with points at two or more values of x."""
-    found = [
+    drawn = [
         *accuracy_charts(analysis, setting),
         *(chart for measure in (SSIM, MSE, AUC) for chart in leakage_charts(analysis, setting, measure)),
         frontier_chart(analysis, setting),
@@ -55,7 +55,7 @@ def charts(analysis: Analysis, setting: str) -> tuple[Chart, ...]:
         *roc_charts(analysis, setting),
         *training_charts(analysis, setting),
     ]
-    return tuple(drawable(chart) for chart in found if chart.places >= 2)
+    return tuple(drawable(chart) for chart in drawn if chart.places >= 2)
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -64,26 +64,29 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _messages(analysis: Analysis, setting: str) -> list[_Messages]:
     """The messages of each defense, means over rounds and seeds, in the study's order."""
-    found = []
+    messages = []
     for defense in analysis.defenses:
         trainings = analysis.trainings_of(setting, defense)
         mean = _mean([count for training in trainings for count in training.message_bytes])
         snr = _mean([snr for training in trainings for snr in training.snr_db if snr is not None])
         if mean is not None:
-            found.append(_Messages(defense, trainings, mean, 8 * mean / trainings[0].dim, snr))
-    return found
+            messages.append(_Messages(defense, trainings, mean, 8 * mean / trainings[0].dim, snr))
+    return messages
 
 
 def _traffic(analysis: Analysis, setting: str) -> Table | None:
     """The messages of each defense; a bar shows their size relative to the largest ones."""
-    found = _messages(analysis, setting)
-    most = max((one.bytes for one in found), default=0.0) or 1.0
+    messages = _messages(analysis, setting)
+    most = max((message.bytes for message in messages), default=0.0) or 1.0
     rows = []
-    for one in found:
-        accuracy = final_accuracy(one.trainings)
-        bar, snr = f"{100 * one.bytes / most:.2f}", "exact" if one.snr is None else f"{fixed(one.snr, 1)} dB"
-        name, share = analysis.defenses[one.defense].text, percent(None if accuracy is None else accuracy.value)
-        rows.append((name, size(one.bytes), bar, fixed(one.bits, 2), snr, share))
+    for message in messages:
+        accuracy = final_accuracy(message.trainings)
+        bar, snr = (
+            f"{100 * message.bytes / most:.2f}",
+            "exact" if message.snr is None else f"{fixed(message.snr, 1)} dB",
+        )
+        name, share = analysis.defenses[message.defense].text, percent(None if accuracy is None else accuracy.value)
+        rows.append((name, size(message.bytes), bar, fixed(message.bits, 2), snr, share))
     names = ("Bytes per message", "Bar: share of the largest", "Bits per parameter", "SNR", "Final accuracy")
     columns = (Column(name, "bar" if name.startswith("Bar") else "num") for name in names)
     return Table("Size of a message, by defense", ("Defense", *columns), tuple(rows)) if rows else None
@@ -92,10 +95,10 @@ def _traffic(analysis: Analysis, setting: str) -> Table | None:
 def fidelity_chart(analysis: Analysis, setting: str) -> Chart:
     """Signal-to-noise ratio of the decoded update against bits per parameter; exact updates have no point."""
     points, rows = [], []
-    for one in _messages(analysis, setting):
-        if one.snr is not None:
-            points.append((one.trainings[0].spec.defense.name, Point(one.bits, one.snr)))
-            rows.append((analysis.defenses[one.defense].text, fixed(one.bits, 2), fixed(one.snr, 1)))
+    for message in _messages(analysis, setting):
+        if message.snr is not None:
+            points.append((message.trainings[0].spec.defense.name, Point(message.bits, message.snr)))
+            rows.append((analysis.defenses[message.defense].text, fixed(message.bits, 2), fixed(message.snr, 1)))
     shown, rest = by_defense(points)
     return Chart(
         name="fidelity",

@@ -77,24 +77,24 @@ def recognized_images(analysis: Analysis, *, defended: bool) -> Recognized | Non
         for result in group.case.results:
             images = recognizable(result)
             key = group.setting, group.defense, group.case.target, result.cell.training.seed
-            seen = hit.setdefault(key, [False] * len(images))
-            seen.extend([False] * (len(images) - len(seen)))
-            seen[: len(images)] = map(operator.or_, seen, images)
-    found = [one for seen in hit.values() for one in seen]
-    return Recognized(sum(found), len(found)) if found else None
+            hits = hit.setdefault(key, [False] * len(images))
+            hits.extend([False] * (len(images) - len(hits)))
+            hits[: len(images)] = map(operator.or_, hits, images)
+    flags = [flag for hits in hit.values() for flag in hits]
+    return Recognized(sum(flags), len(flags)) if flags else None
 
 
 def _badge(analysis: Analysis) -> Badge:
     """The badge by the worst rating of the judged groups; without ratings, by whether an image is recognizable."""
     words: set[Word] = {analysis.rating(group).word for group in analysis.judged if group.value is not None}
-    found = recognized_images(analysis, defended=bool(analysis.defended))
+    recognized = recognized_images(analysis, defended=bool(analysis.defended))
     if words & {"High", "leaks"}:
         return LEAKS
     if "Moderate" in words:
         return PARTLY
     if words & {"Low", "at floor"}:
-        return NOTHING_SEEN if found is not None and found.hits == 0 else NEAR_FLOOR
-    return LEAKS if found is not None and found.hits else NO_VERDICT
+        return NOTHING_SEEN if recognized is not None and recognized.hits == 0 else NEAR_FLOOR
+    return LEAKS if recognized is not None and recognized.hits else NO_VERDICT
 
 
 def _sentence(analysis: Analysis, badge: Badge, worst: Group | None) -> tuple[str, str]:
@@ -122,8 +122,8 @@ def _sentence(analysis: Analysis, badge: Badge, worst: Group | None) -> tuple[st
         high = high or {group.defense for group, _ in rated if group.recognized and group.recognized.hits}
         return f"{_leaking(analysis, high)} under the attacks that ran", f"{support} {frame}"
     if badge is PARTLY:
-        part = {group.defense for group, rating in rated if rating.word == "Moderate"}
-        return f"{_leaking(analysis, part)} in part", f"No case is High. {support} {frame}"
+        moderate = {group.defense for group, rating in rated if rating.word == "Moderate"}
+        return f"{_leaking(analysis, moderate)} in part", f"No case is High. {support} {frame}"
     if badge is NOTHING_SEEN:
         scope = f"Criterion: nearest of 100 images and SSIM ≥ {RECOGNIZABLE}, under the attacks that ran."
         return "No image was recognizable under any defense", f"{scope} {support} {frame}"
@@ -174,12 +174,12 @@ def _worst_figure(analysis: Analysis, worst: Group | None) -> Figure:
 
 def _recognized_figure(analysis: Analysis) -> Figure:
     """The number of recognizable images; if only membership was attacked, the highest TPR at 1 % FPR."""
-    found, undefended = (recognized_images(analysis, defended=defended) for defended in (True, False))
-    which, found = (" defended", found) if analysis.defended else ("", undefended)
-    if found is not None:
+    recognized, undefended = (recognized_images(analysis, defended=defended) for defended in (True, False))
+    which, recognized = (" defended", recognized) if analysis.defended else ("", undefended)
+    if recognized is not None:
         detail = f"nearest of 100 images and SSIM ≥ {RECOGNIZABLE}, under at least one attack"
         detail += f"; no defense: {undefended.hits} of {undefended.of}" if which and undefended is not None else ""
-        return Figure("Recognizable images", str(found.hits), f"of {found.of}{which}", detail)
+        return Figure("Recognizable images", str(recognized.hits), f"of {recognized.of}{which}", detail)
     rates = [
         (estimate.value, group)
         for group in analysis.judged
@@ -198,12 +198,12 @@ def _accuracy_figure(analysis: Analysis) -> Figure:
     """The largest loss of accuracy compared with no defense in the same setting."""
     costs = []
     for setting, defense in analysis.pairs:
-        here = final_accuracy(analysis.trainings_of(setting, defense))
+        defended = final_accuracy(analysis.trainings_of(setting, defense))
         there = final_accuracy(analysis.trainings_of(setting, UNDEFENDED))
-        if defense != UNDEFENDED and here is not None and there is not None:
-            assert here.value is not None
+        if defense != UNDEFENDED and defended is not None and there is not None:
+            assert defended.value is not None
             assert there.value is not None
-            costs.append((here.value - there.value, here.value, there.value, analysis.defenses[defense].text))
+            costs.append((defended.value - there.value, defended.value, there.value, analysis.defenses[defense].text))
     if not costs:
         detail = "Needs the accuracy with and without a defense."
         return Figure("Largest accuracy cost", NO_VALUE, "", detail)

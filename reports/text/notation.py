@@ -92,10 +92,10 @@ def first_line(text: str) -> str:
 
 def adversaries(names: Iterable[str]) -> str:
     """The adversaries of a claim: names in a fixed order, `every adversary` or `no adversary`."""
-    found = set(names)
-    if found >= set(_ADVERSARIES):
+    distinct = set(names)
+    if distinct >= set(_ADVERSARIES):
         return "every adversary"
-    return listing(sorted(found, key=lambda name: ([*_ADVERSARIES, name].index(name), name))) or "no adversary"
+    return listing(sorted(distinct, key=lambda name: ([*_ADVERSARIES, name].index(name), name))) or "no adversary"
 
 
 def size(count: float) -> str:

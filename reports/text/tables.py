@@ -48,17 +48,19 @@ def _claim(trainings: Sequence[TrainingRecord]) -> Text:
     audits = any(training.audited is not None for training in trainings)
     code = codes(trainings)
     text += "".join(f"\n{state.badge.words} {state.seeds}".rstrip() for state in code if audits)
-    marked = any(is_unkept(claim, one) for pair, one in zip(claims, trainings, strict=True) for claim in pair)
+    marked = any(is_unkept(claim, training) for pair, training in zip(claims, trainings, strict=True) for claim in pair)
     text += f"\n{UNKEPT.words}" if marked else ""
-    seen = not marked and all(state.badge.tone == "good" for state in code)
+    is_clean = not marked and all(state.badge.tone == "good" for state in code)
     tone = BADGES[worst].tone if worst else "none"
-    return styled(text, _STYLES["info" if tone == "good" and not seen else tone] if worst else "")
+    return styled(text, _STYLES["info" if tone == "good" and not is_clean else tone] if worst else "")
 
 
 def _audits(analysis: Analysis) -> Iterator[str]:
     """A line for each audited defense: the highest bound over the seeds, with its own claim and proof."""
     for setting, defense in analysis.pairs:
-        audits = [one.audited for one in analysis.trainings_of(setting, defense) if one.audited is not None]
+        audits = [
+            training.audited for training in analysis.trainings_of(setting, defense) if training.audited is not None
+        ]
         place = f" ({analysis.settings[setting]})" if len(analysis.settings) > 1 else ""
         if audits:
             yield f"{analysis.defenses[defense].text}{place}: {stated(max(audits, key=lambda a: a.epsilon_lower))}."
