@@ -1,5 +1,6 @@
 """A new section of the report is one file: the page, the terminal and the Markdown show its tables."""
 
+import html
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,16 @@ def test_a_section_of_tables_is_on_the_page_in_the_terminal_and_in_the_markdown(
     assert "### Uploads\n\nBytes of all rounds.\n\n| Defense | Bytes \\| sent |\n| --- | --- |\n" in text
     assert "| **no defense** (worst &lt;b&gt;) | " in text
     assert text.endswith("\n\n- A note with a_name.")
+
+
+def test_a_section_that_fails_says_so_and_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "from leakgauge.reports.sections import of_tables\nSECTION = of_tables('broken', 'Odd', 'Odd', 75, len)\n"
+    (tmp_path / "broken.py").write_text(text)
+    monkeypatch.setattr(sections, "__path__", [*sections.__path__, str(tmp_path)])
+    run = double.make_run(small())
+    for told in (render(run), plain(run)):
+        assert "could not be built" in told
+        assert "TypeError: object of type 'Analysis' has no len()" in html.unescape(told)
 
 
 @pytest.mark.usefixtures("with_toy")

@@ -8,18 +8,19 @@ from collections.abc import Iterator, Sequence
 from rich import box
 from rich.console import Console
 from rich.console import Group as RichGroup
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from leakgauge.harness.core.labels import counted, where
 from leakgauge.harness.core.result import Estimate, Run, TrainingRecord
 from leakgauge.harness.core.sinks import styled
-from leakgauge.reports.sections import sections
+from leakgauge.reports.sections import Section, sections
 from leakgauge.reports.sections.audits import stated
 from leakgauge.reports.sections.checked import BADGES, UNKEPT, brief, checked, codes, is_unkept
 from leakgauge.reports.sections.leakage import entry_of
 from leakgauge.reports.sections.verdict import verdict
 from leakgauge.reports.select import Analysis, Group, final_accuracy
+from leakgauge.reports.table import Table
 from leakgauge.reports.text.notation import fixed, percent
 
 NARROW = 80
@@ -115,7 +116,7 @@ def _title(run: Run) -> str:
     return f"{run.name}: {len(run.results)} of {counted(len(run.cells), 'cell')}{lacking}"
 
 
-def summary(run: Run, width: int = NARROW) -> Table:
+def summary(run: Run, width: int = NARROW) -> RichTable:
     """One row per defense, attack, adversary and target; the controls are in the columns floor and ceiling.
 
     Below `NARROW` characters, the columns of a row are below each other.
@@ -123,7 +124,7 @@ def summary(run: Run, width: int = NARROW) -> Table:
     analysis, narrow = Analysis(run), width < NARROW
     caption = styled("\n".join([*_audits(analysis), _CAPTION]))
     title = styled(f"{_title(run)}\n{verdict(analysis).sentence}")
-    table = Table(title=title, caption=caption, box=_BOX, padding=0, show_header=not narrow)
+    table = RichTable(title=title, caption=caption, box=_BOX, padding=0, show_header=not narrow)
     table.caption_justify = "left"
     if narrow:
         table.add_column(overflow="fold")
@@ -149,8 +150,16 @@ def summary(run: Run, width: int = NARROW) -> Table:
 def printed(run: Run, width: int = NARROW) -> RichGroup:
     """What the terminal shows of a run: the table of `summary`, then the tables of sections that have some for it."""
     analysis = Analysis(run)
-    tables = (table.terminal() for section in sections() for table in section.terminal(analysis))
+    tables = (table.terminal() for section in sections() for table in _tables(section, analysis))
     return RichGroup(summary(run, width), *tables)
+
+
+def _tables(section: Section[Analysis], analysis: Analysis) -> Sequence[Table]:
+    """The tables of a section, or its error if they cannot be built: the page is still written."""
+    try:
+        return section.terminal(analysis)
+    except Exception as error:
+        return [Table(section.title, ("This section could not be built.",), ((f"{type(error).__name__}: {error}",),))]
 
 
 def plain(run: Run, *, width: int = 100) -> str:
