@@ -51,22 +51,9 @@ def _options(
     """Measure how much a federated-learning defense really leaks."""
 
 
-_COMMANDS: tuple[Callable[..., None], ...] = (
-    run,
-    report,
-    export,
-    verify,
-    show,
-    claim,
-    audit,
-    compare,
-    gate,
-    check,
-    new,
-    doctor,
-    reproduce,
-)
-for _command in _COMMANDS:
+_RESULTS: tuple[Callable[..., None], ...] = (run, report, export, verify, show)
+_CHECKS: tuple[Callable[..., None], ...] = (claim, audit, compare, gate, check, new, doctor, reproduce)
+for _command in (*_RESULTS, *_CHECKS):
     app.command()(_command)
 app.command("list")(list_)
 app.command("inspect")(inspect_)

@@ -14,7 +14,6 @@ from leakgauge.harness.cli.report import ImagesOption, publish
 from leakgauge.harness.core.sinks import say
 
 if TYPE_CHECKING:
-    from leakgauge.harness.core.cell import PartSpec
     from leakgauge.harness.study.study import Study
 
 
@@ -101,15 +100,6 @@ def _chosen(study: Study, pattern: str) -> Study:
     return replace(study, cells=cells)
 
 
-def _defense_text(defense: PartSpec) -> str:
-    """A defense, or the goal for which its parameter is solved."""
-    from leakgauge.harness.core.labels import part_text
-    from leakgauge.harness.study.goal import goal_of
-
-    goal = goal_of(defense)
-    return part_text(defense) if goal is None else f"{defense.name} for {goal.text}"
-
-
 def show(
     study: cli.StudyArgument,
     data: cli.DataOption = None,
@@ -137,16 +127,18 @@ def _print_study(study: Study, data: Path | None, folder: Path | None = None) ->
     from leakgauge.harness.data import default_root
     from leakgauge.harness.study.cost import estimate
     from leakgauge.harness.study.environment import code_of
+    from leakgauge.harness.study.goal import goal_of
     from leakgauge.harness.study.store import Store
 
     store = None if folder is None else Store(folder)
 
     say(f"{study.name}: {len(study.cells)} cells on {len(study.trainings)} trainings, hash {study.hash}")
     for training in study.trainings:
-        federation = training.federation
+        federation, goal = training.federation, goal_of(training.defense)
+        solved = part_text(training.defense) if goal is None else f"{training.defense.name} for {goal.text}"
         say(
             "",
-            f"training {training.id}  {training.task.data} {training.task.model}  {_defense_text(training.defense)}  "
+            f"training {training.id}  {training.task.data} {training.task.model}  {solved}  "
             f"seed {training.seed}  {federation.algorithm}, {federation.rounds} rounds, "
             f"{federation.participants or federation.clients} of {federation.clients} clients, "
             f"server {server_text(training)}",

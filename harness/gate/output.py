@@ -276,17 +276,17 @@ def annotations(outcome: Outcome) -> list[str]:
     return [command(*words) for words in commands]
 
 
-def number(value: float | None, digits: int = 3) -> str:
-    """A number with this many decimals and no minus zero; `n/a` if it is missing."""
+def number(value: float | None) -> str:
+    """A number with three decimals and no minus zero; `n/a` if it is missing."""
     if value is None or not math.isfinite(value):
         return "n/a"
-    text = f"{value:.{digits}f}"
+    text = f"{value:.3f}"
     return text.removeprefix("-") if not text.strip("-0.") else text
 
 
-def signed(value: float | None, digits: int = 3) -> str:
+def signed(value: float | None) -> str:
     """`number` with a plus sign if it is positive."""
-    text = number(value, digits)
+    text = number(value)
     return f"+{text}" if value is not None and value > 0 and text.strip("-0.na/") else text
 
 

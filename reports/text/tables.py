@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from rich import box
 from rich.console import Console
@@ -129,11 +130,9 @@ def summary(run: Run, width: int = NARROW) -> RichTable:
     if narrow:
         table.add_column(overflow="fold")
     for name in _COLUMNS if not narrow else ():
-        table.add_column(name, overflow="fold", justify="right" if name[0] in "FA" and name != "Attack" else "left")
-    if not narrow:
-        table.columns[
-            _COLUMNS.index("Leakage")
-        ].max_width = 9  # its words fill short lines, the other columns need more
+        side: Literal["left", "right"] = "right" if name[0] in "FA" and name != "Attack" else "left"
+        # the words of a rating fill short lines, the other columns need more
+        table.add_column(name, overflow="fold", justify=side, max_width=9 if name == "Leakage" else None)
     previous = None
     for group in sorted(analysis.attacked, key=lambda g: list(analysis.settings).index(g.setting)):
         place = group.setting, group.defense
