@@ -8,18 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from leakgauge.harness.cli.options import (
-    INCOMPLETE,
-    USAGE,
-    FiguresOption,
-    FolderArgument,
-    JsonOption,
-    figure_formats,
-    print_json,
-    print_table,
-    refusal,
-    user_errors,
-)
+from leakgauge.harness.cli import options as cli
 from leakgauge.harness.core.sinks import emit, say
 
 if TYPE_CHECKING:
@@ -39,7 +28,7 @@ ImagesOption = Annotated[
 
 
 def report(
-    folder: FolderArgument,
+    folder: cli.FolderArgument,
     images: ImagesOption = "public",
     layout: Annotated[
         Layout, typer.Option(help="file: one page; dir: a folder, for servers that forbid inline styles and scripts.")
@@ -47,7 +36,7 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="The page, or its folder; default: DIR/report.html or DIR/report.")
     ] = None,
-    figures: FiguresOption = "",
+    figures: cli.FiguresOption = "",
     against: Annotated[
         Path | None, typer.Option(help="A baseline, or another folder of results: adds a section on the changes.")
     ] = None,
@@ -57,8 +46,8 @@ def report(
     from leakgauge.reports.charts.files import figure_files
     from leakgauge.reports.select import Analysis
 
-    kinds = figure_formats(figures)
-    with user_errors():
+    kinds = cli.figure_formats(figures)
+    with cli.user_errors():
         finished = load_run(folder)
         for name, content in figure_files(Analysis(finished), kinds):
             write_atomically(folder / "figures" / name, content)
@@ -66,7 +55,7 @@ def report(
 
 
 def export(
-    folder: FolderArgument,
+    folder: cli.FolderArgument,
     to: Annotated[
         Literal["csv", "parquet", "tex", "md", "jsonl", "matrix"],
         typer.Option(
@@ -88,12 +77,12 @@ def export(
     from leakgauge.reports.text.tables import to_matrix
 
     names = [name for name in columns.split(",") if name]
-    with user_errors():
+    with cli.user_errors():
         loaded = load_run(folder)
         if to == "jsonl" or to == "matrix":
             if quantity or names or items:
-                raise refusal(
-                    USAGE,
+                raise cli.refusal(
+                    cli.USAGE,
                     f"--quantity, --columns and --items need a format with rows: csv, parquet, tex or md; got {to}",
                 )
             content = (to_jsonl if to == "jsonl" else to_matrix)(Analysis(loaded)).encode()
@@ -101,7 +90,7 @@ def export(
             try:
                 content = rows_as(to, loaded, quantity or (), names, items=items, digits=digits)
             except (ValueError, ImportError) as error:
-                raise refusal(USAGE, str(error)) from error
+                raise cli.refusal(cli.USAGE, str(error)) from error
         if out is not None:
             write_atomically(out, content)
         else:
@@ -109,7 +98,7 @@ def export(
 
 
 def compare(
-    first: FolderArgument,
+    first: cli.FolderArgument,
     second: Annotated[Path, typer.Argument(help="Another folder; differences are this one minus the first.")],
     format_: Annotated[Literal["table", "md", "json"], typer.Option("--format", help="Output format.")] = "table",
 ) -> None:
@@ -117,10 +106,10 @@ def compare(
     from leakgauge.harness.gate.compare import compare, to_json
     from leakgauge.harness.study.store import load_run
 
-    with user_errors():
+    with cli.user_errors():
         compared = compare(load_run(first), load_run(second))
     if format_ == "table":
-        print_table(lambda width: comparison_table(compared))
+        cli.print_table(lambda width: comparison_table(compared))
     else:
         emit((comparison_markdown if format_ == "md" else to_json)(compared))
 
@@ -164,20 +153,20 @@ def _side_by_side(compared: Comparison) -> Table:
     return Table(title, ("Measure", *numbers, "How"), tuple(rows), notes=compared.remarks)
 
 
-def verify(folder: FolderArgument, as_json: JsonOption = False) -> None:
+def verify(folder: cli.FolderArgument, as_json: cli.JsonOption = False) -> None:
     """List every damaged or missing file of a folder of results, with the reason. Exit code 0: none found; 5: some."""
     from leakgauge.harness.study import store
 
-    with user_errors():
+    with cli.user_errors():
         number, faults = store.verify(folder)
     if as_json:
         listed = [{"file": name, "reason": reason} for name, reason in faults.items()]
-        print_json({"cells_and_trainings": number, "whole": not faults, "faults": listed})
+        cli.print_json({"cells_and_trainings": number, "whole": not faults, "faults": listed})
     else:
         for name, reason in faults.items():
             say(f"{name}: {reason}")
         say(f"{number} cells and trainings, " + (f"{len(faults)} files damaged or missing" if faults else "all whole"))
-    raise typer.Exit(INCOMPLETE if faults else 0)
+    raise typer.Exit(cli.INCOMPLETE if faults else 0)
 
 
 def publish(
@@ -194,7 +183,7 @@ def publish(
     from leakgauge.reports.html import report_files, stale_pictures
     from leakgauge.reports.text.tables import printed
 
-    print_table(lambda width: printed(finished, width))
+    cli.print_table(lambda width: printed(finished, width))
     compared = None if against is None else _compared(finished, against)
     place = out or folder / ("report.html" if layout == "file" else "report")
     files = report_files(finished, place, layout, images=images, against=compared)
@@ -210,7 +199,7 @@ def publish(
     if finished.missing:
         lines.append(f"cells without a result: {len(finished.missing)}")
     if lines:
-        raise refusal(INCOMPLETE, *lines)
+        raise cli.refusal(cli.INCOMPLETE, *lines)
 
 
 def _compared(finished: Run, against: Path) -> Against:

@@ -195,11 +195,7 @@ def _law_check(fingerprint: Print, was: Numbers, rise: Rise, p: Numbers) -> Chec
     least = np.where(through, _LEAST * np.abs(was.mean(-1)), _LEAST)
     fails = (p < LEVEL) & (np.abs(rise.mean) >= least)
     place = np.unravel_index(np.argmin(np.where(fails, p, 2.0)) if fails.any() else np.argmin(p), p.shape)
-    name, before, mean = (
-        STATISTICS[place[1] % len(STATISTICS)],
-        float(was.mean(-1)[place]),
-        float(rise.mean[place]),
-    )
+    name, before, mean = STATISTICS[place[1] % len(STATISTICS)], float(was.mean(-1)[place]), float(rise.mean[place])
     if through[place[1]]:
         moved = f"{name} went from {before:.4g} to {before + mean:.4g}"
     else:
