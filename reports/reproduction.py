@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.labels import counted
@@ -13,16 +12,8 @@ from leakgauge.harness.core.statements import Verdict
 from leakgauge.reports.charts.figures import slug
 from leakgauge.reports.html import page
 from leakgauge.reports.sections import Section
-from leakgauge.reports.sections.asked import Asked, shown
+from leakgauge.reports.sections.asked import shown
 from leakgauge.reports.table import Cell, Column, Fields, Table
-
-
-class _Recipe(NamedTuple):
-    """Content of a recipe's section."""
-
-    id: str
-    made: Reproduced
-    asked: Asked
 
 
 def reproduction(recipes: Sequence[Reproduced]) -> str:
@@ -36,9 +27,9 @@ def reproduction(recipes: Sequence[Reproduced]) -> str:
     return page("reproduction", [board, *parts], recipes)
 
 
-def _at(recipes: Sequence[Reproduced], number: int) -> _Recipe:
+def _at(recipes: Sequence[Reproduced], number: int) -> dict[str, object]:
     made = recipes[number]
-    return _Recipe(slug(made.name), made, shown(made.judged, made.figures, slug(made.name)))
+    return {"made": made, "asked": shown(made.judged, made.figures, slug(made.name))}
 
 
 def _scoreboard(recipes: Sequence[Reproduced]) -> Table:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from leakgauge.harness.core.cases import gathered, headline_estimate
 from leakgauge.harness.core.cell import Cell
 from leakgauge.harness.core.labels import where
@@ -16,15 +14,6 @@ from leakgauge.reports.select import Analysis, Group
 from leakgauge.reports.text.notation import NO_VALUE, duration, first_line, interval, measured
 
 _ICONS = {"done": "✓", "failed": "✕", "missing": "–"}
-
-
-class FlagRow(NamedTuple):
-    """A flag, and the number of cells that have it."""
-
-    code: str
-    severity: str
-    messages: tuple[str, ...]
-    cells: int
 
 
 def _finished(result: Result, kind: str) -> dict[str, str]:
@@ -72,15 +61,15 @@ def _row(analysis: Analysis, group: Group, cell: Cell) -> dict[str, object]:
     )
 
 
-def _flag_rows(analysis: Analysis) -> tuple[FlagRow, ...]:
-    """The distinct flags, warnings first, then by number of cells, each with its messages."""
+def _flag_rows(analysis: Analysis) -> list[tuple[str, str, list[str], int]]:
+    """The code, severity, messages and number of cells of each flag, warnings first, then by number of cells."""
     every = ((cell, flag) for cell in analysis.run.cells for flag in analysis.flags_of(cell))
     flags = gathered(((flag.code, flag.severity), (cell, flag)) for cell, flag in every)
     rows = [
-        FlagRow(*key, tuple(dict.fromkeys(flag.message for _, flag in pairs)), len({cell.id for cell, _ in pairs}))
+        (*key, list(dict.fromkeys(flag.message for _, flag in pairs)), len({cell.id for cell, _ in pairs}))
         for key, pairs in flags.items()
     ]
-    return tuple(sorted(rows, key=lambda row: (row.severity != "warning", -row.cells, row.code)))
+    return sorted(rows, key=lambda row: (row[1] != "warning", -row[3], row[0]))
 
 
 def everything(analysis: Analysis) -> dict[str, object]:
