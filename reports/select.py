@@ -162,9 +162,8 @@ def beats(group: Group, floor: float) -> bool:
 
 def best(groups: Sequence[Group]) -> Group | None:
     """The group with the highest value; the first one if several are equal."""
-    return max(
-        (group for group in groups if group.value is not None), key=lambda group: group.value or 0.0, default=None
-    )
+    known = [group for group in groups if group.value is not None]
+    return max(known, key=lambda group: group.value or 0.0, default=None)
 
 
 def _pooled(case: Case) -> Estimate | None:
@@ -289,13 +288,9 @@ class Analysis:
 
     def _shows_more(self, group: Group) -> bool:
         """Whether a group has more recognizable images than its floor."""
-        recognized, blind = group.recognized, self.floor(group)
-        guessed = blind.recognized if blind is not None else None
-        return (
-            recognized is not None
-            and guessed is not None
-            and recognized.hits * guessed.of > guessed.hits * recognized.of
-        )
+        mine, floor = group.recognized, self.floor(group)
+        guessed = floor.recognized if floor is not None else None
+        return mine is not None and guessed is not None and mine.hits * guessed.of > guessed.hits * mine.of
 
     def is_void(self, group: Group) -> bool:
         """Whether the attack of a group, measured without a defense, does not beat the floor there."""
@@ -310,17 +305,16 @@ class Analysis:
 
         Otherwise the trainings of one attack in which the server broadcasts; their accuracy counts as the defense's.
         """
-        records_of: dict[tuple[str, str], list[TrainingRecord]] = {}
-        for record in sorted(
+        records: dict[tuple[str, str], list[TrainingRecord]] = {}
+        honest_first = sorted(
             self.run.trainings.values(), key=lambda r: (r.spec.malice is not None, server_text(r.spec))
-        ):
+        )
+        for record in honest_first:
             key = (setting_key(record.spec.task, record.spec.federation), record.spec.defense.key)
-            if (
-                record.spec.malice == records_of.setdefault(key, [record])[0].spec.malice
-                and record not in records_of[key]
-            ):
-                records_of[key].append(record)
-        return {key: tuple(sorted(records, key=lambda r: r.spec.seed)) for key, records in records_of.items()}
+            alike = records.setdefault(key, [])
+            if not alike or (record.spec.malice == alike[0].spec.malice and record not in alike):
+                alike.append(record)
+        return {key: tuple(sorted(alike, key=lambda r: r.spec.seed)) for key, alike in records.items()}
 
     def trainings_of(self, setting: str, defense: str) -> tuple[TrainingRecord, ...]:
         """The finished trainings of one defense in one setting."""

@@ -37,8 +37,8 @@ def problems(now: Measured, base: Measured) -> Iterable[str]:
         yield f"the run and the baseline are of different studies: {studies}; {_HELP}"
     for name in sorted(base.data):
         if now.data.get(name) != base.data.get(name):
-            studies = f"{now.data.get(name, 'none')} against {base.data.get(name, 'none')}"
-            yield f"the data of {name!r} differ from the baseline's: {studies}"
+            digests = f"{now.data.get(name, 'none')} against {base.data.get(name, 'none')}"
+            yield f"the data of {name!r} differ from the baseline's: {digests}"
     stale = [name for name in NUMERIC if _release(now.packages.get(name)) != _release(base.packages.get(name))]
     if stale:
         changes = [f"{name} {base.packages.get(name, 'none')} to {now.packages.get(name, 'none')}" for name in stale]

@@ -219,9 +219,9 @@ def _items(run: Run, case: Case, metric: Metric, problem: str) -> Iterable[Measu
 def _membership(run: Run, case: Case, problem: str) -> Iterable[Measure]:
     """The AUC, and the rate at the lowest false positive rate for which there are enough non-members."""
     scores = [run.scores(cell.id) for cell in case.cells]
-    if not problem and any(side is None for side in scores):
+    if not problem and any(scored is None for scored in scores):
         problem = "the scores of a finished cell cannot be read"
-    known = [record for record in scores if record is not None]
+    known = [scored for scored in scores if scored is not None]
     sides = tuple((len(scored.members), len(scored.outside)) for scored in known)
     who = tuple(scored.who for scored in known)
     outside = min((others for _, others in sides), default=0)

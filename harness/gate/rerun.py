@@ -123,11 +123,11 @@ def at_commit(ref: str, bench: Bench, held: Measured) -> Measured:
     cells = [cell for cell in Store(bench.folder).cells() if any(key.endswith(key_end(cell)) for key in keys)]
     if not cells:
         raise StudyError("run again", ["the run has no cell of the baseline"])
-    ran_now = measured(_run_at(ref, cells, "base", bench))
-    ran = ran_now.by_key()
+    rerun = measured(_run_at(ref, cells, "base", bench))
+    ran = rerun.by_key()
     measures = tuple(was if refusal(ran.get(key), was, Rules()) else ran[key] for key, was in keys.items())
-    data = held.data | ran_now.data
-    return dataclasses.replace(ran_now, study=held.study, study_hash=held.study_hash, data=data, measures=measures)
+    data = held.data | rerun.data
+    return dataclasses.replace(rerun, study=held.study, study_hash=held.study_hash, data=data, measures=measures)
 
 
 def rules_at(ref: str) -> Rules:
