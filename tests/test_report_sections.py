@@ -52,6 +52,7 @@ def test_a_section_of_tables_is_on_the_page_in_the_terminal_and_in_the_markdown(
     assert ids(page) == [*SECTIONS[:6], "uploads", *SECTIONS[6:]]
     assert "What clients sent Bytes of all rounds. Uploads Defense Bytes | sent Bar no defense (worst <b>)" in page.text
     assert {"href": "#uploads"} in page.all("a")
+    assert '<th scope="row"><b>no defense</b> <span class="ends">(worst &lt;b&gt;)</span>' in render(run)
     assert "width" in {name for found in page.all("rect") for name in found}
     told = plain(run)
     assert told.index("Uploads") > told.index("matching")
