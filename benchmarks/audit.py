@@ -51,7 +51,7 @@ def timed(
     """The claim, the audit, milliseconds of set-up with pilot, and milliseconds of the audit itself."""
     deployment = prepare_audit(name, parameters, setting, ROUNDS.get(name))
     claim = deployment.defense.claim(deployment.history, deployment.setting)
-    mechanism = Mechanism(*deployment, strongest_adversary(claim))
+    mechanism = Mechanism(deployment, strongest_adversary(claim))
     start = time.process_time()
     test = choose_test(mechanism, claim, trials, 0.95, KEY)
     middle = time.process_time()

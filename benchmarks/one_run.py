@@ -32,7 +32,6 @@ from torch import Tensor
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.ota import OTA
 from leakgauge.harness.audit.canaries import audit_messages, audit_one_run, estimate_by_cosine
-from leakgauge.harness.audit.trials import Deployment
 from leakgauge.harness.core import accounting
 from leakgauge.harness.core.cell import FederationSpec
 from leakgauge.harness.core.contract import Examples, Setting
@@ -43,6 +42,7 @@ from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.data.embedded import digits
 from leakgauge.harness.federation.loop import Keep, make_plan, train
 from leakgauge.harness.federation.round import client_key
+from leakgauge.harness.federation.small import Federation
 from leakgauge.harness.learn.batch import Work, choose_engine, train_clients
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.partition import partition
@@ -91,7 +91,7 @@ def show_messages(noise: float) -> bool:
     run = real_run(defense, Key(0, ("one-run",)))
     claim, holds = defense.claim([None], run.setting), True
     for rounds in (FEW, FEDERATION.rounds):
-        deployment, key = Deployment(defense, run.setting, (None,) * rounds), Key(0, ("audit", rounds))
+        deployment, key = Federation(defense, run.setting, (None,) * rounds), Key(0, ("audit", rounds))
         start = time.thread_time()
         found = audit_messages(deployment, run.updates[:rounds], claim, Threat.SERVER, CONFIDENCE, key)
         seconds = time.thread_time() - start
@@ -129,7 +129,7 @@ def show_sum(epsilon: float) -> bool:
     cases = (("from nothing", half), ("end to end", proved))
     for pair, truth in cases:
         start = time.thread_time()
-        deployment, key = Deployment(defense, setting, history), Key(0, ("sum",))
+        deployment, key = Federation(defense, setting, history), Key(0, ("sum",))
         found = audit_one_run(deployment, claim, Threat.SERVER, GUESSES, CONFIDENCE, key, pair=pair)
         seconds, made, right = time.thread_time() - start, GUESSES, found.counts.true_positives
         ends = clopper_pearson(right, made)
@@ -143,7 +143,7 @@ def show_sum(epsilon: float) -> bool:
     setting = federation(COSINES, COSINE_DIM)
     history = (defense.init(setting),) * ROUNDS
     start = time.thread_time()
-    estimate = estimate_by_cosine(Deployment(defense, setting, history), claim, Key(0, ("cosines",)))
+    estimate = estimate_by_cosine(Federation(defense, setting, history), claim, Key(0, ("cosines",)))
     print(
         f"  cosines, k = {COSINES}, d = {COSINE_DIM}: epsilon about {estimate.epsilon:.2f} (an estimate, no bound; "
         f"mu {estimate.mu:.3f}, standard error {COSINES**-0.5:.3f}), true {half:.4f}; "

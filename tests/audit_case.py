@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from scipy import stats
 
-from leakgauge.harness.audit.trials import Deployment
 from leakgauge.harness.core.contract import Setting
 from leakgauge.harness.core.vec import Layout
+from leakgauge.harness.federation.small import Federation
 
 
 def at_most(rate, cases, alpha=1e-6):
@@ -21,4 +21,4 @@ def setting_of(d, clients=3, rounds=1, steps=1):
 
 def deployed(defense, setting):
     """The defense in its first state, in every round of the setting."""
-    return Deployment(defense, setting, (defense.init(setting),) * setting.rounds)
+    return Federation(defense, setting, (defense.init(setting),) * setting.rounds)

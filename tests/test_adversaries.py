@@ -10,7 +10,8 @@ import torch
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.harness.audit import standalone
 from leakgauge.harness.audit.engine import adversaries
-from leakgauge.harness.audit.trials import Inputs, Mechanism
+from leakgauge.harness.audit.neighbors import Inputs
+from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import PartSpec
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, claim_over
@@ -152,7 +153,7 @@ def test_one_who_sees_the_final_model_only_is_shown_no_model_of_a_round():
     deployment = deployed(Weak("public"), setting_of(4, rounds=2))
     back_and_forth = Inputs("reversing", -torch.ones(4), torch.ones(4), reverses=True)
     for threat, sees, moved in ((Threat.PUBLIC, False, 0.0), (Threat.PARTICIPANT, True, 1.0)):
-        trace = Mechanism(*deployment, threat).run(back_and_forth, 1, 200, Key(1))
+        trace = Mechanism(deployment, threat).run(back_and_forth, 1, 200, Key(1))
         assert (trace.rounds is not None) == sees
         # each of two rounds moves the mean of three clients by 0.5 / 3 in each coordinate
         assert trace.estimates.mean(0).numpy() == pytest.approx(moved / 3, abs=0.08)

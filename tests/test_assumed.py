@@ -29,7 +29,7 @@ def bounds(defense, dim=16, trials=300, seed=0, threat=None):
     """The claim and its bounds by message or coordinate."""
     deployment = deployed(defense, setting_of(dim))
     claim = defense.claim(deployment.history, deployment.setting)
-    mechanism = Mechanism(*deployment, threat or strongest_adversary(claim))
+    mechanism = Mechanism(deployment, threat or strongest_adversary(claim))
     return claim, {one.unit: one for one in assumed_bounds(mechanism, claim, trials, (0.95, STRICT), Key(seed))}
 
 

@@ -14,8 +14,9 @@ from leakgauge.defenses.none import NoDefense
 from leakgauge.defenses.udp import UDP
 from leakgauge.harness.audit.bounds import Counts
 from leakgauge.harness.audit.engine import audit_mechanism, contradicts, inspect, strongest_adversary, verdict
+from leakgauge.harness.audit.neighbors import pairs
 from leakgauge.harness.audit.standalone import audit
-from leakgauge.harness.audit.trials import Mechanism, pairs
+from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.core.claim import Code, Relation, Unit, Verdict
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation import registry
@@ -30,7 +31,7 @@ def audited(defense, trials=300):
     """The claim and the result of its audit."""
     run = deployed(defense, SETTING)
     claim = defense.claim(run.history, SETTING)
-    return claim, audit_mechanism(Mechanism(*run, strongest_adversary(claim)), claim, trials, 0.95, KEY)
+    return claim, audit_mechanism(Mechanism(run, strongest_adversary(claim)), claim, trials, 0.95, KEY)
 
 
 @pytest.mark.usefixtures("without_law")

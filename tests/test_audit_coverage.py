@@ -24,7 +24,7 @@ def above(defense, audits, trials, truth=None):
     run = deployed(defense, setting_of(2, clients=1))
     claim = defense.claim(run.history, run.setting)
     limit = claim.proved.epsilon(claim.delta) if truth is None else truth
-    mechanism, keys = Mechanism(*run, Threat.SERVER), [Key(7, ("coverage", i)) for i in range(audits)]
+    mechanism, keys = Mechanism(run, Threat.SERVER), [Key(7, ("coverage", i)) for i in range(audits)]
     return sum(audit_mechanism(mechanism, claim, trials, 0.95, key).epsilon_lower > limit for key in keys)
 
 

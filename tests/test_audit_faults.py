@@ -22,7 +22,8 @@ from leakgauge.harness.audit.engine import (
     count_trials,
     strongest_adversary,
 )
-from leakgauge.harness.audit.trials import Mechanism, pairs
+from leakgauge.harness.audit.neighbors import pairs
+from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import Leak
 from leakgauge.harness.core.claim import Relation, Unit
@@ -234,7 +235,7 @@ def audited(seeded):
     claim = seeded.faulty.claim(run.history, run.setting)
     if seeded.proof is not None:
         claim = as_proved(claim, *seeded.proof)
-    mechanism = Mechanism(*run, strongest_adversary(claim))
+    mechanism = Mechanism(run, strongest_adversary(claim))
     find = given_the_scale if claim.unit in (Unit.COORDINATE, Unit.SUBVECTOR) and seeded.proof else choose_test
     test = find(mechanism, claim, seeded.trials, 0.95, KEY)
     return claim, apply_test(mechanism, claim, test, count_trials(mechanism, test, seeded.trials, KEY), 0.95)
@@ -242,7 +243,7 @@ def audited(seeded):
 
 def given_the_scale(mechanism, claim, trials, confidence, key):
     """From end to end at one norm, by the likelihood ratio."""
-    inputs = pairs(mechanism.defense, mechanism.setting, claim.unit, claim.relation, key)[0]
+    inputs = pairs(mechanism.defense, mechanism.federation.setting, claim.unit, claim.relation, key)[0]
     zero, one = (mechanism.run(inputs, bit, trials // 3, key.child("pilot", bit)) for bit in (0, 1))
     ratio = distinguishers(mechanism, inputs, zero, one)[0]
     assert ratio.name == "likelihood ratio"
@@ -310,13 +311,13 @@ def test_what_moves_beside_the_unit_is_not_held_against_a_defense(name, unit, di
     # a pair at one norm moves a second part too: a replay of the whole message distinguished the two inputs
     run = deployed(DEFENSES[name], setting_of(dim))
     claim = as_proved(run.defense.claim(run.history, run.setting), unit, Threat.SERVER)
-    assert not contradicts(claim, audit_mechanism(Mechanism(*run, Threat.SERVER), claim, 200, 0.95, KEY))
+    assert not contradicts(claim, audit_mechanism(Mechanism(run, Threat.SERVER), claim, 200, 0.95, KEY))
 
 
 def test_an_adversary_who_sees_the_same_with_both_inputs_bounds_nothing():
     run = deployed(Deaf(DEFENSES["laplace"], DEFENSES["laplace"]), setting_of(2))
     claim = run.defense.claim(run.history, run.setting)
-    found = audit_mechanism(Mechanism(*run, Threat.PUBLIC), claim, 40, 0.95, KEY)
+    found = audit_mechanism(Mechanism(run, Threat.PUBLIC), claim, 40, 0.95, KEY)
     assert (found.epsilon_lower, found.distinguisher) == (0.0, "nothing to see")
 
 

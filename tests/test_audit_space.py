@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from leakgauge.harness.audit import engine
-from leakgauge.harness.audit.claims import states_of
 from leakgauge.harness.audit.distinguishers import distinguishers
 from leakgauge.harness.audit.engine import audit_mechanism, strongest_adversary
-from leakgauge.harness.audit.space import varied
-from leakgauge.harness.audit.trials import Mechanism, pairs
+from leakgauge.harness.audit.neighbors import pairs, varied
+from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.core.claim import Relation, Unit
 from leakgauge.harness.core.contract import Setting
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation import registry
+from leakgauge.harness.federation.small import Federation
 from tests.audit_case import at_most, setting_of
 from tests.faults.library import ANY, changed, last_bytes, lying, noiseless, only, telescoping, tensor_clip
 
@@ -28,9 +28,9 @@ UNCLIPPED = changed(clip=1e6, epsilon=None, noise_std=GAUSSIAN.sigma)
 
 def audited(defense, trials, setting, key=KEY):
     """The proved epsilon and the result of the audit."""
-    history = tuple(states_of(defense, setting))
-    claim = defense.claim(history, setting)
-    mechanism = Mechanism(defense, setting, history, strongest_adversary(claim))
+    federation = Federation.of(defense, setting)
+    claim = defense.claim(federation.history, setting)
+    mechanism = Mechanism(federation, strongest_adversary(claim))
     return claim.proved.epsilon(claim.delta), audit_mechanism(mechanism, claim, trials, 0.95, key)
 
 
@@ -126,9 +126,7 @@ def test_a_norm_in_the_last_four_bytes_is_caught(d):
 def fitted(defense, d, trials=40):
     """Names of the distinguishers that apply to an update from nothing."""
     setting = setting_of(d)
-    mechanism = Mechanism(
-        defense, setting, tuple(states_of(defense, setting)), strongest_adversary(defense.claim([None], setting))
-    )
+    mechanism = Mechanism(Federation.of(defense, setting), strongest_adversary(defense.claim([None], setting)))
     inputs = pairs(defense, setting, Unit.COORDINATE, Relation.ANY_TWO, KEY)[1]
     traces = [mechanism.run(inputs, bit, trials, KEY.child(bit)) for bit in (0, 1)]
     return {each.name for each in distinguishers(mechanism, inputs, *traces)}

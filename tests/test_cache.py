@@ -76,8 +76,8 @@ def test_a_known_audit_has_every_byte_of_a_fresh_one(folder, fresh):
 @pytest.mark.parametrize("name", [name for name in registry.classes("defense") if name != "mvu"])
 @pytest.mark.matrix
 def test_a_known_claim_has_every_byte_of_a_fresh_one(folder, name):
-    defense, setting, history = prepare(name, {}, {"dim": 500}, 2, None, {**TRAINING})
-    claim = claim_of(defense, history, setting)
+    federation = prepare(name, {}, {"dim": 500}, 2, None, {**TRAINING})
+    claim = claim_of(federation.defense, federation.history, federation.setting)
     made = known(ClaimRecord, PartSpec(name, {}), claim_to_data(claim), lambda: record_claim(claim))
     again = known(ClaimRecord, PartSpec(name, {}), claim_to_data(claim), never)
     assert to_json(to_data(again)) == to_json(to_data(made))

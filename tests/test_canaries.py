@@ -17,13 +17,13 @@ from leakgauge.defenses.sdq import SDQ
 from leakgauge.harness.audit.canaries import audit_messages, audit_one_run, estimate_by_cosine
 from leakgauge.harness.audit.engine import strongest_adversary
 from leakgauge.harness.audit.one_run import fdp_epsilon, steinke_epsilon
-from leakgauge.harness.audit.trials import Deployment
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Horizon, Relation, Unit
 from leakgauge.harness.core.gaussian import gaussian_epsilon
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import SEES, Threat
 from leakgauge.harness.federation import registry
+from leakgauge.harness.federation.small import Federation
 from tests.audit_case import at_most, deployed, setting_of
 from tests.faults.library import ANY, last_bytes, lying
 from tests.faulty import Faulty
@@ -34,7 +34,7 @@ KEY = Key(0, ("canaries",))
 def messages(defense, rounds=20, clients=10, d=36, key=KEY, threat=None, claim=None, norm=0.3):
     """The claim of one round, and its audit in a run of updates of this norm."""
     setting = setting_of(d, clients)
-    run = Deployment(defense, setting, (defense.init(setting),) * rounds)
+    run = Federation(defense, setting, (defense.init(setting),) * rounds)
     updates = norm / d**0.5 * rng.normal(KEY.child("updates"), (rounds, clients, d))
     claim = claim or defense.claim(run.history[:1], setting)
     return claim, audit_messages(run, updates, claim, threat or strongest_adversary(claim), 0.95, key)
@@ -344,6 +344,6 @@ def test_runs_that_cannot_be_audited_are_refused(changes, words):
     claim = run.defense.claim(run.history, run.setting)
     claim = dataclasses.replace(claim, unit=given.get("unit", claim.unit))
     setting = dataclasses.replace(run.setting, participants=given.get("participants", 9))
-    run = run._replace(setting=setting, history=run.history[: given["rounds"]])
+    run = dataclasses.replace(run, setting=setting, history=run.history[: given["rounds"]])
     with pytest.raises(ValueError, match=words):
         audit_one_run(run, claim, Threat.SERVER, given["guesses"], given["confidence"], KEY, pair=given["pair"])

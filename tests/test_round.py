@@ -113,7 +113,10 @@ def is_wire_call(node, rounds):
 def wire_calls(source):
     """Calls of a defense's wire methods outside defenses, as `method:line`."""
     tree = ast.parse(source)
-    assigned, annotated = re.findall(r"(?m)^ *(.*) = .*\bRound\(", source), re.findall(r"(\w+): Round\b", source)
+    assigned, annotated = (
+        re.findall(r"(?m)^ *(.*) = .*(?:\bRound|\.round)\(", source),
+        re.findall(r"(\w+): Round\b", source),
+    )
     rounds = {name for names in (*assigned, *annotated) for name in names.split(", ")}
     inside = {id(node) for one in ast.walk(tree) if is_defense(one) for node in ast.walk(one)}
     calls = [node for node in ast.walk(tree) if id(node) not in inside and is_wire_call(node, rounds)]
@@ -138,6 +141,7 @@ def test_only_a_round_calls_the_wire_methods_of_a_defense():
         ("build('none').decode(*arguments)", ["decode:1"]),
         ("def f(here: Round, defense):\n    here.estimate(a, b, c)\n    defense.estimate(a, b, c)", ["estimate:3"]),
         ("here, key = Round(defense, setting, state), 1\nhere.estimate(a, b, c)\nhere.decode(sent, key)", []),
+        ("here, links = federation.round(number), []\nhere.estimate(a, b, c)\nother.estimate(a, b, c)", ["estimate:3"]),
         ("class Wrapped(Defense[None, None]):\n    def f(self):\n        self.inner.estimate(a, b, c)", []),
         ("text.encode('utf-8', 'strict').decode()", []),
     ],

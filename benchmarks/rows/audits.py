@@ -14,8 +14,9 @@ from audit import ROUNDS
 from scipy.stats import beta
 
 from leakgauge.harness.audit.engine import apply_test, audit_mechanism, choose_test, count_trials, strongest_adversary
+from leakgauge.harness.audit.neighbors import pairs
 from leakgauge.harness.audit.standalone import prepare_audit
-from leakgauge.harness.audit.trials import Mechanism, pairs
+from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.core.rng import Key
 
 KEY = Key(0, ("audit",))
@@ -26,7 +27,7 @@ def counted(trials: int) -> Work:
     """The counted trials of an audit of the Laplace mechanism, and its bound."""
     deployment = prepare_audit("laplace", {"epsilon": EPSILON}, {"dim": DIM}, None)
     claim = deployment.defense.claim(deployment.history, deployment.setting)
-    mechanism = Mechanism(*deployment, strongest_adversary(claim))
+    mechanism = Mechanism(deployment, strongest_adversary(claim))
     test = choose_test(mechanism, claim, trials, CONFIDENCE, KEY)
 
     def ours() -> float:
@@ -54,8 +55,8 @@ def whole(name: str, trials: int) -> Work:
     """A whole audit of a defense at its defaults, with its pilot; the reference makes only the counted messages."""
     deployment = prepare_audit(name, {}, {}, ROUNDS.get(name))
     claim = deployment.defense.claim(deployment.history, deployment.setting)
-    mechanism = Mechanism(*deployment, strongest_adversary(claim))
-    first = pairs(mechanism.defense, mechanism.setting, claim.unit, claim.relation, KEY)[0]
+    mechanism = Mechanism(deployment, strongest_adversary(claim))
+    first = pairs(mechanism.defense, mechanism.federation.setting, claim.unit, claim.relation, KEY)[0]
 
     def messages() -> None:
         for bit in (0, 1):

@@ -19,7 +19,8 @@ import numpy as np
 from scipy import special
 
 from leakgauge.harness.audit.bounds import clopper_pearson_high
-from leakgauge.harness.audit.trials import Inputs, Mechanism, Trace, pairs
+from leakgauge.harness.audit.neighbors import Inputs, pairs
+from leakgauge.harness.audit.trials import Mechanism, Trace
 from leakgauge.harness.core.claim import Claim, Unit
 from leakgauge.harness.core.contract import Link, Sender
 from leakgauge.harness.core.law import Branches, Integers, Law, LawError
@@ -76,7 +77,7 @@ def assumed_bounds(
         confidence: of `AssumedBound.epsilon_lower` and of `AssumedBound.strict`.
     """
     sees = mechanism.sees_messages and "shared" in SEES[mechanism.threat] and not mechanism.defense.superposes
-    if claim.delta > 0 or not sees or len(mechanism.history) > 1:
+    if claim.delta > 0 or not sees or len(mechanism.federation.history) > 1:
         return ()  # before any epsilon at delta 0, which the proof of a claim with delta > 0 need not have
     if min(_proved(claim, Unit.COORDINATE), _proved(claim, Unit.MESSAGE)) == math.inf:
         return ()
@@ -143,16 +144,16 @@ def _refuted(log_evidence: Numbers, confidence: float) -> float:
 
 def _pairs(mechanism: Mechanism, claim: Claim, key: Key) -> list[Inputs]:
     """The pairs of neighbors, for whole messages, that stay the same in all trials."""
-    found = pairs(mechanism.defense, mechanism.setting, Unit.MESSAGE, claim.relation, key.child("pairs"))
+    found = pairs(mechanism.defense, mechanism.federation.setting, Unit.MESSAGE, claim.relation, key.child("pairs"))
     return [inputs for inputs in found if inputs.zero.dim() == 1]
 
 
 def _laws(mechanism: Mechanism, update: Vector, trace: Trace) -> Iterator[Law]:
     """The law of each message of a trace, as if its update were `update`."""
-    defense, setting = mechanism.defense, mechanism.setting
+    defense, setting = mechanism.defense, mechanism.federation.setting
     memory, sender = defense.remember(setting), Sender(0, setting.samples)
     for shared in trace.shared:
-        law = defense.law(mechanism.history[0], memory, update, Link(setting, sender, shared))
+        law = defense.law(mechanism.federation.history[0], memory, update, Link(setting, sender, shared))
         assert law is not None  # the test of the law had one
         yield law
 

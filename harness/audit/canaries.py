@@ -10,24 +10,27 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from leakgauge.harness.audit.bounds import Counts, check_confidence, count
-from leakgauge.harness.audit.distinguishers import scored
-from leakgauge.harness.audit.engine import AuditResult, bound_from_counts, is_gaussian
-from leakgauge.harness.audit.messages import Messages, choose, first_memories, real_run, round_of, send
+from leakgauge.harness.audit.bounds import Counts, check_confidence, count, epsilon_lower, split_threshold
+from leakgauge.harness.audit.distinguishers import distinguishers, scored
+from leakgauge.harness.audit.engine import AuditResult, HypothesisTest, bound_from_counts, is_gaussian
+from leakgauge.harness.audit.neighbors import Inputs, in_turn, pairs, varied
 from leakgauge.harness.audit.one_run import CosineEstimate, cosine_epsilon, fdp_epsilon, steinke_epsilon
-from leakgauge.harness.audit.space import varied
-from leakgauge.harness.audit.trials import Deployment, pairs
+from leakgauge.harness.audit.trials import Part, Source, Trace
 from leakgauge.harness.core import accounting, rng
 from leakgauge.harness.core.claim import Claim, Horizon, Relation, Unit
+from leakgauge.harness.core.contract import Sender
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import STRICT
 from leakgauge.harness.core.threats import SEES, Threat
+from leakgauge.harness.core.vec import Vector
+from leakgauge.harness.federation.small import Federation
 
 _FAR = 100.0
 """Norm of a canary client's update: above every clip, which reduces it."""
@@ -36,8 +39,127 @@ _PILOT_SHARE = 0.25
 """Share of the rounds that are used to choose canary, distinguisher and threshold."""
 
 
+class Real(NamedTuple):
+    """The run without canaries.
+
+    Attributes:
+        memories: T times [clients], before each message.
+        before: [T, clients, d] the error of the client's previous message as the adversary's estimate of the update; 0
+            in the first round.
+    """
+
+    memories: list[list[Any]]
+    before: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Messages(Source):
+    """A run with a canary in each message: on top of the real update [T, clients, d], or `alone`.
+
+    `real` is the run without canaries. The adversary sees messages.
+    """
+
+    federation: Federation
+    updates: Tensor
+    threat: Threat
+    alone: bool
+    real: Real
+    device: str = "cpu"
+
+    def traces(self, canary: Inputs, rounds: range, key: Key, *, only: Part | None = None) -> tuple[Trace, Trace]:
+        """The messages with input 0 and with input 1, a random half each; `only` as in `Mechanism.run`."""
+        clients = self.updates.shape[1]
+        coins = torch.zeros(len(rounds) * clients, dtype=torch.bool)
+        coins[rng.subset(key.child("coins"), len(coins), len(coins) // 2)] = True
+        rows = zip(rounds, coins.reshape(-1, clients), strict=True)
+        each = [self._round(canary, number, of_round, key, only) for number, of_round in rows]
+        ratios = [trace.ratios for trace in each if trace.ratios is not None]
+        terms = [trace.rounds for trace in each if trace.rounds is not None]
+        trace = Trace(
+            torch.cat(ratios) if ratios else None,
+            torch.cat([trace.estimates for trace in each]),
+            tuple(wire for trace in each for wire in trace.wires),
+            tuple(shared for trace in each for shared in trace.shared),
+            torch.cat([trace.trials for trace in each]),
+            torch.cat(terms) if terms else None,
+        )
+        return trace.select(~coins), trace.select(coins)
+
+    def origin(self, inputs: Inputs, trial: int) -> tuple[int, Sender]:
+        """The round and the client of a message."""
+        number, client = divmod(trial, self.updates.shape[1])
+        return number, Sender(client, self.federation.setting.samples)
+
+    def update(self, inputs: Inputs, bit: int, trial: int) -> Vector:
+        """The client's update with its canary."""
+        number, client = divmod(trial, self.updates.shape[1])
+        return self._with_canary(number, (inputs.zero, inputs.one))[bit][client]
+
+    def _with_canary(self, number: int, canary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """[clients, d] each: the updates of a round with either of two canaries."""
+        base = torch.zeros_like(self.updates[number]) if self.alone else self.updates[number]
+        scale = base.norm(dim=1, keepdim=True).clamp(min=1.0)
+        zero, one = (base + scale * in_turn(side, self._trials(number)) for side in canary)
+        return zero, one
+
+    def _trials(self, number: int) -> Tensor:
+        """[clients] the numbers of the messages of a round."""
+        clients = self.updates.shape[1]
+        return torch.arange(number * clients, (number + 1) * clients)
+
+    def _round(self, canary: Inputs, number: int, coins: Tensor, key: Key, only: Part | None) -> Trace:
+        """What the adversary sees of the messages of one round."""
+        (zero, one), trials = self._with_canary(number, (canary.zero, canary.one)), self._trials(number)
+        updates, memories = torch.where(coins[:, None], one, zero), self.real.memories[number]
+        exchange = self.federation.exchange(updates, key.child("round", number), number, memories=memories)
+        ratios, estimates, terms = None, torch.zeros(len(coins), 0), None
+        if only in (None, "ratios"):
+            zero, one = self._with_canary(number, canary.hypotheses)
+            # float64, because a likelihood ratio is a small difference of sums over all coordinates
+            ratios = self.ratios(number, exchange.received, exchange.links, (zero.double(), one.double()))
+        if only in (None, "estimates"):
+            estimates = canary.seen(self.federation.estimates(exchange, self.threat, number), trials)
+            terms = torch.stack([estimates, canary.seen(self.real.before[number], trials)], 1)
+        return Trace(ratios, estimates, tuple(exchange.received), tuple(exchange.links.keys), trials, terms)
+
+
+def choose(run: Messages, inputs: list[Inputs], rounds: int, claim: Claim, level: float, key: Key) -> HypothesisTest:
+    """The test with the largest bound in the first rounds; of equal bounds the best guesses, then the first.
+
+    Distinguishers are fitted to half of the messages and judged on the others; a single message with an input is used
+    for both. A likelihood ratio needs no fit, so all messages set its threshold.
+    """
+    best: tuple[tuple[float, float], HypothesisTest] | None = None
+    for index, pair in enumerate(inputs):
+        both = run.traces(pair, range(rounds), key.child(index))
+        zero, one = (trace.select(slice(0, None, 2)) for trace in both)
+        judged = [trace.select(slice(min(1, len(trace.wires) - 1), None, 2)) for trace in both]
+        for distinguisher in distinguishers(run, pair, zero, one):
+            low, high = (scored(distinguisher, trace) for trace in judged)
+            threshold = split_threshold(low, high, claim.delta, level)
+            counts = count(low, high, threshold)
+            right = counts.true_positives / counts.positives - counts.false_positives / counts.negatives
+            rank = epsilon_lower(counts, claim.delta, level), right
+            if best is None or rank > best[0]:
+                if distinguisher.reads == "ratios":
+                    low, high = (scored(distinguisher, trace) for trace in both)
+                    threshold = split_threshold(low, high, claim.delta, level)
+                best = rank, HypothesisTest(pair, distinguisher, threshold)
+    assert best is not None
+    return best[1]
+
+
+def real_run(federation: Federation, updates: Tensor, threat: Threat, key: Key) -> Real:
+    """The run without canaries, with all memories: a memory that is None may become another value."""
+    memories, before = [federation.memories(updates.shape[1])], [torch.zeros_like(updates[0])]
+    for number, exchange in enumerate(federation.run(updates[:-1], key)):
+        memories.append(exchange.memories)
+        before.append(federation.estimates(exchange, threat, number) - updates[number])
+    return Real(memories, torch.stack(before))
+
+
 def audit_messages(
-    deployment: Deployment,
+    federation: Federation,
     updates: Tensor,
     claim: Claim,
     threat: Threat,
@@ -81,12 +203,12 @@ def audit_messages(
 
     Source: Nasr et al. 2023 (arXiv 2302.07956). Differs: their canaries are gradients; ours go through `encode`.
     """
-    _check_messages(deployment, updates, claim, threat)
+    _check_messages(federation, updates, claim, threat)
     check_confidence(confidence)
-    defense, setting, history = deployment
+    defense, setting, history = federation.defense, federation.setting, federation.history
     alone = claim.relation is Relation.ADD_REMOVE or defense.parts(setting).self_scaled
-    real = real_run(deployment, updates, threat, key.child("real"))
-    run = Messages(deployment, updates, threat, alone, real, device)
+    real = real_run(federation, updates, threat, key.child("real"))
+    run = Messages(federation, updates, threat, alone, real, device)
     asked = (defense, setting, claim.unit, claim.relation, key.child("pairs"))
     inputs = [pair for pair in (*pairs(*asked), *varied(*asked)) if not pair.reverses]
     first, gaussian = max(1, math.floor(_PILOT_SHARE * len(history))), is_gaussian(claim, threat)
@@ -108,7 +230,7 @@ def audit_messages(
 
 
 def audit_one_run(
-    deployment: Deployment,
+    federation: Federation,
     claim: Claim,
     threat: Threat,
     guesses: int,
@@ -133,7 +255,7 @@ def audit_one_run(
     | end to end | two clips | replace, any-two-inputs |
 
     Args:
-        deployment: all clients take part in every round.
+        federation: all clients take part in every round.
         claim: of all these rounds, for a client or all its messages.
         threat: the adversary sees what a round decodes to; an aggregator sees it without the server's own noise.
         guesses: r, fixed before the run.
@@ -150,9 +272,9 @@ def audit_one_run(
 
     Source: Steinke, Nasr, Jagielski 2023 (arXiv 2305.08846); Mahloujifar, Melis, Chaudhuri 2024 (arXiv 2410.22235).
     """
-    _check_run(deployment, claim)
+    _check_run(federation, claim)
     check_confidence(confidence)
-    m, d = deployment.setting.clients, deployment.setting.dim
+    m, d = federation.setting.clients, federation.setting.dim
     if not 1 <= guesses <= m:
         raise ValueError(f"expected 1 to {m} guesses, one for each canary at most, got {guesses}")
     out = {"from nothing": 0.0} if claim.relation is Relation.ADD_REMOVE else {"from nothing": 0.0, "end to end": -1.0}
@@ -160,10 +282,10 @@ def audit_one_run(
         raise ValueError(f"expected a pair from {tuple(out)} for a claim by {claim.relation.value}, got {pair!r}")
     along = torch.eye(m, d) if m <= d else _on_sphere(m, d, key.child("directions"))
     coins = rng.uniform(key.child("coins"), (m,)) < 0.5
-    rounds = len(deployment.history)
+    rounds = len(federation.history)
     signs = torch.where(2 * torch.arange(rounds) < rounds, 1.0, -1.0).double()
     sent = _FAR * along * torch.where(coins, 1.0, out[pair])[:, None]
-    decoded = _decoded(deployment, sent, key, signs, threat)
+    decoded = _decoded(federation, sent, key, signs, threat)
     scores = (along.double() @ decoded.T) * signs
     ranked = coins.numpy()[np.argsort((scores @ _weights(scores)).numpy(), kind="stable")]
     lowest = guesses // 2
@@ -192,7 +314,7 @@ def audit_one_run(
     )
 
 
-def estimate_by_cosine(deployment: Deployment, claim: Claim, key: Key) -> CosineEstimate:
+def estimate_by_cosine(federation: Federation, claim: Claim, key: Key) -> CosineEstimate:
     """An ESTIMATE, not a bound, of the epsilon of all rounds together, for a client that sends a full update or zero.
 
     All k clients are canaries; each sends its own update, uniform on the sphere, in every round. `cosine_epsilon` uses
@@ -200,19 +322,19 @@ def estimate_by_cosine(deployment: Deployment, claim: Claim, key: Key) -> Cosine
     estimate. Many canaries hide each other: the estimate is then mu / sqrt(1 + mu^2 k / d) instead of mu.
 
     Args:
-        deployment, claim: as in `audit_one_run`; k is at least 100 and at most d / 100.
+        federation, claim: as in `audit_one_run`; k is at least 100 and at most d / 100.
 
     Raises:
         ValueError: as `audit_one_run`; fewer than two clients.
 
     Source: Andrew et al. 2023 (arXiv 2302.03098). Differs: see `cosine_epsilon`.
     """
-    _check_run(deployment, claim)
-    along = _on_sphere(deployment.setting.clients, deployment.setting.dim, key.child("directions"))
-    ones = torch.ones(len(deployment.history))
-    total = _decoded(deployment, _FAR * along, key, ones, Threat.PARTICIPANT).sum(0)
+    _check_run(federation, claim)
+    along = _on_sphere(federation.setting.clients, federation.setting.dim, key.child("directions"))
+    ones = torch.ones(len(federation.history))
+    total = _decoded(federation, _FAR * along, key, ones, Threat.PARTICIPANT).sum(0)
     cosines = (along.double() @ (total / total.norm())).clamp(-1.0, 1.0)
-    return cosine_epsilon(np.asarray(cosines.numpy(), np.float64), deployment.setting.dim, claim.delta)
+    return cosine_epsilon(np.asarray(cosines.numpy(), np.float64), federation.setting.dim, claim.delta)
 
 
 def _weights(scores: Tensor) -> Tensor:
@@ -231,17 +353,15 @@ def _weights(scores: Tensor) -> Tensor:
     return found
 
 
-def _decoded(deployment: Deployment, updates: Tensor, key: Key, signs: Tensor, threat: Threat) -> Tensor:
+def _decoded(federation: Federation, updates: Tensor, key: Key, signs: Tensor, threat: Threat) -> Tensor:
     """[T, d] float64: what an adversary without messages sees of each round.
 
     Clients send `updates` [clients, d] times the round's sign.
     """
-    memories, found = first_memories(deployment), []
-    for number, sign in enumerate(signs.tolist()):
-        sent = send(deployment, number, memories, sign * updates, key)
-        memories = sent.memories
+    found = []
+    for number, exchange in enumerate(federation.run((sign * updates for sign in signs.tolist()), key)):
         server = key.child("round", number, "server")
-        found.append(round_of(deployment, number).revealed(sent, threat, server).double())
+        found.append(federation.round(number).revealed(exchange, threat, server).double())
     return torch.stack(found)
 
 
@@ -250,9 +370,9 @@ def _on_sphere(canaries: int, d: int, key: Key) -> Tensor:
     return torch.nn.functional.normalize(rng.normal(key, (canaries, d)))
 
 
-def _check_messages(deployment: Deployment, updates: Tensor, claim: Claim, threat: Threat) -> None:
+def _check_messages(federation: Federation, updates: Tensor, claim: Claim, threat: Threat) -> None:
     """Refuse updates, a claim or an adversary that an audit of messages cannot use."""
-    expected = (len(deployment.history), deployment.setting.clients, deployment.setting.dim)
+    expected = (len(federation.history), federation.setting.clients, federation.setting.dim)
     if updates.shape != expected or min(expected[:2]) < 2:
         raise ValueError(
             f"expected updates {list(expected)}, with two rounds and clients at least, got shape {tuple(updates.shape)}"
@@ -261,13 +381,13 @@ def _check_messages(deployment: Deployment, updates: Tensor, claim: Claim, threa
         raise ValueError("expected a claim of one round, because each message is a trial; got one of a whole run")
     if claim.unit is Unit.RECORD:
         raise ValueError("expected a claim for a message or a part of it; a record acts through local training")
-    if "messages" not in SEES[threat] or deployment.defense.superposes:
+    if "messages" not in SEES[threat] or federation.defense.superposes:
         raise ValueError(f"expected single messages that {threat.value} sees; for aggregates use audit_one_run")
 
 
-def _check_run(deployment: Deployment, claim: Claim) -> None:
+def _check_run(federation: Federation, claim: Claim) -> None:
     """Refuse a federation or a claim that canary clients cannot audit."""
-    setting, rounds = deployment.setting, len(deployment.history)
+    setting, rounds = federation.setting, len(federation.history)
     if setting.participants != setting.clients:
         raise ValueError(f"expected that all clients take part, got {setting.participants} of {setting.clients}")
     if rounds == 0 or claim.horizon is not Horizon.of(rounds):

@@ -11,13 +11,12 @@ import numpy as np
 from scipy import special
 
 from leakgauge.harness.audit.bounds import sampled_delta
-from leakgauge.harness.audit.trials import Deployment
 from leakgauge.harness.core import accounting
 from leakgauge.harness.core.accounting import Event, Leak
 from leakgauge.harness.core.answer import Answer, DefenseRecord, DeltaRecord
 from leakgauge.harness.core.cell import Scalar
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, judge
-from leakgauge.harness.core.contract import Defense, Feedback, Setting, claim_of
+from leakgauge.harness.core.contract import Defense, Setting, claim_of
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.result import ClaimRecord, ProofRecord
 from leakgauge.harness.core.stats import Numbers
@@ -26,6 +25,7 @@ from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.registry import ParameterError
+from leakgauge.harness.federation.small import Federation
 
 MOST = 200
 """Default rounds of a claim for a whole run, unless the defense has fewer: UDP's T."""
@@ -159,7 +159,7 @@ def prepare(
     delta: float | None,
     defaults: dict[str, Any],
     most: int = MOST,
-) -> Deployment:
+) -> Federation:
     """The defense, its setting and its state in each round.
 
     Args:
@@ -184,7 +184,7 @@ def prepare(
     if problems:
         raise StudyError("claim", problems)
     try:
-        return Deployment(defense, public, tuple(states_of(defense, public)))
+        return Federation.of(defense, public)
     except ValueError as error:
         raise StudyError(name, [str(error)]) from error
 
@@ -209,7 +209,7 @@ def assignments(texts: Iterable[str], option: str) -> dict[str, Scalar]:
     return table
 
 
-def defense_record(name: str, deployment: Deployment, claim: ClaimRecord) -> DefenseRecord:
+def defense_record(name: str, deployment: Federation, claim: ClaimRecord) -> DefenseRecord:
     """The record of a deployment with its claim."""
     setting = {key: getattr(deployment.setting, key) for key in (*DEFAULTS, "rounds")}
     return DefenseRecord(name, deployment.defense.parameters(), setting, claim)
@@ -280,10 +280,4 @@ def _setting(given: dict[str, Scalar], rounds: int, problems: list[str], default
 
 def states_of(defense: Defense[Any, Any], setting: Setting) -> list[Any]:
     """The states of the rounds, if no loss is ever evaluated."""
-    state, history = defense.init(setting), []
-    for number in range(setting.rounds):
-        if defense.stops(state):
-            break
-        history.append(state)
-        state = defense.advance(state, Feedback(number, None, None))
-    return history
+    return list(Federation.of(defense, setting).history)

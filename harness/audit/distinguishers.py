@@ -16,8 +16,9 @@ these faults:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,11 +27,10 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from leakgauge.harness.audit.trials import Inputs, Part, Trace
-from leakgauge.harness.core.contract import Defense
+from leakgauge.harness.audit.neighbors import Inputs
+from leakgauge.harness.audit.trials import Part, Source, Trace
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
-from leakgauge.harness.core.vec import Vector
 
 _FULL_COVARIANCE = 512
 """The largest number of features whose full covariance is estimated; for more, only the variances are."""
@@ -58,24 +58,6 @@ _REPLAYED = 10, 20
 
 _OFTEN = 0.2
 """Share of these trials in which the right replay, not the wrong one, must match to need no comparison with chance."""
-
-
-class Source(Protocol):
-    """A source of trials that reads their messages and can make first-round messages again."""
-
-    @property
-    def defense(self) -> Defense[Any, Any]:
-        """The audited defense."""
-
-    @property
-    def sees_messages(self) -> bool:
-        """Whether the adversary sees messages, not only models."""
-
-    def again(self, inputs: Inputs, bit: int, trial: int, shared: Key, private: Key) -> bytes:
-        """The message of a trial, made again with input `bit` and these keys."""
-
-    def read(self, inputs: Inputs, wire: bytes, trial: int, shared: Key) -> Vector:
-        """The coordinates that the adversary learns from such a message."""
 
 
 class Distinguisher(Protocol):
@@ -197,12 +179,14 @@ class _Replay:
     """Distance of a first-round message to replays of both inputs, made with the shared key as the private key.
 
     Attributes:
+        again: (bit, trial, shared key, private key) -> `Source.again`.
         by_bytes: whether messages are compared, not the estimates from them.
         fresh: whether a new private key is used, as a control.
     """
 
     source: Source
     inputs: Inputs
+    again: Callable[[int, int, Key, Key], bytes]
     by_bytes: bool = False
     fresh: bool = False
     name: str = "replay"
@@ -216,7 +200,7 @@ class _Replay:
     def _score(self, wire: bytes, shared: Key, trial: int) -> float:
         """How much nearer replay 1 is than replay 0; without channel noise, only exact matches count."""
         private = shared.child("fresh") if self.fresh else shared
-        made = [self.source.again(self.inputs, bit, trial, shared, private) for bit in (0, 1)]
+        made = [self.again(bit, trial, shared, private) for bit in (0, 1)]
         if self.by_bytes:
             return float(wire == made[1]) - float(wire == made[0])
         estimate, zero, one = (self.source.read(self.inputs, each, trial, shared) for each in (wire, *made))
@@ -227,36 +211,23 @@ class _Replay:
 
 def _replay(source: Source, inputs: Inputs, zero: Trace, one: Trace) -> _Replay | None:
     """The comparison with replays, if replays are right often, or more often than with a new private key."""
+    again = partial(source.again, inputs)
     if source.defense.analog:
-        return _Replay(source, inputs)
+        return _Replay(source, inputs, again)
     first, more = _REPLAYED
-    once = _Once(source)  # bytes and estimates are compared with the same replays
+    once = cache(again)  # bytes and estimates are compared with the same replays
     for by_bytes in (True, False) if inputs.focus is None else (False,):
-        replay = _Replay(once, inputs, by_bytes)
+        replay = _Replay(source, inputs, once, by_bytes)
         if not _hits(replay, zero, one, first)[0]:
             continue
         right, wrong = _hits(replay, zero, one, more)
         if right - wrong > _OFTEN * 2 * min(more, len(zero.wires)):
-            return replace(replay, source=source)
+            return replace(replay, again=again)
         # coarse messages can be equal by chance, equally often with a key that nobody knows
         chance, _ = _hits(replace(replay, fresh=True), zero, one, more)
         if right > chance + 2 * math.sqrt(chance + 1):
-            return replace(replay, source=source)
+            return replace(replay, again=again)
     return None
-
-
-class _Once:
-    """A source for one pair of inputs that makes each message only once."""
-
-    def __init__(self, source: Source) -> None:
-        self.defense, self.sees_messages, self.read = source.defense, source.sees_messages, source.read
-        self._source, self._made = source, dict[tuple[int, Key, Key], bytes]()
-
-    def again(self, inputs: Inputs, bit: int, trial: int, shared: Key, private: Key) -> bytes:
-        key = bit, shared, private
-        if key not in self._made:
-            self._made[key] = self._source.again(inputs, bit, trial, shared, private)
-        return self._made[key]
 
 
 def _hits(replay: _Replay, zero: Trace, one: Trace, trials: int) -> tuple[int, int]:

@@ -24,8 +24,8 @@ from leakgauge.harness.audit.bounds import (
     split_threshold,
 )
 from leakgauge.harness.audit.distinguishers import Distinguisher, distinguishers, scored
-from leakgauge.harness.audit.space import varied
-from leakgauge.harness.audit.trials import Inputs, Mechanism, Part, Trace, pairs
+from leakgauge.harness.audit.neighbors import Inputs, pairs, varied
+from leakgauge.harness.audit.trials import Mechanism, Part, Trace
 from leakgauge.harness.core import accounting
 from leakgauge.harness.core.claim import Claim, Code, Verdict, judge
 from leakgauge.harness.core.contract import Defense
@@ -254,7 +254,7 @@ def screen(mechanism: Mechanism, claim: Claim, trials: int, confidence: float, k
         raise ValueError(f"expected trials >= 1, got trials={trials}")
     pilot = min(_PILOT_MOST, max(_PILOT_LEAST, math.ceil(_PILOT_SHARE * trials)))
     key, found = key.child("pilot"), list[Judged]()
-    asked = (mechanism.defense, mechanism.setting, claim.unit, claim.relation, key.child("pairs"))
+    asked = (mechanism.defense, mechanism.federation.setting, claim.unit, claim.relation, key.child("pairs"))
     for number, inputs in enumerate([*pairs(*asked), *varied(*asked)]):
         zero, one = (mechanism.run(inputs, bit, 2 * pilot, key.child(number, bit)) for bit in (0, 1))
         fit, judging = slice(pilot), slice(pilot, None)

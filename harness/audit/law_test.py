@@ -27,7 +27,6 @@ from leakgauge.harness.audit.battery import (
     ratio_values,
     twin_values,
 )
-from leakgauge.harness.audit.claims import states_of
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Defense, Examples, Sender, Setting
 from leakgauge.harness.core.errors import MessageError
@@ -37,6 +36,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation.round import Client, Exchange, Round
+from leakgauge.harness.federation.small import Federation
 from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
@@ -130,26 +130,26 @@ def check_law(defense: Defense[Any, Any], like: Setting, key: Key) -> LawRecord 
     Raises:
         MessageError: the defense rejects its own messages, in `transmit` or `decode`.
     """
-    setting = _setting(like)
-    history = states_of(defense, setting)
+    federation = Federation.of(defense, _setting(like))
     try:
-        found = _federation(defense, setting, history, 0, key)
-        if not any(found.values()):
+        kinds = _readings(federation, 0, key)
+        if not any(kinds.values()):
             return None
-        if 0 < _numbers(found) < _FEW:
+        if 0 < _numbers(kinds) < _FEW:
             # the defense sends a share of the coordinates: with more coordinates, a message holds more numbers
-            wide = _setting(like, _WIDE)
-            more = _federation(defense, wide, states_of(defense, wide), 0, key)
-            if _numbers(more) > _numbers(found):
-                setting, history, found = wide, states_of(defense, wide), more
-        values, found = _p_values(defense, setting, history, found, key)
-        samples = [_sample(seen, setting) for seen in found.values() if _numbers({"": seen})]
+            wide = Federation.of(defense, _setting(like, _WIDE))
+            more = _readings(wide, 0, key)
+            if _numbers(more) > _numbers(kinds):
+                federation, kinds = wide, more
+        values, kinds = _p_values(federation, kinds, key)
+        setting = federation.setting
+        samples = [_sample(items, setting) for items in kinds.values() if _numbers({"": items})]
         # the level of one p-value, before a few more are added
         share = _detects(samples, LEVEL / max(1, len(values)))
-        loud = _loud(defense, setting, found["message"], key, enough=share is not None and share <= _SHARE)
+        loud = _loud(defense, setting, kinds["message"], key, enough=share is not None and share <= _SHARE)
     except LawError as error:
         return LawRecord((str(error),), 0.0, 1, 0, 1, None)
-    messages, numbers = sum(map(len, found.values())), _numbers(found)
+    messages, numbers = sum(map(len, kinds.values())), _numbers(kinds)
     if not values:
         return LawRecord((), 1.0, messages, 0, 0, None)
     for word, sample in loud.items():
@@ -159,28 +159,25 @@ def check_law(defense: Defense[Any, Any], like: Setting, key: Key) -> LawRecord 
     rejects = tuple(sorted((name for name, p in values.items() if not p >= level), key=values.__getitem__))
     least = min(1.0, min(values.values()) * len(values))
     share = _detects(samples, level, list(loud.values()))
-    return LawRecord(
-        rejects, least, messages + sum(len(sample.uniforms) for sample in loud.values()), numbers, len(values), share
-    )
+    messages += sum(len(sample.uniforms) for sample in loud.values())
+    return LawRecord(rejects, least, messages, numbers, len(values), share)
 
 
-def _p_values(
-    defense: Defense[Any, Any], setting: Setting, history: Sequence[Any], found: _Kinds, key: Key
-) -> tuple[dict[str, float], _Kinds]:
-    """All p-values by name, and the tested items; `found` has the items of the first federation."""
-    run = 1
-    while _numbers(found) > 0 and _too_few(found) and sum(map(len, found.values())) < _MOST:
-        more = _federation(defense, setting, history, run, key)
-        found, run = {kind: seen + more[kind] for kind, seen in found.items()}, run + 1
-    values = _of_kinds(found, setting, coarse=False)
-    quiet = defense.quieter()
-    if quiet is not None:
-        at_rest = _of_kinds(_federation(quiet, setting, states_of(quiet, setting), -1, key), setting, coarse=True)
+def _p_values(federation: Federation, kinds: _Kinds, key: Key) -> tuple[dict[str, float], _Kinds]:
+    """All p-values by name, and the tested items; `kinds` has the items of the first federation."""
+    run, setting = 1, federation.setting
+    while _numbers(kinds) > 0 and _too_few(kinds) and sum(map(len, kinds.values())) < _MOST:
+        more = _readings(federation, run, key)
+        kinds, run = {kind: items + more[kind] for kind, items in kinds.items()}, run + 1
+    values = _of_kinds(kinds, setting, coarse=False)
+    low_noise = federation.defense.quieter()
+    if low_noise is not None:
+        at_rest = _of_kinds(_readings(Federation.of(low_noise, setting), -1, key), setting, coarse=True)
         values |= {f"{name}, with little noise": p for name, p in at_rest.items()}
-    values |= _twins(defense, setting, history, key.child("twins"))
-    if found["sum"]:
-        values |= _twin_sums(defense, setting, history, key.child("twin sums"))
-    return values, found
+    values |= _repeats(federation, key.child("twins"), sums=False)
+    if kinds["sum"]:
+        values |= _repeats(federation, key.child("twin sums"), sums=True)
+    return values, kinds
 
 
 def _loud(
@@ -205,11 +202,11 @@ def _loud(
     for sizes, runs in federations:
         setting = _setting(seen_in, sizes)
         try:
-            history = states_of(defense, setting)[: _BRIEF if silent else None]
+            history = Federation.of(defense, setting).history[: _BRIEF if silent else None]
         except ValueError:
             continue  # no channel of this epsilon has so few coordinates
-        own = key.child("clip", setting.dim)
-        each = [_federation(defense, setting, history, run, own, loud=True) for run in range(runs)]
+        federation, own = Federation(defense, setting, history), key.child("clip", setting.dim)
+        each = [_readings(federation, run, own, loud=True) for run in range(runs)]
         sample = _sample([one for kinds in each for one in kinds["message"]], setting)
         if sample.ratios is not None and not (silent and _is_silent(sample.ratios)):
             found[f"d = {setting.dim}"] = sample
@@ -255,41 +252,36 @@ def _of_kinds(found: _Kinds, setting: Setting, *, coarse: bool) -> dict[str, flo
     }
 
 
-def _federation(
-    defense: Defense[Any, Any], setting: Setting, history: Sequence[Any], run: int, key: Key, *, loud: bool = False
-) -> _Kinds:
+def _readings(federation: Federation, run: int, key: Key, *, loud: bool = False) -> _Kinds:
     """The messages and the sums of one federation that follow a law, ordered by round and sender.
 
     Args:
         loud: all updates are at the clip.
     """
-    draw = _loud_update if loud else _update
+    defense, setting = federation.defense, federation.setting
+    draw, kinds = _loud_update if loud else _update, _Kinds(message=[], sum=[])
     senders = [Sender(k, _SMALLEST * (1 + k % 10)) for k in range(_CLIENTS)]
-    memories = [defense.remember(setting) for _ in senders]
-    updates, found = [torch.zeros(setting.dim) for _ in senders], _Kinds(message=[], sum=[])
-    found["training"] = _trainings(defense, setting, run, key.child("training", run))
-    for number, state in enumerate(history):
-        here, own = Round(defense, setting, state, number), key.child("run", run, "round", number)
+    memories, updates = federation.memories(_CLIENTS), [torch.zeros(setting.dim) for _ in senders]
+    kinds["training"] = _trainings(defense, setting, run, key.child("training", run))
+    for number, state in enumerate(federation.history):
+        own = key.child("run", run, "round", number)
         drawn = [draw(defense, setting, own.child("update", k), updates[k]) for k in range(_CLIENTS)]
-        updates, patterns = [update for _, update in drawn], [pattern for pattern, _ in drawn]
-        clients = [
-            Client.of(sender, update.clone(), memory, own.child("client", sender.number))
-            for sender, update, memory in zip(senders, updates, memories, strict=True)
-        ]
-        exchange = here.exchange(clients, own.child("channel"))
+        patterns, updates = [pattern for pattern, _ in drawn], [update for _, update in drawn]
+        sent = [update.clone() for update in updates]
+        exchange = federation.exchange(sent, own, number, senders=senders, memories=memories)
         law = defense.aggregate_law(state, updates, exchange.links)
         if law is not None:
-            reading = _read(law, _arrives(here, exchange, own.child("server")), own.child("auditor"))
-            found["sum"].append(_Seen(reading, senders[0], number, run, 0, torch.stack(updates).double().sum(0)))
-        arrived = exchange.sent if defense.superposes else exchange.received
-        for client, wire, link, pattern in zip(clients, arrived, exchange.links.each(), patterns, strict=True):
-            own_law = defense.law(state, client.memory, updates[client.sender.number], link)
-            if own_law is not None:
-                reading = _read(own_law, wire, own.child("auditor", client.sender.number))
-                update = updates[client.sender.number]
-                found["message"].append(_Seen(reading, client.sender, number, run, pattern, update, own_law.product))
+            total = _arrives(federation.round(number), exchange, own.child("server"))
+            reading = _read(law, total, own.child("auditor"))
+            kinds["sum"].append(_Seen(reading, senders[0], number, run, 0, torch.stack(updates).double().sum(0)))
+        wires, links = exchange.sent if defense.superposes else exchange.received, exchange.links.each()
+        for memory, update, wire, link, pattern in zip(memories, updates, wires, links, patterns, strict=True):
+            law = defense.law(state, memory, update, link)
+            if law is not None:
+                reading = _read(law, wire, own.child("auditor", link.sender.number))
+                kinds["message"].append(_Seen(reading, link.sender, number, run, pattern, update, law.product))
         memories = exchange.memories
-    return found
+    return kinds
 
 
 def _trainings(defense: Defense[Any, Any], setting: Setting, run: int, key: Key) -> list[_Seen]:
@@ -330,50 +322,38 @@ def _step_readings(updates: Numbers, center: Numbers, law: StepLaw, weights: Num
     return [Reading(row, np.arange(len(center))) for row in uniforms]
 
 
-def _twins(defense: Defense[Any, Any], setting: Setting, history: Sequence[Any], key: Key) -> dict[str, float]:
-    """p-values of messages against twins with the same update, memory and shared key."""
-    sender, rows = Sender(1, 2 * _SMALLEST), []
-    discrete = False
+def _repeats(federation: Federation, key: Key, *, sums: bool) -> dict[str, float]:
+    """p-values of messages, or of sums, against others with the same updates and shared keys, but other noise."""
+    defense, setting, state = federation.defense, federation.setting, federation.history[0]
+    senders = [Sender(k, _SMALLEST) for k in range(_CLIENTS)] if sums else [Sender(1, 2 * _SMALLEST)]
+    names: list[tuple[int, ...]] = [(k,) for k in range(_CLIENTS)] if sums else [()]
+    round_, rows, memory, discrete = federation.round(), [], defense.remember(setting), False
     for number in range(_TWINS):
-        own, here = key.child(number), Round(defense, setting, history[0])
-        _, update = _update(defense, setting, own.child("update"), torch.zeros(setting.dim))
-        shared, memory, readings = own.child("shared"), defense.remember(setting), []
+        own, row = key.child(number), []
+        updates = [_update(defense, setting, own.child("update", *k), torch.zeros(setting.dim))[1] for k in names]
         for twin in range(2):
-            client = Client(sender, update.clone(), memory, own.child("private", twin), shared)
-            exchange = here.exchange([client], own.child("channel", twin))
-            law = defense.law(history[0], memory, update, exchange.links.each()[0])
-            if law is None or law.from_shared:  # a shared key makes twins equal
+            clients = [
+                Client(sender, update.clone(), memory, own.child("private", twin, *k), own.child("shared", *k))
+                for sender, update, k in zip(senders, updates, names, strict=True)
+            ]
+            exchange = round_.exchange(clients, own.child("channel", twin))
+            if sums:
+                law = defense.aggregate_law(state, updates, exchange.links)
+                wire = _arrives(round_, exchange, own.child("server", twin))
+            else:
+                law = defense.law(state, memory, updates[0], exchange.links.each()[0])
+                wire = (exchange.sent if defense.superposes else exchange.received)[0]
+            if law is None or law.from_shared:  # a shared key makes both equal
                 return {}
-            wire = (exchange.sent if defense.superposes else exchange.received)[0]
-            readings.append(_read(law, wire, own.child(twin)))
-            discrete = readings[-1].bits is None
-        rows.append([reading.uniforms for reading in readings])
+            reading = _read(law, wire, own.child(twin))
+            row.append(reading.uniforms)
+            discrete = not sums and reading.bits is None
+        rows.append(row)
     one, other = np.array(rows).swapaxes(0, 1)
     if not one.size:
         return {}
-    return {f"{name}, of twins": p for name, p in twin_values(one, other, discrete=discrete).items()}
-
-
-def _twin_sums(defense: Defense[Any, Any], setting: Setting, history: Sequence[Any], key: Key) -> dict[str, float]:
-    """p-values of sums against twins with the same updates and shared keys, but other noise of clients and server."""
-    rows, here, memory = [], Round(defense, setting, history[0]), defense.remember(setting)
-    for number in range(_TWINS):
-        own, row = key.child(number), []
-        updates = [
-            _update(defense, setting, own.child("update", k), torch.zeros(setting.dim))[1] for k in range(_CLIENTS)
-        ]
-        for twin in range(2):
-            clients = [
-                Client(Sender(k, _SMALLEST), u.clone(), memory, own.child("private", twin, k), own.child("shared", k))
-                for k, u in enumerate(updates)
-            ]
-            exchange = here.exchange(clients, own.child("channel", twin))
-            law = defense.aggregate_law(history[0], updates, exchange.links)
-            assert law is not None  # a federation had sums
-            row.append(_read(law, _arrives(here, exchange, own.child("server", twin)), own.child(twin)).uniforms)
-        rows.append(row)
-    one, other = np.array(rows).swapaxes(0, 1)
-    return {f"{name}, of twin sums": p for name, p in twin_values(one, other, discrete=False).items()}
+    values = twin_values(one, other, discrete=discrete)
+    return {f"{name}, of {'twin sums' if sums else 'twins'}": p for name, p in values.items()}
 
 
 def _read(law: Law, wire: bytes, own: Key) -> Reading:

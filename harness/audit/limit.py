@@ -365,8 +365,7 @@ def _fresh(
         ]
         if message.shared is not None:
             clients[0] = clients[0]._replace(shared=message.shared)
-        silent = here.silent(list(senders), own) if seen.defense.superposes else []
-        wires.append(here.exchange([*clients, *silent], own.child("channel")).received[0])
+        wires.append(here.among_silent(clients, own).received[0])
         shared.append(clients[0].shared)
     who: list[Sender] = [message.sender] * len(wires)
     return wires, Links(seen.setting, who, None if message.shared is None else shared)

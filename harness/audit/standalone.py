@@ -22,7 +22,7 @@ from leakgauge.harness.audit.claims import DEFAULTS, defense_record, exact_delta
 from leakgauge.harness.audit.engine import AuditResult
 from leakgauge.harness.audit.law_test import check_law
 from leakgauge.harness.audit.training import DIGITS_DIM, DigitsTraining
-from leakgauge.harness.audit.trials import Deployment, Mechanism
+from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.core.answer import Answer, CanaryCounts, CosineRecord, DeltaRecord, MessageCounts, TrialCounts
 from leakgauge.harness.core.cell import PartSpec, Scalar
 from leakgauge.harness.core.claim import Claim, Horizon, Relation, Unit
@@ -36,6 +36,7 @@ from leakgauge.harness.core.stored import finite
 from leakgauge.harness.core.threads import one_thread
 from leakgauge.harness.core.threats import SEES, Threat
 from leakgauge.harness.federation import registry
+from leakgauge.harness.federation.small import Federation
 
 MOST_ROUNDS = 20
 """The most rounds of a study that are audited, because each trial runs all of them."""
@@ -127,7 +128,7 @@ def audit(
     try:
         if by == "messages":
             training = DigitsTraining.of(deployment, key.child("run"))
-            deployment = deployment._replace(setting=training.setting)
+            deployment = replace(deployment, setting=training.setting)
         claimed_rounds = deployment.history[:1] if by == "messages" else deployment.history
         claim = claim_of(deployment.defense, claimed_rounds, deployment.setting)
         played = engine.adversaries(claim) if threat is None else (Threat(threat),)
@@ -144,7 +145,7 @@ def audit(
             measured = _by_one_run(deployment, claim, adversary, level, key)
         else:
             much = (trials or _usual(claim, adversary, level)) if budget is None else _Budget(budget, started)
-            mechanisms = [Mechanism(*deployment, each, device or "cpu") for each in played]
+            mechanisms = [Mechanism(deployment, each, device or "cpu") for each in played]
             mechanism = engine.most_telling(mechanisms, claim, much if isinstance(much, int) else TRIALS, level, key)
             measured = _by_trials(mechanism, claim, much, law, level, key)
         audited = _audit_record(deployment, claim, record.claim, measured.bound, law, measured.assuming)
@@ -173,7 +174,7 @@ def audit_for_study(spec: PartSpec, study: Setting, trials: int, key: Key, devic
     """
     deployment = prepare_audit(spec.name, spec.parameters, *audited_part(spec, study))
     claim = claim_of(deployment.defense, deployment.history, deployment.setting)
-    mechanisms = [Mechanism(*deployment, threat, device) for threat in engine.adversaries(claim)]
+    mechanisms = [Mechanism(deployment, threat, device) for threat in engine.adversaries(claim)]
     mechanism = engine.most_telling(mechanisms, claim, trials, CONFIDENCE, key)
     result = engine.audit_mechanism(mechanism, claim, trials, CONFIDENCE, key)
     law = check_law(deployment.defense, deployment.setting, key.child("law"))
@@ -182,7 +183,7 @@ def audit_for_study(spec: PartSpec, study: Setting, trials: int, key: Key, devic
 
 
 def _audit_record(
-    deployment: Deployment,
+    deployment: Federation,
     claim: Claim,
     recorded: ClaimRecord,
     result: AuditResult,
@@ -190,7 +191,7 @@ def _audit_record(
     assuming: tuple[AssumedBound, ...],
 ) -> AuditRecord:
     """The record of a bound, with the verdicts on the claim and on the code."""
-    defense, setting, history = deployment
+    defense, setting, history = deployment.defense, deployment.setting, deployment.history
     (judged, reason), inspected = engine.verdict(claim, result), engine.inspect(claim, result, law, assuming, defense)
     return AuditRecord(
         claimed=recorded.epsilon,
@@ -239,7 +240,7 @@ def audited_part(spec: PartSpec, study: Setting) -> tuple[dict[str, Scalar], int
 
 def prepare_audit(
     name: str, parameters: dict[str, Scalar], setting: dict[str, Scalar], rounds: int | None
-) -> Deployment:
+) -> Federation:
     """The defense in the small federation of an audit by trials.
 
     Raises:
@@ -331,7 +332,7 @@ def _by_messages(
     return _Found(result, MessageCounts(right, wrong, messages, len(updates) * updates.shape[1] - messages, device))
 
 
-def _by_one_run(deployment: Deployment, claim: Claim, adversary: Threat, confidence: float, key: Key) -> _Found:
+def _by_one_run(deployment: Federation, claim: Claim, adversary: Threat, confidence: float, key: Key) -> _Found:
     """An audit by `canaries.audit_one_run`, with the pair `end to end` unless neighbors add or remove."""
     pair: Literal["from nothing", "end to end"] = "end to end"
     if claim.relation is Relation.ADD_REMOVE:
@@ -341,7 +342,7 @@ def _by_one_run(deployment: Deployment, claim: Claim, adversary: Threat, confide
     return _Found(result, CanaryCounts(result.trials, guesses, result.counts.true_positives))
 
 
-def _by_cosine(deployment: Deployment, claim: Claim, key: Key) -> CosineRecord:
+def _by_cosine(deployment: Federation, claim: Claim, key: Key) -> CosineRecord:
     """An estimate by `canaries.estimate_by_cosine`: no bound, no verdict."""
     result = estimate_by_cosine(deployment, claim, key)
     rounds, unit = len(deployment.history), claim.unit.value

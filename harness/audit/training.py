@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from leakgauge.harness import data
-from leakgauge.harness.audit.trials import Deployment
 from leakgauge.harness.core.cell import FederationSpec
 from leakgauge.harness.core.contract import Defense, Examples, Setting
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation.loop import Keep, make_plan, make_setting, train
 from leakgauge.harness.federation.round import client_key
+from leakgauge.harness.federation.small import Federation
 from leakgauge.harness.learn.batch import Work, choose_engine, train_clients
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.partition import partition
@@ -39,9 +39,9 @@ class DigitsTraining:
     key: Key
 
     @classmethod
-    def of(cls, deployment: Deployment, key: Key) -> DigitsTraining:
-        """A training with the deployment's clients, samples, steps, batch and learning rate."""
-        public, digits = deployment.setting, data.load("digits", Path())
+    def of(cls, federation: Federation, key: Key) -> DigitsTraining:
+        """A training with the federation's clients, samples, steps, batch and learning rate."""
+        public, digits = federation.setting, data.load("digits", Path())
         samples, available = public.clients * public.samples, len(digits.train.y)
         if samples > available:
             raise StudyError("audit", [f"setting.samples: got {samples} of all clients, expected at most {available}"])
@@ -58,11 +58,11 @@ class DigitsTraining:
         )
         parts = partition(spec, digits.train.y, key.child("partition"))
         clients = {k: Examples(digits.train.x[part], digits.train.y[part]) for k, part in enumerate(parts)}
-        setting = make_setting(task, spec, clients, deployment.defense.local)
-        return cls(deployment.defense, task, spec, clients, digits.test, setting, key.child("training"))
+        setting = make_setting(task, spec, clients, federation.defense.local)
+        return cls(federation.defense, task, spec, clients, digits.test, setting, key.child("training"))
 
-    def run(self, device: str = "cpu") -> tuple[Tensor, Deployment]:
-        """[T, clients, d] the updates before the defense, trained again from each round's model, and the deployment.
+    def run(self, device: str = "cpu") -> tuple[Tensor, Federation]:
+        """[T, clients, d] the updates before the defense, trained again from each round's model, and the federation.
 
         Args:
             device: where the clients train.
@@ -79,4 +79,4 @@ class DigitsTraining:
             params = run.models[number].to(device)
             updates.append(train_clients(self.task, params, work, plan, engine).updates.cpu())
             history.append(defense.advance(history[-1], run.feedback[number]))
-        return torch.stack(updates), Deployment(defense, self.setting, tuple(history[:-1]))
+        return torch.stack(updates), Federation(defense, self.setting, tuple(history[:-1]))

@@ -8,11 +8,11 @@ import numpy as np
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import FederationSpec, Scalar
-from leakgauge.harness.core.contract import Sender
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.federation.loop import setting_of
 from leakgauge.harness.federation.registry import build
-from leakgauge.harness.federation.round import Client, Round
+from leakgauge.harness.federation.small import Federation
 from leakgauge.harness.learn import models
 
 _SAMPLES = 100
@@ -37,15 +37,14 @@ def layer_snr(mechanism: str, model: str, seed: int = 0, draws: int = 4, **param
     layout = models.build(model, (3, 32, 32), 10).layout
     defense = build("defense", mechanism, parameters)
     setting = setting_of(layout, FederationSpec(clients=1, rounds=1), [_SAMPLES], defense.local)
-    here, ratios = Round(defense, setting, defense.init(setting)), []
+    federation, ratios = Federation(defense, setting, (defense.init(setting),)), []
     for number in range(draws):
         key = Key(seed).child("layer_snr", number)
         update = rng.normal(key.child("update"), (layout.dim,))
-        client = Client.of(Sender(0, _SAMPLES), update, defense.remember(setting), key)
-        (received,) = here.exchange([client], key.child("channel")).received
-        decoded = here.estimate(received, client.sender, client.shared)
+        exchange = federation.repeat(update, key.child("private"), key.child("shared"), key.child("channel"))
+        (decoded,) = federation.estimates(exchange, Threat.SERVER)
         parts = zip(layout.split(update), layout.split(decoded), strict=True)
-        ratios += [float(sent.var() / (sent - found).var()) for sent, found in parts]
+        ratios += [float(sent.var() / (sent - read).var()) for sent, read in parts]
     return {"layer_snr_db": 10 * math.log10(float(np.mean(ratios)))}
 
 

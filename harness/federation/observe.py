@@ -281,19 +281,12 @@ class _Probe:
                 trained = train_clients(scene.task, model.params, [work], plan, scene.engine)
                 clients.append(Client.of(self.senders[i], trained.updates[0], self.memories[i], key))
                 steps.append(len(trained.batches[0]))
-            received, self.memories[first : group.stop] = self._send(here, clients)
+            exchange = here.among_silent(clients, scene.key.child("probe", number, first))
+            (received,), self.memories[first : group.stop] = exchange.received, exchange.memories
             sender, *others = (client.sender for client in clients)
             images = self.together * sender.samples
             messages.append(Message(number, sender, received, clients[0].shared, images, steps[0], tuple(others)))
         return Sighting(tuple(messages), model, lr)
-
-    def _send(self, here: Round, clients: list[Client]) -> tuple[bytes, list[Any]]:
-        """What arrives from clients that send at once while the others are silent, and the senders' new memories."""
-        key = self.scene.key.child("probe", here.number, clients[0].sender.number)
-        silent = here.silent([client.sender for client in clients], key) if here.defense.superposes else []
-        exchange = here.exchange([*clients, *silent], key.child("channel"))
-        (received,) = exchange.received
-        return received, exchange.memories[: len(clients)]
 
 
 def _real_messages(scene: Scene, view: View, target: Target) -> _Sent:

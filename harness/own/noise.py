@@ -12,7 +12,8 @@ from scipy import optimize, special, stats
 from torch import Tensor
 
 from leakgauge.harness.audit.claims import states_of
-from leakgauge.harness.audit.trials import Inputs, Mechanism
+from leakgauge.harness.audit.neighbors import Inputs
+from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.core.claim import Claim, Unit
 from leakgauge.harness.core.contract import Defense, Links, claim_of, likelihood_of
 from leakgauge.harness.core.errors import NoLikelihood
@@ -20,6 +21,7 @@ from leakgauge.harness.core.law import Integers, LawError
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.threats import Threat
+from leakgauge.harness.federation.small import Federation
 from leakgauge.harness.own.findings import Fault, Skip, told
 from leakgauge.harness.own.wire import Patient, Wire
 
@@ -265,7 +267,7 @@ def _check_scores(patient: Patient) -> None:
 def _ratios(patient: Patient) -> tuple[Numbers, Numbers]:
     """[n] log likelihood ratios of messages of an update's negative, and of the update."""
     wire, defense = patient.wire, patient.defense
-    mechanism = Mechanism(defense, wire.here.setting, (wire.here.state,), Threat.SERVER)
+    mechanism = Mechanism(Federation(defense, wire.here.setting, (wire.here.state,)), Threat.SERVER)
     for share in _SHARES:
         end = wire.update(share)
         inputs = Inputs("an update and its negative", -end, end)
@@ -286,7 +288,7 @@ def _run(mechanism: Mechanism, inputs: Inputs, bit: int, n: int, key: Key) -> Nu
 def _is_blurred(patient: Patient, near: float) -> bool:
     """Whether scores are only blurred: too flat for near updates, less flat for a coordinate from end to end."""
     wire = patient.wire
-    mechanism = Mechanism(patient.defense, wire.here.setting, (wire.here.state,), Threat.SERVER)
+    mechanism = Mechanism(Federation(patient.defense, wire.here.setting, (wire.here.state,)), Threat.SERVER)
     end = torch.zeros(wire.dim)
     end[0] = 0.9 * wire.clip
     zeros, ones = (_run(mechanism, Inputs("a coordinate", -end, end), bit, _PAIRS, Key(5)) for bit in (0, 1))

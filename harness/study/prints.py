@@ -6,9 +6,10 @@ import hashlib
 import math
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -18,15 +19,12 @@ from leakgauge.harness.core.cell import Cell, Target, TrainingSpec
 from leakgauge.harness.core.claim import Claim
 from leakgauge.harness.core.contract import (
     Attack,
-    Defense,
     Feedback,
     Labels,
-    Likelihood,
     LocalRule,
     Membership,
     Observation,
     Reconstruction,
-    Sender,
     claim_of,
     likelihood_of,
 )
@@ -35,13 +33,14 @@ from leakgauge.harness.core.labels import UNDEFENDED
 from leakgauge.harness.core.prints import DRAWN, DRAWS, STATISTICS, Print
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stored import fingerprint, to_data
-from leakgauge.harness.core.threats import View
+from leakgauge.harness.core.threats import Threat, View
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.data import default_root
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.loop import Training, make_plan, train
 from leakgauge.harness.federation.observe import observe
-from leakgauge.harness.federation.round import Client, Exchange, Round
+from leakgauge.harness.federation.round import Exchange
+from leakgauge.harness.federation.small import Federation
 from leakgauge.harness.learn.batch import Work, train_clients
 from leakgauge.harness.study.attack import scored
 from leakgauge.harness.study.prepare import Prepared, attack_key, prepare, scene_of, seen_by
@@ -148,31 +147,13 @@ def _plain(numbers: torch.Tensor) -> tuple[float, ...]:
     return tuple(float(f"{x:.8g}") for x in numbers.double().nan_to_num().flatten().tolist())
 
 
-class _Sent(NamedTuple):
-    """One round of messages: the round, the exchange, and the decoded mean."""
-
-    here: Round
-    exchange: Exchange
-    mean: Vector
-
-
-def _two_rounds(ready: Prepared, updates: Sequence[Vector], key: Key) -> Iterator[_Sent]:
-    """Two rounds in which the first clients send these updates and keep their memories."""
-    defense, setting = ready.defense, ready.setting
-    state, memories = defense.init(setting), [defense.remember(setting) for _ in updates]
-    for number in range(2):
-        if defense.stops(state):
-            return
-        here, own = Round(defense, setting, state, number), key.child(number)
-        clients = [
-            Client.of(Sender(at % setting.clients, setting.samples), update, memory, own.child("client", at))
-            for at, (update, memory) in enumerate(zip(updates, memories, strict=True))
-        ]
-        others = here.silent([one.sender for one in clients], own) if defense.superposes else []
-        exchange = here.exchange([*clients, *others], own.child("channel"))
-        yield _Sent(here, exchange, here.decode(exchange, own.child("server")))
-        memories = exchange.memories[: len(updates)]
-        state = defense.advance(state, Feedback(number, None, None))
+def _two_rounds(federation: Federation, updates: Sequence[Vector], key: Key) -> Iterator[tuple[Exchange, Vector]]:
+    """The messages of the first clients with these updates, and the decoded mean, of each round."""
+    memories = None
+    for number in range(len(federation.history)):
+        exchange = federation.exchange(updates, key.child(number), number, memories=memories)
+        memories = exchange.memories
+        yield exchange, federation.round(number).decode(exchange, key.child(number, "server"))
 
 
 def _of_defense(spec: TrainingSpec, ready: Prepared) -> Iterator[Print]:
@@ -181,18 +162,17 @@ def _of_defense(spec: TrainingSpec, ready: Prepared) -> Iterator[Print]:
     few = _LENGTHS[: setting.participants]
     updates = [_unit(_KEY.child("update", at), setting.dim, length) for at, length in enumerate(few)]
     digest, decoded, scores = hashlib.sha256(), list[Vector](), list[torch.Tensor]()
-    for sent in _two_rounds(ready, updates, _KEY.child("messages")):
-        here, exchange = sent.here, sent.exchange
+    federation = Federation.of(defense, setting, rounds=2)
+    for number, (exchange, mean) in enumerate(_two_rounds(federation, updates, _KEY.child("messages"))):
         for wire in exchange.sent:
             digest.update(len(wire).to_bytes(8, "little") + wire)
-        decoded.append(sent.mean)
+        decoded.append(mean)
         if not defense.superposes:
-            pairs = zip(exchange.received, exchange.links.each(), strict=True)
-            decoded += [here.estimate(wire, link.sender, link.shared) for wire, link in pairs]
-        score = _score(defense, here.state, exchange)
+            decoded += federation.estimates(exchange, Threat.SERVER, number)
         silent = [torch.zeros(setting.dim)] * (len(exchange.sent) - len(updates))
         true = torch.stack([*updates, *silent])
-        if score is not None:
+        with suppress(NoLikelihood):
+            score = likelihood_of(defense, federation.history[number], exchange.received, exchange.links)
             scores += [score(share * (true[None] if defense.superposes else true)).detach() for share in (1.0, 0.9)]
     yield Print("encode", key, "", case, digest.hexdigest()[:16])
     yield Print("estimate", key, "", case, numbers=_sketch(torch.stack(decoded)))
@@ -202,14 +182,6 @@ def _of_defense(spec: TrainingSpec, ready: Prepared) -> Iterator[Print]:
     later = defense.advance(state, Feedback(0, None, None))
     claim = claim_of(defense, [state, state if defense.stops(later) else later], setting)
     yield Print("claim", key, "", case, fingerprint(_promised(claim)))
-
-
-def _score(defense: Defense[Any, Any], state: Any, exchange: Exchange) -> Likelihood | None:
-    """The likelihood of the received messages; None if the defense states none."""
-    try:
-        return likelihood_of(defense, state, exchange.received, exchange.links)
-    except NoLikelihood:
-        return None
 
 
 def _promised(claim: Claim) -> str:
@@ -251,11 +223,12 @@ def _draws(spec: TrainingSpec, ready: Prepared) -> Iterator[Print]:
 def _statistics(ready: Prepared, true: Vector, update: Vector, key: Key) -> list[float]:
     """`STATISTICS` of a client's messages in two rounds; zeros if the defense stops before the second round."""
     found = list[float]()
-    for sent in _two_rounds(ready, [update], key.child("messages")):
-        u, mean = true.double(), sent.mean.double()
-        energy = float(u @ u) + 1e-300
-        share = float(mean @ u) / energy
-        rest = (mean - share * u).square()
+    u = true.double()
+    energy = float(u @ u) + 1e-300
+    federation = Federation.of(ready.defense, ready.setting, rounds=2)
+    for _, mean in _two_rounds(federation, [update], key.child("messages")):
+        share = float(mean.double() @ u) / energy
+        rest = (mean.double() - share * u).square()
         floor = 1e-12 * energy / len(u)
         found += [share, math.log(float(rest.mean()) + floor), math.log(float(rest.median()) + floor)]
     return [float(f"{one:.6g}") for one in [*found, *[0.0] * len(STATISTICS)][: 2 * len(STATISTICS)]]

@@ -1,0 +1,121 @@
+"""A defense in a small federation: any of its rounds, with chosen clients, memories and keys, as an adversary sees it.
+
+Audits, fingerprints and the limit of reconstruction use `Federation`, so they see the bytes that a training sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from leakgauge.harness.core.contract import Defense, Feedback, Links, Sender, Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import SEES, Threat
+from leakgauge.harness.core.vec import Vector
+from leakgauge.harness.federation.round import Client, Exchange, Round
+
+
+@dataclass(frozen=True)
+class Federation:
+    """A defense in a federation.
+
+    Attributes:
+        history: the public state of each round.
+    """
+
+    defense: Defense[Any, Any]
+    setting: Setting
+    history: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, defense: Defense[Any, Any], setting: Setting, rounds: int | None = None) -> Federation:
+        """The federation in which no loss is ever evaluated; it ends earlier if the defense stops.
+
+        Args:
+            rounds: None for those of the setting.
+        """
+        state, history = defense.init(setting), []
+        for number in range(setting.rounds if rounds is None else rounds):
+            if defense.stops(state):
+                break
+            history.append(state)
+            state = defense.advance(state, Feedback(number, None, None))
+        return cls(defense, setting, tuple(history))
+
+    def round(self, number: int = 0) -> Round:
+        """One round, with its state."""
+        return Round(self.defense, self.setting, self.history[number], number)
+
+    def memories(self, clients: int) -> list[Any]:
+        """What clients remember before their first message."""
+        return [self.defense.remember(self.setting) for _ in range(clients)]
+
+    def exchange(
+        self,
+        updates: Iterable[Vector],
+        key: Key,
+        number: int = 0,
+        *,
+        senders: Sequence[Sender] | None = None,
+        memories: Sequence[Any] | None = None,
+        absent: Collection[int] = (),
+    ) -> Exchange:
+        """The messages of round `number` with these updates, with the keys that the training loop derives.
+
+        Args:
+            key: of the round; client k has its child ("client", k).
+            senders: None: clients 0, 1, ... with the smallest number of samples.
+            memories: None: the clients have sent nothing before.
+            absent: numbers of clients that drop out; see `Round.among_silent`.
+        """
+        each = list(updates)
+        senders = [Sender(k, self.setting.samples) for k in range(len(each))] if senders is None else senders
+        memories = self.memories(len(each)) if memories is None else memories
+        clients = [
+            Client.of(sender, update, memory, key.child("client", sender.number))
+            for sender, update, memory in zip(senders, each, memories, strict=True)
+        ]
+        return self.round(number).among_silent(clients, key, absent)
+
+    def run(self, updates: Iterable[Iterable[Vector]], key: Key) -> Iterator[Exchange]:
+        """The rounds in turn, with the updates of each round; the clients keep their memories.
+
+        Args:
+            key: of the federation; round t has its child ("round", t).
+        """
+        memories: Sequence[Any] | None = None
+        for number, of_round in enumerate(updates):
+            exchange = self.exchange(of_round, key.child("round", number), number, memories=memories)
+            memories = exchange.memories
+            yield exchange
+
+    def repeat(
+        self, update: Vector, private: Key, shared: Key, channel: Key, number: int = 0, *, sender: Sender | None = None
+    ) -> Exchange:
+        """The message of one client alone that has sent nothing before, with chosen keys.
+
+        Args:
+            sender: None: client 0 with the smallest number of samples.
+        """
+        sender = Sender(0, self.setting.samples) if sender is None else sender
+        client = Client(sender, update, self.defense.remember(self.setting), private, shared)
+        return self.round(number).exchange([client], channel)
+
+    def estimates(self, exchange: Exchange, threat: Threat, number: int = 0) -> Tensor:
+        """[n, d] the updates that the n received messages of a round reveal to an adversary who sees them.
+
+        Raises:
+            MessageError: as `Round.estimate`.
+        """
+        round_, links = self.round(number), known_links(exchange.links, threat).each()
+        pairs = zip(exchange.received, links, strict=False)  # a superposition is read by its first sender
+        return torch.stack([round_.estimate(wire, link.sender, link.shared) for wire, link in pairs])
+
+
+def known_links(links: Links, threat: Threat) -> Links:
+    """The links as an adversary knows them: without the shared keys, unless it sees them."""
+    return links if "shared" in SEES[threat] else links._replace(shared=None)
