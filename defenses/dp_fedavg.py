@@ -20,7 +20,7 @@ from leakgauge.harness.core.claim import Breach, Claim, Horizon, Proof, Relation
 from leakgauge.harness.core.contract import Link, Links, Setting
 from leakgauge.harness.core.law import Additive, Law, Normal, projected
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.threats import Threat
+from leakgauge.harness.core.threats import LISTED, seeing
 from leakgauge.harness.core.vec import Vector
 
 _MOMENTS = 32
@@ -28,7 +28,7 @@ _MOMENTS = 32
 
 _FIXED = "the number of participants is fixed beforehand and public"
 
-_MODELS = frozenset({Threat.PARTICIPANT, Threat.PUBLIC})
+_MODELS = seeing({"models", "final"})
 """The adversaries that see models but no messages."""
 
 
@@ -130,7 +130,7 @@ class DPFedAvg(Clipped, Plain):
             assumes += ("the adversary does not take part and does not know which clients take part",)
         clear = "messages are clipped and sent without noise."
         horizon, source = Horizon.of(rounds), f"McMahan et al. 2018, Algorithm 1; {accountant}"
-        further = (Proof.none(Unit.CLIENT, clear, against=frozenset(Threat) - _MODELS),)
+        further = (Proof.none(Unit.CLIENT, clear, against=seeing(LISTED, some={"messages", "sums"})),)
         # `claim_over` does not fit: the client need not take part in every round
         return Claim(
             claimed, self.delta, Unit.CLIENT, Relation.ADD_REMOVE, horizon, _MODELS, source, assumes, proved, further

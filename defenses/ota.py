@@ -28,10 +28,10 @@ from leakgauge.harness.core.codec import pack_float64, unpack_float64
 from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
 from leakgauge.harness.core.law import Law, projected
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.threats import ANYBODY, Threat
+from leakgauge.harness.core.threats import EAVESDROPPERS, LISTED, Threat, seeing
 from leakgauge.harness.core.vec import Vector
 
-_RECEIVER = ANYBODY - {Threat.COLLUDING_SERVER, Threat.EAVESDROPPER}
+_RECEIVER = seeing(LISTED - {"others"}) - EAVESDROPPERS
 """The adversaries that observe a round only through the server's receiver."""
 
 

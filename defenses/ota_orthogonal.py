@@ -20,10 +20,10 @@ from leakgauge.harness.core.codec import pack_float64, unpack_float64
 from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
 from leakgauge.harness.core.law import Law, projected
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.threats import ANYBODY, Threat
+from leakgauge.harness.core.threats import ANYBODY, EAVESDROPPERS, Threat
 from leakgauge.harness.core.vec import Vector, weighted_mean
 
-_RECEIVER = ANYBODY - {Threat.EAVESDROPPER}
+_RECEIVER = ANYBODY - EAVESDROPPERS
 """The adversaries that observe a message only through the server's receiver; collusion does not help them."""
 
 

@@ -2,6 +2,10 @@
 
 import dataclasses
 import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +27,7 @@ from leakgauge.harness.own.doctor import examine
 from leakgauge.harness.own.quick import Effort
 from tests.audit_case import deployed, setting_of
 
+ROOT = Path(__file__).parents[1]
 SETS = [frozenset(some) for k in range(1, 8) for some in itertools.combinations(Threat, k)]
 QUARTER = Gaussian(noise_std=0.5)
 BEHIND_SUMS = (Threat.AGGREGATOR, Threat.PARTICIPANT, Threat.PUBLIC)
@@ -164,3 +169,76 @@ def test_a_claim_against_anybody_is_against_those_who_see_what_was_listed():
     public = frozenset.intersection(*SEES.values()) - {"final"}
     assert frozenset(threat for threat in Threat if SEES[threat] <= public | listed) == ANYBODY
     assert claim_over(1, 1.0, Proof.pure(1.0, 1, Unit.MESSAGE, "some"), source="some").against == ANYBODY
+
+
+ADDED = """
+import json, sys
+from importlib import util
+name, sees, names = sys.argv[1], set(filter(None, sys.argv[2].split())), "leakgauge.harness.core.threats"
+spec = util.find_spec(names)
+source = open(spec.origin).read()
+kind, table = "class Threat(enum.Enum):", "SEES: dict[Threat, frozenset[str]] = {"
+if name:
+    source = source.replace(kind, f"{kind}\\n    ADDED = {name!r}")
+    source = source.replace(table, f"{table}\\n    Threat.ADDED: _PUBLIC | {sees!r},")
+threats = sys.modules[names] = util.module_from_spec(spec)
+exec(compile(source, spec.origin, "exec"), threats.__dict__)
+from leakgauge.harness.audit import engine, standalone
+from leakgauge.harness.core.contract import claim_of
+from leakgauge.harness.federation import registry
+from leakgauge.harness.federation.small import Federation
+from tests.fuzz import DEFENSES, SETTING
+found = {}
+for defense, parameters in DEFENSES:
+    federation = Federation.of(registry.build("defense", defense, parameters), SETTING)
+    claim = claim_of(federation.defense, federation.history, federation.setting)
+    proofs = [proof for proof in (claim.proved, *claim.further, claim.attained) if proof is not None]
+    sets = [sorted(threat.value for threat in one.against) for one in (claim, *proofs)]
+    found[f"{defense} {parameters}"] = [sets, [threat.value for threat in engine.adversaries(claim)]]
+verdicts = []
+if name:
+    assert threats.View.parse(name + "+labels").sees >= sees | {"labels"}
+    for defense in ("gaussian", "ota"):
+        verdicts.append(standalone.audit(defense, {}, {}, 1, trials=20, seed=0, threat=name)["verdict"])
+print(json.dumps([found, verdicts]))
+"""
+
+
+def claims_with(name="", sees=""):
+    """All adversaries of claims and proofs, and those that audits play, if the threat `name` is added to the table.
+
+    Also the verdicts on two defenses against it.
+    """
+    run = [sys.executable, "-c", ADDED, name, sees]
+    return json.loads(subprocess.run(run, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout)
+
+
+@pytest.fixture(scope="module")
+def claims_before():
+    return claims_with()[0]
+
+
+@pytest.mark.parametrize(
+    ("sees", "gaussian", "ota"),
+    [
+        ("messages shared models final timing", False, False),
+        ("models final timing", False, False),
+        ("messages models final others", True, False),
+        ("messages final", True, False),
+        ("models final others", True, False),
+        ("shared final", True, True),
+    ],
+)
+def test_a_new_threat_widens_no_claim_and_nothing_else_fails(claims_before, sees, gaussian, ota):
+    after, verdicts = claims_with("newcomer", sees)
+    knows, grown = set(sees.split()), 0
+    for name, (sets, played) in after.items():
+        known, played_before = claims_before[name]
+        assert [[one for one in against if one != "newcomer"] for against in sets] == known, name
+        assert played == played_before  # it sees no more than another, or is not of the claim
+        for old in (old for old, new in zip(known, sets, strict=True) if old != new):
+            grown += 1
+            assert any(knows <= SEES[Threat(one)] for one in old), (name, old)
+            assert not ("messages" in knows and "eavesdropper" not in old), (name, old)
+    assert (grown > 0) == gaussian
+    assert [verdict != "NOTHING PROMISED" for verdict in verdicts] == [gaussian, ota]

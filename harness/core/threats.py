@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection
 from dataclasses import dataclass
 
 
@@ -36,9 +37,27 @@ SEES: dict[Threat, frozenset[str]] = {
 `broadcast`: the adversary chooses the parameters of the attacked rounds.
 """
 
-_ALL = _PUBLIC | {"messages", "shared", "sums", "models", "final", "others", "broadcast"}
-ANYBODY = frozenset(threat for threat, sees in SEES.items() if sees <= _ALL)
-"""Sees at most what is listed here: a claim against anybody does not grow when a threat is added that sees more."""
+LISTED = frozenset({"messages", "shared", "sums", "models", "final", "others", "broadcast"})
+"""What the adversaries of a claim against `ANYBODY` may see, besides what is known to every adversary."""
+
+
+def seeing(most: Collection[str], *, some: Collection[str] = ()) -> frozenset[Threat]:
+    """The adversaries who see nothing but `most` and what every adversary knows, and of `some` at least one.
+
+    A claim names its adversaries by what they see, never by the others: a threat that is added later and sees more
+    is then not among them.
+    """
+    return frozenset(
+        threat
+        for threat, sees in SEES.items()
+        if sees <= _PUBLIC.union(most) and (not some or not sees.isdisjoint(some))
+    )
+
+
+ANYBODY = seeing(LISTED)
+
+EAVESDROPPERS = seeing(LISTED - {"shared"}, some={"messages"})
+"""Hear messages without the server's keys, with a receiver of their own."""
 
 GRANTS = frozenset({"labels", "broadcast"})
 """Side knowledge or powers that a study grants to an adversary by name, as in `server+labels`."""

@@ -19,7 +19,7 @@ from leakgauge.harness.core.checks import check_update
 from leakgauge.harness.core.contract import Defense, Link, Links, Message, Sender, Setting
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key, global_states
-from leakgauge.harness.core.threats import Threat
+from leakgauge.harness.core.threats import SEES, Threat
 from leakgauge.harness.core.vec import Vector
 
 _HEADER = struct.Struct("<II")
@@ -296,7 +296,7 @@ class Round:
 
         For an aggregator, it is the unweighted mean of the decoded messages, without the noise that the server adds.
         """
-        if threat is not Threat.AGGREGATOR or self.defense.superposes:
+        if "sums" not in SEES[threat] or self.defense.superposes:
             return self.decode(exchange, private)
         pairs = zip(exchange.received, exchange.links.each(), strict=True)
         return torch.stack([self.estimate(wire, link.sender, link.shared) for wire, link in pairs]).mean(0)
