@@ -16,7 +16,10 @@ import numpy.typing as npt
 from scipy import optimize, special
 
 from leakgauge.harness.core.gaussian import check_delta, check_nonnegative, gaussian_epsilon
-from leakgauge.harness.core.stats import Numbers, clopper_pearson
+from leakgauge.harness.core.stats import STRICT, Numbers, clopper_pearson
+
+_OF_COUNTS = 0.1
+"""Share of the error probability given to counts; Gaussian scores, which mostly show more, get the rest."""
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 _GRID = np.linspace(-12.0, 12.0, 25)  # in spreads: a normal number lies beyond with probability 4e-33
@@ -32,6 +35,16 @@ class Counts(NamedTuple):
 
     negatives: int
     """Trials with input 0."""
+
+
+class Bound(NamedTuple):
+    """A lower bound of epsilon; the fields are those of `engine.AuditResult`."""
+
+    epsilon_lower: float
+    method: str
+    any_mechanism: float
+    strict: float
+    ceiling: float
 
 
 class Sampled(NamedTuple):
@@ -140,6 +153,36 @@ def scores_epsilon_lower(zeros: Numbers, ones: Numbers, delta: float, confidence
     if not 0 < spread < math.inf or gap <= 0:
         return 0.0
     return gaussian_epsilon(distance_lower(gap / spread, n, m, confidence), delta)
+
+
+def bound_from_counts(counts: Counts, delta: float, confidence: float, *, gaussian: bool) -> Bound:
+    """The bound from counts at one threshold; both methods use the same intervals, so the larger bound is valid."""
+    method, strict = "Gaussian trade-off" if gaussian else "Clopper-Pearson", max(confidence, STRICT)
+
+    def bound(seen: Counts, level: float) -> float:
+        general = epsilon_lower(seen, delta, level)
+        return max(general, gaussian_epsilon_lower(seen, delta, level)) if gaussian else general
+
+    perfect = Counts(counts.positives, 0, counts.positives, counts.negatives)
+    general = epsilon_lower(counts, delta, confidence)
+    return Bound(bound(counts, confidence), method, general, bound(counts, strict), bound(perfect, strict))
+
+
+def bound_from_scores(zeros: Numbers, ones: Numbers, threshold: float, delta: float, confidence: float) -> Bound:
+    """The larger of the bounds from Gaussian scores [n], [m] and from their counts; they share the error."""
+
+    def bounds(level: float) -> tuple[float, float]:
+        counted = epsilon_lower(counts, delta, 1 - _OF_COUNTS * (1 - level))
+        return max(counted, scores_epsilon_lower(zeros, ones, delta, scores_confidence(level))), counted
+
+    counts = count(zeros, ones, threshold)
+    found, general = bounds(confidence)
+    return Bound(found, "Gaussian scores", general, bounds(max(confidence, STRICT))[0], math.inf)
+
+
+def scores_confidence(confidence: float) -> float:
+    """The confidence of the Gaussian part of `bound_from_scores` at this confidence."""
+    return 1 - (1 - _OF_COUNTS) * (1 - confidence)
 
 
 def distance_lower(distance: float, n: int, m: int, confidence: float) -> float:

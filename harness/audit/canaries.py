@@ -17,17 +17,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakgauge.harness.audit.bounds import Counts, check_confidence, count, epsilon_lower, split_threshold
-from leakgauge.harness.audit.distinguishers import distinguishers, scored
-from leakgauge.harness.audit.engine import AuditResult, HypothesisTest, bound_from_counts, is_gaussian
+from leakgauge.harness.audit.bounds import (
+    Counts,
+    bound_from_counts,
+    check_confidence,
+    count,
+    epsilon_lower,
+    split_threshold,
+)
+from leakgauge.harness.audit.distinguishers import distinguishers
+from leakgauge.harness.audit.engine import AuditResult, HypothesisTest, is_gaussian
 from leakgauge.harness.audit.neighbors import Inputs, in_turn, pairs, varied
-from leakgauge.harness.audit.one_run import CosineEstimate, cosine_epsilon, fdp_epsilon, steinke_epsilon
+from leakgauge.harness.audit.one_run import CosineEstimate, bound_from_guesses, cosine_epsilon
 from leakgauge.harness.audit.trials import Part, Source, Trace
 from leakgauge.harness.core import accounting, rng
 from leakgauge.harness.core.claim import Claim, Horizon, Relation, Unit
 from leakgauge.harness.core.contract import Sender
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.stats import STRICT
 from leakgauge.harness.core.threats import SEES, Threat
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.federation.small import Federation
@@ -135,14 +141,14 @@ def choose(run: Messages, inputs: list[Inputs], rounds: int, claim: Claim, level
         zero, one = (trace.select(slice(0, None, 2)) for trace in both)
         judged = [trace.select(slice(min(1, len(trace.wires) - 1), None, 2)) for trace in both]
         for distinguisher in distinguishers(run, pair, zero, one):
-            low, high = (scored(distinguisher, trace) for trace in judged)
+            low, high = (distinguisher.scores(trace) for trace in judged)
             threshold = split_threshold(low, high, claim.delta, level)
             counts = count(low, high, threshold)
             right = counts.true_positives / counts.positives - counts.false_positives / counts.negatives
             rank = epsilon_lower(counts, claim.delta, level), right
             if best is None or rank > best[0]:
                 if distinguisher.reads == "ratios":
-                    low, high = (scored(distinguisher, trace) for trace in both)
+                    low, high = (distinguisher.scores(trace) for trace in both)
                     threshold = split_threshold(low, high, claim.delta, level)
                 best = rank, HypothesisTest(pair, distinguisher, threshold)
     assert best is not None
@@ -216,17 +222,9 @@ def audit_messages(
     reads = chosen.distinguisher.reads
     low, high = run.traces(chosen.inputs, range(first, len(history)), key.child("counted"), only=reads)
     threshold = 0.0 if gaussian and reads == "ratios" else chosen.threshold
-    counts = count(scored(chosen.distinguisher, low), scored(chosen.distinguisher, high), threshold)
-    return AuditResult(
-        *bound_from_counts(counts, claim.delta, confidence, gaussian=gaussian),
-        delta=claim.delta,
-        confidence=confidence,
-        trials=min(counts.positives, counts.negatives),
-        distinguisher=chosen.distinguisher.name,
-        pair=chosen.inputs.name,
-        threat=threat,
-        counts=counts,
-    )
+    counts = count(chosen.distinguisher.scores(low), chosen.distinguisher.scores(high), threshold)
+    bound = bound_from_counts(counts, claim.delta, confidence, gaussian=gaussian)
+    return chosen.result(bound, claim, threat, counts, confidence)
 
 
 def audit_one_run(
@@ -291,27 +289,9 @@ def audit_one_run(
     lowest = guesses // 2
     right = int(np.sum(ranked[m - guesses + lowest :])) + int(np.sum(~ranked[:lowest]))
     gaussian = claim.delta > 0 and claim.proved.tight and accounting.is_gaussian(claim.proved.event)
-    strict = max(confidence, STRICT)
-
-    def bound(successes: int, level: float) -> float:
-        general = steinke_epsilon(m, guesses, successes, claim.delta, level)
-        return max(general, fdp_epsilon(m, guesses, successes, claim.delta, level)) if gaussian else general
-
-    return AuditResult(
-        epsilon_lower=bound(right, confidence),
-        method="one run, Gaussian trade-off" if gaussian else "one run",
-        any_mechanism=steinke_epsilon(m, guesses, right, claim.delta, confidence),
-        strict=bound(right, strict),
-        ceiling=bound(guesses, strict),
-        delta=claim.delta,
-        confidence=confidence,
-        trials=m,
-        distinguisher="guesses",
-        pair=pair,
-        threat=threat,
-        counts=Counts(right, guesses - right, guesses, guesses),
-        trials_label="canary clients",
-    )
+    bound = bound_from_guesses(m, guesses, right, claim.delta, confidence, gaussian=gaussian)
+    counts = Counts(right, guesses - right, guesses, guesses)
+    return AuditResult(*bound, claim.delta, confidence, m, "guesses", pair, threat, counts, "canary clients")
 
 
 def estimate_by_cosine(federation: Federation, claim: Claim, key: Key) -> CosineEstimate:

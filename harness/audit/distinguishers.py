@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -60,118 +60,79 @@ _OFTEN = 0.2
 """Share of these trials in which the right replay, not the wrong one, must match to need no comparison with chance."""
 
 
-class Distinguisher(Protocol):
-    """Scores trials; a higher score makes input 1 more likely."""
+class Distinguisher(NamedTuple):
+    """Scores trials; a higher score makes input 1 more likely.
 
-    @property
-    def name(self) -> str:
-        """Name for people."""
+    Attributes:
+        name: for people.
+        reads: the part of a trace that the scores use.
+        linear: whether scores of Gaussian messages are Gaussian, with the same variance for both inputs.
+        score: the scores [n] of the n trials of a trace.
+    """
 
-    @property
-    def reads(self) -> Part:
-        """The part of a trace that the scores use."""
-
-    @property
-    def linear(self) -> bool:
-        """Whether scores of Gaussian messages are Gaussian, with the same variance for both inputs."""
+    name: str
+    reads: Part
+    linear: bool
+    score: Callable[[Trace], Numbers]
 
     def scores(self, trace: Trace) -> Numbers:
-        """[n] scores of the n trials."""
+        """[n] scores; 0 for NaN, such as the difference of infinite estimates of an update without a clip."""
+        scores = self.score(trace)
+        return np.where(np.isnan(scores), 0.0, scores)
 
 
 def distinguishers(source: Source, inputs: Inputs, zero: Trace, one: Trace) -> list[Distinguisher]:
     """The distinguishers that apply, fitted to trials with each input; they must be judged on other trials."""
-    found: list[Distinguisher | None] = [None if zero.ratios is None else _Ratio()]
+    fitted = [Distinguisher("likelihood ratio", "ratios", True, _ratio)] if zero.ratios is not None else []
     weights = _fisher(zero.estimates, one.estimates)
     if weights is not None:
-        found.append(_Linear("linear", weights))
-        found.append(_across_rounds(weights, zero, one))
-        found.append(_Nearest(_by_round(zero)[:, :_KNOWN], _by_round(one)[:, :_KNOWN]))
+        fitted.append(Distinguisher("linear", "estimates", True, partial(_linear, weights)))
+        of_rounds = None
+        if zero.rounds is not None and one.rounds is not None:
+            of_rounds = _fisher(zero.rounds.double() @ weights, one.rounds.double() @ weights, _RIDGE_OF_ROUNDS)
+        if of_rounds is not None:
+            fitted.append(Distinguisher("rounds", "estimates", True, partial(_linear, of_rounds[:, None] * weights)))
+        zeros, ones = (_by_round(trace)[:, :_KNOWN] for trace in (zero, one))
+        fitted.append(Distinguisher("nearest", "estimates", False, partial(_nearest, zeros, ones)))
     if source.sees_messages:
-        found.append(_moving_bytes(zero, one) if inputs.focus is None else None)
-        found.append(_replay(source, inputs, zero, one))
-    return [one for one in found if one is not None] or [_Blind()]
+        moving = _moving_bytes(zero, one) if inputs.focus is None else None
+        if moving is not None:
+            fitted.append(Distinguisher("bytes", "wires", False, moving))
+        replay = _replay(source, inputs, zero, one)
+        if replay is not None:
+            fitted.append(Distinguisher("replay", "wires", False, replay.scores))
+    # if both inputs look the same to the adversary
+    return fitted or [Distinguisher("nothing to see", "estimates", False, lambda trace: np.zeros(len(trace.estimates)))]
 
 
-def scored(distinguisher: Distinguisher, trace: Trace) -> Numbers:
-    """[n] scores; 0 for NaN, such as the difference of infinite estimates of an update without a clip."""
-    scores = distinguisher.scores(trace)
-    return np.where(np.isnan(scores), 0.0, scores)
-
-
-@dataclass(frozen=True)
-class _Blind:
-    """Equal scores, used if both inputs look the same to the adversary."""
-
-    name: str = "nothing to see"
-    reads: Part = "estimates"
-    linear: bool = False
-
-    def scores(self, trace: Trace) -> Numbers:
-        return np.zeros(len(trace.estimates))
-
-
-@dataclass(frozen=True)
-class _Ratio:
+def _ratio(trace: Trace) -> Numbers:
     """The log-likelihood ratio by the defense's own likelihood."""
-
-    name: str = "likelihood ratio"
-    reads: Part = "ratios"
-    linear: bool = True
-
-    def scores(self, trace: Trace) -> Numbers:
-        assert trace.ratios is not None
-        return np.asarray(trace.ratios.numpy(), np.float64)
+    assert trace.ratios is not None
+    return np.asarray(trace.ratios.numpy(), np.float64)
 
 
-@dataclass(frozen=True, eq=False)
-class _Linear:
+def _linear(weights: Tensor, trace: Trace) -> Numbers:
     """A linear function of the estimated updates: of their sum over the rounds [d], or of each round [T, d]."""
-
-    name: str
-    weights: Tensor
-    reads: Part = "estimates"
-    linear: bool = True
-
-    def scores(self, trace: Trace) -> Numbers:
-        if self.weights.dim() == 1:
-            return np.asarray((trace.estimates.double() @ self.weights).numpy(), np.float64)
-        assert trace.rounds is not None
-        return np.asarray((trace.rounds.double() * self.weights).sum((1, 2)).numpy(), np.float64)
+    if weights.dim() == 1:
+        return np.asarray((trace.estimates.double() @ weights).numpy(), np.float64)
+    assert trace.rounds is not None
+    return np.asarray((trace.rounds.double() * weights).sum((1, 2)).numpy(), np.float64)
 
 
-@dataclass(frozen=True, eq=False)
-class _Nearest:
+def _nearest(zeros: Tensor, ones: Tensor, trace: Trace) -> Numbers:
     """How much nearer each round's estimate is to a known trial [T, m, c] with input 1 than to one with input 0."""
-
-    zeros: Tensor
-    ones: Tensor
-    name: str = "nearest"
-    reads: Part = "estimates"
-    linear: bool = False
-
-    def scores(self, trace: Trace) -> Numbers:
-        values = _by_round(trace)
-        low, high = (_distances(values, known).clamp(min=1e-30).log() for known in (self.zeros, self.ones))
-        return np.asarray((low - high).sum(0).numpy(), np.float64)
+    values, mode = _by_round(trace), "donot_use_mm_for_euclid_dist"
+    each = (torch.cdist(values, known, compute_mode=mode).amin(2) for known in (zeros, ones))
+    low, high = (distances.clamp(min=1e-30).log() for distances in each)
+    return np.asarray((low - high).sum(0).numpy(), np.float64)
 
 
-@dataclass(frozen=True, eq=False)
-class _Bytes:
+def _of_bytes(
+    sizes: Sequence[int], tail: int, columns: npt.NDArray[np.int64], weights: Numbers, trace: Trace
+) -> Numbers:
     """A linear function of the length of each round's message and of some of its bytes; messages are cut to `sizes`."""
-
-    sizes: tuple[int, ...]
-    tail: int
-    columns: npt.NDArray[np.int64]
-    weights: Numbers
-    name: str = "bytes"
-    reads: Part = "wires"
-    linear: bool = False
-
-    def scores(self, trace: Trace) -> Numbers:
-        lengths = _lengths(trace)
-        used = np.concatenate([lengths, _bytes(trace, self.sizes, self.tail)[:, self.columns]], axis=1)
-        return np.asarray(used @ self.weights, np.float64)
+    used = np.concatenate([_lengths(trace), _bytes(trace, sizes, tail)[:, columns]], axis=1)
+    return np.asarray(used @ weights, np.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,9 +150,6 @@ class _Replay:
     again: Callable[[int, int, Key, Key], bytes]
     by_bytes: bool = False
     fresh: bool = False
-    name: str = "replay"
-    reads: Part = "wires"
-    linear: bool = False
 
     def scores(self, trace: Trace) -> Numbers:
         each = zip(trace.wires, trace.shared, trace.trials.tolist(), strict=True)
@@ -236,14 +194,6 @@ def _hits(replay: _Replay, zero: Trace, one: Trace, trials: int) -> tuple[int, i
     return int((low < 0).sum() + (high > 0).sum()), int((low > 0).sum() + (high < 0).sum())
 
 
-def _across_rounds(weights: Tensor, zero: Trace, one: Trace) -> _Linear | None:
-    """A linear function over the rounds of the weighted sums, by weights [d], of each round; None for one round."""
-    if zero.rounds is None or one.rounds is None:
-        return None
-    combined = _fisher(zero.rounds.double() @ weights, one.rounds.double() @ weights, _RIDGE_OF_ROUNDS)
-    return None if combined is None else _Linear("rounds", combined[:, None] * weights)
-
-
 def _by_round(trace: Trace) -> Tensor:
     """[T, n, c] float64: some numbers of each round's estimates."""
     rounds = trace.estimates[None] if trace.rounds is None else trace.rounds.transpose(0, 1)
@@ -251,12 +201,7 @@ def _by_round(trace: Trace) -> Tensor:
     return rounds[:, :, places].double()
 
 
-def _distances(values: Tensor, known: Tensor) -> Tensor:
-    """[T, n] the distance from each of values [T, n, c] to the nearest of known [T, m, c]."""
-    return torch.cdist(values, known, compute_mode="donot_use_mm_for_euclid_dist").amin(2)
-
-
-def _moving_bytes(zero: Trace, one: Trace) -> _Bytes | None:
+def _moving_bytes(zero: Trace, one: Trace) -> Callable[[Trace], Numbers] | None:
     """The bytes and lengths that move significantly, weighted by move over variance; None if nothing moves."""
     lengths = np.concatenate([_lengths(zero), _lengths(one)])
     sizes, varied = tuple(int(most) for most in lengths.max(0)), bool((lengths != lengths[0]).any())
@@ -269,7 +214,7 @@ def _moving_bytes(zero: Trace, one: Trace) -> _Bytes | None:
     columns = columns[deviations[columns] > far]
     weights = np.concatenate([own / own_variances, moves[columns] / variances[columns]])
     weights[: len(own)][np.abs(own) <= far * np.sqrt(own_variances / len(zero.wires))] = 0.0
-    return _Bytes(sizes, tail, columns, weights / np.linalg.norm(weights)) if weights.any() else None
+    return partial(_of_bytes, sizes, tail, columns, weights / np.linalg.norm(weights)) if weights.any() else None
 
 
 def _lengths(trace: Trace) -> Numbers:
@@ -279,11 +224,11 @@ def _lengths(trace: Trace) -> Numbers:
 
 def _bytes(trace: Trace, sizes: Sequence[int], tail: int) -> npt.NDArray[np.uint8]:
     """[n, f] the messages of all rounds, each padded or cut to its round's size, followed by its last bytes."""
-    found = []
+    rounds = []
     for wires, size in zip((trace.wires, *trace.later), sizes, strict=True):
         rows = [wire[:size].ljust(size, b"\0") + wire[max(0, len(wire) - tail) :].rjust(tail, b"\0") for wire in wires]
-        found.append(np.frombuffer(b"".join(rows), np.uint8).reshape(len(wires), size + tail))
-    return found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+        rounds.append(np.frombuffer(b"".join(rows), np.uint8).reshape(len(wires), size + tail))
+    return rounds[0] if len(rounds) == 1 else np.concatenate(rounds, axis=1)
 
 
 def _moments(zero: npt.NDArray[Any], one: npt.NDArray[Any]) -> tuple[Numbers, Numbers]:
@@ -310,5 +255,4 @@ def _fisher(zero: Tensor, one: Tensor, share: float = _RIDGE) -> Tensor | None:
     if len(move) <= _FULL_COVARIANCE:
         covariance = spread.T @ spread / len(spread)
         weights = torch.linalg.solve(covariance + ridge * torch.eye(len(move), dtype=torch.float64), move)
-    found: Tensor = weights / weights.norm()
-    return found
+    return torch.as_tensor(weights / weights.norm())

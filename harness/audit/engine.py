@@ -15,15 +15,17 @@ import numpy as np
 from scipy import special
 
 from leakgauge.harness.audit.bounds import (
+    Bound,
     Counts,
+    bound_from_counts,
+    bound_from_scores,
     count,
     distance_lower,
     epsilon_lower,
-    gaussian_epsilon_lower,
-    scores_epsilon_lower,
+    scores_confidence,
     split_threshold,
 )
-from leakgauge.harness.audit.distinguishers import Distinguisher, distinguishers, scored
+from leakgauge.harness.audit.distinguishers import Distinguisher, distinguishers
 from leakgauge.harness.audit.neighbors import Inputs, pairs, varied
 from leakgauge.harness.audit.trials import Mechanism, Part, Trace
 from leakgauge.harness.core import accounting
@@ -46,9 +48,6 @@ _FINALISTS = 4
 _FAR_APART = 12.0
 """Distance of the mean scores of both inputs, in spreads, beyond which a test cannot become much better."""
 
-_OF_COUNTS = 0.1
-"""Share of the error probability given to counts; Gaussian scores, which mostly show more, get the rest."""
-
 _SHOWN = 3
 """The most departures from a law that a sentence names."""
 
@@ -60,16 +59,6 @@ _MOST_TRIALS = 1e12
 
 _PLAYED = frozenset({"messages", "shared", "sums"})
 """What differs between views of a trial, whose other clients send zeros: all servers see the same."""
-
-
-class Bound(NamedTuple):
-    """A lower bound of epsilon; the fields are those of `AuditResult`."""
-
-    epsilon_lower: float
-    method: str
-    any_mechanism: float
-    strict: float
-    ceiling: float
 
 
 class Inspection(NamedTuple):
@@ -92,6 +81,11 @@ class HypothesisTest(NamedTuple):
     inputs: Inputs
     distinguisher: Distinguisher
     threshold: float
+
+    def result(self, bound: Bound, claim: Claim, threat: Threat, counts: Counts, confidence: float) -> AuditResult:
+        """The audit in which the test had these counts."""
+        trials, name = min(counts.positives, counts.negatives), self.distinguisher.name
+        return AuditResult(*bound, claim.delta, confidence, trials, name, self.inputs.name, threat, counts)
 
 
 class Judged(NamedTuple):
@@ -145,36 +139,6 @@ def is_gaussian(claim: Claim, threat: Threat) -> bool:
     """
     known = threat in (claim.proved.against or claim.against)
     return known and claim.delta > 0 and claim.proved.tight and accounting.is_gaussian(claim.proved.event)
-
-
-def bound_from_counts(counts: Counts, delta: float, confidence: float, *, gaussian: bool) -> Bound:
-    """The bound from counts at one threshold; both methods use the same intervals, so the larger bound is valid."""
-    method, strict = "Gaussian trade-off" if gaussian else "Clopper-Pearson", max(confidence, STRICT)
-
-    def bound(seen: Counts, level: float) -> float:
-        general = epsilon_lower(seen, delta, level)
-        return max(general, gaussian_epsilon_lower(seen, delta, level)) if gaussian else general
-
-    perfect = Counts(counts.positives, 0, counts.positives, counts.negatives)
-    general = epsilon_lower(counts, delta, confidence)
-    return Bound(bound(counts, confidence), method, general, bound(counts, strict), bound(perfect, strict))
-
-
-def bound_from_scores(zeros: Numbers, ones: Numbers, threshold: float, delta: float, confidence: float) -> Bound:
-    """The larger of the bounds from Gaussian scores [n], [m] and from their counts; they share the error."""
-
-    def bounds(level: float) -> tuple[float, float]:
-        counted = epsilon_lower(counts, delta, 1 - _OF_COUNTS * (1 - level))
-        return max(counted, scores_epsilon_lower(zeros, ones, delta, _of_scores(level))), counted
-
-    counts = count(zeros, ones, threshold)
-    found, general = bounds(confidence)
-    return Bound(found, "Gaussian scores", general, bounds(max(confidence, STRICT))[0], math.inf)
-
-
-def _of_scores(confidence: float) -> float:
-    """The confidence of the Gaussian part of `bound_from_scores`."""
-    return 1 - (1 - _OF_COUNTS) * (1 - confidence)
 
 
 def adversaries(claim: Claim) -> tuple[Threat, ...]:
@@ -233,15 +197,15 @@ def choose_test(
     Raises:
         ValueError: as `audit_mechanism`.
     """
-    found = screened or screen(mechanism, claim, trials, confidence, key)
+    tests = screened or screen(mechanism, claim, trials, confidence, key)
     more = math.ceil(_PILOT_SHARE * trials)
-    if more <= _PILOT_MOST or found[0].separation >= _FAR_APART:
-        return found[0].test
-    best: list[Judged] = []
-    for number, one in enumerate(found[:_FINALISTS]):
-        traces = _run_both(mechanism, one.test, more, key.child("finalist", number), one.test.distinguisher.reads)
-        best.append(_judged(mechanism, claim, one.test.inputs, one.test.distinguisher, confidence, *traces))
-    return max(best, key=lambda one: one[:2]).test
+    if more <= _PILOT_MOST or tests[0].separation >= _FAR_APART:
+        return tests[0].test
+    finalists: list[Judged] = []
+    for number, (_, _, (inputs, distinguisher, _)) in enumerate(tests[:_FINALISTS]):
+        traces = mechanism.run_both(inputs, more, key.child("finalist", number), only=distinguisher.reads)
+        finalists.append(_judged(mechanism, claim, inputs, distinguisher, confidence, *traces))
+    return max(finalists, key=lambda test: test[:2]).test
 
 
 def screen(mechanism: Mechanism, claim: Claim, trials: int, confidence: float, key: Key) -> list[Judged]:
@@ -253,24 +217,14 @@ def screen(mechanism: Mechanism, claim: Claim, trials: int, confidence: float, k
     if trials < 1:
         raise ValueError(f"expected trials >= 1, got trials={trials}")
     pilot = min(_PILOT_MOST, max(_PILOT_LEAST, math.ceil(_PILOT_SHARE * trials)))
-    key, found = key.child("pilot"), list[Judged]()
+    key, tests = key.child("pilot"), list[Judged]()
     asked = (mechanism.defense, mechanism.federation.setting, claim.unit, claim.relation, key.child("pairs"))
     for number, inputs in enumerate([*pairs(*asked), *varied(*asked)]):
-        zero, one = (mechanism.run(inputs, bit, 2 * pilot, key.child(number, bit)) for bit in (0, 1))
-        fit, judging = slice(pilot), slice(pilot, None)
-        found += [
-            _judged(mechanism, claim, inputs, each, confidence, zero.select(judging), one.select(judging))
-            for each in distinguishers(mechanism, inputs, zero.select(fit), one.select(fit))
-        ]
-    return sorted(found, key=lambda one: one[:2], reverse=True)
-
-
-def _run_both(
-    mechanism: Mechanism, test: HypothesisTest, trials: int, key: Key, only: Part | None
-) -> tuple[Trace, Trace]:
-    """What the adversary sees in trials with input 0 and with input 1."""
-    zero, one = (mechanism.run(test.inputs, bit, trials, key.child(bit), only=only) for bit in (0, 1))
-    return zero, one
+        traces = mechanism.run_both(inputs, 2 * pilot, key.child(number))
+        fitting, judging = ([trace.select(half) for trace in traces] for half in (slice(pilot), slice(pilot, None)))
+        for distinguisher in distinguishers(mechanism, inputs, *fitting):
+            tests.append(_judged(mechanism, claim, inputs, distinguisher, confidence, *judging))
+    return sorted(tests, key=lambda test: test[:2], reverse=True)
 
 
 def _judged(
@@ -282,10 +236,12 @@ def _judged(
     zero: Trace,
     one: Trace,
 ) -> Judged:
-    """A distinguisher with its best threshold on pilot trials."""
-    low, high = scored(distinguisher, zero), scored(distinguisher, one)
-    gaussian = is_gaussian(claim, mechanism.threat)
-    threshold = _middle(low, high) if gaussian else split_threshold(low, high, claim.delta, confidence)
+    """A distinguisher with its best threshold on pilot trials; of Gaussian scores, half-way between the means."""
+    low, high = distinguisher.scores(zero), distinguisher.scores(one)
+    if is_gaussian(claim, mechanism.threat):
+        threshold = (float(np.mean(_finite(low))) + float(np.mean(_finite(high)))) / 2
+    else:
+        threshold = split_threshold(low, high, claim.delta, confidence)
     test = HypothesisTest(inputs, distinguisher, threshold)
     bound = _bound(mechanism, claim, test, low, high, confidence).epsilon_lower
     return Judged(bound, min(_separation(low, high), _FAR_APART), test)
@@ -308,25 +264,16 @@ def count_trials(
     reads: Part | None = test.distinguisher.reads
     if ratios:
         reads = None if reads == "estimates" else "ratios"
-    return _run_both(mechanism, test, trials, key.child("counted"), reads)
+    return mechanism.run_both(test.inputs, trials, key.child("counted"), only=reads)
 
 
 def apply_test(
     mechanism: Mechanism, claim: Claim, test: HypothesisTest, traces: tuple[Trace, Trace], confidence: float
 ) -> AuditResult:
     """The audit with a test that is already chosen, from the trials of `count_trials`."""
-    inputs, distinguisher, threshold = test
-    zeros, ones = (scored(distinguisher, trace) for trace in traces)
-    return AuditResult(
-        *_bound(mechanism, claim, test, zeros, ones, confidence),
-        delta=claim.delta,
-        confidence=confidence,
-        trials=len(ones),
-        distinguisher=distinguisher.name,
-        pair=inputs.name,
-        threat=mechanism.threat,
-        counts=count(zeros, ones, threshold),
-    )
+    zeros, ones = (test.distinguisher.scores(trace) for trace in traces)
+    bound = _bound(mechanism, claim, test, zeros, ones, confidence)
+    return test.result(bound, claim, mechanism.threat, count(zeros, ones, test.threshold), confidence)
 
 
 def verdict(claim: Claim, audit: AuditResult) -> tuple[Verdict, str]:
@@ -408,7 +355,7 @@ def needed(claim: Claim, threat: Threat, confidence: float) -> int | None:
     wrong = float(special.expit(-proved)) * (1 - claim.delta)
     while trials <= _MOST_TRIALS:
         if gaussian:
-            lower = distance_lower(mu, trials, trials, _of_scores(confidence))
+            lower = distance_lower(mu, trials, trials, scores_confidence(confidence))
             found = accounting.gaussian_epsilon(lower, claim.delta)
         else:
             errors = round(wrong * trials)
@@ -429,13 +376,7 @@ def contradicts(claim: Claim, audit: AuditResult) -> bool:
     return audit.strict > least * (1 + 1e-9)
 
 
-def _middle(low: Numbers, high: Numbers) -> float:
-    """Half-way between the means; infinite scores count as large finite ones."""
-    return (float(np.mean(_finite(low))) + float(np.mean(_finite(high)))) / 2
-
-
 def _separation(low: Numbers, high: Numbers) -> float:
-    """The difference of the means in units of the spread."""
     a, b = _finite(low), _finite(high)
     spread = math.sqrt((float(np.var(a)) + float(np.var(b))) / 2)
     gap = float(np.mean(b)) - float(np.mean(a))
@@ -443,5 +384,5 @@ def _separation(low: Numbers, high: Numbers) -> float:
 
 
 def _finite(scores: Numbers) -> Numbers:
-    """The scores with infinite entries as large finite ones."""
+    """Infinite scores as large finite ones."""
     return np.nan_to_num(scores, posinf=1e300**0.5, neginf=-(1e300**0.5))

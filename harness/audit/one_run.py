@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize, special
 
-from leakgauge.harness.audit.bounds import check_confidence
+from leakgauge.harness.audit.bounds import Bound, check_confidence
 from leakgauge.harness.core.gaussian import check_delta, check_nonnegative, gaussian_epsilon
-from leakgauge.harness.core.stats import Numbers
+from leakgauge.harness.core.stats import STRICT, Numbers
 
 _INVERSE = NormalDist().inv_cdf
 
@@ -111,6 +111,19 @@ def fdp_epsilon(m: int, r: int, v: int, delta: float, confidence: float = 0.95) 
         ValueError: as `fdp_mu`; delta outside [0, 1).
     """
     return gaussian_epsilon(fdp_mu(m, r, v, confidence), delta)
+
+
+def bound_from_guesses(m: int, r: int, v: int, delta: float, confidence: float, *, gaussian: bool) -> Bound:
+    """The bound from v right guesses; of the two valid bounds of a Gaussian mechanism, the larger one."""
+    strict = max(confidence, STRICT)
+
+    def bound(right: int, level: float) -> float:
+        general = steinke_epsilon(m, r, right, delta, level)
+        return max(general, fdp_epsilon(m, r, right, delta, level)) if gaussian else general
+
+    method = "one run, Gaussian trade-off" if gaussian else "one run"
+    general = steinke_epsilon(m, r, v, delta, confidence)
+    return Bound(bound(v, confidence), method, general, bound(v, strict), bound(r, strict))
 
 
 def cosine_epsilon(cosines: Numbers, dim: int, delta: float) -> CosineEstimate:

@@ -178,6 +178,11 @@ class Mechanism(Source):
             tuple(wires[1:]),
         )
 
+    def run_both(self, inputs: Inputs, trials: int, key: Key, *, only: Part | None = None) -> tuple[Trace, Trace]:
+        """Trials with input 0, and as many with input 1; `only` as in `run`."""
+        zero, one = (self.run(inputs, bit, trials, key.child(bit), only=only) for bit in (0, 1))
+        return zero, one
+
     def origin(self, inputs: Inputs, trial: int) -> tuple[int, Sender]:
         """Round 0, and the sender of the trial's pair."""
         return 0, self._sender(inputs.row(trial))
