@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from leakgauge.harness import data
 from leakgauge.harness.audit.bounds import (
     Counts,
     bound_from_counts,
@@ -31,18 +33,85 @@ from leakgauge.harness.audit.neighbors import Inputs, in_turn, pairs, varied
 from leakgauge.harness.audit.one_run import CosineEstimate, bound_from_guesses, cosine_epsilon
 from leakgauge.harness.audit.trials import Part, Source, Trace
 from leakgauge.harness.core import accounting, rng
+from leakgauge.harness.core.cell import FederationSpec
 from leakgauge.harness.core.claim import Claim, Horizon, Relation, Unit
-from leakgauge.harness.core.contract import Sender
+from leakgauge.harness.core.contract import Defense, Examples, Sender, Setting
+from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import SEES, Threat
 from leakgauge.harness.core.vec import Vector
+from leakgauge.harness.federation.loop import Keep, make_plan, make_setting, train
+from leakgauge.harness.federation.round import client_key
 from leakgauge.harness.federation.small import Federation
+from leakgauge.harness.learn.batch import Work, choose_engine, train_clients
+from leakgauge.harness.learn.models import build
+from leakgauge.harness.learn.partition import partition
+from leakgauge.harness.learn.tasks import ModelTask
+
+DIGITS_DIM = 650
+"""Parameters of a softmax regression on digits."""
 
 _FAR = 100.0
 """Norm of a canary client's update: above every clip, which reduces it."""
 
 _PILOT_SHARE = 0.25
 """Share of the rounds that are used to choose canary, distinguisher and threshold."""
+
+
+@dataclass(frozen=True, eq=False)
+class DigitsTraining:
+    """A softmax regression on digits, trained with the defense; every client has equally many samples."""
+
+    defense: Defense[Any, Any]
+    task: ModelTask
+    spec: FederationSpec
+    clients: dict[int, Examples]
+    test: Examples
+    setting: Setting
+    key: Key
+
+    @classmethod
+    def of(cls, federation: Federation, key: Key) -> DigitsTraining:
+        """A training with the federation's clients, samples, steps, batch and learning rate."""
+        public, digits = federation.setting, data.load("digits", Path())
+        samples, available = public.clients * public.samples, len(digits.train.y)
+        if samples > available:
+            raise StudyError("audit", [f"setting.samples: got {samples} of all clients, expected at most {available}"])
+        task = ModelTask(build("linear", digits.input_shape, len(digits.classes)))
+        spec = FederationSpec(
+            clients=public.clients,
+            rounds=public.rounds,
+            algorithm="fedsgd" if public.sends == "gradient" else "fedavg",
+            samples=samples,
+            local_steps=public.steps,
+            batch=public.batch,
+            lr=public.lr,
+            evaluate_every=public.rounds,
+        )
+        parts = partition(spec, digits.train.y, key.child("partition"))
+        clients = {k: Examples(digits.train.x[part], digits.train.y[part]) for k, part in enumerate(parts)}
+        setting = make_setting(task, spec, clients, federation.defense.local)
+        return cls(federation.defense, task, spec, clients, digits.test, setting, key.child("training"))
+
+    def run(self, device: str = "cpu") -> tuple[Tensor, Federation]:
+        """[T, clients, d] the updates before the defense, trained again from each round's model, and the federation.
+
+        Args:
+            device: where the clients train.
+        """
+        engine, defense = choose_engine(self.task, device), self.defense
+        keep = Keep(models=frozenset(range(self.spec.rounds)))
+        asked = (self.task, self.spec, defense, self.clients, self.test, self.key)
+        run = train(*asked, engine=engine, keep=keep, device=device)
+        placed = {number: held.on(device) for number, held in self.clients.items()}
+        updates, history = [], [defense.init(self.setting)]
+        for number, lr in enumerate(run.learning_rates):
+            plan = make_plan(self.spec, lr, defense.local, defense.step_noise(self.setting))
+            work = [Work(held, client_key(self.key, number, k).child("train")) for k, held in placed.items()]
+            params = run.models[number].to(device)
+            updates.append(train_clients(self.task, params, work, plan, engine).updates.cpu())
+            history.append(defense.advance(history[-1], run.feedback[number]))
+        return torch.stack(updates), Federation(defense, self.setting, tuple(history[:-1]))
 
 
 class Real(NamedTuple):

@@ -17,7 +17,7 @@ Sources: Van Trees 1968, "Detection, estimation, and modulation theory", part I,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +30,6 @@ from leakgauge.harness.core.contract import (
     Links,
     Message,
     Observation,
-    Sender,
     Sighting,
     Task,
     likelihood_of,
@@ -154,8 +153,8 @@ def limits(seen: Observation, truth: Sequence[Examples], key: Key, only: range |
     links = links_of(seen.setting, first.messages)
     wires = [message.wire for message in first.messages]
     linear = seen.defense.error_variance(first.model.state, wires, links) is not None
-    mean, found = prior.mean.double(), []
-    axes, slopes = prior.axes, torch.empty(0, 0, dtype=torch.float64)
+    mean, axes, each = prior.mean.double(), prior.axes, list[Limit]()
+    slopes = torch.empty(0, 0, dtype=torch.float64)
     for number in range(len(truth)) if only is None else only:
         victim = truth[number]
         images, k = len(victim.y), max(1, min(most // len(victim.y), len(axes[1])))
@@ -166,13 +165,14 @@ def limits(seen: Observation, truth: Sequence[Examples], key: Key, only: range |
             try:
                 slopes = _slopes(seen, sighting, number, victim, directions, key.child(number, at), slopes)
             except ValueError as error:
-                if not seen.task.mixes:
-                    raise
-                raise NoLimit(str(error)) from error  # a batch norm may need more than one record
+                # a batch norm may need more than one record
+                if seen.task.mixes or isinstance(error, NoLikelihood):
+                    raise NoLimit(str(error)) from error
+                raise
             information = _summed(information, slopes)
         off = (victim.x.double().flatten(1) - mean) @ basis
-        found.append(_limit(information, off, variances, len(mean))._replace(basis=basis, linear=linear))
-    return found
+        each.append(_limit(information, off, variances, len(mean))._replace(basis=basis, linear=linear))
+    return each
 
 
 def followed(task: Task, params: Vector) -> int:
@@ -227,7 +227,7 @@ def _slopes(
     """
     message, device = sighting.messages[number], directions.device
     params = sighting.model.params.double().to(device)
-    users, images = message.users, len(victim.y)
+    users, images, clip = message.users, len(victim.y), seen.defense.local.clip
     each = images // users
     labels = targets_of(seen.task, victim.y, torch.float64).to(device)
     factor = _per_record(seen, sighting, message, each)
@@ -235,8 +235,10 @@ def _slopes(
 
     def sent(image: int, x: Tensor) -> Tensor:
         """[m, d] the parts of a client's message that come from records x [m, p] with the label of this image."""
-        y = labels[image].expand(len(x), 1, *labels.shape[1:])
-        return _clipped(gradients_of(x.view(-1, 1, *shape), y), seen.defense.local.clip).mul_(factor)
+        rows = gradients_of(x.view(-1, 1, *shape), labels[image].expand(len(x), 1, *labels.shape[1:]))
+        if clip is not None:
+            rows = rows * (clip / torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp(min=clip))
+        return rows.mul_(factor)
 
     whole = torch.cat([sent(image, flat[image : image + 1]) for image in range(images)])
     updates = whole.view(users, each, -1).sum(1).cpu()
@@ -287,14 +289,6 @@ def _gradients(seen: Observation, params: Tensor) -> Callable[[Tensor, Tensor], 
     return lambda x, y: torch.cat([gradients(task, params, x[i : i + 1], y[i : i + 1]) for i in range(len(x))])
 
 
-def _clipped(each: Tensor, clip: float | None) -> Tensor:
-    """Gradients [m, d] of records, clipped to this l2 norm."""
-    if clip is None:
-        return each
-    norms: Tensor = torch.linalg.vector_norm(each, dim=1, keepdim=True)
-    return each * (clip / norms.clamp(min=clip))
-
-
 def _information(seen: Observation, sighting: Sighting, message: Message, updates: Tensor, key: Key) -> Tensor:
     """[users, d] the Fisher information of a message of these updates, or one over the variance if there is none.
 
@@ -304,18 +298,18 @@ def _information(seen: Observation, sighting: Sighting, message: Message, update
     variance = seen.defense.error_variance(state, [message.wire], links)
     wires, fresh = _fresh(seen, sighting, message, updates, key)
     if variance is not None:
-        return (_kept(Round(seen.defense, seen.setting, state), wires, fresh, updates) ** 2 / variance).clamp(
-            max=_SHARPEST
-        )
+        share = _kept(Round(seen.defense, seen.setting, state), wires, fresh, updates)
+        return (share**2 / variance).clamp(max=_SHARPEST)
     slopes = torch.zeros_like(updates)
     together = max(1, 2**22 // updates.numel())
     for first in range(0, len(wires), together):
         part = slice(first, first + together)
         shared = None if fresh.shared is None else fresh.shared[part]
-        score = _score(seen, state, wires[part], Links(seen.setting, fresh.senders[part], shared))
+        of_part = Links(seen.setting, fresh.senders[part], shared)
+        score = likelihood_of(seen.defense, state, wires[part], of_part)
         slopes += _slope(score, updates, len(wires[part])).square().sum(0)
     slopes /= len(wires)
-    score = _score(seen, state, [message.wire], links)
+    score = likelihood_of(seen.defense, state, [message.wire], links)
     coins = torch.from_numpy(1.0 - 2.0 * integers(key.child("curvature"), updates.numel(), 2)).to(updates)
     way = coins.view_as(updates) * _EXACT * updates.square().mean().sqrt()
     curvature = (_slope(score, updates + way, 1) - _slope(score, updates - way, 1))[0] / (2 * way)
@@ -324,14 +318,6 @@ def _information(seen: Observation, sighting: Sighting, message: Message, update
     if not bool(found.isfinite().all()):
         raise NoLimit("the slope of the defense's likelihood is not finite")
     return found
-
-
-def _score(seen: Observation, state: Any, received: Sequence[bytes], links: Links) -> Likelihood:
-    """The defense's likelihood; raises NoLimit if there is none."""
-    try:
-        return likelihood_of(seen.defense, state, received, links)
-    except NoLikelihood as error:
-        raise NoLimit(str(error)) from error
 
 
 def _kept(here: Round, wires: Sequence[bytes], links: Links, updates: Tensor) -> float:
@@ -343,10 +329,9 @@ def _kept(here: Round, wires: Sequence[bytes], links: Links, updates: Tensor) ->
     return max(share, 0.0) if share < _CLIPPED else 1.0
 
 
-def _slope(score: object, updates: Tensor, times: int) -> Tensor:
+def _slope(score: Likelihood, updates: Tensor, times: int) -> Tensor:
     """[times, users, d] the slope of a likelihood of `times` messages at the same updates."""
     leaf = updates.expand(times, -1, -1).clone().requires_grad_()
-    assert callable(score)
     (slope,) = torch.autograd.grad(score(leaf[:, 0] if len(updates) == 1 else leaf).sum(), leaf)
     return torch.as_tensor(slope)
 
@@ -356,7 +341,7 @@ def _fresh(
 ) -> tuple[list[bytes], Links]:
     """Messages of these updates with other private noise, and their links as the adversary has them."""
     here = Round(seen.defense, seen.setting, sighting.model.state, sighting.model.round)
-    senders, wires, shared = (message.sender, *message.others), [], []
+    senders, wires, shared = (message.sender, *message.others), list[bytes](), list[Key]()
     for number in range(_MESSAGES):
         own = key.child("fresh", number)
         clients = [
@@ -367,5 +352,4 @@ def _fresh(
             clients[0] = clients[0]._replace(shared=message.shared)
         wires.append(here.among_silent(clients, own).received[0])
         shared.append(clients[0].shared)
-    who: list[Sender] = [message.sender] * len(wires)
-    return wires, Links(seen.setting, who, None if message.shared is None else shared)
+    return wires, Links(seen.setting, [message.sender] * len(wires), None if message.shared is None else shared)

@@ -17,11 +17,16 @@ from typing import Any, Literal, NamedTuple
 
 from leakgauge.harness.audit import engine
 from leakgauge.harness.audit.assumed import assumed_bounds
-from leakgauge.harness.audit.canaries import audit_messages, audit_one_run, estimate_by_cosine
+from leakgauge.harness.audit.canaries import (
+    DIGITS_DIM,
+    DigitsTraining,
+    audit_messages,
+    audit_one_run,
+    estimate_by_cosine,
+)
 from leakgauge.harness.audit.claims import DEFAULTS, defense_record, exact_delta, prepare, ratios_delta, record_claim
 from leakgauge.harness.audit.engine import AuditResult
 from leakgauge.harness.audit.law_test import check_law
-from leakgauge.harness.audit.training import DIGITS_DIM, DigitsTraining
 from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.core.answer import Answer, CanaryCounts, CosineRecord, DeltaRecord, MessageCounts, TrialCounts
 from leakgauge.harness.core.cell import PartSpec, Scalar

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -33,16 +33,6 @@ class _Sent(NamedTuple):
     victims: tuple[Examples, ...]
     rows: Indices
     senders: frozenset[int] = frozenset()
-
-
-class _Candidates(NamedTuple):
-    """Candidates in random order, their membership, the members' training rows, the non-members' test rows, a note."""
-
-    examples: Examples
-    is_member: Tensor
-    rows: Indices
-    test_rows: Indices
-    note: str
 
 
 @dataclass(frozen=True)
@@ -115,30 +105,58 @@ def observe(scene: Scene, view: View, target: Target) -> tuple[Observation, Trut
     Raises:
         ValueError: the scene lacks something that the target needs; the error names it.
     """
-    sees, training, seen = view.sees, scene.training, _base(scene, view)
     if target.kind == "members":
-        chosen = _candidates(scene, target)
-        free = np.setdiff1d(np.arange(len(scene.test.y)), chosen.test_rows)
-        traffic = tuple(_sighting(scene, number, training.messages.get(number, ())) for number in target.looks_at)
-        if "sums" in sees:
-            traffic = tuple(_summed(scene, sighting) for sighting in traffic)
-        seen = dataclasses.replace(
-            _with_sightings(seen, traffic),
-            candidates=chosen.examples if "candidates" in sees else None,
-            suspect=target.client,
-            auxiliary=_auxiliary(scene, view, Examples(scene.test.x[free], scene.test.y[free])),
-            others=_others(scene, chosen.rows, {target.client}) if "others" in sees else None,
-        )
-        uniform = target.client is None or scene.spec.partition in ("iid", "unbalanced")
-        return seen, Truth(is_member=chosen.is_member, note=chosen.note, alike=uniform and not len(chosen.test_rows))
+        return _members(scene, view, target)
     sent = _probes(scene, view, target) if target.kind == "probe" else _real_messages(scene, view, target)
     seen = dataclasses.replace(
-        _with_sightings(seen, sent.sightings),
+        _with_sightings(_base(scene, view), sent.sightings),
         auxiliary=_auxiliary(scene, view, scene.test),
-        others=_others(scene, sent.rows, sent.senders) if "others" in sees else None,
-        labels=tuple(victim.y.sort().values for victim in sent.victims) if "labels" in sees else None,
+        others=_others(scene, sent.rows, sent.senders) if "others" in view.sees else None,
+        labels=tuple(victim.y.sort().values for victim in sent.victims) if "labels" in view.sees else None,
     )
     return seen, Truth(sent.victims, pool=scene.train.x, lineups=_lineups(scene, sent))
+
+
+def _members(scene: Scene, view: View, target: Target) -> tuple[Observation, Truth]:
+    """Members and non-members; non-members are samples that no client holds, or test samples if these are too few."""
+    used = np.sort(np.concatenate(list(scene.clients.values())))
+    idle = np.setdiff1d(np.arange(len(scene.train.y)), used)
+    key = scene.key.child("candidates")
+    inside, outside = target.count, target.outside or target.count
+    if target.client is not None:
+        if target.client not in scene.clients:
+            raise ValueError(f"there is no client {target.client}: expected less than {len(scene.clients)}")
+        used, key = np.sort(scene.clients[target.client]), key.child("client", target.client)
+    if inside > len(used):
+        raise ValueError(f"expected at most {len(used)} members, got count={inside}")
+    rows = used[rng.subset(key.child("members"), len(used), inside)]
+    members, test_rows = scene.rows(rows), np.empty(0, np.int64)
+    note = "non-members are training samples that no client holds"
+    if len(idle) >= outside:
+        others = scene.rows(idle[rng.subset(key.child("others"), len(idle), outside)])
+    elif outside < len(scene.test.y):
+        note = "non-members come from the test set: part of the difference may lie between the two sets"
+        test_rows = rng.subset(key.child("others"), len(scene.test.y), outside)
+        others = Examples(scene.test.x[test_rows], scene.test.y[test_rows])
+    else:
+        raise ValueError(
+            f"expected fewer than {len(scene.test.y)} non-members (there are too few idle training samples, and the "
+            f"attacker's own data come from the test set too), got {outside}"
+        )
+    order = torch.from_numpy(rng.permutation(key.child("order"), inside + outside))
+    x, y = torch.cat([members.x, others.x])[order], torch.cat([members.y, others.y])[order]
+    free = np.setdiff1d(np.arange(len(scene.test.y)), test_rows)
+    traffic = [_sighting(scene, number, scene.training.messages.get(number, ()), view) for number in target.looks_at]
+    seen = dataclasses.replace(
+        _with_sightings(_base(scene, view), tuple(traffic)),
+        candidates=Examples(x, y) if "candidates" in view.sees else None,
+        suspect=target.client,
+        auxiliary=_auxiliary(scene, view, Examples(scene.test.x[free], scene.test.y[free])),
+        others=_others(scene, rows, {target.client}) if "others" in view.sees else None,
+    )
+    uniform = target.client is None or scene.spec.partition in ("iid", "unbalanced")
+    is_member = (torch.arange(inside + outside) < inside)[order]
+    return seen, Truth(is_member=is_member, note=note, alike=uniform and not len(test_rows))
 
 
 def _auxiliary(scene: Scene, view: View, alike: Examples) -> Examples | None:
@@ -211,9 +229,12 @@ def _with_sightings(seen: Observation, sightings: tuple[Sighting, ...]) -> Obser
     )
 
 
-def _sighting(scene: Scene, number: int, messages: Iterable[Message]) -> Sighting:
-    """These messages of one round, with its model and learning rate."""
-    return Sighting(tuple(messages), _snapshot(scene, number), scene.training.learning_rates[number])
+def _sighting(scene: Scene, number: int, messages: Sequence[Message], view: View) -> Sighting:
+    """These messages of one round as the adversary sees them, with the round's model and learning rate."""
+    model = _snapshot(scene, number)
+    if "sums" in view.sees:
+        messages = summed(Round(scene.defense, scene.training.setting, model.state, number), messages)
+    return Sighting(tuple(messages), model, scene.training.learning_rates[number])
 
 
 def _snapshot(scene: Scene, number: int) -> Snapshot:
@@ -228,12 +249,6 @@ def _snapshot(scene: Scene, number: int) -> Snapshot:
     return Snapshot(number, training.models[number], state)
 
 
-def _summed(scene: Scene, sighting: Sighting) -> Sighting:
-    """What an aggregator sees of a round."""
-    here = Round(scene.defense, scene.training.setting, sighting.model.state, sighting.model.round)
-    return sighting._replace(messages=summed(here, sighting.messages))
-
-
 def _probes(scene: Scene, view: View, target: Target) -> _Sent:
     """Victims with images of the clients, encoded like real messages; the images depend only on the study's seed."""
     used = np.sort(np.concatenate(list(scene.clients.values())))
@@ -246,47 +261,43 @@ def _probes(scene: Scene, view: View, target: Target) -> _Sent:
     together = target.users if defense.superposes else 1
     if together > scene.training.setting.participants:
         raise ValueError(f"expected users <= {scene.training.setting.participants} participants, got {together}")
-    probe = _Probe(scene, defense, rows.reshape(-1, target.batch), together)
-    sightings = tuple(probe.sighting(number) for number in target.looks_at)
+    data, sightings = [scene.rows(part) for part in rows.reshape(-1, target.batch)], list[Sighting]()
+    memories = [scene.defense.remember(scene.training.setting) for _ in data]
+    for number in target.looks_at:
+        sighting, memories = _probed(scene, defense, data, memories, number, together)
+        sightings.append(sighting)
     groups = rows.reshape(-1, together * target.batch)
-    return _Sent(sightings, tuple(scene.rows(part) for part in groups), rows)
+    return _Sent(tuple(sightings), tuple(scene.rows(part) for part in groups), rows)
 
 
-class _Probe:
-    """Clients that send the same images in every round and keep their memory, like a real client.
+def _probed(
+    scene: Scene, defense: Defense[Any, Any], data: Sequence[Examples], memories: list[Any], number: int, together: int
+) -> tuple[Sighting, list[Any]]:
+    """The messages of one round from clients with these data, and the clients' memories after it.
 
-    rows: [clients, batch]; if only sums of messages arrive, groups of `together` clients send at once.
+    The clients send the same images in every round and keep their memory, like a real client. If only sums of messages
+    arrive, groups of `together` clients send at once.
     """
-
-    def __init__(self, scene: Scene, defense: Defense[Any, Any], rows: Indices, together: int) -> None:
-        self.scene, self.defense, self.together = scene, defense, together
-        self.data = [scene.rows(part) for part in rows]
-        self.senders = [Sender(number, rows.shape[1]) for number in range(len(rows))]
-        self.memories = [scene.defense.remember(scene.training.setting) for _ in rows]
-
-    def sighting(self, number: int) -> Sighting:
-        """The messages of one round."""
-        scene, setting = self.scene, self.scene.training.setting
-        model, lr = _snapshot(scene, number), scene.training.learning_rates[number]
-        plan = make_plan(scene.spec, lr, scene.defense.local, scene.defense.step_noise(setting))
-        if plan.gradient:
-            plan = dataclasses.replace(plan, batch=0, poisson=False)
-        here = Round(self.defense, setting, model.state, number)
-        messages = []
-        for first in range(0, len(self.data), self.together):
-            group, clients, steps = range(first, first + self.together), [], []
-            for i in group:
-                key = scene.key.child("probe", number, i)
-                work = Work(self.data[i], key.child("train"))
-                trained = train_clients(scene.task, model.params, [work], plan, scene.engine)
-                clients.append(Client.of(self.senders[i], trained.updates[0], self.memories[i], key))
-                steps.append(len(trained.batches[0]))
-            exchange = here.among_silent(clients, scene.key.child("probe", number, first))
-            (received,), self.memories[first : group.stop] = exchange.received, exchange.memories
-            sender, *others = (client.sender for client in clients)
-            images = self.together * sender.samples
-            messages.append(Message(number, sender, received, clients[0].shared, images, steps[0], tuple(others)))
-        return Sighting(tuple(messages), model, lr)
+    setting, model = scene.training.setting, _snapshot(scene, number)
+    lr = scene.training.learning_rates[number]
+    plan = make_plan(scene.spec, lr, scene.defense.local, scene.defense.step_noise(setting))
+    if plan.gradient:
+        plan = dataclasses.replace(plan, batch=0, poisson=False)
+    round_, key, clients, steps = Round(defense, setting, model.state, number), scene.key.child("probe", number), [], []
+    for k, (examples, memory) in enumerate(zip(data, memories, strict=True)):
+        work = Work(examples, key.child(k, "train"))
+        trained = train_clients(scene.task, model.params, [work], plan, scene.engine)
+        clients.append(Client.of(Sender(k, len(examples.y)), trained.updates[0], memory, key.child(k)))
+        steps.append(len(trained.batches[0]))
+    messages, after = list[Message](), list[Any]()
+    for first in range(0, len(clients), together):
+        group = clients[first : first + together]
+        exchange = round_.among_silent(group, key.child(first))
+        (received,), (sender, *others) = exchange.received, (client.sender for client in group)
+        images = together * sender.samples
+        messages.append(Message(number, sender, received, group[0].shared, images, steps[first], tuple(others)))
+        after += exchange.memories
+    return Sighting(tuple(messages), model, lr), after
 
 
 def _real_messages(scene: Scene, view: View, target: Target) -> _Sent:
@@ -294,13 +305,12 @@ def _real_messages(scene: Scene, view: View, target: Target) -> _Sent:
 
     If only the sum of all messages arrives, its senders are one victim.
     """
-    training, sightings, sums = scene.training, [], _defense(scene, view).superposes
+    training, sightings, sums = scene.training, list[Sighting](), _defense(scene, view).superposes
     chosen: dict[int, Indices] = {}
     for number in target.looks_at:
         if not training.messages.get(number):
             raise ValueError(f"no message of round {number} reached the receiver, or it was not kept")
-        sighting, truth = _sighting(scene, number, training.messages[number]), training.truth[number]
-        sighting = _summed(scene, sighting) if sums else sighting
+        sighting, truth = _sighting(scene, number, training.messages[number], view), training.truth[number]
         if not chosen:
             known = [message for message in sighting.messages if sums or message.sender.number in truth]
             chosen = _behind(known[0], truth) if sums else {k: truth[k] for k in _senders(*known[: target.count])}
@@ -333,38 +343,6 @@ def _behind(message: Message, truth: Mapping[int, Indices]) -> dict[int, Indices
         text = f"expected equally many records from each sender of the sum in round {message.round}"
         raise ValueError(f"{text}, got {min(sizes)} to {max(sizes)}: attacks assume equal numbers")
     return {number: truth[number] for number in senders}
-
-
-def _candidates(scene: Scene, target: Target) -> _Candidates:
-    """Members and non-members; non-members are samples that no client holds, or test samples if these are too few."""
-    used = np.sort(np.concatenate(list(scene.clients.values())))
-    idle = np.setdiff1d(np.arange(len(scene.train.y)), used)
-    key = scene.key.child("candidates")
-    inside, outside = target.count, target.outside or target.count
-    if target.client is not None:
-        if target.client not in scene.clients:
-            raise ValueError(f"there is no client {target.client}: expected less than {len(scene.clients)}")
-        used, key = np.sort(scene.clients[target.client]), key.child("client", target.client)
-    if inside > len(used):
-        raise ValueError(f"expected at most {len(used)} members, got count={inside}")
-    rows = used[rng.subset(key.child("members"), len(used), inside)]
-    members, test_rows = scene.rows(rows), np.empty(0, np.int64)
-    note = "non-members are training samples that no client holds"
-    if len(idle) >= outside:
-        others = scene.rows(idle[rng.subset(key.child("others"), len(idle), outside)])
-    elif outside < len(scene.test.y):
-        note = "non-members come from the test set: part of the difference may lie between the two sets"
-        test_rows = rng.subset(key.child("others"), len(scene.test.y), outside)
-        others = Examples(scene.test.x[test_rows], scene.test.y[test_rows])
-    else:
-        raise ValueError(
-            f"expected fewer than {len(scene.test.y)} non-members (there are too few idle training samples, and the "
-            f"attacker's own data come from the test set too), got {outside}"
-        )
-    order = torch.from_numpy(rng.permutation(key.child("order"), inside + outside))
-    is_member = torch.arange(inside + outside) < inside
-    x, y = torch.cat([members.x, others.x])[order], torch.cat([members.y, others.y])[order]
-    return _Candidates(Examples(x, y), is_member[order], rows, test_rows, note)
 
 
 def _others(scene: Scene, taken: Indices, senders: Collection[int | None]) -> dict[int, Examples]:
