@@ -27,6 +27,7 @@ from leakgauge.harness.audit.battery import (
     ratio_values,
     twin_values,
 )
+from leakgauge.harness.audit.neighbors import shaped
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Defense, Examples, Sender, Setting
 from leakgauge.harness.core.errors import MessageError
@@ -378,17 +379,9 @@ def _update(defense: Defense[Any, Any], setting: Setting, key: Key, last: Tensor
         return len(_PATTERNS), last
     pattern = int(pick * len(_PATTERNS))
     values = rng.normal(key.child("values"), (setting.dim,), torch.float64)
-    name = _PATTERNS[pattern]
-    if name == "sparse":
-        values[torch.from_numpy(rng.permutation(key.child("places"), setting.dim)[3:])] = 0.0
-    elif name == "constant":
-        values[:] = values[0]
-    elif name == "zero":
+    if _PATTERNS[pattern] == "zero":
         return pattern, torch.zeros(setting.dim)
-    elif name == "one tensor":
-        values[setting.layout.sizes[0] :] = 0.0
-    elif name == "random signs":
-        values = values.sign()
+    values = shaped(_PATTERNS[pattern], values, setting.layout, key)
     clip = float(getattr(defense, "clip", 1.0))
     if defense.local.clip is not None:
         # local training has already bounded its updates

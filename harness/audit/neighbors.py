@@ -23,7 +23,7 @@ from leakgauge.harness.core.claim import Relation, Unit
 from leakgauge.harness.core.contract import Defense, Examples, Sender, Setting
 from leakgauge.harness.core.device import moved
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.vec import Parts, Vector
+from leakgauge.harness.core.vec import Layout, Parts, Vector
 from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
@@ -41,7 +41,7 @@ _NORMS = (-6.0, -3.75, -1.5, 0.75, 3.0, 9.75, 16.5, 23.25, 30.0)
 _SIZES = 10
 """The largest number of samples of a sender, in multiples of the smallest."""
 
-_SHAPES = ("dense", "sparse", "constant", "one tensor", "random signs")
+SHAPES = ("dense", "sparse", "constant", "one tensor", "random signs")
 _FEW = 3
 """Nonzero numbers of a sparse update."""
 
@@ -202,7 +202,9 @@ def varied(defense: Defense[Any, Any], setting: Setting, unit: Unit, relation: R
         own = key.child(number)
         place, size = rng.uniform(own.child("numbers"), (2,), dtype=torch.float64).tolist()
         norm = 10 ** (_NORMS[number] + place * (_NORMS[number + 1] - _NORMS[number]))
-        drawn = norm * _shape(_SHAPES[shape % len(_SHAPES)], setting, own.child("shape"))
+        name, values = SHAPES[shape % len(SHAPES)], rng.normal(own.child("shape"), (setting.dim,), torch.float64)
+        values = shaped(name, values.sign() if name == "constant" else values, setting.layout, own.child("shape"))
+        drawn = norm * (values / values.norm())
         row = _pair(defense, setting, unit, relation, drawn.float(), norm, own.child("part"))
         rows.append(
             row._replace(senders=(Sender(sender % setting.clients, setting.samples * (1 + int(_SIZES * size))),))
@@ -255,16 +257,14 @@ def _pair(
     return Inputs("", zero, one)
 
 
-def _shape(name: str, setting: Setting, key: Key) -> Tensor:
-    """[d] float64: a random update of this shape, of norm 1."""
-    values = rng.normal(key, (setting.dim,), torch.float64)
+def shaped(name: str, values: Tensor, layout: Layout, key: Key) -> Tensor:
+    """Random values [d] in a shape of an update: `SHAPES`; `key` draws the places of a sparse update."""
     if name == "sparse":
-        values[torch.from_numpy(rng.permutation(key.child("places"), setting.dim)[_FEW:])] = 0.0
+        values[torch.from_numpy(rng.permutation(key.child("places"), len(values))[_FEW:])] = 0.0
     elif name == "constant":
-        values[:] = math.copysign(1.0, float(values[0]))
+        values[:] = values[0]
     elif name == "one tensor":
-        values[setting.layout.sizes[0] :] = 0.0
+        values[layout.sizes[0] :] = 0.0
     elif name == "random signs":
         values = values.sign()
-    found: Tensor = values / values.norm()
-    return found
+    return values

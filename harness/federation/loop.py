@@ -205,7 +205,7 @@ def train(
         raise ValueError(f"no message counted in any round: round {first.round}, client {first.client}: {first.reason}")
     last = len(training.feedback)
     if (training.evaluations[-1].round, training.evaluations[-1].samples) != (last, len(test.y)):
-        training.evaluations = [one for one in training.evaluations if one.round < last]
+        training.evaluations = [evaluation for evaluation in training.evaluations if evaluation.round < last]
         run.evaluate(params, last, whole=True)
     training.final = params
     missed = sum(run.turns[number] < len(training.feedback) for number in clients)
@@ -220,7 +220,7 @@ def evaluation(task: ModelTask, params: Vector, test: Examples, number: int) -> 
         ValueError: the loss is not finite.
     """
     loss, correct = 0.0, None if task.model.loss == "squared" else 0
-    for x, y in zip(*(torch.split(part, 1000) for part in test), strict=True):
+    for x, y in zip(*(torch.split(column, 1000) for column in test), strict=True):
         losses, hits = task.tested(params, x, y)
         loss += float(losses.double().sum())
         correct = None if correct is None or hits is None else correct + hits
@@ -292,11 +292,15 @@ class _Run:
 
     def round(self, params: Vector, state: Any, number: int, lr: float, *, with_snr: bool) -> Vector:
         """Run one round; returns the next parameters."""
-        here, key = Round(self.defense, self.setting, state, number), self.key.child("round", number)
+        round_, key = Round(self.defense, self.setting, state, number), self.key.child("round", number)
         chosen = rng.subset(key.child("participants"), len(self.clients), self.setting.participants)
         numbers = [self.numbers[i] for i in chosen]
         keys = [client_key(self.key, number, k) for k in numbers]
-        work = [self._work(k, own.child("train")) for k, own in zip(numbers, keys, strict=True)]
+        held, owners = self.clients, zip(numbers, keys, strict=True)
+        if isinstance(held, Holdings):
+            work = [Work(held.data, own.child("train"), held.rows[k]) for k, own in owners]
+        else:
+            work = [Work(held[k], own.child("train")) for k, own in owners]
         plan = make_plan(self.spec, lr, self.defense.local, self.defense.step_noise(self.setting))
         trained, batches = train_clients(self.task, params.to(self.device), work, plan, self.engine)
         updates = trained.cpu()
@@ -304,35 +308,30 @@ class _Run:
             Client.of(Sender(k, self.sizes[k]), update, self.memories.of(k), own)
             for k, update, own in zip(numbers, updates, keys, strict=True)
         ]
-        found = here.collect(clients, key.child("channel"), key.child("server"))
-        if found.dropped:
-            self._drop(number, found.dropped, diverged=not bool(updates.isfinite().all(1).any()))
-        if found.clients and not number:
-            first = found.clients[0]._replace(memory=self.defense.remember(self.setting))
-            self.training.unrepeated = here.unrepeated(first, found.exchange.sent[0])
-        counted = [sender.number for sender in found.links.senders]
-        for one, memory in zip(found.clients, found.exchange.memories, strict=True):
-            if one.sender.number in counted:
-                self.memories.keep(one.sender.number, memory)
+        collected = round_.collect(clients, key.child("channel"), key.child("server"))
+        if collected.dropped:
+            self._drop(number, collected.dropped, diverged=not bool(updates.isfinite().all(1).any()))
+        if collected.clients and not number:
+            first = collected.clients[0]._replace(memory=self.defense.remember(self.setting))
+            self.training.unrepeated = round_.unrepeated(first, collected.exchange.sent[0])
+        counted = [sender.number for sender in collected.links.senders]
+        for client, memory in zip(collected.clients, collected.exchange.memories, strict=True):
+            if client.sender.number in counted:
+                self.memories.keep(client.sender.number, memory)
         self.turns.update(counted)
-        if found.clients:
-            self._count(found, lr)
-        sent = found.exchange.sent
+        if collected.clients:
+            self._count(collected, lr)
+        sent = collected.exchange.sent
         self.training.message_bytes.append(sum(map(len, sent)) / max(1, len(sent)))
-        norms = [float(torch.linalg.vector_norm(client.update)) for client in found.clients]
+        norms = [float(torch.linalg.vector_norm(client.update)) for client in collected.clients]
         self.training.norms.append(float(np.median(norms)) if norms else 0.0)
         if with_snr:
-            self.training.snr_db.append(self._snr_db(found))
+            self.training.snr_db.append(self._snr_db(collected))
         if number in self.keep.messages:
-            self._keep(number, found, [used for k, used in zip(numbers, batches, strict=True) if k in counted])
-        if found.mean is None:
+            self._keep(number, collected, [used for k, used in zip(numbers, batches, strict=True) if k in counted])
+        if collected.mean is None:
             return params
-        return params - lr * found.mean if self.setting.sends == "gradient" else params + found.mean
-
-    def _work(self, number: int, key: Key) -> Work:
-        """A client's work in a round."""
-        held = self.clients
-        return Work(held.data, key, held.rows[number]) if isinstance(held, Holdings) else Work(held[number], key)
+        return params - lr * collected.mean if self.setting.sends == "gradient" else params + collected.mean
 
     def _drop(self, number: int, dropped: Mapping[int, str], *, diverged: bool) -> None:
         """Record the clients that do not count in a round; refuse a training that is strict or diverged."""
@@ -342,30 +341,29 @@ class _Run:
                 raise ValueError(f"round {number}, client {client}: {reason}; {why}")
             self.training.dropped.append(Dropped(number, client, reason))
 
-    def _count(self, here: Collected[Client], lr: float) -> None:
+    def _count(self, collected: Collected[Client], lr: float) -> None:
         """Add a round's breaches of the defense's assumptions."""
-        total, updates = self.training.breaches, [client.update for client in here.clients]
-        found = self.defense.breaches(updates, here.exchange.links._replace(shared=None), lr)
+        total, updates = self.training.breaches, [client.update for client in collected.clients]
+        breaches = self.defense.breaches(updates, collected.exchange.links._replace(shared=None), lr)
         if self.defense.relies and len(updates) < self.setting.participants:
-            found |= {self.defense.relies: Breach(1, 1, "round")}
-        total |= {text: breach.plus(total[text]) if text in total else breach for text, breach in found.items()}
+            breaches |= {self.defense.relies: Breach(1, 1, "round")}
+        total |= {text: breach.plus(total[text]) if text in total else breach for text, breach in breaches.items()}
 
-    def _keep(self, number: int, found: Collected[Client], batches: Sequence[Sequence[Indices]]) -> None:
+    def _keep(self, number: int, collected: Collected[Client], batches: Sequence[Sequence[Indices]]) -> None:
         """Record a round's messages that count, and the samples behind each message."""
         # the distinct samples behind a message, in the order of their first use
         samples = [np.array(list(dict.fromkeys(np.concatenate(used).tolist())), np.int64) for used in batches]
-        senders, keys, received = found.links.senders, found.links.keys, found.exchange.received
+        senders, keys, received = collected.links.senders, collected.links.keys, collected.exchange.received
         self.training.truth[number] = {sender.number: used for sender, used in zip(senders, samples, strict=True)}
         images, steps = [len(used) for used in samples], [len(used) for used in batches]
         if self.defense.superposes and senders:
             first, others = senders[0], tuple(senders[1:])
             messages = [Message(number, first, received[0], keys[0], sum(images), max(steps), others)]
         else:
-            columns = zip(senders, received, keys, images, steps, strict=True)
-            messages = [Message(number, *row) for row in columns]
+            messages = [Message(number, *row) for row in zip(senders, received, keys, images, steps, strict=True)]
         self.training.messages[number] = tuple(messages)
 
-    def _snr_db(self, found: Collected[Client]) -> float | None:
+    def _snr_db(self, collected: Collected[Client]) -> float | None:
         """Mean over messages of 10 log10(|u|^2 / |decoded - u|^2); None if decoding is exact or u is zero.
 
         u is the update, with error feedback the update plus the residual (`Defense.compensated`).
@@ -373,7 +371,7 @@ class _Run:
         if self.defense.superposes:
             return None
         ratios = []
-        for client, decoded in zip(found.clients, found.updates, strict=True):
+        for client, decoded in zip(collected.clients, collected.updates, strict=True):
             update = self.defense.compensated(client.memory, client.update)
             # numpy takes a third of the time of `torch.equal`
             if np.array_equal(decoded.numpy(), update.numpy()):

@@ -44,48 +44,42 @@ def classes(kind: Kind) -> dict[str, type]:
     Raises:
         ImportError: a file of the package does not hold exactly one class of this kind.
     """
-    found = {name: _of_file(kind, name) for name in _files(kind)}
+    known = {name: _of_file(kind, name) for name in _files(kind)}
     for entry in importlib.metadata.entry_points(group=f"leakgauge.{_PACKAGE[kind]}"):
         try:
-            if entry.name in found:
+            if entry.name in known:
                 raise UnknownNameError(f"two {_PACKAGE[kind]} are named {entry.name!r}")
-            found[entry.name] = _loaded(kind, entry.name, entry.load)
+            known[entry.name] = _loaded(kind, entry.name, entry.load)
         except UnknownNameError as error:
             if multiprocessing.parent_process() is None:  # warn once, not in each worker
                 text = f"plug-in {entry.name} = {entry.value} is left out: {error}"
                 warnings.warn(line(text), stacklevel=2)
-    return dict(sorted(found.items()))
+    return dict(sorted(known.items()))
 
 
 @functools.cache
 def _files(kind: Kind) -> tuple[str, ...]:
-    """The names of the files of the package."""
     package = importlib.import_module(f"leakgauge.{_PACKAGE[kind]}")
     names = (info.name for info in pkgutil.iter_modules(package.__path__))
     return tuple(name.replace("_", "-") for name in names if not name.startswith("_"))
 
 
 def _of_file(kind: Kind, name: str) -> type:
-    """The class in a file of the package."""
+    """The only public class of this kind in a file of the package."""
     module = importlib.import_module(f"leakgauge.{_PACKAGE[kind]}.{name.replace('-', '_')}")
-    return _only_class(kind, module.__name__, vars(module))
-
-
-def _only_class(kind: Kind, module: str, names: dict[str, Any]) -> type:
-    """The only public class of this kind that the module defines."""
-    public = [value for name, value in names.items() if inspect.isclass(value) and not name.startswith("_")]
-    found = [value for value in public if value.__module__ == module and issubclass(value, _BASE[kind])]
-    if len(found) != 1:
-        raise ImportError(f"expected one public {kind} class in {module}, got {len(found)}")
-    return found[0]
+    public = [value for key, value in vars(module).items() if inspect.isclass(value) and not key.startswith("_")]
+    own = [value for value in public if value.__module__ == module.__name__ and issubclass(value, _BASE[kind])]
+    if len(own) != 1:
+        raise ImportError(f"expected one public {kind} class in {module.__name__}, got {len(own)}")
+    return own[0]
 
 
 def _loaded(kind: Kind, name: str, load: Callable[[], Any]) -> type:
     """The class that `load` imports from a foreign module, which may raise any exception."""
-    found = loaded(kind, name, load)
-    if not (inspect.isclass(found) and issubclass(found, _BASE[kind])):
-        raise UnknownNameError(f"expected a subclass of {_BASE[kind].__name__} for {name!r}, got {found!r}")
-    return found
+    value = loaded(kind, name, load)
+    if not (inspect.isclass(value) and issubclass(value, _BASE[kind])):
+        raise UnknownNameError(f"expected a subclass of {_BASE[kind].__name__} for {name!r}, got {value!r}")
+    return value
 
 
 def lookup(kind: Kind, name: str) -> type:
@@ -122,16 +116,13 @@ def build(kind: Kind, name: str, parameters: dict[str, Scalar]) -> Any:
     """
     if kind == "defense" and "+" in name:
         return _cascade(name, parameters)
-    numbers = [(key, one) for key, one in parameters.items() if isinstance(one, int | float)]
-    if kind == "defense" and (
-        wild := [pair for pair in numbers if pair[1] and not _LEAST <= abs(pair[1]) <= 1 / _LEAST]
-    ):
-        text = f"expected 0 or a magnitude from {_LEAST:g} to {1 / _LEAST:g}"
-        raise ParameterError(
-            name,
-            [(key, f"{text}, got {f'{one:g}' if isinstance(one, float) else 'a huge integer'}") for key, one in wild],
-        )
-    return construct(lookup(kind, name), {key: one for key, one in parameters.items() if one is not None}, name)
+    problems, text = [], f"expected 0 or a magnitude from {_LEAST:g} to {1 / _LEAST:g}"
+    for key, value in parameters.items() if kind == "defense" else ():
+        if isinstance(value, int | float) and value and not _LEAST <= abs(value) <= 1 / _LEAST:
+            problems.append((key, f"{text}, got {f'{value:g}' if isinstance(value, float) else 'a huge integer'}"))
+    if problems:
+        raise ParameterError(name, problems)
+    return construct(lookup(kind, name), {key: value for key, value in parameters.items() if value is not None}, name)
 
 
 def _cascade(name: str, parameters: dict[str, Scalar]) -> Any:
@@ -165,7 +156,6 @@ def _cascade(name: str, parameters: dict[str, Scalar]) -> Any:
 
 
 def _parts(name: str) -> tuple[str, str]:
-    """The two names in the name of a cascade."""
     first, *rest = name.split("+")
     if len(rest) != 1:
         raise UnknownNameError(f"expected two defenses joined by one '+', got {name!r}")
@@ -181,11 +171,11 @@ def construct(kind: type[P], table: dict[str, Any], name: str = "") -> P:
     # through JSON, because strict mode then accepts a table for a dataclass and an integer for a float
     adapter: Any = _adapter(kind)  # type: ignore[arg-type]  # a type is hashable, but mypy does not know it of P
     try:
-        found: P = adapter.validate_json(json.dumps(table, default=str), strict=True)
+        value: P = adapter.validate_json(json.dumps(table, default=str), strict=True)
     except ValidationError as error:
         known = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
         raise ParameterError(name, [explain(item, known) for item in error.errors()]) from error
-    return found
+    return value
 
 
 @functools.cache
@@ -206,8 +196,8 @@ def explain(item: Any, known: Collection[str] = ()) -> tuple[str, str]:
     if item["type"] == "value_error":
         return path, item["msg"].removeprefix("Value error, ")
     wanted = item["msg"].replace("Input should be ", "").replace("List should have", "a list of")
-    for found, plainer in (("a valid array", "a list"), ("a valid integer", "an integer"), ("a valid ", "a ")):
-        wanted = wanted.replace(found, plainer)
+    for word, plainer in (("a valid array", "a list"), ("a valid integer", "an integer"), ("a valid ", "a ")):
+        wanted = wanted.replace(word, plainer)
     return path, f"got {came!r}, expected {wanted[0].lower()}{wanted[1:]}"
 
 
@@ -225,8 +215,8 @@ def build_attack(spec: PartSpec) -> Attack:
 
 def defaults(kind: Kind, name: str) -> dict[str, Scalar]:
     """The parameters of a defense or an attack with their default values."""
-    found: dict[str, Scalar] = build(kind, name, {}).parameters()
-    return found
+    parameters: dict[str, Scalar] = build(kind, name, {}).parameters()
+    return parameters
 
 
 def summary(kind: Kind, name: str) -> str:
@@ -257,5 +247,5 @@ def formula(name: str) -> Callable[..., Any]:
     except (ImportError, AttributeError, ValueError) as error:
         raise LookupError(f"no formulas of a defense {module!r}") from error
     if function not in known:
-        raise unknown("formula", name, [f"{module}.{one}" for one in known])
+        raise unknown("formula", name, [f"{module}.{function}" for function in known])
     return known[function]

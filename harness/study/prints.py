@@ -37,7 +37,7 @@ from leakgauge.harness.core.threats import Threat, View
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.data import default_root
 from leakgauge.harness.federation import registry
-from leakgauge.harness.federation.loop import Training, make_plan, train
+from leakgauge.harness.federation.loop import make_plan, train
 from leakgauge.harness.federation.observe import observe
 from leakgauge.harness.federation.round import Exchange
 from leakgauge.harness.federation.small import Federation
@@ -73,28 +73,23 @@ def take(cells: Sequence[Cell], data: Path | None = None) -> tuple[Print, ...]:
     Raises:
         StudyError: a data set is missing or unreadable, or a model does not fit it.
     """
-    root = default_root() if data is None else data
-    found: dict[tuple[str, ...], Print] = {}
-    trainings = _trainings(cells)
-    replayed = _spread([spec for spec, _ in trainings])
-    for spec, asked in trainings:
+    root, taken = default_root() if data is None else data, list[Print]()
+    first: dict[str, list[Cell]] = {}  # of trainings that differ only in the seed, the first
+    for cell in cells:
+        of_training = first.setdefault(training_identity(cell.training), [])
+        if not of_training or of_training[0].training.id == cell.training.id:
+            of_training.append(cell)
+    trainings = [of_training[0].training for of_training in first.values()]
+    replayed = _spread(trainings)
+    for spec, of_training in zip(trainings, first.values(), strict=True):
         try:
             ready = prepare(spec, root)
         except (LookupError, ValueError, OSError) as error:  # a data set is missing, or a model does not fit it
             raise StudyError(spec.task.data, [str(error)]) from error
         if spec.malice is None:
-            found |= {one.key: one for one in (*_of_defense(spec, ready), *_draws(spec, ready))}
-        seen = asked if spec.id in replayed or spec.malice is not None else []
-        found |= {one.key: one for one in _of_training(spec, seen, ready, root)}
-    return tuple(found.values())
-
-
-def _trainings(cells: Sequence[Cell]) -> list[tuple[TrainingSpec, list[Cell]]]:
-    """The trainings with their cells; of trainings that differ only in the seed, the first."""
-    found: dict[str, list[Cell]] = {}
-    for cell in cells:
-        found.setdefault(training_identity(cell.training), []).append(cell)
-    return [(own[0].training, [one for one in own if one.training.id == own[0].training.id]) for own in found.values()]
+            taken += [*_of_defense(spec, ready), *_draws(spec, ready)]
+        taken += _of_training(spec, of_training if spec.id in replayed or spec.malice is not None else [], ready, root)
+    return tuple({item.key: item for item in taken}.values())
 
 
 def _spread(trainings: Sequence[TrainingSpec]) -> set[str]:
@@ -129,16 +124,14 @@ def _case(spec: TrainingSpec, *more: Any) -> str:
     return fingerprint([to_data(spec.task), to_data(spec.federation), *more])
 
 
-def _unit(key: Key, dim: int, length: float) -> Vector:
-    """A random update of this length."""
+def _update(key: Key, dim: int, length: float) -> Vector:
     drawn = rng.normal(key, (dim,)).double()
-    update: Vector = (length * drawn / drawn.norm()).float()
-    return update
+    return torch.as_tensor(length * drawn / drawn.norm()).float()
 
 
 def _sketch(rows: torch.Tensor) -> tuple[float, ...]:
     """The length of each of the vectors [n, d], and its component along a fixed direction."""
-    along = _unit(_KEY.child("along"), rows.shape[1], 1.0).double()
+    along = _update(_KEY.child("along"), rows.shape[1], 1.0).double()
     return _plain(torch.stack([rows.double().norm(dim=1), rows.double() @ along], 1))
 
 
@@ -160,7 +153,7 @@ def _of_defense(spec: TrainingSpec, ready: Prepared) -> Iterator[Print]:
     """`encode`, `estimate`, `likelihood` and `claim` of a defense in its setting."""
     defense, setting, key, case = ready.defense, ready.setting, spec.defense.key, _case(spec)
     few = _LENGTHS[: setting.participants]
-    updates = [_unit(_KEY.child("update", at), setting.dim, length) for at, length in enumerate(few)]
+    updates = [_update(_KEY.child("update", at), setting.dim, length) for at, length in enumerate(few)]
     digest, decoded, scores = hashlib.sha256(), list[Vector](), list[torch.Tensor]()
     federation = Federation.of(defense, setting, rounds=2)
     for number, (exchange, mean) in enumerate(_two_rounds(federation, updates, _KEY.child("messages"))):
@@ -172,12 +165,13 @@ def _of_defense(spec: TrainingSpec, ready: Prepared) -> Iterator[Print]:
         silent = [torch.zeros(setting.dim)] * (len(exchange.sent) - len(updates))
         true = torch.stack([*updates, *silent])
         with suppress(NoLikelihood):
-            score = likelihood_of(defense, federation.history[number], exchange.received, exchange.links)
-            scores += [score(share * (true[None] if defense.superposes else true)).detach() for share in (1.0, 0.9)]
+            likelihood = likelihood_of(defense, federation.history[number], exchange.received, exchange.links)
+            rows = true[None] if defense.superposes else true
+            scores += [likelihood(share * rows).detach() for share in (1.0, 0.9)]
     yield Print("encode", key, "", case, digest.hexdigest()[:16])
     yield Print("estimate", key, "", case, numbers=_sketch(torch.stack(decoded)))
     if scores:
-        yield Print("likelihood", key, "", case, numbers=_plain(torch.cat([one.flatten() for one in scores])))
+        yield Print("likelihood", key, "", case, numbers=_plain(torch.cat([score.flatten() for score in scores])))
     state = defense.init(setting)
     later = defense.advance(state, Feedback(0, None, None))
     claim = claim_of(defense, [state, state if defense.stops(later) else later], setting)
@@ -186,52 +180,44 @@ def _of_defense(spec: TrainingSpec, ready: Prepared) -> Iterator[Print]:
 
 def _promised(claim: Claim) -> str:
     """The content of a claim and its proofs, before any accounting, with six digits of each number."""
-    parts = [one for one in (claim, claim.proved, *claim.further, claim.attained) if one is not None]
-    each = [{**vars(one), "against": sorted(threat.value for threat in one.against)} for one in parts]
-    inner = ("proved", "further", "attained")
-    text = repr([{name: value for name, value in one.items() if name not in inner} for one in each])
-    return _FRACTION.sub(lambda found: f"{float(found[0]):.6g}", text)
+    parts = [part for part in (claim, claim.proved, *claim.further, claim.attained) if part is not None]
+    each = [{**vars(part), "against": sorted(threat.value for threat in part.against)} for part in parts]
+    for fields in each:
+        for inner in ("proved", "further", "attained"):
+            fields.pop(inner, None)
+    return _FRACTION.sub(lambda fraction: f"{float(fraction[0]):.6g}", repr(each))
 
 
 def _draws(spec: TrainingSpec, ready: Prepared) -> Iterator[Print]:
     """Statistics of messages of fixed updates, and of trained updates if the local training clips or adds noise."""
-    dim, case = ready.setting.dim, _case(spec)
-    found: list[float] = []
-    for length in _SCALES:
-        for at in range(DRAWS):
-            key = _KEY.child("draw", f"{length:g}", at)
-            update = _unit(key.child("update"), dim, length)
-            found += _statistics(ready, update, update, key)
-    yield Print(DRAWN[0], spec.defense.key, "", case, numbers=tuple(found))
-    defense = ready.defense
+    defense, dim, case = ready.defense, ready.setting.dim, _case(spec)
+    keys = [(length, _KEY.child("draw", f"{length:g}", at)) for length in _SCALES for at in range(DRAWS)]
+    updates = [(_update(key.child("update"), dim, length), key) for length, key in keys]
+    numbers = [x for update, key in updates for x in _statistics(ready, update, update, key)]
+    yield Print(DRAWN[0], spec.defense.key, "", case, numbers=tuple(numbers))
     noise = defense.step_noise(ready.setting)
     if defense.local == LocalRule() and not noise:
         return
     params, records = ready.task.init(_KEY), next(iter(ready.holdings.values()))
-    keys = [_KEY.child("trained", at) for at in range(DRAWS)]
+    work = [Work(records, _KEY.child("trained", at)) for at in range(DRAWS)]
     plans = [make_plan(spec.federation, spec.federation.lr, *rule) for rule in ((), (defense.local, noise))]
-    plain, own = (
-        train_clients(ready.task, params, [Work(records, key) for key in keys], plan, "double").updates
-        for plan in plans
-    )
-    found = []
-    for key, true, update in zip(keys, plain, own, strict=True):
-        found += _statistics(ready, true, update, key)
-    yield Print(DRAWN[1], spec.defense.key, "", case, numbers=tuple(found))
+    plain, own = (train_clients(ready.task, params, work, plan, "double").updates for plan in plans)
+    rows = zip(plain, own, work, strict=True)
+    numbers = [x for true, update, done in rows for x in _statistics(ready, true, update, done.key)]
+    yield Print(DRAWN[1], spec.defense.key, "", case, numbers=tuple(numbers))
 
 
 def _statistics(ready: Prepared, true: Vector, update: Vector, key: Key) -> list[float]:
     """`STATISTICS` of a client's messages in two rounds; zeros if the defense stops before the second round."""
-    found = list[float]()
-    u = true.double()
+    numbers, u = list[float](), true.double()
     energy = float(u @ u) + 1e-300
     federation = Federation.of(ready.defense, ready.setting, rounds=2)
     for _, mean in _two_rounds(federation, [update], key.child("messages")):
         share = float(mean.double() @ u) / energy
         rest = (mean.double() - share * u).square()
         floor = 1e-12 * energy / len(u)
-        found += [share, math.log(float(rest.mean()) + floor), math.log(float(rest.median()) + floor)]
-    return [float(f"{one:.6g}") for one in [*found, *[0.0] * len(STATISTICS)][: 2 * len(STATISTICS)]]
+        numbers += [share, math.log(float(rest.mean()) + floor), math.log(float(rest.median()) + floor)]
+    return [float(f"{x:.6g}") for x in [*numbers, *[0.0] * len(STATISTICS)][: 2 * len(STATISTICS)]]
 
 
 def _of_training(spec: TrainingSpec, cells: Sequence[Cell], ready: Prepared, root: Path) -> Iterator[Print]:
@@ -251,19 +237,21 @@ def _of_training(spec: TrainingSpec, cells: Sequence[Cell], ready: Prepared, roo
             yield Print("attack", spec.defense.key, own.attack.key, case, fingerprint(str(error)))
         return
     if spec.malice is None:
-        yield Print("training", spec.defense.key, "", _case(spec), numbers=_of_model(trained))
+        last = trained.evaluations[-1]
+        measured = _plain(torch.tensor([last.accuracy or 0.0, last.loss], dtype=torch.float64))
+        yield Print("training", spec.defense.key, "", _case(spec), numbers=_sketch(trained.final[None]) + measured)
     scene = scene_of(small, ready, trained, "double")
     for cell, own, case in zip(asked, cells, cases, strict=True):
         try:
             view = View.parse(cell.threat)
             seen, truth = observe(seen_by(scene, view, root), view, cell.target)
             attack, key = registry.build_attack(cell.attack), attack_key(spec.seed, cell.attack, cell.target)
-            found = attack.run(seen, key) if own.target.kind == "members" else _searched(attack, seen, key)
-            estimates, _ = scored(found, truth, None, scene.task.columns)
+            result = attack.run(seen, key) if own.target.kind == "members" else _searched(attack, seen, key)
+            estimates, _ = scored(result, truth, None, scene.task.columns)
         except ValueError as error:
             yield Print("attack", spec.defense.key, own.attack.key, case, fingerprint(str(error)))
             continue
-        numbers = [x for one in estimates for x in (one.value, *one.values) if x is not None]
+        numbers = [x for estimate in estimates for x in (estimate.value, *estimate.values) if x is not None]
         plain = _plain(torch.tensor(numbers, dtype=torch.float64))
         yield Print("attack", spec.defense.key, own.attack.key, case, numbers=plain)
 
@@ -277,9 +265,3 @@ def _searched(attack: Attack, seen: Observation, key: Key) -> Reconstruction | L
         return attack.run(seen.double(), key)
     except (RuntimeError, TypeError):
         return attack.run(seen, key)
-
-
-def _of_model(trained: Training) -> tuple[float, ...]:
-    """A sketch of the model after training, and its accuracy and loss."""
-    last = trained.evaluations[-1]
-    return _sketch(trained.final[None]) + _plain(torch.tensor([last.accuracy or 0.0, last.loss], dtype=torch.float64))
