@@ -105,13 +105,14 @@ def test_bounds_of_a_product_are_right_in_95_of_100_cases_without_homogeneity():
     for _ in range(1000):
         tp, fp = rng.binomial(trials, p), rng.binomial(trials, q)
         above += [
-            [assumed._bound(tp, fp, trials, unit, level) > truth[unit] for level in (0.5, 0.95)] for unit in truth
+            [assumed.product_epsilon(tp, fp, trials, unit, level) > truth[unit] for level in (0.5, 0.95)]
+            for unit in truth
         ]
     assert above[:, 1].max() <= at_most(0.05, 1000)
     # with one chance for all numbers the interval of the mean is all that is left
     q, p, above = np.full(k, 0.02), np.full(k, 0.5), 0
     for _ in range(1000):
-        above += assumed._bound(
+        above += assumed.product_epsilon(
             rng.binomial(trials, p), rng.binomial(trials, q), trials, Unit.COORDINATE, 0.5
         ) > math.log(25)
     assert 100 < above <= at_most(0.5, 1000)

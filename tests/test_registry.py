@@ -1,4 +1,6 @@
+import sys
 from importlib.metadata import EntryPoint, EntryPoints
+from types import ModuleType
 
 import pytest
 
@@ -44,11 +46,13 @@ def test_a_class_may_be_named_by_its_module():
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_a_file_holds_one_public_class(count):
-    odd = "leakgauge.defenses.odd"
-    names = {f"Odd{i}": type(f"Odd{i}", (Gaussian,), {"__module__": odd}) for i in range(count)}
-    with pytest.raises(ImportError, match=rf"expected one public defense class in {odd}, got {count}"):
-        registry._only_class("defense", odd, {"Gaussian": Gaussian, **names})
+def test_a_file_holds_one_public_class(count, monkeypatch):
+    odd = ModuleType("leakgauge.defenses.odd")
+    names = {f"Odd{i}": type(f"Odd{i}", (Gaussian,), {"__module__": odd.__name__}) for i in range(count)}
+    vars(odd).update({"Gaussian": Gaussian, **names})
+    monkeypatch.setitem(sys.modules, odd.__name__, odd)
+    with pytest.raises(ImportError, match=rf"expected one public defense class in {odd.__name__}, got {count}"):
+        registry._of_file("defense", "odd")
 
 
 def test_all_problems_of_the_parameters_are_reported_together():

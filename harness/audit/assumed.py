@@ -12,7 +12,7 @@ numbers. These bounds are dropped if a test rejects the law, but no test can pro
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -104,48 +104,40 @@ def _of_branches(
     Source: Ville 1939; averages of likelihood ratios are e-values.
     """
     inputs = _pairs(mechanism, claim, key)[-1]
-    trace, found = mechanism.run(inputs, 1, 1, key.child("tried"), only="wires"), list[Branches]()
-    if next(_laws(mechanism, inputs.one, trace)).branches(trace.wires[0]) is None:
+    trace, branches = mechanism.run(inputs, 1, 1, key.child("tried"), only="wires"), list[Branches]()
+    law = next(_laws(mechanism, inputs.one, trace))
+    if law.branches(trace.wires[0]) is None:
         return ()
-    numbers = len(next(_laws(mechanism, inputs.one, trace)).read(trace.wires[0], key.child("own")).uniforms)
+    numbers = len(law.read(trace.wires[0], key.child("own")).uniforms)
     counted = math.ceil(trials * min(_MOST_OF_BRANCHES, max(0.5, _WORK / numbers)))
     trace = mechanism.run(inputs, 1, counted, key.child("counted"), only="wires")
     for law, wire in zip(_laws(mechanism, inputs.one, trace), trace.wires, strict=True):
         read = law.branches(wire)
         assert read is not None  # the first message had branches
-        found.append(read)
-    likelier, lesser, gains = np.array(found).T
+        branches.append(read)
+    low, strict = (max(0.0, branches_epsilon(branches, level)) for level in confidence)
+    proved = _proved(claim, Unit.MESSAGE)
+    return (AssumedBound(low, strict, "the law's family", Unit.MESSAGE.value, proved, 1, counted, inputs.name),)
+
+
+def branches_epsilon(branches: Sequence[Branches], confidence: float) -> float:
+    """The bound of a law with two branches, from what each message says about its branch; may be negative or -inf."""
+    likelier, lesser, gains = np.array(branches).T
     chances = special.log_expit(_LOGITS)[:, None] + likelier, special.log_expit(-_LOGITS)[:, None] + lesser
     evidence = np.logaddexp(*chances).sum(1)
     # entry j: the mean over all chances above chance j
     above = np.logaddexp.accumulate(evidence[::-1])[::-1][1:] - math.log(len(_LOGITS))
-    least = [_refuted(above - evidence[:-1], level) + float(gains[0]) for level in confidence]
-    proved = _proved(claim, Unit.MESSAGE)
-    return (
-        AssumedBound(
-            epsilon_lower=max(0.0, least[0]),
-            strict=max(0.0, least[1]),
-            assumes="the law's family",
-            unit=Unit.MESSAGE.value,
-            proved=proved,
-            numbers=1,
-            trials=counted,
-            pair=inputs.name,
-        ),
-    )
-
-
-def _refuted(log_evidence: Numbers, confidence: float) -> float:
-    """The largest of `_LOGITS` that is refuted together with all smaller ones; -inf if none is refuted."""
-    kept = np.flatnonzero(log_evidence < -math.log1p(-confidence))
-    first = int(kept[0]) if len(kept) else len(log_evidence)
-    return float(_LOGITS[first - 1]) if first else -math.inf
+    # the largest chance that is refuted together with all smaller ones
+    kept = np.flatnonzero(above - evidence[:-1] < -math.log1p(-confidence))
+    first = int(kept[0]) if len(kept) else len(above)
+    return float(_LOGITS[first - 1] if first else -math.inf) + float(gains[0])
 
 
 def _pairs(mechanism: Mechanism, claim: Claim, key: Key) -> list[Inputs]:
     """The pairs of neighbors, for whole messages, that stay the same in all trials."""
-    found = pairs(mechanism.defense, mechanism.federation.setting, Unit.MESSAGE, claim.relation, key.child("pairs"))
-    return [inputs for inputs in found if inputs.zero.dim() == 1]
+    setting, key = mechanism.federation.setting, key.child("pairs")
+    each = pairs(mechanism.defense, setting, Unit.MESSAGE, claim.relation, key)
+    return [inputs for inputs in each if inputs.zero.dim() == 1]
 
 
 def _laws(mechanism: Mechanism, update: Vector, trace: Trace) -> Iterator[Law]:
@@ -182,21 +174,14 @@ def _of_numbers(
     zeros, ones = (_scores(mechanism, event.inputs, bit, counted, key.child("counted", bit)) for bit in (0, 1))
     assert zeros is not None
     assert ones is not None
-    tp, fp = event.hits(ones.logits), event.hits(zeros.logits)
-    return tuple(
-        AssumedBound(
-            epsilon_lower=_bound(tp, fp, counted, unit, confidence[0]),
-            strict=_bound(tp, fp, counted, unit, confidence[1]),
-            assumes="a declared product",
-            unit=unit.value,
-            proved=_proved(claim, unit),
-            numbers=len(tp),
-            trials=counted,
-            pair=event.inputs.name,
-        )
-        for unit in (Unit.COORDINATE, Unit.MESSAGE)
-        if _proved(claim, unit) < math.inf and (unit is Unit.MESSAGE or ones.by_coordinate)
-    )
+    counts, bounds = (event.hits(ones.logits), event.hits(zeros.logits)), list[AssumedBound]()
+    for unit in (Unit.COORDINATE, Unit.MESSAGE):
+        proved = _proved(claim, unit)
+        if proved < math.inf and (unit is Unit.MESSAGE or ones.by_coordinate):
+            low, strict = (product_epsilon(*counts, counted, unit, level) for level in confidence)
+            numbers, name = len(event.which), event.inputs.name
+            bounds.append(AssumedBound(low, strict, "a declared product", unit.value, proved, numbers, counted, name))
+    return tuple(bounds)
 
 
 class _Scores(NamedTuple):
@@ -227,11 +212,11 @@ def _choose(mechanism: Mechanism, claim: Claim, trials: int, key: Key) -> _Event
     """The event (pair, side, threshold and numbers) with the largest expected bound of the message."""
     best: _Event | None = None
     for number, inputs in enumerate(_pairs(mechanism, claim, key)):
-        found = _scores(mechanism, inputs, 1, _PILOT, key.child(number))
-        if found is None:
+        scores = _scores(mechanism, inputs, 1, _PILOT, key.child(number))
+        if scores is None:
             return None
         for side in (1, -1):
-            event = _event(inputs, side, side * found.logits, _needed(claim, found.logits.shape[1], trials))
+            event = _event(inputs, side, side * scores.logits, _needed(claim, scores.logits.shape[1], trials))
             if best is None or event.expected > best.expected:
                 best = event
     return best if best is not None and len(best.which) else None
@@ -250,8 +235,8 @@ def _event(inputs: Inputs, side: int, scores: Numbers, counted: int) -> _Event:
     return _Event(inputs, side, float(candidates[at]), np.flatnonzero(gains[:, at]), float(gains[:, at].sum()))
 
 
-def _bound(tp: Integers, fp: Integers, trials: int, unit: Unit, confidence: float) -> float:
-    """The bound of `_of_numbers` from the counts [k] of the event with input 1 and with input 0."""
+def product_epsilon(tp: Integers, fp: Integers, trials: int, unit: Unit, confidence: float) -> float:
+    """The bound of a product from the counts [k] of an event of its numbers with input 1 and with input 0."""
     k, error = len(tp), 1 - confidence
     q = clopper_pearson_high(fp.sum(keepdims=True), trials * k, 1 - 2 * _RARE * error)
     side = 2 * (1 - _RARE) * error
@@ -277,4 +262,5 @@ def _needed(claim: Claim, numbers: int, trials: int) -> int:
 
 def _proved(claim: Claim, unit: Unit) -> float:
     """The smallest epsilon at delta 0 that is proved for a unit; infinite if no epsilon is proved."""
-    return min((one.epsilon(0.0) for one in (claim.proved, *claim.further) if one.unit is unit), default=math.inf)
+    proofs = (proof for proof in (claim.proved, *claim.further) if proof.unit is unit)
+    return min((proof.epsilon(0.0) for proof in proofs), default=math.inf)

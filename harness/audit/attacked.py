@@ -60,8 +60,8 @@ def proved_identification(claim: Claim, threat: Threat, among: int) -> Proved | 
         uniform prior; over all epsilons as in Hayes, Mahloujifar, Balle 2023, "Bounding training data reconstruction in
         DP-SGD", thm 2.
     """
-    found = [_identified(proof, among) for proof in _proofs(claim, threat, alone=True)]
-    return min((one for one in found if one is not None), default=None)
+    bounds = [_identified(proof, among) for proof in _proofs(claim, threat, alone=True)]
+    return min((bound for bound in bounds if bound is not None), default=None)
 
 
 def promised(claim: Claim, threat: Threat, *, alone: bool) -> Promised | None:
@@ -118,12 +118,10 @@ def shown_by_membership(scores: Tensor, is_member: Tensor, found: Promised) -> f
 
 
 def _whole(unit: Unit) -> bool:
-    """Whether the unit covers a whole input of a client."""
     return unit not in (Unit.COORDINATE, Unit.SUBVECTOR)
 
 
 def _proofs(claim: Claim, threat: Threat, *, alone: bool) -> Sequence[Proof]:
-    """The proofs that cover an attack on whole inputs."""
     return [
         proof
         for proof in (claim.proved, *claim.further)

@@ -102,22 +102,22 @@ def p_values(sample: Sample, *, coarse: bool) -> dict[str, float]:
     scores = np.clip(special.ndtri(u), -_FAR, _FAR)
     # rounding makes a few numbers exactly 1/2: their magnitude is small, not impossible; `_repeats` counts them
     magnitudes = np.clip(special.ndtri(np.abs(2 * u - 1)), special.ndtri(1e-4 if coarse else _EQUAL), _FAR)
-    found, labels = dict(_marginals(u, scores)), _labels(sample)
+    results, labels = dict(_marginals(u, scores)), _labels(sample)
     for name, values in {"noise": scores, "magnitude": magnitudes}.items():
-        found |= dict(_groups(name, values, labels))
-        found |= dict(_neighbors(name, values, sample))
-        found |= dict(_covariates(name, values, sample))
-        found |= dict(_directions(name, values))
-    found |= dict(_patterns(scores))
+        results |= dict(_groups(name, values, labels))
+        results |= dict(_neighbors(name, values, sample))
+        results |= dict(_covariates(name, values, sample))
+        results |= dict(_directions(name, values))
+    results |= dict(_patterns(scores))
     if not coarse:
-        found |= dict(_repeats(u))
+        results |= dict(_repeats(u))
         if sample.bits is not None:
-            found |= dict(_bits(sample.bits, sample))
+            results |= dict(_bits(sample.bits, sample))
         if sample.lowest is not None:
-            found["lowest bits against centered signs"] = _lowest(sample.lowest, sample)
+            results["lowest bits against centered signs"] = _lowest(sample.lowest, sample)
         if sample.ratios is not None:
-            found |= ratio_values(sample.ratios, sample.groups)
-    return found
+            results |= ratio_values(sample.ratios, sample.groups)
+    return results
 
 
 def ratio_values(ratios: Numbers, groups: dict[str, Labels]) -> dict[str, float]:
@@ -133,9 +133,9 @@ def ratio_values(ratios: Numbers, groups: dict[str, Labels]) -> dict[str, float]
         return {}
     few = [np.logaddexp(np.log1p(-share), np.log(share) + ratios).sum(0) for share in _RARE]
     labels = [_ranks(label) for label in groups.values()]
-    of_group = [ratios[inverse == one].sum(0) for inverse in labels for one in range(inverse.max() + 1)]
-    found = {"": ratios.sum(0), " in few messages": np.array(few), " in one group": np.array(of_group)}
-    return {f"likelihood ratio{where}": _markov(logs) for where, logs in found.items()}
+    of_group = [ratios[inverse == group].sum(0) for inverse in labels for group in range(inverse.max() + 1)]
+    logs_of = {"": ratios.sum(0), " in few messages": np.array(few), " in one group": np.array(of_group)}
+    return {f"likelihood ratio{where}": _markov(logs) for where, logs in logs_of.items()}
 
 
 def twin_values(one: Numbers, other: Numbers, *, discrete: bool) -> dict[str, float]:
@@ -144,14 +144,14 @@ def twin_values(one: Numbers, other: Numbers, *, discrete: bool) -> dict[str, fl
     Args:
         discrete: equal outcomes of honest twins are likely, so only correlations are tested.
     """
-    found = {}
+    values = {}
     for name, pair in {"noise": (one, other), "magnitude": (np.abs(2 * one - 1), np.abs(2 * other - 1))}.items():
         a, b = (np.clip(special.ndtri(u), -_FAR, _FAR) for u in pair)
-        found[f"{name} equal to the twin's"] = _correlation(a, b)
+        values[f"{name} equal to the twin's"] = _correlation(a, b)
     if not discrete:
         ties = int((np.abs(one - other) < _EQUAL).sum())
-        found["numbers equal to the twin's"] = _poisson(ties, 2 * _EQUAL * one.size)
-    return found
+        values["numbers equal to the twin's"] = _poisson(ties, 2 * _EQUAL * one.size)
+    return values
 
 
 def detectable(numbers: int, level: float, power: float = 0.95) -> float:
@@ -347,7 +347,6 @@ def _lowest(bits: Labels, sample: Sample) -> float:
 
 
 def _chi_square(value: float, df: int) -> float:
-    """Two-sided p-value of a chi-square sum."""
     return float(_chi_squares(np.array(value), np.array(df)))
 
 
@@ -358,7 +357,6 @@ def _chi_squares(values: Numbers, df: Labels) -> Numbers:
 
 
 def _even(counts: Labels) -> float:
-    """p-value of counts with equal means."""
     mean = float(counts.mean())
     return float(special.chdtrc(len(counts) - 1, float(np.square(counts - mean).sum()) / mean))
 
@@ -375,7 +373,6 @@ def _linear(z: Numbers, weights: Numbers) -> float:
 
 
 def _normal(value: float) -> float:
-    """Two-sided p-value of a standard normal number."""
     return float(2 * special.ndtr(-abs(value)))
 
 
@@ -390,7 +387,6 @@ def _poisson(count: int, mean: float) -> float:
 
 
 def _two_sided(lower: float, upper: float) -> float:
-    """Twice the smaller tail."""
     return min(1.0, 2 * min(lower, upper))
 
 

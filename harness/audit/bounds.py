@@ -323,7 +323,6 @@ def _chernoff(mean: float, n: int, level: float) -> tuple[float, float]:
 
 
 def _excess(d: float, mean: float, width: float) -> float:
-    """KL(mean, d) minus the width."""
     return float(special.kl_div(mean, d) + special.kl_div(1 - mean, 1 - d)) - width
 
 

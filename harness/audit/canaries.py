@@ -415,12 +415,10 @@ def _decoded(federation: Federation, updates: Tensor, key: Key, signs: Tensor, t
 
 
 def _on_sphere(canaries: int, d: int, key: Key) -> Tensor:
-    """[canaries, d] uniform on the unit sphere."""
     return torch.nn.functional.normalize(rng.normal(key, (canaries, d)))
 
 
 def _check_messages(federation: Federation, updates: Tensor, claim: Claim, threat: Threat) -> None:
-    """Refuse updates, a claim or an adversary that an audit of messages cannot use."""
     expected = (len(federation.history), federation.setting.clients, federation.setting.dim)
     if updates.shape != expected or min(expected[:2]) < 2:
         raise ValueError(
@@ -435,7 +433,6 @@ def _check_messages(federation: Federation, updates: Tensor, claim: Claim, threa
 
 
 def _check_run(federation: Federation, claim: Claim) -> None:
-    """Refuse a federation or a claim that canary clients cannot audit."""
     setting, rounds = federation.setting, len(federation.history)
     if setting.participants != setting.clients:
         raise ValueError(f"expected that all clients take part, got {setting.participants} of {setting.clients}")

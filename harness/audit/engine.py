@@ -147,9 +147,10 @@ def adversaries(claim: Claim) -> tuple[Threat, ...]:
     A server if the claim names none. With its keys, a server also knows the sum of messages. An eavesdropper is first.
     """
     named = [threat for threat in Threat if threat in claim.against] or [Threat.SERVER]
-    sees = {one: SEES[one] | ({"sums"} if {"messages", "shared"} <= SEES[one] else set()) for one in reversed(named)}
-    most = [one for one in sees if not any(sees[one] < other for other in sees.values())]
-    return tuple({sees[one] & _PLAYED: one for one in most}.values())
+    sums = {threat: {"sums"} if {"messages", "shared"} <= SEES[threat] else set() for threat in reversed(named)}
+    sees = {threat: SEES[threat] | more for threat, more in sums.items()}
+    most = [threat for threat in sees if not any(sees[threat] < other for other in sees.values())]
+    return tuple({sees[threat] & _PLAYED: threat for threat in most}.values())
 
 
 def strongest_adversary(claim: Claim) -> Threat:
@@ -157,11 +158,11 @@ def strongest_adversary(claim: Claim) -> Threat:
     return adversaries(claim)[0]
 
 
-def most_telling(found: Sequence[Mechanism], claim: Claim, trials: int, confidence: float, key: Key) -> Mechanism:
+def most_telling(mechanisms: Sequence[Mechanism], claim: Claim, trials: int, confidence: float, key: Key) -> Mechanism:
     """The mechanism that shows most in the pilot of an audit with this key; fresh trials then need no correction."""
-    if len(found) == 1:
-        return found[0]
-    return max(found, key=lambda one: screen(one, claim, trials, confidence, key)[0][:2])
+    if len(mechanisms) == 1:
+        return mechanisms[0]
+    return max(mechanisms, key=lambda mechanism: screen(mechanism, claim, trials, confidence, key)[0][:2])
 
 
 def audit_mechanism(mechanism: Mechanism, claim: Claim, trials: int, confidence: float, key: Key) -> AuditResult:
@@ -182,12 +183,7 @@ def audit_mechanism(mechanism: Mechanism, claim: Claim, trials: int, confidence:
 
 
 def choose_test(
-    mechanism: Mechanism,
-    claim: Claim,
-    trials: int,
-    confidence: float,
-    key: Key,
-    screened: Sequence[Judged] = (),
+    mechanism: Mechanism, claim: Claim, trials: int, confidence: float, key: Key, screened: Sequence[Judged] = ()
 ) -> HypothesisTest:
     """The best test in a pilot: all tests are screened, and the best few are judged again on a third of `trials`.
 
@@ -290,8 +286,8 @@ def verdict(claim: Claim, audit: AuditResult) -> tuple[Verdict, str]:
     if audit.threat not in claim.against:
         reason = f"nothing is claimed against {audit.threat.value}." if claim.against else judged.reason
         return Verdict.NOTHING_PROMISED, f"{reason} {measured}."
-    found = Verdict.BROKEN if audit.strict > claim.epsilon else judged.verdict
-    return found, f"{judged.reason} {measured}."
+    worst = Verdict.BROKEN if audit.strict > claim.epsilon else judged.verdict
+    return worst, f"{judged.reason} {measured}."
 
 
 def inspect(
@@ -309,19 +305,16 @@ def inspect(
     | messages, or sums if it sees only these, were tested against a stated law; nothing was found | CONSISTENT |
     | no such law is stated; trials with two inputs alone cannot show that the code is right | INCONCLUSIVE |
     """
-    found = []
+    faults, at = [], f"at confidence {STRICT:g}, is above what is proved"
     if contradicts(claim, audit):
-        found.append(f"the audited bound, {audit.strict:.4g} at confidence {STRICT:g}, is above what is proved")
-    found += [
-        f"the bound that assumes {one.assumes}, {one.strict:.4g} per {one.unit} at confidence {STRICT:g}, is above "
-        "what is proved"
-        for one in assuming
-        if one.strict > one.proved * (1 + 1e-9)
-    ]
+        faults.append(f"the audited bound, {audit.strict:.4g} {at}")
+    for bound in assuming:
+        if bound.strict > bound.proved * (1 + 1e-9):
+            faults.append(f"the bound that assumes {bound.assumes}, {bound.strict:.4g} per {bound.unit} {at}")
     if law is not None and law.rejects:
-        found.append(f"messages depart from their law: {', '.join(law.rejects[:_SHOWN])}")
-    if found:
-        return Inspection(Code.CONTRADICTED, tuple(found), "; ".join(found))
+        faults.append(f"messages depart from their law: {', '.join(law.rejects[:_SHOWN])}")
+    if faults:
+        return Inspection(Code.CONTRADICTED, tuple(faults), "; ".join(faults))
     of_sums = defense is not None and type(defense).aggregate_law is not Defense.aggregate_law
     if law is None or not (of_sums or "messages" in SEES[audit.threat]):
         other = f"`law` is of messages, which {audit.threat.value} does not see, and no `aggregate_law` is stated"
@@ -356,11 +349,11 @@ def needed(claim: Claim, threat: Threat, confidence: float) -> int | None:
     while trials <= _MOST_TRIALS:
         if gaussian:
             lower = distance_lower(mu, trials, trials, scores_confidence(confidence))
-            found = accounting.gaussian_epsilon(lower, claim.delta)
+            bound = accounting.gaussian_epsilon(lower, claim.delta)
         else:
             errors = round(wrong * trials)
-            found = epsilon_lower(Counts(trials - errors, errors, trials, trials), claim.delta, confidence)
-        if found >= _TARGET * proved:
+            bound = epsilon_lower(Counts(trials - errors, errors, trials, trials), claim.delta, confidence)
+        if bound >= _TARGET * proved:
             return trials
         trials *= 2
     return None

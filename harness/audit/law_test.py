@@ -102,7 +102,7 @@ _REPEATED = 0.2
 """Share of messages that repeat the client's previous update."""
 
 
-class _Seen(NamedTuple):
+class _Item(NamedTuple):
     """One tested message, sum or trained update: its law's reading, and what it was made from."""
 
     reading: Reading
@@ -114,7 +114,7 @@ class _Seen(NamedTuple):
     product: bool = False
 
 
-_Kinds = dict[str, list[_Seen]]
+_Kinds = dict[str, list[_Item]]
 """The tested items by kind: `message`, `sum` and `training`."""
 
 
@@ -182,40 +182,39 @@ def _p_values(federation: Federation, kinds: _Kinds, key: Key) -> tuple[dict[str
 
 
 def _loud(
-    defense: Defense[Any, Any], seen_in: Setting, seen: Sequence[_Seen], key: Key, *, enough: bool
+    defense: Defense[Any, Any], like: Setting, items: Sequence[_Item], key: Key, *, enough: bool
 ) -> dict[str, Sample]:
-    """Discrete messages of updates at the clip, by the size of the update; `seen` are messages of other updates.
+    """Discrete messages of updates at the clip, by the size of the update; `items` are messages of other updates.
 
     Args:
-        enough: for laws of single coordinates, `seen` suffices and nothing is added.
+        enough: for laws of single coordinates, `items` suffices and nothing is added.
     """
-    found: dict[str, Sample] = {}
-    ratios = [one.reading.ratios for one in seen if one.reading.ratios is not None and one.reading.ratios.size]
+    samples: dict[str, Sample] = {}
+    ratios = [item.reading.ratios for item in items if item.reading.ratios is not None and item.reading.ratios.size]
     if not ratios:
-        return found
-    single, silent = bool((seen[0].reading.places >= 0).any()), _is_silent(np.array(ratios))
-    if (silent and (single or seen[0].product)) or (single and enough):
-        return found
-    federations = _LOUD["coordinates" if single else "independent" if seen[0].product else "dependent"]
+        return samples
+    single, silent = bool((items[0].reading.places >= 0).any()), _is_silent(np.array(ratios))
+    if (silent and (single or items[0].product)) or (single and enough):
+        return samples
+    federations = _LOUD["coordinates" if single else "independent" if items[0].product else "dependent"]
     if silent:
-        times = max(1, min(_LONG // len(seen[0].reading.uniforms), _WIDEST // seen_in.dim))
-        federations = ((tuple(times * size for size in seen_in.layout.sizes), 1),)
+        times = max(1, min(_LONG // len(items[0].reading.uniforms), _WIDEST // like.dim))
+        federations = ((tuple(times * size for size in like.layout.sizes), 1),)
     for sizes, runs in federations:
-        setting = _setting(seen_in, sizes)
+        setting = _setting(like, sizes)
         try:
             history = Federation.of(defense, setting).history[: _BRIEF if silent else None]
         except ValueError:
             continue  # no channel of this epsilon has so few coordinates
         federation, own = Federation(defense, setting, history), key.child("clip", setting.dim)
         each = [_readings(federation, run, own, loud=True) for run in range(runs)]
-        sample = _sample([one for kinds in each for one in kinds["message"]], setting)
+        sample = _sample([item for kinds in each for item in kinds["message"]], setting)
         if sample.ratios is not None and not (silent and _is_silent(sample.ratios)):
-            found[f"d = {setting.dim}"] = sample
-    return found
+            samples[f"d = {setting.dim}"] = sample
+    return samples
 
 
 def _is_silent(ratios: Numbers) -> bool:
-    """Whether messages with these log likelihood ratios [n, a] show nothing of the noise."""
     return bool(np.abs(ratios).sum() < _SILENT)
 
 
@@ -226,30 +225,28 @@ def _detects(samples: Sequence[Sample], level: float, loud: Sequence[Sample] = (
         if sample.ratios is None:
             shares.append(detectable(sample.uniforms.size, level))
             continue
-        each = [detectable_by_ratios(one.ratios, level) for one in (sample, *loud) if one.ratios is not None]
+        each = [detectable_by_ratios(more.ratios, level) for more in (sample, *loud) if more.ratios is not None]
         shares.append(min((share for share in each if share is not None), default=None))
     known = [share for share in shares if share is not None]
     return max(known, default=None) if len(known) == len(shares) else None
 
 
-def _too_few(found: _Kinds) -> bool:
-    """Whether more numbers, or more messages, are needed."""
-    return _numbers(found) < _NUMBERS or max(len(seen) for seen in found.values() if _numbers({"": seen})) < _LEAST
+def _too_few(kinds: _Kinds) -> bool:
+    return _numbers(kinds) < _NUMBERS or max(len(items) for items in kinds.values() if _numbers({"": items})) < _LEAST
 
 
-def _numbers(found: _Kinds) -> int:
+def _numbers(kinds: _Kinds) -> int:
     """The number of tested numbers of the kind with the fewest."""
-    counts = [sum(len(one.reading.uniforms) for one in seen) for seen in found.values()]
+    counts = [sum(len(item.reading.uniforms) for item in items) for items in kinds.values()]
     return min((number for number in counts if number), default=0)
 
 
-def _of_kinds(found: _Kinds, setting: Setting, *, coarse: bool) -> dict[str, float]:
-    """p-values of each kind, by name."""
+def _of_kinds(kinds: _Kinds, setting: Setting, *, coarse: bool) -> dict[str, float]:
     return {
         name if kind == "message" else f"{name} of the {kind}": p
-        for kind, seen in found.items()
-        if seen and len(seen[0].reading.uniforms)
-        for name, p in p_values(_sample(seen, setting), coarse=coarse).items()
+        for kind, items in kinds.items()
+        if items and len(items[0].reading.uniforms)
+        for name, p in p_values(_sample(items, setting), coarse=coarse).items()
     }
 
 
@@ -274,18 +271,18 @@ def _readings(federation: Federation, run: int, key: Key, *, loud: bool = False)
         if law is not None:
             total = _arrives(federation.round(number), exchange, own.child("server"))
             reading = _read(law, total, own.child("auditor"))
-            kinds["sum"].append(_Seen(reading, senders[0], number, run, 0, torch.stack(updates).double().sum(0)))
+            kinds["sum"].append(_Item(reading, senders[0], number, run, 0, torch.stack(updates).double().sum(0)))
         wires, links = exchange.sent if defense.superposes else exchange.received, exchange.links.each()
         for memory, update, wire, link, pattern in zip(memories, updates, wires, links, patterns, strict=True):
             law = defense.law(state, memory, update, link)
             if law is not None:
                 reading = _read(law, wire, own.child("auditor", link.sender.number))
-                kinds["message"].append(_Seen(reading, link.sender, number, run, pattern, update, law.product))
+                kinds["message"].append(_Item(reading, link.sender, number, run, pattern, update, law.product))
         memories = exchange.memories
     return kinds
 
 
-def _trainings(defense: Defense[Any, Any], setting: Setting, run: int, key: Key) -> list[_Seen]:
+def _trainings(defense: Defense[Any, Any], setting: Setting, run: int, key: Key) -> list[_Item]:
     """Updates of local training on records with known gradients; each gradient has its own coordinate."""
     law = defense.step_law(setting)
     if law is None:
@@ -298,7 +295,7 @@ def _trainings(defense: Defense[Any, Any], setting: Setting, run: int, key: Key)
     study = LocalPlan(setting.sends == "gradient", setting.steps, None, setting.batch, _RATE, setting.momentum)
     plan = study.under(defense.local, defense.step_noise(setting))
     task, keys = ModelTask(build("linear-regression", (d,), 1)), [key.child(k) for k in range(_TRAININGS)]
-    work = [Work(Examples(x, y), one) for one in keys]
+    work = [Work(Examples(x, y), own) for own in keys]
     updates = train_clients(task, torch.zeros(d), work, plan, "loop").updates
     unit = law.clip / plan.size(n) * (1.0 if plan.gradient else -plan.lr)
     weights = np.cumsum(setting.momentum ** np.arange(1 if plan.gradient or law.single else setting.steps))
@@ -306,7 +303,7 @@ def _trainings(defense: Defense[Any, Any], setting: Setting, run: int, key: Key)
     center[7 * np.arange(n)] = -np.minimum(norms.numpy() / law.clip, 1.0)
     readings = _step_readings((updates.numpy() / unit).astype(np.float64), center, law, weights)
     sent = torch.from_numpy(center)
-    return [_Seen(one, Sender(k % _CLIENTS, n), k // _CLIENTS, run, 0, sent) for k, one in enumerate(readings)]
+    return [_Item(reading, Sender(k % _CLIENTS, n), k // _CLIENTS, run, 0, sent) for k, reading in enumerate(readings)]
 
 
 def _step_readings(updates: Numbers, center: Numbers, law: StepLaw, weights: Numbers) -> list[Reading]:
@@ -403,11 +400,10 @@ def _loud_update(defense: Defense[Any, Any], setting: Setting, key: Key, last: T
     return pattern, values
 
 
-def _sample(found: Sequence[_Seen], setting: Setting) -> Sample:
-    """The readings as arrays."""
-    readings = [seen.reading for seen in found]
+def _sample(items: Sequence[_Item], setting: Setting) -> Sample:
+    readings = [item.reading for item in items]
     places = np.array([reading.places for reading in readings], np.int64)
-    updates = [seen.update.double().numpy() for seen in found]
+    updates = [item.update.double().numpy() for item in items]
     bits = [reading.bits for reading in readings if reading.bits is not None]
     lowest = [reading.lowest for reading in readings if reading.lowest is not None]
     ratios = [reading.ratios for reading in readings if reading.ratios is not None]
@@ -417,11 +413,11 @@ def _sample(found: Sequence[_Seen], setting: Setting) -> Sample:
         tensors=np.repeat(np.arange(len(_TENSORS)), setting.layout.sizes),
         carried=np.array([np.where(at >= 0, update[at], 0.0) for at, update in zip(places, updates, strict=True)]),
         norms=np.array([np.linalg.norm(update) for update in updates]),
-        sizes=np.array([seen.sender.samples for seen in found]),
-        senders=np.array([seen.sender.number for seen in found]),
-        rounds=np.array([seen.round for seen in found]),
-        runs=np.array([seen.run for seen in found]),
-        patterns=np.array([seen.pattern for seen in found]),
+        sizes=np.array([item.sender.samples for item in items]),
+        senders=np.array([item.sender.number for item in items]),
+        rounds=np.array([item.round for item in items]),
+        runs=np.array([item.run for item in items]),
+        patterns=np.array([item.pattern for item in items]),
         bits=np.array(bits) if bits else None,
         lowest=np.array(lowest) if lowest else None,
         ratios=np.array(ratios) if ratios else None,

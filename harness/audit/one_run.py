@@ -176,6 +176,5 @@ def _fdp_excess(mu: float, m: int, r: int, v: int, limit: float) -> float:
 
 
 def _check_guesses(m: int, r: int, v: int) -> None:
-    """Refuse numbers that cannot be v right guesses of r coins out of m."""
     if not (m >= 1 and 0 <= v <= r <= m):
         raise ValueError(f"expected 0 <= v <= r <= m and m >= 1, got m={m}, r={r} and v={v}")

@@ -200,7 +200,6 @@ class Mechanism(Source):
         return inputs.senders[0] if alone else inputs.senders[0]._replace(samples=self.federation.setting.samples)
 
     def _updates(self, inputs: Inputs, bit: int, negated: bool, trials: Tensor, key: Key) -> Tensor:
-        """[n, d] updates of one round."""
         if inputs.draw is not None:
             return inputs.draw(bit, negated, len(trials), key, self.device)
         updates = in_turn(inputs.one if bit else inputs.zero, trials)

@@ -232,8 +232,6 @@ def evaluation(task: ModelTask, params: Vector, test: Examples, number: int) -> 
 
 @dataclass
 class _Schedule:
-    """The learning rate by round."""
-
     spec: FederationSpec
     best: float = math.inf
     stale: int = 0
@@ -385,7 +383,6 @@ class _Run:
 
 
 def _placed(clients: Mapping[int, Examples], device: str) -> Mapping[int, Examples]:
-    """The clients' data on a device."""
     if isinstance(clients, Holdings):
         return Holdings(clients.data.on(device), clients.rows)
     return {number: data.on(device) for number, data in clients.items()}

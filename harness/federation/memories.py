@@ -21,8 +21,6 @@ memories of MNIST to 0.6 of their size but take 13 ms; rounding would change the
 
 
 class _Slot(NamedTuple):
-    """The place of a tensor in the file."""
-
     start: int
     dtype: torch.dtype
     shape: torch.Size
@@ -79,7 +77,6 @@ class Memories:
         self._slots[client] = _Slot(start, memory.dtype, memory.shape)
 
     def _read(self, slot: _Slot) -> Tensor:
-        """The tensor in a slot."""
         assert self._file is not None  # there are no slots without a file
         memory = torch.empty(slot.shape, dtype=slot.dtype)
         self._file.seek(slot.start)
@@ -88,7 +85,6 @@ class Memories:
 
 
 def _bytes(memory: Tensor) -> memoryview:
-    """The writable bytes of a contiguous tensor."""
     return memory.view(-1).view(torch.uint8).numpy().data
 
 

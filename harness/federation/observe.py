@@ -169,7 +169,6 @@ def _auxiliary(scene: Scene, view: View, alike: Examples) -> Examples | None:
 
 
 def _base(scene: Scene, view: View) -> Observation:
-    """The observation without the attacked rounds."""
     training, sees = scene.training, view.sees
     return Observation(
         view=view,
@@ -329,7 +328,6 @@ def _real_messages(scene: Scene, view: View, target: Target) -> _Sent:
 
 
 def _senders(*messages: Message) -> list[int]:
-    """The clients behind messages."""
     return [sender.number for message in messages for sender in (message.sender, *message.others)]
 
 

@@ -131,12 +131,12 @@ class Round:
             MessageError: the channel cannot carry a waveform, or a letter has a fault or is of another client or round.
         """
         sent, memories, senders, keys = [], [], [], []
-        for one in clients:
-            wire, memory = self._encode(one) if isinstance(one, Client) else (self.opened(one), None)
+        for client in clients:
+            wire, memory = self._encode(client) if isinstance(client, Client) else (self.opened(client), None)
             sent.append(wire)
             memories.append(memory)
-            senders.append(one.sender)
-            keys.append(one.shared)
+            senders.append(client.sender)
+            keys.append(client.shared)
         received = self.defense.transmit(self.state, sent, Links(self.setting, senders, None), channel)
         return Exchange(sent, received, memories, Links(self.setting, senders, keys))
 
@@ -212,14 +212,15 @@ class Round:
         try:
             return self._collect(clients, {}, channel, server)
         except ValueError:
-            dropped = {one.sender.number: why for one in clients if (why := self._fault(one, channel))}
-        faulty = [one.silent() for one in clients if one.sender.number in dropped]
-        quiet: list[C] = [one for one in faulty if self.defense.superposes and not self._fault(one, channel)]
-        sending: list[C] = [one for one in clients if one.sender.number not in dropped]
+            dropped = {client.sender.number: why for client in clients if (why := self._fault(client, channel))}
+        faulty = [client.silent() for client in clients if client.sender.number in dropped]
+        quiet: list[C] = [client for client in faulty if self.defense.superposes and not self._fault(client, channel)]
+        sending: list[C] = [client for client in clients if client.sender.number not in dropped]
         try:
             return self._collect(sending + quiet if sending else [], dropped, channel, server)
         except ValueError as error:
-            return self._collect([], {one.sender.number: str(error) for one in clients} | dropped, channel, server)
+            everyone = {client.sender.number: str(error) for client in clients}
+            return self._collect([], everyone | dropped, channel, server)
 
     def _collect(self, clients: Sequence[C], dropped: dict[int, str], channel: Key, server: Key) -> Collected[C]:
         """The round of clients that all send; the clients in `dropped` do not count."""
@@ -227,8 +228,8 @@ class Round:
             nothing = Links(self.setting, [], [])
             return Collected([], Exchange([], [], [], nothing), nothing, [], None, dropped)
         exchange = self.exchange(clients, channel)
-        counted = [one for one in clients if one.sender.number not in dropped]
-        links = Links(self.setting, [one.sender for one in counted], [one.shared for one in counted])
+        counted = [client for client in clients if client.sender.number not in dropped]
+        links = Links(self.setting, [client.sender for client in counted], [client.shared for client in counted])
         updates = [self.accept(wire, link) for wire, link in zip(exchange.received, links.each(), strict=False)]
         if type(self.defense).decode is Defense.decode:  # each message is decoded only once
             mean = _finite(self.defense.average(updates, links, server))
@@ -315,12 +316,12 @@ class Round:
         Raises:
             MessageError: as `estimate`, or the update is longer than an honest message allows.
         """
-        found, longest = self.estimate(received, link.sender, link.shared), self.defense.longest(self.state, link)
+        update, longest = self.estimate(received, link.sender, link.shared), self.defense.longest(self.state, link)
         # without a bound, skip the norm: it takes longer than reading a plain message
-        norm = float(torch.linalg.vector_norm(found, dtype=torch.float64)) if longest < math.inf else 0.0
+        norm = float(torch.linalg.vector_norm(update, dtype=torch.float64)) if longest < math.inf else 0.0
         if norm > (1 + _ROUNDING) * longest:
             raise MessageError(f"expected an update of norm {longest:.6g} or less, the public bound, got {norm:.6g}")
-        return found
+        return update
 
     def read(self, message: Message) -> Vector:
         """The update [d] that a message reveals to an adversary; it may be non-finite."""

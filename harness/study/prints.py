@@ -112,7 +112,6 @@ def _small(cell: Cell, training: TrainingSpec) -> Cell:
 
 
 def _few(target: Target) -> Target:
-    """At most two victims of round 0, or at most eight candidates of either kind."""
     most = 8 if target.kind == "members" else 2
     outside = target.outside and min(target.outside, most)
     first = None if target.round is None else 0
