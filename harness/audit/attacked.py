@@ -60,8 +60,17 @@ def proved_identification(claim: Claim, threat: Threat, among: int) -> Proved | 
         uniform prior; over all epsilons as in Hayes, Mahloujifar, Balle 2023, "Bounding training data reconstruction in
         DP-SGD", thm 2.
     """
-    bounds = [_identified(proof, among) for proof in _proofs(claim, threat, alone=True)]
-    return min((bound for bound in bounds if bound is not None), default=None)
+    bounds, blind = list[Proved](), 1 / among
+    for proof in _proofs(claim, threat, alone=True):
+        try:
+            deltas = [(e, delta(proof.event, e)) for e in np.linspace(0.0, _WIDEST, _EPSILONS)]
+        except ValueError:  # no law is known above delta = 0
+            continue
+        # the bound on an event, and the bound on its complement with the two inputs exchanged
+        share = min(min(math.exp(e) * blind + d, 1 - math.exp(-e) * (1 - blind - d)) for e, d in deltas)
+        if share < 1:
+            bounds.append(Proved(share, f"{proof.method}, one {proof.unit.value}"))
+    return min(bounds, default=None)
 
 
 def promised(claim: Claim, threat: Threat, *, alone: bool) -> Promised | None:
@@ -127,15 +136,3 @@ def _proofs(claim: Claim, threat: Threat, *, alone: bool) -> Sequence[Proof]:
         for proof in (claim.proved, *claim.further)
         if _whole(proof.unit) and threat in (proof.against or claim.against) and not (alone and is_sampled(proof.event))
     ]
-
-
-def _identified(proof: Proof, among: int) -> Proved | None:
-    """The bound on identification by one proof; None if it gives no bound."""
-    try:
-        deltas = [(e, delta(proof.event, e)) for e in np.linspace(0.0, _WIDEST, _EPSILONS)]
-    except ValueError:  # no law is known above delta = 0
-        return None
-    blind = 1 / among
-    # the bound on an event, and the bound on its complement with the two inputs exchanged
-    share = min(min(math.exp(e) * blind + d, 1 - math.exp(-e) * (1 - blind - d)) for e, d in deltas)
-    return Proved(share, f"{proof.method}, one {proof.unit.value}") if share < 1 else None

@@ -135,7 +135,10 @@ def ratio_values(ratios: Numbers, groups: dict[str, Labels]) -> dict[str, float]
     labels = [_ranks(label) for label in groups.values()]
     of_group = [ratios[inverse == group].sum(0) for inverse in labels for group in range(inverse.max() + 1)]
     logs_of = {"": ratios.sum(0), " in few messages": np.array(few), " in one group": np.array(of_group)}
-    return {f"likelihood ratio{where}": _markov(logs) for where, logs in logs_of.items()}
+    return {
+        f"likelihood ratio{where}": math.exp(min(0.0, math.log(logs.size) - float(special.logsumexp(logs))))
+        for where, logs in logs_of.items()
+    }
 
 
 def twin_values(one: Numbers, other: Numbers, *, discrete: bool) -> dict[str, float]:
@@ -232,7 +235,9 @@ def _groups(name: str, z: Numbers, labels: dict[str, Labels]) -> Iterator[tuple[
         count = np.bincount(inverse)
         sums, sums_of_squares = (np.bincount(inverse, weights) for weights in (flat, squares))
         yield f"{name}: mean by {word}", _chi_square(float((sums**2 / count).sum()), len(count))
-        yield f"{name}: squares by {word}", _least(_chi_squares(np.asarray(sums_of_squares, np.float64), count))
+        each = _chi_squares(np.asarray(sums_of_squares, np.float64), count)
+        # the smallest of several independent p-values
+        yield f"{name}: squares by {word}", float(-np.expm1(len(each) * np.log1p(-min(float(each.min()), 1 - 1e-16))))
 
 
 def _neighbors(name: str, z: Numbers, sample: Sample) -> Iterator[tuple[str, float]]:
@@ -388,13 +393,3 @@ def _poisson(count: int, mean: float) -> float:
 
 def _two_sided(lower: float, upper: float) -> float:
     return min(1.0, 2 * min(lower, upper))
-
-
-def _markov(logs: Numbers) -> float:
-    """p-value of the mean of likelihood ratios, given their logarithms."""
-    return math.exp(min(0.0, math.log(logs.size) - float(special.logsumexp(logs))))
-
-
-def _least(each: Numbers) -> float:
-    """p-value of the smallest of several independent p-values."""
-    return float(-np.expm1(len(each) * np.log1p(-min(float(each.min()), 1 - 1e-16))))

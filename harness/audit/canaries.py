@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -114,32 +114,36 @@ class DigitsTraining:
         return torch.stack(updates), Federation(defense, self.setting, tuple(history[:-1]))
 
 
-class Real(NamedTuple):
-    """The run without canaries.
-
-    Attributes:
-        memories: T times [clients], before each message.
-        before: [T, clients, d] the error of the client's previous message as the adversary's estimate of the update; 0
-            in the first round.
-    """
-
-    memories: list[list[Any]]
-    before: Tensor
-
-
 @dataclass(frozen=True, eq=False)
 class Messages(Source):
-    """A run with a canary in each message: on top of the real update [T, clients, d], or `alone`.
+    """A run with a canary in each message, for an adversary that sees messages.
 
-    `real` is the run without canaries. The adversary sees messages.
+    Attributes:
+        updates: [T, clients, d] the real updates.
+        alone: whether a canary replaces the real update, instead of being added to it.
+        memories: of the run without canaries: T times [clients], before each message.
+        before: [T, clients, d] in that run, the error of the client's previous message as the adversary's estimate of
+            the update; 0 in the first round.
     """
 
     federation: Federation
     updates: Tensor
     threat: Threat
     alone: bool
-    real: Real
-    device: str = "cpu"
+    memories: list[list[Any]]
+    before: Tensor
+    device: str
+
+    @classmethod
+    def of(
+        cls, federation: Federation, updates: Tensor, threat: Threat, key: Key, *, alone: bool, device: str
+    ) -> Messages:
+        """With the memories of a run without canaries: a memory that is None may become another value."""
+        memories, before = [federation.memories(updates.shape[1])], [torch.zeros_like(updates[0])]
+        for number, exchange in enumerate(federation.run(updates[:-1], key)):
+            memories.append(exchange.memories)
+            before.append(federation.estimates(exchange, threat, number) - updates[number])
+        return cls(federation, updates, threat, alone, memories, torch.stack(before), device)
 
     def traces(self, canary: Inputs, rounds: range, key: Key, *, only: Part | None = None) -> tuple[Trace, Trace]:
         """The messages with input 0 and with input 1, a random half each; `only` as in `Mechanism.run`."""
@@ -160,15 +164,11 @@ class Messages(Source):
         )
         return trace.select(~coins), trace.select(coins)
 
-    def origin(self, inputs: Inputs, trial: int) -> tuple[int, Sender]:
-        """The round and the client of a message."""
+    def sent(self, inputs: Inputs, bit: int, trial: int) -> tuple[int, Sender, Vector]:
+        """The round, the client and its update with its canary."""
         number, client = divmod(trial, self.updates.shape[1])
-        return number, Sender(client, self.federation.setting.samples)
-
-    def update(self, inputs: Inputs, bit: int, trial: int) -> Vector:
-        """The client's update with its canary."""
-        number, client = divmod(trial, self.updates.shape[1])
-        return self._with_canary(number, (inputs.zero, inputs.one))[bit][client]
+        update = self._with_canary(number, (inputs.zero, inputs.one))[bit][client]
+        return number, Sender(client, self.federation.setting.samples), update
 
     def _with_canary(self, number: int, canary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """[clients, d] each: the updates of a round with either of two canaries."""
@@ -185,7 +185,7 @@ class Messages(Source):
     def _round(self, canary: Inputs, number: int, coins: Tensor, key: Key, only: Part | None) -> Trace:
         """What the adversary sees of the messages of one round."""
         (zero, one), trials = self._with_canary(number, (canary.zero, canary.one)), self._trials(number)
-        updates, memories = torch.where(coins[:, None], one, zero), self.real.memories[number]
+        updates, memories = torch.where(coins[:, None], one, zero), self.memories[number]
         exchange = self.federation.exchange(updates, key.child("round", number), number, memories=memories)
         ratios, estimates, terms = None, torch.zeros(len(coins), 0), None
         if only in (None, "ratios"):
@@ -194,7 +194,7 @@ class Messages(Source):
             ratios = self.ratios(number, exchange.received, exchange.links, (zero.double(), one.double()))
         if only in (None, "estimates"):
             estimates = canary.seen(self.federation.estimates(exchange, self.threat, number), trials)
-            terms = torch.stack([estimates, canary.seen(self.real.before[number], trials)], 1)
+            terms = torch.stack([estimates, canary.seen(self.before[number], trials)], 1)
         return Trace(ratios, estimates, tuple(exchange.received), tuple(exchange.links.keys), trials, terms)
 
 
@@ -222,15 +222,6 @@ def choose(run: Messages, inputs: list[Inputs], rounds: int, claim: Claim, level
                 best = rank, HypothesisTest(pair, distinguisher, threshold)
     assert best is not None
     return best[1]
-
-
-def real_run(federation: Federation, updates: Tensor, threat: Threat, key: Key) -> Real:
-    """The run without canaries, with all memories: a memory that is None may become another value."""
-    memories, before = [federation.memories(updates.shape[1])], [torch.zeros_like(updates[0])]
-    for number, exchange in enumerate(federation.run(updates[:-1], key)):
-        memories.append(exchange.memories)
-        before.append(federation.estimates(exchange, threat, number) - updates[number])
-    return Real(memories, torch.stack(before))
 
 
 def audit_messages(
@@ -282,8 +273,7 @@ def audit_messages(
     check_confidence(confidence)
     defense, setting, history = federation.defense, federation.setting, federation.history
     alone = claim.relation is Relation.ADD_REMOVE or defense.parts(setting).self_scaled
-    real = real_run(federation, updates, threat, key.child("real"))
-    run = Messages(federation, updates, threat, alone, real, device)
+    run = Messages.of(federation, updates, threat, key.child("real"), alone=alone, device=device)
     asked = (defense, setting, claim.unit, claim.relation, key.child("pairs"))
     inputs = [pair for pair in (*pairs(*asked), *varied(*asked)) if not pair.reverses]
     first, gaussian = max(1, math.floor(_PILOT_SHARE * len(history))), is_gaussian(claim, threat)

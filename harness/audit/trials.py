@@ -85,22 +85,18 @@ class Source(ABC):
         return "messages" in SEES[self.threat]
 
     @abstractmethod
-    def origin(self, inputs: Inputs, trial: int) -> tuple[int, Sender]:
-        """The round and the sender of a trial's first message."""
-
-    @abstractmethod
-    def update(self, inputs: Inputs, bit: int, trial: int) -> Vector:
-        """The update [d] behind a trial's first message with input `bit`."""
+    def sent(self, inputs: Inputs, bit: int, trial: int) -> tuple[int, Sender, Vector]:
+        """The round, the sender and the update [d] behind a trial's first message with input `bit`."""
 
     def again(self, inputs: Inputs, bit: int, trial: int, shared: Key, private: Key) -> bytes:
         """The first message of a trial with input `bit` and these keys, as if the client had no memory."""
-        (number, sender), update = self.origin(inputs, trial), self.update(inputs, bit, trial)
+        number, sender, update = self.sent(inputs, bit, trial)
         made = self.federation.repeat(update, private, shared, shared.child("replay"), number, sender=sender)
         return made.received[0]
 
     def read(self, inputs: Inputs, wire: bytes, trial: int, shared: Key) -> Vector:
         """The coordinates that the adversary learns from such a message."""
-        number, sender = self.origin(inputs, trial)
+        number, sender, _ = self.sent(inputs, 0, trial)
         round_, known = self.federation.round(number), shared if "shared" in SEES[self.threat] else None
         update, focus = round_.estimate(wire, sender, known), inputs.row(trial).focus
         return update if focus is None else update[focus]
@@ -183,14 +179,10 @@ class Mechanism(Source):
         zero, one = (self.run(inputs, bit, trials, key.child(bit), only=only) for bit in (0, 1))
         return zero, one
 
-    def origin(self, inputs: Inputs, trial: int) -> tuple[int, Sender]:
-        """Round 0, and the sender of the trial's pair."""
-        return 0, self._sender(inputs.row(trial))
-
-    def update(self, inputs: Inputs, bit: int, trial: int) -> Vector:
-        """The update of the trial's pair, without the noise of local training."""
+    def sent(self, inputs: Inputs, bit: int, trial: int) -> tuple[int, Sender, Vector]:
+        """Round 0, the sender of the trial's pair, and its update without the noise of local training."""
         pair = inputs.row(trial)
-        return pair.one if bit else pair.zero
+        return 0, self._sender(pair), pair.one if bit else pair.zero
 
     def _sender(self, inputs: Inputs) -> Sender:
         """The client whose input moves, in one pair; a sum with other clients needs equal numbers of samples."""

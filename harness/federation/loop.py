@@ -15,16 +15,7 @@ import torch
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import FederationSpec
 from leakgauge.harness.core.claim import EVERY_ROUND, Breach
-from leakgauge.harness.core.contract import (
-    Defense,
-    Examples,
-    Feedback,
-    LocalRule,
-    Message,
-    Sender,
-    Setting,
-    Snapshot,
-)
+from leakgauge.harness.core.contract import Defense, Examples, Feedback, LocalRule, Message, Sender, Setting, Snapshot
 from leakgauge.harness.core.result import Dropped, Evaluation
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout, Vector
@@ -177,9 +168,12 @@ def train(
     keep_freed_memory()
     params = task.init(key.child("init"))
     training = Training(make_setting(task, spec, clients, defense.local), params)
-    run = _Run(
-        task, spec, defense, _placed(clients, device), test.on(device), key, engine, keep, device, strict, training
-    )
+    placed: Mapping[int, Examples]
+    if isinstance(clients, Holdings):
+        placed = Holdings(clients.data.on(device), clients.rows)
+    else:
+        placed = {number: data.on(device) for number, data in clients.items()}
+    run = _Run(task, spec, defense, placed, test.on(device), key, engine, keep, device, strict, training)
     state = defense.init(training.setting)
     schedule = _Schedule(spec)
     before: float | None = run.evaluate(params, 0, whole=False)
@@ -380,9 +374,3 @@ class _Run:
             if signal > 0 and noise > 0:
                 ratios.append(10 * float(torch.log10(torch.tensor(signal / noise, dtype=torch.float64))))
         return sum(ratios) / len(ratios) if ratios else None
-
-
-def _placed(clients: Mapping[int, Examples], device: str) -> Mapping[int, Examples]:
-    if isinstance(clients, Holdings):
-        return Holdings(clients.data.on(device), clients.rows)
-    return {number: data.on(device) for number, data in clients.items()}
