@@ -15,7 +15,7 @@ from leakgauge.attacks.inverting_gradients import InvertingGradients
 from leakgauge.attacks.map import MAP
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.laplace import Laplace
-from leakgauge.harness.audit import standalone, training, trials
+from leakgauge.harness.audit import canaries, neighbors, standalone, trials
 from leakgauge.harness.audit.limit import limits
 from leakgauge.harness.core.contract import Links
 from leakgauge.harness.core.device import Placed
@@ -241,7 +241,7 @@ def test_an_audit_on_the_device_counts_what_the_cpu_counts(name, asked, monkeypa
         return train_clients(task, params, work, *rest)
 
     monkeypatch.setattr(trials, "Placed", Spied)
-    monkeypatch.setattr(training if asked.get("by") else trials, "train_clients", trains)
+    monkeypatch.setattr(canaries if asked.get("by") else neighbors, "train_clients", trains)
     with Elsewhere():
         there = audited(name, asked, str(DEVICE))
     assert there == here | {"device": str(DEVICE)}
