@@ -19,13 +19,16 @@ from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import PartSpec
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, claim_over
-from leakgauge.harness.core.contract import Defense
+from leakgauge.harness.core.contract import Defense, claim_of
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import ANYBODY, SEES, Threat
+from leakgauge.harness.federation import registry
+from leakgauge.harness.federation.small import Federation
 from leakgauge.harness.own.doctor import examine
 from leakgauge.harness.own.quick import Effort
 from tests.audit_case import deployed, setting_of
+from tests.fuzz import DEFENSES, SETTING
 
 ROOT = Path(__file__).parents[1]
 SETS = [frozenset(some) for k in range(1, 8) for some in itertools.combinations(Threat, k)]
@@ -174,71 +177,73 @@ def test_a_claim_against_anybody_is_against_those_who_see_what_was_listed():
 ADDED = """
 import json, sys
 from importlib import util
-name, sees, names = sys.argv[1], set(filter(None, sys.argv[2].split())), "leakgauge.harness.core.threats"
-spec = util.find_spec(names)
+added, module = json.loads(sys.argv[1]), "leakgauge.harness.core.threats"
+spec = util.find_spec(module)
 source = open(spec.origin).read()
 kind, table = "class Threat(enum.Enum):", "SEES: dict[Threat, frozenset[str]] = {"
-if name:
-    source = source.replace(kind, f"{kind}\\n    ADDED = {name!r}")
-    source = source.replace(table, f"{table}\\n    Threat.ADDED: _PUBLIC | {sees!r},")
-threats = sys.modules[names] = util.module_from_spec(spec)
+for name, sees in added.items():
+    source = source.replace(kind, f"{kind}\\n    {name} = {name!r}")
+    source = source.replace(table, f"{table}\\n    Threat.{name}: _PUBLIC | {set(sees.split())!r},")
+threats = sys.modules[module] = util.module_from_spec(spec)
 exec(compile(source, spec.origin, "exec"), threats.__dict__)
-from leakgauge.harness.audit import engine, standalone
-from leakgauge.harness.core.contract import claim_of
-from leakgauge.harness.federation import registry
-from leakgauge.harness.federation.small import Federation
-from tests.fuzz import DEFENSES, SETTING
-found = {}
-for defense, parameters in DEFENSES:
-    federation = Federation.of(registry.build("defense", defense, parameters), SETTING)
-    claim = claim_of(federation.defense, federation.history, federation.setting)
-    proofs = [proof for proof in (claim.proved, *claim.further, claim.attained) if proof is not None]
-    sets = [sorted(threat.value for threat in one.against) for one in (claim, *proofs)]
-    found[f"{defense} {parameters}"] = [sets, [threat.value for threat in engine.adversaries(claim)]]
-verdicts = []
-if name:
-    assert threats.View.parse(name + "+labels").sees >= sees | {"labels"}
-    for defense in ("gaussian", "ota"):
-        verdicts.append(standalone.audit(defense, {}, {}, 1, trials=20, seed=0, threat=name)["verdict"])
-print(json.dumps([found, verdicts]))
+from leakgauge.harness.audit import engine
+from leakgauge.harness.audit.trials import Mechanism
+from leakgauge.harness.core.rng import Key
+from tests import test_adversaries
+found = test_adversaries.all_claims()
+for name in added:
+    threat, verdicts = threats.View.parse(name + "+labels").threat, []
+    for federation in map(test_adversaries.shipped, ("gaussian", "ota")):
+        claim = federation.defense.claim(federation.history, federation.setting)
+        audit = engine.audit_mechanism(Mechanism(federation, threat), claim, 20, 0.95, Key(0))
+        verdicts.append(engine.verdict(claim, audit)[0].value)
+    found[name] = verdicts
+print(json.dumps(found))
 """
+NEWCOMERS = {  # what they see, and whether `gaussian` and `ota` promise anything against them
+    "SEES_MORE": ("messages shared models final timing", False, False),
+    "TIMING": ("models final timing", False, False),
+    "COLLUDING_EAVESDROPPER": ("messages models final others", True, False),
+    "LATE_EAVESDROPPER": ("messages final", True, False),
+    "COLLUDING_CLIENT": ("models final others", True, False),
+    "THIEF": ("shared final", True, True),
+}
 
 
-def claims_with(name="", sees=""):
-    """All adversaries of claims and proofs, and those that audits play, if the threat `name` is added to the table.
+def shipped(name, parameters=()):
+    return Federation.of(registry.build("defense", name, dict(parameters)), SETTING)
 
-    Also the verdicts on two defenses against it.
-    """
-    run = [sys.executable, "-c", ADDED, name, sees]
-    return json.loads(subprocess.run(run, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout)
+
+def all_claims():
+    """For each shipped defense, the adversaries of its claim and its proofs, and those that an audit plays."""
+    claims = {}
+    for name, parameters in DEFENSES:
+        federation = shipped(name, parameters)
+        claim = claim_of(federation.defense, federation.history, federation.setting)
+        proofs = [proof for proof in (claim.proved, *claim.further, claim.attained) if proof is not None]
+        sets = [sorted(threat.value for threat in part.against) for part in (claim, *proofs)]
+        claims[f"{name} {parameters}"] = [sets, [threat.value for threat in adversaries(claim)]]
+    return claims
 
 
 @pytest.fixture(scope="module")
-def claims_before():
-    return claims_with()[0]
+def claims_with_newcomers():
+    added = json.dumps({name: sees for name, (sees, _, _) in NEWCOMERS.items()})
+    run = [sys.executable, "-c", ADDED, added]
+    return json.loads(subprocess.run(run, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
-@pytest.mark.parametrize(
-    ("sees", "gaussian", "ota"),
-    [
-        ("messages shared models final timing", False, False),
-        ("models final timing", False, False),
-        ("messages models final others", True, False),
-        ("messages final", True, False),
-        ("models final others", True, False),
-        ("shared final", True, True),
-    ],
-)
-def test_a_new_threat_widens_no_claim_and_nothing_else_fails(claims_before, sees, gaussian, ota):
-    after, verdicts = claims_with("newcomer", sees)
+@pytest.mark.parametrize("newcomer", NEWCOMERS)
+def test_a_new_threat_widens_no_claim_and_nothing_else_fails(claims_with_newcomers, newcomer):
+    sees, *promised = NEWCOMERS[newcomer]
     knows, grown = set(sees.split()), 0
-    for name, (sets, played) in after.items():
-        known, played_before = claims_before[name]
-        assert [[one for one in against if one != "newcomer"] for against in sets] == known, name
+    for name, (known, played_before) in all_claims().items():
+        sets, played = claims_with_newcomers[name]
+        assert [[one for one in against if one not in NEWCOMERS] for against in sets] == known, name
         assert played == played_before  # it sees no more than another, or is not of the claim
-        for old in (old for old, new in zip(known, sets, strict=True) if old != new):
+        for old in (old for old, new in zip(known, sets, strict=True) if newcomer in new):
             grown += 1
             assert any(knows <= SEES[Threat(one)] for one in old), (name, old)
             assert not ("messages" in knows and "eavesdropper" not in old), (name, old)
-    assert (grown > 0) == gaussian
-    assert [verdict != "NOTHING PROMISED" for verdict in verdicts] == [gaussian, ota]
+    assert (grown > 0) == promised[0]
+    assert [verdict != "NOTHING PROMISED" for verdict in claims_with_newcomers[newcomer]] == promised
