@@ -64,13 +64,13 @@ class Analytic(Attack):
         """Messages and the round's model."""
         return frozenset({"messages", "models"})
 
-    def run(self, seen: Observation, key: Key) -> Reconstruction:
+    def run(self, observation: Observation, key: Key) -> Reconstruction:
         """Inputs, not clipped, and their labels; the objective is the squared distance of the gradients."""
-        (messages, model, _), targets = seen.sightings[0], received_gradients(seen, numbers=True)
+        (messages, model, _), targets = observation.sightings[0], received_gradients(observation, numbers=True)
         # prepared once for all victims, because it depends only on the model
-        form = closed_form(seen.task, model.params, self.ridge) if bool(model.params.isfinite().all()) else None
+        form = closed_form(observation.task, model.params, self.ridge) if bool(model.params.isfinite().all()) else None
         guesses = [
-            _guess(seen.task, model.params, form, message, target, key.child("dummies"))
+            _guess(observation.task, model.params, form, message, target, key.child("dummies"))
             for message, target in zip(messages, targets, strict=True)
         ]
         return Reconstruction(tuple(guesses))

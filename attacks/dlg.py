@@ -72,8 +72,10 @@ class DLG(Attack):
         """As many victims as one search takes at once."""
         return at_once(dim)
 
-    def run(self, seen: Observation, key: Key) -> Reconstruction:
+    def run(self, observation: Observation, key: Key) -> Reconstruction:
         """Inputs, not clipped, each with its most likely label or, for a regression, number."""
-        search = believing(self._search(), self.prior, seen)
+        search = believing(self._search(), self.prior, observation)
         words = "" if search.explains.prior is None else search.explains.prior.words
-        return Reconstruction(match(seen, received_gradients(seen, numbers=True), None, search, key), words)
+        return Reconstruction(
+            match(observation, received_gradients(observation, numbers=True), None, search, key), words
+        )

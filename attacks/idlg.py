@@ -71,10 +71,10 @@ class IDLG(ByLabels):
         """As many victims as one search takes at once."""
         return at_once(dim)
 
-    def run(self, seen: Observation, key: Key) -> Reconstruction:
+    def run(self, observation: Observation, key: Key) -> Reconstruction:
         """Inputs, not clipped, and their labels."""
-        targets = received_gradients(seen)
-        labels = labels_of(seen, targets, self.labels, key.child("dummies"))
-        search = believing(self._search(), self.prior, seen)
+        targets = received_gradients(observation)
+        labels = labels_of(observation, targets, self.labels, key.child("dummies"))
+        search = believing(self._search(), self.prior, observation)
         words = "" if search.explains.prior is None else search.explains.prior.words
-        return Reconstruction(match(seen, targets, labels, search, key), words)
+        return Reconstruction(match(observation, targets, labels, search, key), words)

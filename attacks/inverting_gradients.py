@@ -86,25 +86,28 @@ class InvertingGradients(ByLabels):
         """As many victims as one search takes at once."""
         return at_once(dim)
 
-    def run(self, seen: Observation, key: Key) -> Reconstruction:
+    def run(self, observation: Observation, key: Key) -> Reconstruction:
         """Inputs and labels; only images are clamped to [0, 1]."""
-        messages, targets = seen.sightings[0].messages, received_gradients(seen, numbers=self.labels == "given")
-        labels = labels_of(seen, targets, self.labels, key.child("dummies"))
-        guesses = [failed(seen.task, *pair) for pair in zip(messages, map(unusable, targets), strict=True)]
-        direction = self._direction(seen)
+        messages, targets = (
+            observation.sightings[0].messages,
+            received_gradients(observation, numbers=self.labels == "given"),
+        )
+        labels = labels_of(observation, targets, self.labels, key.child("dummies"))
+        guesses = [failed(observation.task, *pair) for pair in zip(messages, map(unusable, targets), strict=True)]
+        direction = self._direction(observation)
         usable = [i for i, guess in enumerate(guesses) if guess.failure == ""]
         for images in sorted({messages[i].images for i in usable}):
             victims = [i for i in usable if messages[i].images == images]
             known = torch.stack([labels[i] for i in victims])
-            sought = targets[victims].to(seen.device)
-            found = self._invert(seen.placed(), direction, victims, sought, known.to(seen.device), key)
+            sought = targets[victims].to(observation.device)
+            found = self._invert(observation.placed(), direction, victims, sought, known.to(observation.device), key)
             for i, guess in zip(victims, found, strict=True):
                 guesses[i] = guess
         return Reconstruction(tuple(guesses), "" if self.prior == "tv" else direction.prior.words)
 
     def _invert(
         self,
-        seen: Observation,
+        observation: Observation,
         direction: Direction,
         victims: Sequence[int],
         targets: Tensor,
@@ -112,32 +115,32 @@ class InvertingGradients(ByLabels):
         key: Key,
     ) -> list[Guess]:
         """Guesses for victims with labels [n, b]; all restarts run at once."""
-        messages = [seen.sightings[0].messages[i] for i in victims]
+        messages = [observation.sightings[0].messages[i] for i in victims]
         n, images = labels.shape
         prior = direction.prior
         starts = [
-            torch.stack([self._start(seen.task, message, key, i) for message in messages]).to(targets)
+            torch.stack([self._start(observation.task, message, key, i) for message in messages]).to(targets)
             for i in range(self.restarts)
         ]
         if prior.centered:
             starts = [near_center(mapped(one, images, 0, prior.coordinates), i) for i, one in enumerate(starts)]
-        found = direction.search(seen, targets, labels, torch.stack(starts, 1))
+        found = direction.search(observation, targets, labels, torch.stack(starts, 1))
         value, restart = found.value.view(n, self.restarts).cpu().min(dim=1)
         inputs = mapped(found.x, images, 0, prior.inputs).cpu()
-        x, _ = unpack(seen.task, inputs[self.restarts * torch.arange(n) + restart], images)
+        x, _ = unpack(observation.task, inputs[self.restarts * torch.arange(n) + restart], images)
         used, labels = found.evaluations.view(n, self.restarts).sum(dim=1).tolist(), labels.cpu()
         return [
             Guess(x[i], labels[i], float(value[i]), used[i])
             if value[i].isfinite()
-            else failed(seen.task, message, "no restart had a finite objective", used[i])
+            else failed(observation.task, message, "no restart had a finite objective", used[i])
             for i, message in enumerate(messages)
         ]
 
-    def _direction(self, seen: Observation) -> Direction:
+    def _direction(self, observation: Observation) -> Direction:
         """The objective, with a fitted prior if `prior` names one."""
         if self.prior == "tv":
             return Direction.smooth(self.evaluations, self.lr, self.tv)
-        return Direction.of(prior_of(self.prior, seen), self.evaluations)
+        return Direction.of(prior_of(self.prior, observation), self.evaluations)
 
     def _start(self, task: Task, message: Message, key: Key, restart: int) -> Tensor:
         """[D]: a victim's first dummy inputs in one restart."""

@@ -29,14 +29,14 @@ class LabelPrior(Attack):
         """Messages, which are only counted, and auxiliary data."""
         return frozenset({"messages", "auxiliary"})
 
-    def run(self, seen: Observation, key: Key) -> Labels:
+    def run(self, observation: Observation, key: Key) -> Labels:
         """For one image, the most frequent label; for several, labels in the auxiliary proportions, rounded."""
-        assert seen.messages is not None
-        assert seen.auxiliary is not None
-        if takes_numbers(seen.task):
+        assert observation.messages is not None
+        assert observation.auxiliary is not None
+        if takes_numbers(observation.task):
             raise ValueError("expected class labels, got the numbers of a regression")
-        y = seen.auxiliary.y
+        y = observation.auxiliary.y
         if not len(y):
             raise ValueError("expected at least 1 auxiliary label, got 0")
-        share = y.bincount(minlength=seen.task.classes).double() / len(y)
-        return Labels(tuple(apportion(share * message.images, message.images) for message in seen.messages))
+        share = y.bincount(minlength=observation.task.classes).double() / len(y)
+        return Labels(tuple(apportion(share * message.images, message.images) for message in observation.messages))

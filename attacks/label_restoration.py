@@ -38,6 +38,6 @@ class LabelRestoration(Attack):
         """Messages, the rounds' models and auxiliary data."""
         return needs("inferred")
 
-    def run(self, seen: Observation, key: Key) -> Labels:
+    def run(self, observation: Observation, key: Key) -> Labels:
         """For each victim, one label per image."""
-        return Labels(labels_over_rounds(seen, "inferred", key.child("dummies")))
+        return Labels(labels_over_rounds(observation, "inferred", key.child("dummies")))

@@ -109,48 +109,48 @@ class Learned(ByLabels):
         """Messages, the round's model, auxiliary data, and the labels if given."""
         return super().needs | {"auxiliary"}
 
-    def run(self, seen: Observation, key: Key) -> Reconstruction:
+    def run(self, observation: Observation, key: Key) -> Reconstruction:
         """Inputs and labels; only images are clamped to [0, 1]."""
-        assert seen.auxiliary is not None
-        if len(seen.auxiliary.x) < 2:
-            raise ValueError(f"expected at least 2 auxiliary inputs, got {len(seen.auxiliary.x)}")
-        targets = received_gradients(seen)
-        labels = labels_of(seen, targets, self.labels, key.child("dummies"))
-        messages = seen.sightings[0].messages
-        guesses = [failed(seen.task, *pair) for pair in zip(messages, map(unusable, targets), strict=True)]
+        assert observation.auxiliary is not None
+        if len(observation.auxiliary.x) < 2:
+            raise ValueError(f"expected at least 2 auxiliary inputs, got {len(observation.auxiliary.x)}")
+        targets = received_gradients(observation)
+        labels = labels_of(observation, targets, self.labels, key.child("dummies"))
+        messages = observation.sightings[0].messages
+        guesses = [failed(observation.task, *pair) for pair in zip(messages, map(unusable, targets), strict=True)]
         alike: dict[tuple[int, ...], list[int]] = {}
         for i, (message, guess) in enumerate(zip(messages, guesses, strict=True)):
             if guess.failure == "":
                 alike.setdefault((message.images, message.users, message.steps), []).append(i)
         for kind, victims in sorted(alike.items()):
             known = torch.stack([labels[i] for i in victims])
-            found = self._invert(seen, victims, targets[victims], known, key.child("network", *kind))
+            found = self._invert(observation, victims, targets[victims], known, key.child("network", *kind))
             for i, guess in zip(victims, found, strict=True):
                 guesses[i] = guess
         return Reconstruction(tuple(guesses))
 
     def _invert(
-        self, seen: Observation, victims: Sequence[int], targets: Tensor, labels: Tensor, key: Key
+        self, observation: Observation, victims: Sequence[int], targets: Tensor, labels: Tensor, key: Key
     ) -> list[Guess]:
         """Guesses of one network for victims with equal numbers of images; targets [n, d], labels [n, b]."""
-        sighting = seen.sightings[0]
+        sighting = observation.sightings[0]
         sighting = sighting._replace(messages=tuple(sighting.messages[i] for i in victims))
-        assert seen.auxiliary is not None
-        train, held = _apart(seen.auxiliary)
-        usual = _usual(seen, sighting, train)
+        assert observation.auxiliary is not None
+        train, held = _apart(observation.auxiliary)
+        usual = _usual(observation, sighting, train)
         if not bool(usual.isfinite().all()):
-            return [failed(seen.task, message, "the model is not finite") for message in sighting.messages]
-        imitation = _Imitation(seen, sighting, usual, self.labels, key)
+            return [failed(observation.task, message, "the model is not finite") for message in sighting.messages]
+        imitation = _Imitation(observation, sighting, usual, self.labels, key)
         many = imitation.pairs(train, self.samples, "train")
         few = imitation.pairs(held, min(len(held.x), max(1, self.samples // _HELD)), "held")
         made = (len(many.images) + len(few.images)) // labels.shape[1]
         plan = Plan(self.components, self.hidden, self.epochs, self.lr)
-        network = fit(many, few, plan, pixels=len(seen.task.input_shape) == 3, key=key.child("fit"))
+        network = fit(many, few, plan, pixels=len(observation.task.input_shape) == 3, key=key.child("fit"))
         features = imitation.features(targets, labels)
-        images = network(features.flatten(0, 1)).view(*labels.shape, *seen.task.input_shape)
+        images = network(features.flatten(0, 1)).view(*labels.shape, *observation.task.input_shape)
         why = "" if math.isfinite(network.error) else "the training of the attack's network diverged"
         return [
-            failed(seen.task, message, why, made) if why else Guess(x, y, network.error, made)
+            failed(observation.task, message, why, made) if why else Guess(x, y, network.error, made)
             for message, x, y in zip(sighting.messages, images, labels, strict=True)
         ]
 
@@ -162,7 +162,7 @@ class _Imitation:
     usual: [classes, classes], the model's mean softmax output for inputs of each label.
     """
 
-    seen: Observation
+    observation: Observation
     sighting: Sighting
     usual: Tensor
     labels: LabelSource
@@ -199,29 +199,29 @@ class _Imitation:
         labels = batches.y
         if self.labels == "inferred":
             params, many = self.sighting.model.params, [labels.shape[1]] * len(labels)
-            labels = torch.stack(restore(self.seen.task, params, gradients, many, key.child("dummies", start)))
+            labels = torch.stack(restore(self.observation.task, params, gradients, many, key.child("dummies", start)))
         features = self.features(gradients, labels)
         features[broken] = torch.nan
         return features, batches.x
 
     def _updates(self, batches: Examples) -> Tensor:
         """[m, users, d]: the clients' updates before the defense, without the noise of their steps."""
-        seen, sighting = self.seen, self.sighting
+        observation, sighting = self.observation, self.sighting
         message, m = sighting.messages[0], len(batches.x)
-        noisy = seen.defense.step_noise(seen.setting) > 0
-        rule = seen.defense.local
-        local = Local.of(seen.setting, sighting.lr, message.steps, rule.clip, nominal=rule.poisson or noisy)
+        noisy = observation.defense.step_noise(observation.setting) > 0
+        rule = observation.defense.local
+        local = Local.of(observation.setting, sighting.lr, message.steps, rule.clip, nominal=rule.poisson or noisy)
         # images are dealt alternately, because y is sorted and a user's images should not share one label
         each = message.images // message.users
         x = batches.x.reshape(m, each, message.users, *batches.x.shape[2:]).transpose(1, 2).flatten(0, 1)
         y = batches.y.reshape(m, each, message.users).transpose(1, 2).flatten(0, 1)
-        soft = one_hot(y, seen.task.classes).to(x.dtype)
-        return client_updates(seen.task, sighting.model.params, x, soft, local).view(m, message.users, -1)
+        soft = one_hot(y, observation.task.classes).to(x.dtype)
+        return client_updates(observation.task, sighting.model.params, x, soft, local).view(m, message.users, -1)
 
     def _received(self, updates: Tensor, number: int, key: Key) -> Tensor:
         """[d]: the gradient that one message reveals after its users' updates [users, d] passed through the defense."""
-        seen, model = self.seen, self.sighting.model
-        here = Round(seen.defense, seen.setting, model.state, model.round)
+        observation, model = self.observation, self.sighting.model
+        here = Round(observation.defense, observation.setting, model.state, model.round)
         turn = number % len(self.sighting.messages)
         message = self.sighting.messages[turn]
         clients = []
@@ -229,16 +229,16 @@ class _Imitation:
             own = key.child("user", i)
             noise = self._step_noise(message, who)
             if noise > 0:
-                update = update + noise * rng.normal(own.child("steps"), (seen.setting.dim,))
-            clients.append(Client.of(who, update, seen.defense.remember(seen.setting), own))
-        beside = here.silent([client.sender for client in clients], key) if seen.defense.superposes else []
+                update = update + noise * rng.normal(own.child("steps"), (observation.setting.dim,))
+            clients.append(Client.of(who, update, observation.defense.remember(observation.setting), own))
+        beside = here.silent([client.sender for client in clients], key) if observation.defense.superposes else []
         (received,) = here.exchange([*clients, *beside], key.child("channel")).received
         estimate = here.estimate(received, message.sender, None if message.shared is None else clients[0].shared)
-        return (estimate / update_per_gradient(seen.setting, self.sighting)[turn]).to(model.params)
+        return (estimate / update_per_gradient(observation.setting, self.sighting)[turn]).to(model.params)
 
     def _step_noise(self, message: Message, who: Sender) -> float:
         """Standard deviation of the steps' noise in a client's update."""
-        defense, setting = self.seen.defense, self.seen.setting
+        defense, setting = self.observation.defense, self.observation.setting
         multiplier = defense.step_noise(setting)
         if not multiplier:
             return 0.0
@@ -254,7 +254,7 @@ class _Imitation:
         h is the last layer's input. The layer's gradient is the mean over the images of (p - e) h; with the mean p of
         each label, least squares gives h. The length of h is a separate feature, because a clip changes it.
         """
-        task = self.seen.task
+        task = self.observation.task
         rows = rows_of(task, last_layer(task), gradients)
         errors = self.usual[labels] - one_hot(labels, task.classes)
         inputs = labels.shape[1] * torch.linalg.pinv(errors.transpose(1, 2)) @ rows
@@ -273,12 +273,12 @@ def _apart(data: Examples) -> tuple[Examples, Examples]:
     return Examples(data.x[~held], data.y[~held]), Examples(data.x[held], data.y[held])
 
 
-def _usual(seen: Observation, sighting: Sighting, data: Examples) -> Tensor:
+def _usual(observation: Observation, sighting: Sighting, data: Examples) -> Tensor:
     """[classes, classes]: the mean softmax for inputs of each label; a label without inputs gets the mean of all."""
     spread = torch.linspace(0, len(data.x) - 1, min(len(data.x), _USUAL)).long()
     with torch.no_grad():
-        p = seen.task.outputs(sighting.model.params, data.x[spread]).softmax(dim=1)
-    members = one_hot(data.y[spread], seen.task.classes).to(p.dtype)
+        p = observation.task.outputs(sighting.model.params, data.x[spread]).softmax(dim=1)
+    members = one_hot(data.y[spread], observation.task.classes).to(p.dtype)
     count = members.sum(dim=0)[:, None]
     return torch.where(count > 0, members.T @ p / count.clamp(min=1), p.mean(dim=0))
 

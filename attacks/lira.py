@@ -52,14 +52,14 @@ class LiRA(ByShadows):
         if self.variance not in get_args(Variance):
             raise ValueError(f"expected variance {', '.join(map(repr, get_args(Variance)))}, got {self.variance!r}")
 
-    def run(self, seen: Observation, key: Key) -> Membership:
+    def run(self, observation: Observation, key: Key) -> Membership:
         """The log likelihood ratio; offline, the log of one tail probability."""
-        assert seen.final is not None
-        assert seen.candidates is not None
-        x, y = seen.candidates
-        made = shadow(seen, key, runs=self.shadows, online=self.mode == "online", simulate=self.simulate)
-        target = confidence(outputs(seen.task, [seen.final], x)[0], y)
-        others = confidence(outputs(seen.task, made.models, x), y)
+        assert observation.final is not None
+        assert observation.candidates is not None
+        x, y = observation.candidates
+        made = shadow(observation, key, runs=self.shadows, online=self.mode == "online", simulate=self.simulate)
+        target = confidence(outputs(observation.task, [observation.final], x)[0], y)
+        others = confidence(outputs(observation.task, made.models, x), y)
         if self.mode == "offline":
             return Membership(lira_offline(target, others, made.candidates, self.variance))
         return Membership(lira_online(target, others, made.candidates, self.variance, shrink=self.shrink))

@@ -51,16 +51,16 @@ class LossTrajectory(Attack):
         """The rounds' models and the candidates."""
         return frozenset({"models", "candidates"})
 
-    def run(self, seen: Observation, key: Key) -> Membership:
+    def run(self, observation: Observation, key: Key) -> Membership:
         """The mean over the models with a finite value; a record without a finite value gets the lowest score."""
-        assert seen.models is not None
-        assert seen.candidates is not None
-        if not seen.models:
+        assert observation.models is not None
+        assert observation.candidates is not None
+        if not observation.models:
             raise ValueError("expected the model of at least one round, got none")
-        x, y = seen.candidates
-        models = [snapshot.params for snapshot in seen.models]
+        x, y = observation.candidates
+        models = [snapshot.params for snapshot in observation.models]
         if self.statistic == "confidence":
-            values = confidence(outputs(seen.task, models, x), y)
+            values = confidence(outputs(observation.task, models, x), y)
         else:
-            values = -torch.stack([losses(seen.task, model, x, y) for model in models]).double()
+            values = -torch.stack([losses(observation.task, model, x, y) for model in models]).double()
         return Membership(finite(or_nan(values).nanmean(0)))

@@ -69,9 +69,13 @@ class MembershipCosine(ByTraffic):
         """True with `cosine`, whose score is a mean over the rounds."""
         return self.statistic == "cosine"
 
-    def run(self, seen: Observation, key: Key) -> Membership:
+    def run(self, observation: Observation, key: Key) -> Membership:
         """One score per candidate; only `norm` draws from the key, for its batches."""
-        return clear.judge(seen, key, clear.by_batches) if self.statistic == "norm" else super().run(seen, key)
+        return (
+            clear.judge(observation, key, clear.by_batches)
+            if self.statistic == "norm"
+            else super().run(observation, key)
+        )
 
     def evidence(self, traffic: Traffic, row: int) -> Tensor:
         """[n]: the statistic of each candidate for one message."""

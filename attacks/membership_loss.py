@@ -33,10 +33,10 @@ class MembershipLoss(Attack):
         """The final model and the candidates."""
         return frozenset({"final", "candidates"})
 
-    def run(self, seen: Observation, key: Key) -> Membership:
+    def run(self, observation: Observation, key: Key) -> Membership:
         """Minus the losses; a non-finite loss counts as the largest float32, which indicates a non-member."""
-        assert seen.final is not None
-        assert seen.candidates is not None
+        assert observation.final is not None
+        assert observation.candidates is not None
         largest = torch.finfo(torch.float32).max
-        scores = -losses(seen.task, seen.final, *seen.candidates)
+        scores = -losses(observation.task, observation.final, *observation.candidates)
         return Membership(scores.nan_to_num(nan=-largest, posinf=-largest, neginf=-largest))

@@ -48,18 +48,18 @@ class Prior(Attack):
         """Messages, which are only counted, and auxiliary data."""
         return frozenset({"messages", "auxiliary"})
 
-    def run(self, seen: Observation, key: Key) -> Reconstruction:
+    def run(self, observation: Observation, key: Key) -> Reconstruction:
         """The chosen inputs, all with the most frequent auxiliary label, or the mean of a regression's numbers."""
-        assert seen.messages is not None
-        assert seen.auxiliary is not None
-        x, y = seen.auxiliary
-        most = max((message.images for message in seen.messages), default=0)
+        assert observation.messages is not None
+        assert observation.auxiliary is not None
+        x, y = observation.auxiliary
+        most = max((message.images for message in observation.messages), default=0)
         if len(x) < max(most, 1):
             raise ValueError(f"expected at least {max(most, 1)} auxiliary inputs, got {len(x)}")
         label = y.mean() if y.is_floating_point() else y.mode().values.to(torch.int64)
         guesses = []
-        for message in seen.messages:
-            inputs = self._inputs(x, message.images, key.child(message.sender.number), seen.task.columns)
+        for message in observation.messages:
+            inputs = self._inputs(x, message.images, key.child(message.sender.number), observation.task.columns)
             guesses.append(Guess(inputs, label.repeat(message.images), 0.0, 0))
         return Reconstruction(tuple(guesses))
 

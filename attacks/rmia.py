@@ -49,12 +49,15 @@ class RMIA(ByShadows):
         if not 0 <= self.offline_a <= 1:
             raise ValueError(f"expected 0 <= offline_a <= 1, got offline_a={self.offline_a}")
 
-    def run(self, seen: Observation, key: Key) -> Membership:
+    def run(self, observation: Observation, key: Key) -> Membership:
         """The log ratios, minus the population's median."""
-        assert seen.final is not None
-        assert seen.candidates is not None
-        made = shadow(seen, key, runs=self.shadows, online=self.mode == "online", simulate=self.simulate)
-        models = [seen.final, *made.models]
-        own, aside = (confidence(outputs(seen.task, models, x), y).sigmoid() for x, y in (seen.candidates, made.aside))
+        assert observation.final is not None
+        assert observation.candidates is not None
+        made = shadow(observation, key, runs=self.shadows, online=self.mode == "online", simulate=self.simulate)
+        models = [observation.final, *made.models]
+        own, aside = (
+            confidence(outputs(observation.task, models, x), y).sigmoid()
+            for x, y in (observation.candidates, made.aside)
+        )
         offline_a = self.offline_a if self.mode == "offline" else None
         return Membership(rmia(own[0], own[1:], made.candidates, aside[0], aside[1:], offline_a=offline_a))

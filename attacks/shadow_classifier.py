@@ -53,23 +53,23 @@ class ShadowClassifier(ByShadows):
     def __post_init__(self) -> None:
         self._check("offline")
 
-    def run(self, seen: Observation, key: Key) -> Membership:
+    def run(self, observation: Observation, key: Key) -> Membership:
         """The classifier's log odds."""
         # imported here because the import takes a second
         from sklearn.linear_model import LogisticRegression
 
-        assert seen.final is not None
-        assert seen.candidates is not None
-        x, y = seen.candidates
-        made = shadow(seen, key, runs=self.shadows, online=False, simulate=self.simulate)
-        features = _features(outputs(seen.task, made.models, made.pool.x), made.pool.y).flatten(0, 1)
+        assert observation.final is not None
+        assert observation.candidates is not None
+        x, y = observation.candidates
+        made = shadow(observation, key, runs=self.shadows, online=False, simulate=self.simulate)
+        features = _features(outputs(observation.task, made.models, made.pool.x), made.pool.y).flatten(0, 1)
         usable = features.isfinite().all(1)
         features, inside = features[usable], made.inside.flatten()[usable]
         mean, std = features.mean(0), features.std(0, correction=0)
         scale = torch.where(std > 0, std, 1.0)
         model = LogisticRegression(max_iter=1000).fit(((features - mean) / scale).numpy(), inside.numpy())
         weights = torch.from_numpy(model.coef_[0])
-        own = _features(outputs(seen.task, [seen.final], x)[0], y)
+        own = _features(outputs(observation.task, [observation.final], x)[0], y)
         return Membership(finite(((own - mean) / scale) @ weights))
 
 

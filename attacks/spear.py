@@ -79,17 +79,17 @@ class Spear(Attack):
         """One: no victim needs another."""
         return 1
 
-    def run(self, seen: Observation, key: Key) -> Reconstruction:
+    def run(self, observation: Observation, key: Key) -> Reconstruction:
         """Inputs, not clipped, each with its label; the objective is the squared distance of the gradients."""
-        (messages, model, _), targets = seen.sightings[0], received_gradients(seen)
-        refusal = _refusal(seen.task, model.params)
+        (messages, model, _), targets = observation.sightings[0], received_gradients(observation)
+        refusal = _refusal(observation.task, model.params)
         guesses = []
         for message, target in zip(messages, targets, strict=True):
             rows = key.child("rows", message.sender.number)
             if failure := refusal or unusable(target):
-                guesses.append(failed(seen.task, message, failure))
+                guesses.append(failed(observation.task, message, failure))
             else:
-                guesses.append(_guess(seen.task, model.params, message, target, self.samples, rows))
+                guesses.append(_guess(observation.task, model.params, message, target, self.samples, rows))
         return Reconstruction(tuple(guesses))
 
 

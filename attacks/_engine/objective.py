@@ -59,7 +59,7 @@ def update_per_gradient(setting: Setting, sighting: Sighting) -> Tensor:
     )
 
 
-def received_gradients(seen: Observation, *, numbers: bool = False) -> Tensor:
+def received_gradients(observation: Observation, *, numbers: bool = False) -> Tensor:
     """[n, d]: the defense's own estimate of the gradient behind each message of the first round, in the model's dtype.
 
     An update of several steps counts as one step of their total length, -update / (lr * steps): the gradient at the
@@ -73,18 +73,18 @@ def received_gradients(seen: Observation, *, numbers: bool = False) -> Tensor:
 
     Source: Geiping et al. 2020, sec. 6, attacks updates by unrolling the steps; this is the first-order approximation.
     """
-    return gradients_of_round(seen, seen.sightings[0], numbers=numbers)
+    return gradients_of_round(observation, observation.sightings[0], numbers=numbers)
 
 
-def gradients_of_round(seen: Observation, sighting: Sighting, *, numbers: bool = False) -> Tensor:
+def gradients_of_round(observation: Observation, sighting: Sighting, *, numbers: bool = False) -> Tensor:
     """Same as `received_gradients`, for any round."""
-    regression = takes_numbers(seen.task)
-    if not (seen.task.softmax or (numbers and regression)):
+    regression = takes_numbers(observation.task)
+    if not (observation.task.softmax or (numbers and regression)):
         advice = "; for a regression, use analytic, dlg, or map with given labels" if regression else ""
         raise ValueError(f"expected a softmax cross-entropy loss for gradient matching, got another loss{advice}")
-    here = Round(seen.defense, seen.setting, sighting.model.state, sighting.model.round)
+    here = Round(observation.defense, observation.setting, sighting.model.state, sighting.model.round)
     estimates = torch.stack([here.read(message) for message in sighting.messages])
-    return estimates.to(sighting.model.params.dtype) / update_per_gradient(seen.setting, sighting)[:, None]
+    return estimates.to(sighting.model.params.dtype) / update_per_gradient(observation.setting, sighting)[:, None]
 
 
 class Objective(NamedTuple):
@@ -102,18 +102,20 @@ class Objective(NamedTuple):
         return self.believed(weighed)
 
 
-def objective(seen: Observation, sightings: Sequence[Sighting], labels: Tensor | None, explains: Explains) -> Objective:
+def objective(
+    observation: Observation, sightings: Sequence[Sighting], labels: Tensor | None, explains: Explains
+) -> Objective:
     """The objective: the misfits of all rounds summed, plus the prior.
 
     Args:
         sightings: the rounds, each with one message of the same n victims, in the same order.
         labels: [n, b], held fixed; None: each candidate has its own labels.
     """
-    task, params = seen.task, sightings[0].model.params
+    task, params = observation.task, sightings[0].model.params
     fixed = None if labels is None else targets_of(task, labels, params.dtype)
     functions, nothing = [], params.new_zeros(len(sightings[0].messages))
     for sighting in sightings:
-        function, misfit_of_zero = _of_round(seen, sighting, fixed, explains)
+        function, misfit_of_zero = _of_round(observation, sighting, fixed, explains)
         functions.append(function)
         nothing = nothing + misfit_of_zero
     messages = functions[0] if len(functions) == 1 else _Sum(tuple(functions))
@@ -128,26 +130,34 @@ def objective(seen: Observation, sightings: Sequence[Sighting], labels: Tensor |
 
 
 def _of_round(
-    seen: Observation, sighting: Sighting, labels: Tensor | None, explains: Explains
+    observation: Observation, sighting: Sighting, labels: Tensor | None, explains: Explains
 ) -> tuple[Function, Tensor]:
     """The misfit of one round, and its value [n] for updates of zero."""
-    task, message, params, rule = seen.task, sighting.messages[0], sighting.model.params, seen.defense.local
+    task, message, params, rule = (
+        observation.task,
+        sighting.messages[0],
+        sighting.model.params,
+        observation.defense.local,
+    )
     zero = params.new_zeros(len(sighting.messages), params.numel())
     each = torch.arange(len(zero), device=zero.device)
     aware = explains.kind == "likelihood"
-    nominal = aware and (rule.poisson or seen.defense.step_noise(seen.setting) > 0)
-    local = Local.of(seen.setting, sighting.lr, message.steps, rule.clip if aware else None, nominal=nominal)
-    unlikely, factor = _Unlikelihood(seen, sighting), update_per_gradient(seen.setting, sighting).to(params.device)
+    nominal = aware and (rule.poisson or observation.defense.step_noise(observation.setting) > 0)
+    local = Local.of(observation.setting, sighting.lr, message.steps, rule.clip if aware else None, nominal=nominal)
+    unlikely, factor = (
+        _Unlikelihood(observation, sighting),
+        update_per_gradient(observation.setting, sighting).to(params.device),
+    )
     misfit: Misfit
     if not explains.unroll or (local.one_gradient(message.images) and message.users == 1):
         if aware:
             misfit = _OfGradients(unlikely, factor)
         else:
-            misfit = SquaredDistance(gradients_of_round(seen, sighting, numbers=True).to(params), explains.scale)
+            misfit = SquaredDistance(gradients_of_round(observation, sighting, numbers=True).to(params), explains.scale)
         return evaluator(task, params, misfit, images=message.images, labels=labels), misfit(zero, each)
     misfit = unlikely
     if not aware:
-        estimates = gradients_of_round(seen, sighting, numbers=True).to(factor.device)
+        estimates = gradients_of_round(observation, sighting, numbers=True).to(factor.device)
         misfit = _Distance(estimates * factor[:, None], factor, explains.scale)
     function = update_evaluator(task, params, misfit, local, images=message.images, users=message.users, labels=labels)
     if message.users > 1:
@@ -186,7 +196,7 @@ class _OfGradients:
 class _Unlikelihood:
     """-log p(received | the messages before the defense), from the defense itself."""
 
-    seen: Observation
+    observation: Observation
     sighting: Sighting
     cache: dict[tuple[int, ...], Placed] = field(default_factory=dict)
     # the host waits for the numbers of the instances once, not at each evaluation
@@ -196,11 +206,11 @@ class _Unlikelihood:
         """Implement `Misfit`, for messages [m, d] or [m, users, d]."""
         members = self._members(instances)
         if members not in self.cache:
-            if (len(self.cache) + 1) * len(members) * self.seen.setting.dim > _DECODED:
+            if (len(self.cache) + 1) * len(members) * self.observation.setting.dim > _DECODED:
                 self.cache.clear()
             messages = [self.sighting.messages[i] for i in members]
-            wires, links = [message.wire for message in messages], links_of(self.seen.setting, messages)
-            found = likelihood_of(self.seen.defense, self.sighting.model.state, wires, links)
+            wires, links = [message.wire for message in messages], links_of(self.observation.setting, messages)
+            found = likelihood_of(self.observation.defense, self.sighting.model.state, wires, links)
             self.cache[members] = Placed(found, gradients.device)
         return self.cache[members](gradients)
 

@@ -28,7 +28,7 @@ EASE = 3e5
 """Default of `Search.ease`; `attacks.map` documents the choice."""
 
 
-def believing(search: Search, name: str, seen: Observation) -> Search:
+def believing(search: Search, name: str, observation: Observation) -> Search:
     """The search with the prior called `name`; for `none`, the search is unchanged.
 
     A squared distance counts as normal errors of `NAIVE_STD`. The search runs in the prior's coordinates, from the
@@ -37,7 +37,7 @@ def believing(search: Search, name: str, seen: Observation) -> Search:
     if name == "none":
         return search
     scale = 0.5 / NAIVE_STD**2 if search.explains.kind == "l2" else 1.0
-    explains = replace(search.explains, scale=scale, prior=prior_of(name, seen))
+    explains = replace(search.explains, scale=scale, prior=prior_of(name, observation))
     return replace(search, explains=explains, decrease=_DECREASE, ease=EASE)
 
 
@@ -82,15 +82,15 @@ class ByPosterior(ByLabels):
         """As many victims as one search takes at once."""
         return at_once(dim)
 
-    def run(self, seen: Observation, key: Key) -> Reconstruction:
+    def run(self, observation: Observation, key: Key) -> Reconstruction:
         """Inputs, not clipped, and their labels."""
-        if seen.task.columns:  # the search of a table draws record by record
-            seen = replace(seen, device="cpu")
-        targets = received_gradients(seen, numbers=self.labels == "given")
-        labels = labels_over_rounds(seen, self.labels, key.child("dummies"))
-        prior = prior_of(self.prior, seen, self.tv, self.box)
+        if observation.task.columns:  # the search of a table draws record by record
+            observation = replace(observation, device="cpu")
+        targets = received_gradients(observation, numbers=self.labels == "given")
+        labels = labels_over_rounds(observation, self.labels, key.child("dummies"))
+        prior = prior_of(self.prior, observation, self.tv, self.box)
         search, words = self._search(prior), prior.words
-        if self.prior != "tv" and seen.task.columns and seen.auxiliary is not None:
-            mixture = Mixture.fit(seen.auxiliary.x[:MOST], seen.task.columns, _MIXTURE)
+        if self.prior != "tv" and observation.task.columns and observation.auxiliary is not None:
+            mixture = Mixture.fit(observation.auxiliary.x[:MOST], observation.task.columns, _MIXTURE)
             search, words = replace(search, table=mixture), f"{words}, then {mixture.words}"
-        return Reconstruction(match(seen, targets, labels, search, key, rounds=None), words)
+        return Reconstruction(match(observation, targets, labels, search, key, rounds=None), words)

@@ -116,7 +116,7 @@ def needs_of(name: str) -> frozenset[str]:
     return frozenset() if name in ("none", "tv") else frozenset({"auxiliary"})
 
 
-def prior_of(name: str, seen: Observation, tv: float = TV, box: float = BOX) -> Prior:
+def prior_of(name: str, observation: Observation, tv: float = TV, box: float = BOX) -> Prior:
     """The prior called `name`, fitted to the auxiliary inputs unless it is total variation.
 
     Args:
@@ -124,8 +124,8 @@ def prior_of(name: str, seen: Observation, tv: float = TV, box: float = BOX) -> 
     """
     if name == "tv":
         return ImagePrior(tv, box)
-    assert seen.auxiliary is not None
-    return fitting(name)(seen.auxiliary.x.to(seen.device), box)
+    assert observation.auxiliary is not None
+    return fitting(name)(observation.auxiliary.x.to(observation.device), box)
 
 
 def fitting(name: str) -> Callable[[Tensor, float], Prior]:

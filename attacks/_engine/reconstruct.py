@@ -116,7 +116,7 @@ class Search:
 
 
 def match(
-    seen: Observation,
+    observation: Observation,
     targets: Tensor,
     labels: Sequence[Tensor] | None,
     search: Search,
@@ -136,17 +136,19 @@ def match(
         Each guess is the restart with the lowest finite objective.
         A target that is zero or not finite gives a failure, without any evaluation.
     """
-    here = seen.placed()
+    here = observation.placed()
     sightings = here.sightings[:rounds]
     messages = sightings[0].messages
-    guesses = [failed(seen.task, message, unusable(target)) for message, target in zip(messages, targets, strict=True)]
+    guesses = [
+        failed(observation.task, message, unusable(target)) for message, target in zip(messages, targets, strict=True)
+    ]
     alike: dict[tuple[int, ...], list[int]] = {}
     for i, guess in enumerate(guesses):
         if guess.failure == "":
             steps = (sighting.messages[i].steps for sighting in sightings)
             alike.setdefault((messages[i].images, messages[i].users, *steps), []).append(i)
     for _, victims in sorted(alike.items()):
-        known = None if labels is None else torch.stack([labels[i] for i in victims]).to(seen.device)
+        known = None if labels is None else torch.stack([labels[i] for i in victims]).to(observation.device)
         theirs = tuple(s._replace(messages=tuple(s.messages[i] for i in victims)) for s in sightings)
         group = _Group(here, theirs, targets[victims].to(sightings[0].model.params), known, search)
         for i, guess in zip(victims, group.run(key), strict=True):
@@ -161,7 +163,7 @@ class _Group:
     targets: [n, d]. labels: [n, b] int64 or None.
     """
 
-    seen: Observation
+    observation: Observation
     sightings: tuple[Sighting, ...]
     targets: Tensor
     labels: Tensor | None
@@ -169,7 +171,7 @@ class _Group:
 
     def run(self, key: Key) -> list[Guess]:
         """The best of all restarts for each victim."""
-        goal = objective(self.seen, self.sightings, self.labels, self.search.explains)
+        goal = objective(self.observation, self.sightings, self.labels, self.search.explains)
         n, explained, labels = len(goal.nothing), _share(_EXPLAINED, goal), self.labels
         infinite = goal.nothing.new_full((n,), torch.inf)
         best = Minima(self._starts(key, 0), infinite, torch.zeros_like(infinite, dtype=torch.int64), ())
@@ -198,15 +200,18 @@ class _Group:
 
     def _restore(self, best: Minima, labels: Tensor | None, mixture: Mixture, key: Key) -> None:
         """Replace `best` by the restored records of a table."""
-        goal, first = objective(self.seen, self.sightings, labels, self.search.explains), self.sightings[0].messages[0]
-        told = FirstLayer.of(self.seen.task, self.targets) if (first.images, first.users) == (1, 1) else None
+        goal, first = (
+            objective(self.observation, self.sightings, labels, self.search.explains),
+            self.sightings[0].messages[0],
+        )
+        told = FirstLayer.of(self.observation.task, self.targets) if (first.images, first.users) == (1, 1) else None
         found = restore(goal.messages, mixture, self._each(best.x).nan_to_num(0.0), told, key)
         best.x[:], best.value[:] = found.x.flatten(1), found.value
         best.evaluations[:] += found.evaluations
 
     def _guesses(self, best: Minima, labels: Tensor | None) -> list[Guess]:
         """One guess per victim; without given labels, each image gets its likeliest label."""
-        task, messages = self.seen.task, self.sightings[0].messages
+        task, messages = self.observation.task, self.sightings[0].messages
         x, logits = unpack(task, best.x.cpu(), messages[0].images)
         if labels is None:
             labels = logits[..., 0] if takes_numbers(task) else logits.argmax(dim=2)
@@ -220,7 +225,7 @@ class _Group:
 
     def _try_closed_form(self, best: Minima, function: Function) -> None:
         """Store the closed form's images in `best`, where it has a solution."""
-        task, params, first = self.seen.task, self.sightings[0].model.params.cpu(), self.sightings[0].messages[0]
+        task, params, first = self.observation.task, self.sightings[0].model.params.cpu(), self.sightings[0].messages[0]
         if not self.search.solve or self.labels is None or (first.images, first.users) != (1, 1):
             return
         form = closed_form(task, params, RIDGE) if bool(params.isfinite().all()) else None
@@ -240,10 +245,10 @@ class _Group:
     @property
     def _soft(self) -> list[tuple[Task, float]]:
         """The softened task and the messages' weight for each of the successive searches; empty: no such searches."""
-        prior, entries = self.search.explains.prior, math.prod(self.seen.task.input_shape)
+        prior, entries = self.search.explains.prior, math.prod(self.observation.task.input_shape)
         if not (self.search.warm and self._single) or self.labels is None or prior is None or not prior.centered:
             return []
-        stages = [(softened(self.seen.task, width), nats * entries) for width, nats in STAGES]
+        stages = [(softened(self.observation.task, width), nats * entries) for width, nats in STAGES]
         return [(task, strength) for task, strength in stages if task is not None]
 
     def _explained_behind(
@@ -254,7 +259,7 @@ class _Group:
         assert labels is not None
         assert prior is not None
         behind = [
-            objective(replace(self.seen, task=task), self.sightings, labels, search.explains).at(nats)
+            objective(replace(self.observation, task=task), self.sightings, labels, search.explains).at(nats)
             for task, nats in soft
         ]
         z, least = start, _share(_TOLERANCE, goal)
@@ -265,9 +270,9 @@ class _Group:
         found = self._staged(goal, rows, z, int(_LAST * search.evaluations), lambda strength: least)
         best.evaluations[rows] += found.evaluations
         x = self._mapped(found.x, prior.inputs)
-        images = self._each(x).view(len(rows), labels.shape[1], *self.seen.task.input_shape)
+        images = self._each(x).view(len(rows), labels.shape[1], *self.observation.task.input_shape)
         theirs = [s._replace(messages=tuple(s.messages[i] for i in rows.tolist())) for s in self.sightings]
-        bound = explained_at(self.seen, theirs, images.nan_to_num(0.0), labels[rows], search.explains, key)
+        bound = explained_at(self.observation, theirs, images.nan_to_num(0.0), labels[rows], search.explains, key)
         bound = torch.maximum(bound, _share(CLOSE, goal)[rows])
         done = (goal.messages(x, rows).value <= bound) & (found.value < best.value[rows])
         best.x[rows[done]], best.value[rows[done]] = x[done], found.value[done]
@@ -277,7 +282,7 @@ class _Group:
     def _single(self) -> bool:
         """Whether each message is a single gradient of one client."""
         message = self.sightings[0].messages[0]
-        steps = Local.of(self.seen.setting, self.sightings[0].lr, message.steps)
+        steps = Local.of(self.observation.setting, self.sightings[0].lr, message.steps)
         return message.users == 1 and steps.one_gradient(message.images)
 
     def _restart(
@@ -291,7 +296,7 @@ class _Group:
         labels, order, tolerance = self.labels, self._order(key, restart), _share(_TOLERANCE, goal)
         if labels is not None and order is not None:
             labels = labels[:, order]
-            goal = objective(self.seen, self.sightings, labels, self.search.explains)
+            goal = objective(self.observation, self.sightings, labels, self.search.explains)
         evaluations = self.search.evaluations
         if begun is None:
             z, used = self._begin(key, restart, labels, goal, rows)
@@ -316,7 +321,7 @@ class _Group:
         z, used = self._coordinates(self._starts(key, restart)[rows]), torch.zeros_like(rows)
         if prior is not None and prior.centered:
             z = self._awake(prior, z, restart, goal, rows)
-        if labels is None or prior is None or not self.search.warm or restart % 2 or self.seen.task.smooth:
+        if labels is None or prior is None or not self.search.warm or restart % 2 or self.observation.task.smooth:
             return z, used
         told = self._told(prior, rows)
         if told is None:
@@ -338,7 +343,7 @@ class _Group:
     def _awake(self, prior: Prior, z: Tensor, restart: int, goal: Objective, rows: Tensor) -> Tensor:
         """Start points near the center, or farther away where all units are dead and the messages have no slope."""
         found = near_center(z, restart)
-        for farther in () if self.seen.task.smooth else _FARTHER:
+        for farther in () if self.observation.task.smooth else _FARTHER:
             asleep = (goal.messages(self._mapped(found, prior.inputs), rows).gradient == 0).all(1)
             if not bool(asleep.any()):
                 break
@@ -350,16 +355,16 @@ class _Group:
         message = self.sightings[0].messages[0]
         if not prior.centered or (message.images, message.users) != (1, 1):
             return None
-        return Features.of(self.seen.task, self.sightings[0].model.params, self.targets[rows])
+        return Features.of(self.observation.task, self.sightings[0].model.params, self.targets[rows])
 
     def _by_direction(self, prior: Prior, z: Tensor, labels: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Points that explain the direction of the gradients, searched from starts [m, D], and the evaluations [m]."""
         message = self.sightings[0].messages[0]
-        steps = Local.of(self.seen.setting, self.sightings[0].lr, message.steps)
+        steps = Local.of(self.observation.setting, self.sightings[0].lr, message.steps)
         followed = self.search.explains.unroll and message.users == 1 and not steps.one_gradient(message.images)
         direction = Direction.of(prior, max(1, self.search.warm // (2 if self._soft else 1)))
         targets, local = self.targets[rows], steps if followed else None
-        found = direction.search(self.seen, targets, labels[rows], z[:, None], local)
+        found = direction.search(self.observation, targets, labels[rows], z[:, None], local)
         return _finite(found, z), found.evaluations
 
     def _coordinates(self, x: Tensor) -> Tensor:
@@ -370,7 +375,7 @@ class _Group:
     def _mapped(self, rows: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
         """Rows with `change` applied to each image's inputs or coordinates; searched labels stay unchanged."""
         images = self.sightings[0].messages[0].images
-        return mapped(rows, images, 0 if self.labels is not None else images * self.seen.task.classes, change)
+        return mapped(rows, images, 0 if self.labels is not None else images * self.observation.task.classes, change)
 
     def _each(self, rows: Tensor) -> Tensor:
         """[m, b, ...]: rows [m, D] with a separate row for each image."""
@@ -384,7 +389,7 @@ class _Group:
         if not bool(near.any()):
             return found._replace(evaluations=used)
         exact = tuple(s._replace(model=s.model._replace(params=s.model.params.double())) for s in self.sightings)
-        distance = objective(self.seen, exact, labels, self.search.explains).at(math.inf)
+        distance = objective(self.observation, exact, labels, self.search.explains).at(math.inf)
         most, least = int(spare[near].max()), tolerance[rows[near]].double()
         stop = Stop(most, least, decrease=self.search.decrease, each=spare[near])
         better = minimize(_Subset(distance, rows[near]), found.x[near].double(), stop)
@@ -434,7 +439,7 @@ class _Group:
     def _starts(self, key: Key, restart: int) -> Tensor:
         """[n, D]: each victim's first dummy inputs, and label logits if labels are searched too."""
         draw = rng.normal if self.search.start == "normal" else rng.uniform
-        task, messages = self.seen.task, self.sightings[0].messages
+        task, messages = self.observation.task, self.sightings[0].messages
         rows = []
         for message in messages:
             own = key.child("start", message.sender.number, restart)

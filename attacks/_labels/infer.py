@@ -69,31 +69,31 @@ def needs(source: LabelSource) -> frozenset[str]:
     return frozenset({"messages", "models", "labels" if source == "given" else "auxiliary"})
 
 
-def labels_of(seen: Observation, gradients: Tensor, source: LabelSource, key: Key) -> tuple[Tensor, ...]:
+def labels_of(observation: Observation, gradients: Tensor, source: LabelSource, key: Key) -> tuple[Tensor, ...]:
     """[b] labels of each victim, granted or restored from the gradients [n, d] that the messages reveal."""
     if source == "given":
-        return _granted(seen)
-    assert seen.model is not None
-    assert seen.messages is not None
-    images, numbers = _sizes(seen.messages)
-    return restore(seen.task, seen.model.params, gradients, images, key, seen.auxiliary, numbers)
+        return _granted(observation)
+    assert observation.model is not None
+    assert observation.messages is not None
+    images, numbers = _sizes(observation.messages)
+    return restore(observation.task, observation.model.params, gradients, images, key, observation.auxiliary, numbers)
 
 
-def labels_over_rounds(seen: Observation, source: LabelSource, key: Key) -> tuple[Tensor, ...]:
+def labels_over_rounds(observation: Observation, source: LabelSource, key: Key) -> tuple[Tensor, ...]:
     """Same as `labels_of`, from all observed rounds, whose evidence is added up as if they were independent."""
     if source == "given":
-        return _granted(seen)
-    first, rounds = seen.sightings[0].messages, []
+        return _granted(observation)
+    first, rounds = observation.sightings[0].messages, []
     images, numbers = _sizes(first)
-    for number, sighting in enumerate(seen.sightings):
-        received = gradients_of_round(seen, sighting)
-        asked = (seen.task, sighting.model.params, received, images, key.child(number), seen.auxiliary)
+    for number, sighting in enumerate(observation.sightings):
+        received = gradients_of_round(observation, sighting)
+        asked = (observation.task, sighting.model.params, received, images, key.child(number), observation.auxiliary)
         rounds.append(_chances(*asked, numbers))
     if len(rounds) == 1:
         return tuple(map(most_expected, rounds[0]))
-    share = torch.full((seen.task.classes,), 1 / seen.task.classes, dtype=torch.float64)
-    if seen.auxiliary is not None and len(seen.auxiliary.y):
-        share = expected_share(seen.auxiliary, seen.task.classes)
+    share = torch.full((observation.task.classes,), 1 / observation.task.classes, dtype=torch.float64)
+    if observation.auxiliary is not None and len(observation.auxiliary.y):
+        share = expected_share(observation.auxiliary, observation.task.classes)
     victims = zip(images, zip(*rounds, strict=True), strict=True)
     return tuple(most_expected(joined(each, prior(share, size))) for size, each in victims)
 
@@ -103,14 +103,14 @@ def _sizes(messages: Sequence[Message]) -> tuple[list[int], list[int]]:
     return [message.images for message in messages], [message.sender.number for message in messages]
 
 
-def _granted(seen: Observation) -> tuple[Tensor, ...]:
+def _granted(observation: Observation) -> tuple[Tensor, ...]:
     """The labels that the study grants."""
-    assert seen.labels is not None
-    for labels in () if takes_numbers(seen.task) else seen.labels:
-        wrong = labels[(labels < 0) | (labels >= seen.task.classes)]
+    assert observation.labels is not None
+    for labels in () if takes_numbers(observation.task) else observation.labels:
+        wrong = labels[(labels < 0) | (labels >= observation.task.classes)]
         if len(wrong):
-            raise ValueError(f"expected labels in 0 to {seen.task.classes - 1}, got {int(wrong[0])}")
-    return seen.labels
+            raise ValueError(f"expected labels in 0 to {observation.task.classes - 1}, got {int(wrong[0])}")
+    return observation.labels
 
 
 def apportion(counts: Tensor, size: int) -> Tensor:

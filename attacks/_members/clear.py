@@ -47,27 +47,27 @@ Ratios = Callable[[Observation, Sighting, Tensor, Key], Tensor]
 """[k, n]: log likelihood ratios that a candidate is in each message of a round, from numbers in clear [k, h]."""
 
 
-def judge(seen: Observation, key: Key, ratios: Ratios) -> Membership:
+def judge(observation: Observation, key: Key, ratios: Ratios) -> Membership:
     """One score per candidate from only the numbers in clear, combined over the rounds by `over_rounds`.
 
     Raises:
         ValueError: the defense sends no such numbers, or the suspect sent no message.
     """
     found: list[tuple[int, Tensor]] = []
-    for sighting in seen.sightings:
-        messages = tuple(one for one in sighting.messages if seen.suspect in (None, one.sender.number))
+    for sighting in observation.sightings:
+        messages = tuple(one for one in sighting.messages if observation.suspect in (None, one.sender.number))
         if messages:
-            numbers = _numbers(seen, messages)
-            rows = ratios(seen, sighting._replace(messages=messages), numbers, key.child(sighting.model.round))
+            numbers = _numbers(observation, messages)
+            rows = ratios(observation, sighting._replace(messages=messages), numbers, key.child(sighting.model.round))
             chances = torch.tensor([[chance_of(message)] for message in messages], dtype=torch.float64)
             found += zip((message.sender.number for message in messages), mixture(rows, chances), strict=True)
-    return over_rounds(found, seen.suspect)
+    return over_rounds(found, observation.suspect)
 
 
-def _numbers(seen: Observation, messages: tuple[Message, ...]) -> Tensor:
+def _numbers(observation: Observation, messages: tuple[Message, ...]) -> Tensor:
     """[k, h]: the numbers in clear of these messages."""
-    read = seen.defense.sent_in_clear([message.wire for message in messages], seen.setting)
-    named = seen.defense.in_clear(torch.zeros(1, seen.setting.dim), seen.setting).shape[1]
+    read = observation.defense.sent_in_clear([message.wire for message in messages], observation.setting)
+    named = observation.defense.in_clear(torch.zeros(1, observation.setting.dim), observation.setting).shape[1]
     if not 0 < read.shape[1] == named:
         raise ValueError(
             "expected a defense that sends numbers in the clear, such as a norm, got "
@@ -76,7 +76,7 @@ def _numbers(seen: Observation, messages: tuple[Message, ...]) -> Tensor:
     return read.double()
 
 
-def by_batches(seen: Observation, sighting: Sighting, numbers: Tensor, key: Key) -> Tensor:
+def by_batches(observation: Observation, sighting: Sighting, numbers: Tensor, key: Key) -> Tensor:
     """`Ratios` for any model: compares random batches of auxiliary records with the same batches with the candidate.
 
     The numbers are treated as normal, with the same covariance for both sides. Clients are simulated as they train; the
@@ -85,17 +85,19 @@ def by_batches(seen: Observation, sighting: Sighting, numbers: Tensor, key: Key)
     Raises:
         ValueError: there are fewer than two auxiliary records.
     """
-    assert seen.candidates is not None
-    assert seen.auxiliary is not None
-    if len(seen.auxiliary.x) < 2:
-        raise ValueError(f"expected at least 2 auxiliary records to simulate batches, got {len(seen.auxiliary.x)}")
-    each = _gradients(seen, sighting.model.params, seen.candidates)
+    assert observation.candidates is not None
+    assert observation.auxiliary is not None
+    if len(observation.auxiliary.x) < 2:
+        raise ValueError(
+            f"expected at least 2 auxiliary records to simulate batches, got {len(observation.auxiliary.x)}"
+        )
+    each = _gradients(observation, sighting.model.params, observation.candidates)
     kinds = [(message.images, message.steps, message.sender.samples) for message in sighting.messages]
     ratios = torch.empty(len(kinds), len(each), dtype=torch.float64)
     for kind in dict.fromkeys(kinds):
         rows = [row for row, other in enumerate(kinds) if other == kind]
         one = sighting._replace(messages=(sighting.messages[rows[0]],))
-        ratios[rows] = _simulated(seen, one, each, key.child(*kind)).ratios(numbers[rows])
+        ratios[rows] = _simulated(observation, one, each, key.child(*kind)).ratios(numbers[rows])
     return ratios
 
 
@@ -117,26 +119,26 @@ class _Law(NamedTuple):
         return (numbers - mean) / std @ toward - (shift.T * toward).sum(0) / 2
 
 
-def _simulated(seen: Observation, sighting: Sighting, each: Tensor, key: Key) -> _Law:
+def _simulated(observation: Observation, sighting: Sighting, each: Tensor, key: Key) -> _Law:
     """The law of the numbers in the sighting's one message, for candidates with gradients `each` [n, d].
 
     A number that can be negative (a mean) is a linear function of the update; otherwise it is a length, the root of a
     quadratic form (a norm). So its value with the candidate follows from its slope, without an update for each pair of
     batch and candidate.
     """
-    assert seen.auxiliary is not None
-    (message,), params, setting = sighting.messages, sighting.model.params, seen.setting
+    assert observation.auxiliary is not None
+    (message,), params, setting = sighting.messages, sighting.model.params, observation.setting
     factor = float(update_per_gradient(setting, sighting)) * weight_of(setting, message)
-    own = (factor * seen.defense.in_clear(each, setting).double()).square()[:, None]
-    groups = [[(number, at, each[:, at]) for number, at in group] for group in _apart(seen)]
+    own = (factor * observation.defense.in_clear(each, setting).double()).square()[:, None]
+    groups = [[(number, at, each[:, at]) for number, at in group] for group in _apart(observation)]
     without, linear, lengths = [], [], []
-    (x, y), images = seen.auxiliary, max(1, message.images)
+    (x, y), images = observation.auxiliary, max(1, message.images)
     drawn = torch.from_numpy(rng.integers(key.child("records"), _BATCHES * images, len(y))).view(_BATCHES, images)
     for chunk, rows in enumerate(torch.split(drawn, max(1, _ENTRIES // (setting.dim * images)))):
-        updates = _updates(seen, sighting, Examples(x[rows], y[rows]), key.child("noise", chunk))
-        without.append(seen.defense.in_clear(updates, setting).double())
-        leaf = updates - factor * _gradients(seen, params, Examples(x[rows[:, 0]], y[rows[:, 0]]))
-        rest = seen.defense.in_clear(leaf.requires_grad_(), setting)
+        updates = _updates(observation, sighting, Examples(x[rows], y[rows]), key.child("noise", chunk))
+        without.append(observation.defense.in_clear(updates, setting).double())
+        leaf = updates - factor * _gradients(observation, params, Examples(x[rows[:, 0]], y[rows[:, 0]]))
+        rest = observation.defense.in_clear(leaf.requires_grad_(), setting)
         along = own.new_empty(len(each), len(rows), own.shape[2])
         for group in groups:
             total = rest[:, [number for number, *_ in group]].sum()
@@ -151,12 +153,12 @@ def _simulated(seen: Observation, sighting: Sighting, each: Tensor, key: Key) ->
     return _Law(plain, torch.where(signed, sum(linear), sum(lengths)) / len(plain))
 
 
-def _apart(seen: Observation) -> list[list[tuple[int, Tensor]]]:
+def _apart(observation: Observation) -> list[list[tuple[int, Tensor]]]:
     """Groups of numbers with disjoint coordinates, each number with its own, so one backward pass finds all slopes."""
     groups: list[list[tuple[int, Tensor]]] = []
     used: list[Tensor] = []
-    leaf = rng.normal(_ANYWHERE, (1, seen.setting.dim)).requires_grad_()
-    for number, value in enumerate(seen.defense.in_clear(leaf, seen.setting)[0]):
+    leaf = rng.normal(_ANYWHERE, (1, observation.setting.dim)).requires_grad_()
+    for number, value in enumerate(observation.defense.in_clear(leaf, observation.setting)[0]):
         (slope,) = torch.autograd.grad(value, leaf, retain_graph=True)
         on = slope[0] != 0
         free = next((row for row, others in enumerate(used) if not bool((others & on).any())), len(groups))
@@ -168,20 +170,22 @@ def _apart(seen: Observation) -> list[list[tuple[int, Tensor]]]:
     return groups
 
 
-def _updates(seen: Observation, sighting: Sighting, batches: Examples, key: Key) -> Tensor:
+def _updates(observation: Observation, sighting: Sighting, batches: Examples, key: Key) -> Tensor:
     """[m, d]: the undefended updates of clients with these records [m, b, ...], for the sighting's one message."""
-    (message,), rule, setting = sighting.messages, seen.defense.local, seen.setting
-    nominal = rule.poisson or seen.defense.step_noise(setting) > 0
+    (message,), rule, setting = sighting.messages, observation.defense.local, observation.setting
+    nominal = rule.poisson or observation.defense.step_noise(setting) > 0
     local = Local.of(setting, sighting.lr, message.steps, rule.clip, nominal=nominal)
-    labels = targets_of(seen.task, batches.y, batches.x.dtype)
+    labels = targets_of(observation.task, batches.y, batches.x.dtype)
     updates = (
-        client_updates(seen.task, sighting.model.params, batches.x, labels, local).detach().nan_to_num(0.0, 0.0, 0.0)
+        client_updates(observation.task, sighting.model.params, batches.x, labels, local)
+        .detach()
+        .nan_to_num(0.0, 0.0, 0.0)
     )
-    noise = seen.defense.training_noise(setting, message.sender.samples)
+    noise = observation.defense.training_noise(setting, message.sender.samples)
     return updates + noise * rng.normal(key, tuple(updates.shape)) if noise else updates
 
 
-def by_sets(seen: Observation, sighting: Sighting, numbers: Tensor, key: Key) -> Tensor:
+def by_sets(observation: Observation, sighting: Sighting, numbers: Tensor, key: Key) -> Tensor:
     """`Ratios` for a model in which only candidates have a notable gradient: finds which candidates add up to a number.
 
     The sum of the squared numbers is a quadratic form in the update, as for norms and means, and so in the set of
@@ -191,16 +195,18 @@ def by_sets(seen: Observation, sighting: Sighting, numbers: Tensor, key: Key) ->
     Raises:
         ValueError: a message has several local steps, and the first step moves the model.
     """
-    assert seen.candidates is not None
-    assert seen.auxiliary is not None
+    assert observation.candidates is not None
+    assert observation.auxiliary is not None
     if max(message.steps for message in sighting.messages) > 1:
         raise ValueError("expected messages of one local step for statistic norm, got more; use statistic gradient")
-    params, setting = sighting.model.params, seen.setting
-    each = _gradients(seen, params, seen.candidates).double().requires_grad_()
-    (slope,) = torch.autograd.grad(seen.defense.in_clear(each, setting).square().sum(), each)
+    params, setting = sighting.model.params, observation.setting
+    each = _gradients(observation, params, observation.candidates).double().requires_grad_()
+    (slope,) = torch.autograd.grad(observation.defense.in_clear(each, setting).square().sum(), each)
     gram = each.detach() @ slope.T / 2
-    few = Examples(*(part[:_CHUNK] for part in seen.auxiliary))
-    other = float(seen.defense.in_clear(_gradients(seen, params, few), setting).double().square().sum(1).median())
+    few = Examples(*(part[:_CHUNK] for part in observation.auxiliary))
+    other = float(
+        observation.defense.in_clear(_gradients(observation, params, few), setting).double().square().sum(1).median()
+    )
     sets = _sets(gram, max(message.images for message in sighting.messages))
     chance = 0.5 / setting.participants  # probability that a client holds a candidate
     found, lengths = [], numbers.norm(dim=1) / update_per_gradient(setting, sighting)
@@ -250,10 +256,10 @@ def _posterior(sets: list[_Sets], total: float, blur: float, chance: float, n: i
     return inside.clamp(min=1e-12 * everything).log() - outside.log() - odds
 
 
-def _gradients(seen: Observation, params: Vector, examples: Examples) -> Tensor:
+def _gradients(observation: Observation, params: Vector, examples: Examples) -> Tensor:
     """[n, d]: gradients of single records, clipped as the defense clips them; zeros where they are not finite."""
-    labels = targets_of(seen.task, examples.y, params.dtype)
+    labels = targets_of(observation.task, examples.y, params.dtype)
     parts = zip(torch.split(examples.x[:, None], _CHUNK), torch.split(labels[:, None], _CHUNK), strict=True)
-    each = torch.cat([gradients(seen.task, params, *part) for part in parts]).nan_to_num(0.0, 0.0, 0.0)
-    clip = seen.defense.local.clip
+    each = torch.cat([gradients(observation.task, params, *part) for part in parts]).nan_to_num(0.0, 0.0, 0.0)
+    clip = observation.defense.local.clip
     return each if clip is None else each * (clip / each.norm(dim=1, keepdim=True).clamp(min=clip))

@@ -64,7 +64,7 @@ class Shadowing(NamedTuple):
     aside: Examples
 
 
-def shadow(seen: Observation, key: Key, *, runs: int, online: bool, simulate: bool) -> Shadowing:
+def shadow(observation: Observation, key: Key, *, runs: int, online: bool, simulate: bool) -> Shadowing:
     """Train `runs` models as the federation trains, each on a random part of a pool.
 
     The pool has twice as many records as the federation is known to have: its clients times the records of the smallest
@@ -81,24 +81,30 @@ def shadow(seen: Observation, key: Key, *, runs: int, online: bool, simulate: bo
     Raises:
         ValueError: the pool has no more records than the federation has clients, or all models diverged.
     """
-    assert seen.auxiliary is not None
-    assert seen.candidates is not None
-    clients, n = seen.setting.clients, len(seen.candidates.y)
-    records = clients * seen.setting.samples
+    assert observation.auxiliary is not None
+    assert observation.candidates is not None
+    clients, n = observation.setting.clients, len(observation.candidates.y)
+    records = clients * observation.setting.samples
     wanted = max(0, 2 * records - n) if online else 2 * records
-    order = torch.from_numpy(rng.permutation(key.child("auxiliary"), len(seen.auxiliary.y)))
-    x, y = seen.auxiliary
+    order = torch.from_numpy(rng.permutation(key.child("auxiliary"), len(observation.auxiliary.y)))
+    x, y = observation.auxiliary
     pool, aside = (Examples(x[rows], y[rows]) for rows in (order[:wanted], order[wanted:]))
     if online:
-        pool = Examples(*(torch.cat(pair) for pair in zip(seen.candidates, pool, strict=True)))
+        pool = Examples(*(torch.cat(pair) for pair in zip(observation.candidates, pool, strict=True)))
     size = len(pool.y)
     if size <= clients:
         raise ValueError(f"expected more than {clients} records, one per client, to train shadow models, got {size}")
     inside = halves(key.child("halves"), runs, size, min(records, max(size // 2, clients)))
-    setting, defense = seen.setting, seen.defense if simulate else None
+    setting, defense = observation.setting, observation.defense if simulate else None
     recipe = Recipe.of(setting, records)
     trained = train_shadows(
-        seen.task, recipe, pool.on(seen.device), inside, key.child("train"), defense=defense, setting=setting
+        observation.task,
+        recipe,
+        pool.on(observation.device),
+        inside,
+        key.child("train"),
+        defense=defense,
+        setting=setting,
     )
     usable = trained.final.isfinite().all(1)
     if not bool(usable.any()):

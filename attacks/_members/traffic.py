@@ -152,11 +152,11 @@ class ByTraffic(Attack):
     def evidence(self, traffic: Traffic, row: int) -> Tensor:
         """[n]: the evidence of message `row` of a round for membership in its sender's data."""
 
-    def run(self, seen: Observation, key: Key) -> Membership:
+    def run(self, observation: Observation, key: Key) -> Membership:
         """One score per candidate; nothing is drawn."""
-        together = self.together or (self.reads_sums and seen.defense.superposes)
-        rounds = read(seen, sent=self.aware, together=together)
-        return self.judge(list(rounds), None if together else seen.suspect)
+        together = self.together or (self.reads_sums and observation.defense.superposes)
+        rounds = read(observation, sent=self.aware, together=together)
+        return self.judge(list(rounds), None if together else observation.suspect)
 
     def judge(self, rounds: Sequence[Traffic], suspect: int | None = None) -> Membership:
         """The scores: evidence summed over the rounds with the suspect; one reading of `rounds` serves several attacks.
@@ -193,7 +193,7 @@ def over_rounds(found: Iterable[tuple[int, Tensor]], suspect: int | None, *, ave
     return Membership(finite(torch.stack(scores).amax(dim=0)))
 
 
-def read(seen: Observation, *, sent: bool = False, together: bool = False) -> Iterator[Traffic]:
+def read(observation: Observation, *, sent: bool = False, together: bool = False) -> Iterator[Traffic]:
     """One `Traffic` for each round that has messages.
 
     Args:
@@ -206,23 +206,23 @@ def read(seen: Observation, *, sent: bool = False, together: bool = False) -> It
         ValueError: the loss is neither softmax cross-entropy nor squared; or the channel adds messages up, without
             `together`.
     """
-    assert seen.candidates is not None
-    if seen.defense.superposes and not together:
+    assert observation.candidates is not None
+    if observation.defense.superposes and not together:
         raise ValueError(
             "expected messages of single clients, got their sums from the channel; use membership-sum instead"
         )
-    for sighting in seen.sightings:
+    for sighting in observation.sightings:
         if sighting.messages:
-            yield _read_round(seen, sighting, sent, together)
+            yield _read_round(observation, sighting, sent, together)
 
 
-def _read_round(seen: Observation, sighting: Sighting, sent: bool, together: bool) -> Traffic:
+def _read_round(observation: Observation, sighting: Sighting, sent: bool, together: bool) -> Traffic:
     """Read one round; the candidates' gradients are computed in chunks and not kept."""
-    assert seen.candidates is not None
+    assert observation.candidates is not None
     messages, params = sighting.messages, sighting.model.params
-    received = _finite_rows(gradients_of_round(seen, sighting, numbers=True).to(params.dtype))
-    known = _sent_coordinates(seen, sighting, received) if sent else None
-    weight = torch.tensor([weight_of(seen.setting, message) for message in messages], dtype=torch.float64)
+    received = _finite_rows(gradients_of_round(observation, sighting, numbers=True).to(params.dtype))
+    known = _sent_coordinates(observation, sighting, received) if sent else None
+    weight = torch.tensor([weight_of(observation.setting, message) for message in messages], dtype=torch.float64)
     chance = torch.tensor([chance_of(message) for message in messages], dtype=torch.float64)
     if together:
         samples = torch.tensor([float(_samples(message)) for message in messages], dtype=torch.float64)
@@ -231,19 +231,19 @@ def _read_round(seen: Observation, sighting: Sighting, sent: bool, together: boo
         known = None if known is None else known.any(dim=0, keepdim=True)
         weight, chance = (share @ (weight * share))[None], (share @ chance)[None]
     kept = None if known is None or bool(known.all()) else known.to(received.dtype).T
-    x, y = seen.candidates
-    labels = targets_of(seen.task, y, params.dtype)
+    x, y = observation.candidates
+    labels = targets_of(observation.task, y, params.dtype)
     columns = []
     for images, rows in zip(torch.split(x, _CHUNK), torch.split(labels, _CHUNK), strict=True):
         with torch.no_grad():
-            each = _finite_rows(gradients(seen.task, params, images[:, None], rows[:, None]))
+            each = _finite_rows(gradients(observation.task, params, images[:, None], rows[:, None]))
             squares = each.square()
             whole = squares.sum(dim=1, keepdim=True)
             over = whole.expand(-1, len(received)) if kept is None else squares @ kept
             columns.append(torch.cat([whole, each @ received.T, over], dim=1).double())
     found = torch.cat(columns).T
     whole, products, over = found[0].sqrt(), found[1 : 1 + len(received)], found[1 + len(received) :].sqrt()
-    clip = seen.defense.local.clip
+    clip = observation.defense.local.clip
     scale = torch.ones_like(whole) if clip is None else clip / whole.clamp(min=clip)
     senders = (-1,) if together else tuple(message.sender.number for message in messages)
     length = received.double().norm(dim=1)
@@ -273,7 +273,7 @@ def chance_of(message: Message) -> float:
     return min(1.0, max(1, message.images) / max(1, _samples(message)))
 
 
-def _sent_coordinates(seen: Observation, sighting: Sighting, received: Tensor) -> Tensor:
+def _sent_coordinates(observation: Observation, sighting: Sighting, received: Tensor) -> Tensor:
     """[k, d] bool: the coordinates on which each message's likelihood depends at a small update; if none, all.
 
     A coordinate whose estimate is zero may still be revealed: a pixel that is dark in all of a client's images is
@@ -283,11 +283,13 @@ def _sent_coordinates(seen: Observation, sighting: Sighting, received: Tensor) -
     known = torch.ones_like(received, dtype=torch.bool)
     for row, message in enumerate(messages):
         try:
-            likelihood = likelihood_of(seen.defense, state, [message.wire], links_of(seen.setting, [message]))
+            likelihood = likelihood_of(
+                observation.defense, state, [message.wire], links_of(observation.setting, [message])
+            )
         except NoLikelihood:
             return known
         rms = float(received[row].norm()) / math.sqrt(d)
-        size = _PROBE * (rms * _step(seen.setting, sighting.lr, message) or 1.0)
+        size = _PROBE * (rms * _step(observation.setting, sighting.lr, message) or 1.0)
         shape = (1, d) if message.users == 1 else (1, message.users, d)
         update = torch.full(shape, size, dtype=received.dtype, requires_grad=True)
         with torch.enable_grad():

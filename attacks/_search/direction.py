@@ -80,7 +80,7 @@ class Direction:
         return cls(evaluations, _WHITE_STEP, prior, _WHITE_WEIGHT, informed=True)
 
     def search(
-        self, seen: Observation, targets: Tensor, labels: Tensor, starts: Tensor, local: Local | None = None
+        self, observation: Observation, targets: Tensor, labels: Tensor, starts: Tensor, local: Local | None = None
     ) -> Minima:
         """Search from several starts per victim, all at once.
 
@@ -93,18 +93,20 @@ class Direction:
         Returns:
             n r minima; start j of victim i is problem r i + j.
         """
-        shape, images = seen.task.input_shape, labels.shape[1]
+        shape, images = observation.task.input_shape, labels.shape[1]
         weight = self.weight / (images * math.prod(shape))
-        matched = self._matched(seen, targets, labels, starts.shape[1], local)
+        matched = self._matched(observation, targets, labels, starts.shape[1], local)
         whole = Believed(matched, self.prior, shape, images, weight)
         box = (0.0, 1.0) if len(shape) == 3 and not self.informed else None
         schedule = Schedule(self.evaluations, self.step, _TOLERANCE, box, signed=not self.informed)
         return descend(whole, starts.flatten(0, 1), schedule)
 
-    def _matched(self, seen: Observation, targets: Tensor, labels: Tensor, times: int, local: Local | None) -> Function:
+    def _matched(
+        self, observation: Observation, targets: Tensor, labels: Tensor, times: int, local: Local | None
+    ) -> Function:
         """The distance of the directions, with `times` instances per target."""
-        assert seen.model is not None
-        task, params, images = seen.task, seen.model.params, labels.shape[1]
+        assert observation.model is not None
+        task, params, images = observation.task, observation.model.params, labels.shape[1]
         fixed = targets_of(task, labels, params.dtype).repeat_interleave(times, dim=0)
         # float64, because squares of a finite target may overflow, and those of a small target vanish
         units = normalize(targets.double(), dim=1, eps=0.0).to(params.dtype)
