@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from leakgauge.attacks._engine.matching import at_once
-from leakgauge.attacks._engine.objective import Explains, Kind, received_gradients
-from leakgauge.attacks._engine.posterior import believing
-from leakgauge.attacks._engine.prior import check_prior, needs_of
-from leakgauge.attacks._engine.reconstruct import Search, Start, match
-from leakgauge.harness.core.contract import Attack, Observation, Reconstruction
+from leakgauge.attacks._engine.objective import Kind, received_gradients
+from leakgauge.attacks._engine.posterior import ByMatching
+from leakgauge.attacks._engine.reconstruct import Start
+from leakgauge.harness.core.contract import Observation, Reconstruction
 from leakgauge.harness.core.rng import Key
 
 
 @dataclass(frozen=True)
-class DLG(Attack):
+class DLG(ByMatching):
     """Searches for inputs and soft labels whose gradient matches the received one, by L-BFGS.
 
     Must know: one message of each victim and the model of its round, as a server or an eavesdropper does. Without the
@@ -42,40 +39,13 @@ class DLG(Attack):
         rule, without which 1 or 2 of 8 runs diverge.
     """
 
-    kind: ClassVar[str] = "reconstruction"
-
     restarts: int = 2
     evaluations: int = 10_000
     objective: Kind = "l2"
     start: Start = "normal"
     prior: str = "none"
 
-    def __post_init__(self) -> None:
-        self._search()
-        check_prior(self.prior, without=True)
-
-    def _search(self) -> Search:
-        """The checked parameters."""
-        return Search(self.restarts, self.evaluations, self.start, Explains(self.objective))
-
-    @property
-    def aware(self) -> bool:
-        """True if it uses the defense's likelihood."""
-        return self.objective == "likelihood"
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Messages, the round's model, and auxiliary data for a prior that is fitted to them."""
-        return frozenset({"messages", "models"}) | needs_of(self.prior)
-
-    def at_once(self, dim: int) -> int | None:
-        """As many victims as one search takes at once."""
-        return at_once(dim)
-
     def run(self, observation: Observation, key: Key) -> Reconstruction:
         """Inputs, not clipped, each with its most likely label or, for a regression, number."""
-        search = believing(self._search(), self.prior, observation)
-        words = "" if search.explains.prior is None else search.explains.prior.words
-        return Reconstruction(
-            match(observation, received_gradients(observation, numbers=True), None, search, key), words
-        )
+        gradients = received_gradients(observation, numbers=True)
+        return self.matched(observation, gradients, None, key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from leakgauge.attacks._labels.infer import labels_over_rounds, needs
+from leakgauge.attacks._labels.infer import labels_over_rounds
 from leakgauge.harness.core.contract import Attack, Labels, Observation
 from leakgauge.harness.core.rng import Key
 
@@ -36,7 +36,7 @@ class LabelRestoration(Attack):
     @property
     def needs(self) -> frozenset[str]:
         """Messages, the rounds' models and auxiliary data."""
-        return needs("inferred")
+        return frozenset({"messages", "models", "auxiliary"})
 
     def run(self, observation: Observation, key: Key) -> Labels:
         """For each victim, one label per image."""

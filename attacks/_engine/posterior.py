@@ -1,12 +1,15 @@
-"""The common part of attacks that search for the most probable input, given the messages and the defense."""
+"""The search of `dlg`, `idlg`, `map` and `trap-weights`, which differ in labels, prior and objective."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+from torch import Tensor
 
 from leakgauge.attacks._engine.matching import at_once
 from leakgauge.attacks._engine.objective import Explains, Kind, received_gradients
-from leakgauge.attacks._engine.prior import BOX, TV, ImagePrior, Prior, check_prior, needs_of, prior_of
+from leakgauge.attacks._engine.prior import BOX, TV, ImagePrior, Prior, check_prior, prior_of
 from leakgauge.attacks._engine.reconstruct import Search, Start, match
 from leakgauge.attacks._engine.tables import Mixture
 from leakgauge.attacks._labels.infer import ByLabels, LabelSource, check_source, labels_over_rounds
@@ -28,21 +31,55 @@ EASE = 3e5
 """Default of `Search.ease`; `attacks.map` documents the choice."""
 
 
-def believing(search: Search, name: str, observation: Observation) -> Search:
-    """The search with the prior called `name`; for `none`, the search is unchanged.
+class ByMatching(ByLabels):
+    """Searches by L-BFGS for inputs that explain the messages.
 
-    A squared distance counts as normal errors of `NAIVE_STD`. The search runs in the prior's coordinates, from the
-    prior's center if it has one, as in `map`.
+    A subclass names the parameters of `attacks.map` that a user may set; here are the values of the others.
     """
-    if name == "none":
-        return search
-    scale = 0.5 / NAIVE_STD**2 if search.explains.kind == "l2" else 1.0
-    explains = replace(search.explains, scale=scale, prior=prior_of(name, observation))
-    return replace(search, explains=explains, decrease=_DECREASE, ease=EASE)
+
+    restarts: int
+    evaluations: int
+    start: Start
+    tv: float = TV
+    box: float = BOX
+    naive_std: float = NAIVE_STD
+    unroll: bool = False
+    ease: float = EASE
+    warm: int = 0
+    solve: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the parameters."""
+        self.search(None if self.prior == "none" else ImagePrior(self.tv, self.box))
+        check_prior(self.prior, without=True)
+        if self.labels is not None:
+            check_source(self.labels)
+        positive(naive_std=self.naive_std)
+
+    def at_once(self, dim: int) -> int | None:
+        """As many victims as one search takes at once."""
+        return at_once(dim)
+
+    def search(self, prior: Prior | None) -> Search:
+        """The search in the prior's coordinates; a distance then counts as normal errors of `naive_std`."""
+        scale = 1.0 if prior is None or self.objective == "likelihood" else 0.5 / self.naive_std**2
+        explains = Explains(self.objective, scale, self.unroll, prior)
+        plain = Search(self.restarts, self.evaluations, self.start, explains)
+        if prior is None:
+            return plain
+        return replace(plain, decrease=_DECREASE, ease=self.ease, warm=self.warm, solve=self.solve)
+
+    def matched(
+        self, observation: Observation, gradients: Tensor, labels: Sequence[Tensor] | None, key: Key
+    ) -> Reconstruction:
+        """The inputs behind the first round's messages; `labels` None: the search includes them."""
+        prior = None if self.prior == "none" else prior_of(self.prior, observation, self.tv, self.box)
+        words = "" if prior is None else prior.words
+        return Reconstruction(match(observation, gradients, labels, self.search(prior), key), words)
 
 
 @dataclass(frozen=True)
-class ByPosterior(ByLabels):
+class ByPosterior(ByMatching):
     """Combines the defense's own likelihood of the messages with a prior of inputs; parameters as in `attacks.map`."""
 
     prior: str = "gaussian"
@@ -61,36 +98,17 @@ class ByPosterior(ByLabels):
 
     def __post_init__(self) -> None:
         check_prior(self.prior)
-        self._search(ImagePrior(self.tv, self.box))
-        check_source(self.labels)
-        positive(naive_std=self.naive_std)
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Messages, the round's model, the labels if given, and auxiliary data to infer them or to fit the prior."""
-        return super().needs | needs_of(self.prior)
-
-    def _search(self, prior: Prior) -> Search:
-        """The checked parameters."""
-        scale = 0.5 / self.naive_std**2 if self.objective == "l2" else 1.0
-        explains = Explains(self.objective, scale, self.unroll, prior)
-        return Search(
-            self.restarts, self.evaluations, self.start, explains, _DECREASE, self.ease, self.warm, self.solve
-        )
-
-    def at_once(self, dim: int) -> int | None:
-        """As many victims as one search takes at once."""
-        return at_once(dim)
+        super().__post_init__()
 
     def run(self, observation: Observation, key: Key) -> Reconstruction:
         """Inputs, not clipped, and their labels."""
         if observation.task.columns:  # the search of a table draws record by record
             observation = replace(observation, device="cpu")
-        targets = received_gradients(observation, numbers=self.labels == "given")
+        gradients = received_gradients(observation, numbers=self.labels == "given")
         labels = labels_over_rounds(observation, self.labels, key.child("dummies"))
         prior = prior_of(self.prior, observation, self.tv, self.box)
-        search, words = self._search(prior), prior.words
+        search, words = self.search(prior), prior.words
         if self.prior != "tv" and observation.task.columns and observation.auxiliary is not None:
             mixture = Mixture.fit(observation.auxiliary.x[:MOST], observation.task.columns, _MIXTURE)
             search, words = replace(search, table=mixture), f"{words}, then {mixture.words}"
-        return Reconstruction(match(observation, targets, labels, search, key, rounds=None), words)
+        return Reconstruction(match(observation, gradients, labels, search, key, rounds=None), words)

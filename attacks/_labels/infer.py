@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from leakgauge.attacks._engine.objective import Kind, gradients_of_round
+from leakgauge.attacks._engine.prior import needs_of
 from leakgauge.attacks._labels.evidence import expected_share, label_chances
 from leakgauge.attacks._labels.last_layer import SURE, LastLayer, last_layer, mean_input, noise_of, rows_of
 from leakgauge.attacks._labels.posterior import joined, most_expected, prior
@@ -29,11 +30,12 @@ models, the bias was better up to 0.1 to 0.2, and the projections above."""
 
 
 class ByLabels(Attack):
-    """The common part of reconstructions that fix each image's label before they search for the image."""
+    """The common part of reconstructions that need labels and perhaps a prior; labels None: they are searched, too."""
 
     kind: ClassVar[str] = "reconstruction"
-    labels: LabelSource
+    labels: LabelSource | None = None
     objective: Kind = "l2"
+    prior: str = "none"
 
     @property
     def aware(self) -> bool:
@@ -42,8 +44,9 @@ class ByLabels(Attack):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Messages, the round's model, and the labels if given, otherwise auxiliary data to infer them."""
-        return needs(self.labels)
+        """Messages, the round's model, the labels if given, and auxiliary data to infer them or to fit the prior."""
+        of_labels = {None: set[str](), "given": {"labels"}, "inferred": {"auxiliary"}}[self.labels]
+        return frozenset({"messages", "models"}) | of_labels | needs_of(self.prior)
 
 
 class _Evidence(NamedTuple):
@@ -62,11 +65,6 @@ def check_source(source: str) -> None:
     """Refuse an unknown source of labels."""
     if source not in get_args(LabelSource):
         raise ValueError(f"expected labels 'inferred' or 'given', got {source!r}")
-
-
-def needs(source: LabelSource) -> frozenset[str]:
-    """What an attack on messages must see: messages, models, and the labels or auxiliary data to infer them."""
-    return frozenset({"messages", "models", "labels" if source == "given" else "auxiliary"})
 
 
 def labels_of(observation: Observation, gradients: Tensor, source: LabelSource, key: Key) -> tuple[Tensor, ...]:
