@@ -32,9 +32,6 @@ class Analytic(Attack):
     `map` and `idlg` can be used. Each convolution magnifies the noise; a dense first layer averages it over its units.
     An update is treated as its mean step, which is exact for one step.
 
-    On models of a federation, fresh and after 100 rounds (study `trained-models`: 8 photographs, undefended, mean
-    SSIM, floor 0.25): 1.000 and 1.000 behind sigmoid with stride and behind dense ReLU layers.
-
     Edge cases, each a guess with a `failure`: a gradient that is zero, not finite, or not of a single label; no active
     unit in a dense first layer; an image that the model does not determine (`lenet-dlg` above 38 x 38); a non-finite
     model.
@@ -67,42 +64,45 @@ class Analytic(Attack):
     def run(self, observation: Observation, key: Key) -> Reconstruction:
         """Inputs, not clipped, and their labels; the objective is the squared distance of the gradients."""
         (messages, model, _), targets = observation.sightings[0], received_gradients(observation, numbers=True)
+        task, params, guesses = observation.task, model.params, []
         # prepared once for all victims, because it depends only on the model
-        form = closed_form(observation.task, model.params, self.ridge) if bool(model.params.isfinite().all()) else None
-        guesses = [
-            _guess(observation.task, model.params, form, message, target, key.child("dummies"))
-            for message, target in zip(messages, targets, strict=True)
-        ]
+        form = closed_form(task, params, self.ridge) if bool(params.isfinite().all()) else None
+        for message, target in zip(messages, targets, strict=True):
+            try:
+                x = _solved(task, params, form, message, target)
+                guesses.append(_guess(task, params, x, target, key.child("dummies")))
+            except (Unsolvable, Underdetermined, LinAlgError) as error:
+                guesses.append(failed(task, message, str(error)))
         return Reconstruction(tuple(guesses))
 
 
-def _refusal(params: Vector, form: ClosedForm | None, message: Message, target: Tensor) -> str:
-    """Why a message is not attacked; an empty string if it is."""
+def _solved(task: Task, params: Vector, form: ClosedForm | None, message: Message, target: Tensor) -> Tensor:
+    """[1, *input_shape]: the image behind one message.
+
+    Raises:
+        Unsolvable, Underdetermined, LinAlgError: there is none; the text states why.
+    """
     if not bool(params.isfinite().all()):
-        return "the model is not finite"
+        raise Unsolvable("the model is not finite")
     if form is None:
-        return "expected lenet-dlg or a dense first layer with trained bias, got another model; use map or idlg instead"
+        expected = "expected lenet-dlg or a dense first layer with trained bias, got another model"
+        raise Unsolvable(f"{expected}; use map or idlg instead")
     if message.images != 1:
-        return f"expected one image per message, got {message.images}; use map or idlg instead"
-    return unusable(target)
-
-
-def _guess(task: Task, params: Vector, form: ClosedForm | None, message: Message, target: Tensor, key: Key) -> Guess:
-    """The solution for one message; the objective is its distance to the received gradient."""
-    failure = _refusal(params, form, message, target)
-    if failure or form is None:
-        return failed(task, message, failure)
-    regression = takes_numbers(task)
+        raise Unsolvable(f"expected one image per message, got {message.images}; use map or idlg instead")
+    if failure := unusable(target):
+        raise Unsolvable(failure)
     # the last bias's gradient is p - [y = i]
-    if not regression and not bool((task.layout.split(target)[-1] < 0).any()):
-        return failed(task, message, "the last bias's gradient has no negative entry, but every label causes one")
-    try:
-        x = form.solve(target.double())[None].to(params.dtype)
-    except (Unsolvable, Underdetermined, LinAlgError) as error:
-        return failed(task, message, str(error))
+    if not takes_numbers(task) and not bool((task.layout.split(target)[-1] < 0).any()):
+        raise Unsolvable("the last bias's gradient has no negative entry, but every label causes one")
+    x = form.solve(target.double())[None].to(params.dtype)
     if not bool(x.isfinite().all()):
-        return failed(task, message, "the equations have no finite solution")
-    if regression:  # the gradient is 2 (score - y) times the score's own
+        raise Unsolvable("the equations have no finite solution")
+    return x
+
+
+def _guess(task: Task, params: Vector, x: Tensor, target: Tensor, key: Key) -> Guess:
+    """The image x with its label; the objective is its distance to the received gradient."""
+    if takes_numbers(task):  # the gradient is 2 (score - y) times the score's own
         score = task.outputs(params, x)[:, 0]
         (own,) = gradients(task, params, x[None], (score - 0.5)[None])
         label = score - own @ target / own.square().sum() / 2

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from leakgauge.attacks._engine.matching import at_once, unpack
 from leakgauge.attacks._engine.objective import received_gradients
-from leakgauge.attacks._engine.prior import check_prior, mapped, near_center, needs_of, prior_of
-from leakgauge.attacks._engine.reconstruct import Start, failed, unusable
+from leakgauge.attacks._engine.prior import check_prior, mapped, near_center, prior_of
+from leakgauge.attacks._engine.reconstruct import Start, alike, in_order, searched
 from leakgauge.attacks._labels.infer import ByLabels, LabelSource, check_source, labels_of
 from leakgauge.attacks._search.direction import SMOOTHNESS, STEP, Direction
 from leakgauge.harness.core import rng
@@ -32,9 +32,7 @@ class InvertingGradients(ByLabels):
     all its steps have the same size. Under noise, it also fits the noise, as far as the images stay smooth. Wrongly
     inferred labels are never corrected. An update is treated as its mean step.
 
-    On models of a federation, fresh and after 100 rounds (study `trained-models`: 8 photographs, undefended, mean
-    SSIM, floor 0.25): sigmoid and stride 0.10 to 0.25, dense ReLU 0.62 and 1.00, one ReLU convolution 1.00 and
-    0.81, ReLU with max-pooling 0.09 to 0.27 fresh and 0.45 to 0.47 trained.
+    The study `trained-models` shows the results by model, before and after training (`docs/attacks.md`).
 
     Args:
         evaluations: maximum number of evaluations of the objective and its gradient, per victim and restart. The source
@@ -77,72 +75,38 @@ class InvertingGradients(ByLabels):
         if self.start not in ("normal", "uniform"):
             raise ValueError(f"expected start 'normal' or 'uniform', got {self.start!r}")
 
-    @property
-    def needs(self) -> frozenset[str]:
-        """What `ByLabels` needs, and auxiliary data for a prior that is fitted to them."""
-        return super().needs | needs_of(self.prior)
-
     def at_once(self, dim: int) -> int | None:
         """As many victims as one search takes at once."""
         return at_once(dim)
 
     def run(self, observation: Observation, key: Key) -> Reconstruction:
         """Inputs and labels; only images are clamped to [0, 1]."""
-        messages, targets = (
-            observation.sightings[0].messages,
-            received_gradients(observation, numbers=self.labels == "given"),
-        )
-        labels = labels_of(observation, targets, self.labels, key.child("dummies"))
-        guesses = [failed(observation.task, *pair) for pair in zip(messages, map(unusable, targets), strict=True)]
-        direction = self._direction(observation)
-        usable = [i for i, guess in enumerate(guesses) if guess.failure == ""]
-        for images in sorted({messages[i].images for i in usable}):
-            victims = [i for i in usable if messages[i].images == images]
-            known = torch.stack([labels[i] for i in victims])
-            sought = targets[victims].to(observation.device)
-            found = self._invert(observation.placed(), direction, victims, sought, known.to(observation.device), key)
-            for i, guess in zip(victims, found, strict=True):
-                guesses[i] = guess
-        return Reconstruction(tuple(guesses), "" if self.prior == "tv" else direction.prior.words)
-
-    def _invert(
-        self,
-        observation: Observation,
-        direction: Direction,
-        victims: Sequence[int],
-        targets: Tensor,
-        labels: Tensor,
-        key: Key,
-    ) -> list[Guess]:
-        """Guesses for victims with labels [n, b]; all restarts run at once."""
-        messages = [observation.sightings[0].messages[i] for i in victims]
-        n, images = labels.shape
+        task, messages, guesses = observation.task, observation.sightings[0].messages, dict[int, Guess]()
+        gradients = received_gradients(observation, numbers=self.labels == "given")
+        labels = labels_of(observation, gradients, self.labels, key.child("dummies"))
+        direction = Direction.smooth(self.evaluations, self.lr, self.tv)
+        if self.prior != "tv":
+            direction = Direction.of(prior_of(self.prior, observation), self.evaluations)
         prior = direction.prior
-        starts = [
-            torch.stack([self._start(observation.task, message, key, i) for message in messages]).to(targets)
-            for i in range(self.restarts)
-        ]
-        if prior.centered:
-            starts = [near_center(mapped(one, images, 0, prior.coordinates), i) for i, one in enumerate(starts)]
-        found = direction.search(observation, targets, labels, torch.stack(starts, 1))
-        value, restart = found.value.view(n, self.restarts).cpu().min(dim=1)
-        inputs = mapped(found.x, images, 0, prior.inputs).cpu()
-        x, _ = unpack(observation.task, inputs[self.restarts * torch.arange(n) + restart], images)
-        used, labels = found.evaluations.view(n, self.restarts).sum(dim=1).tolist(), labels.cpu()
-        return [
-            Guess(x[i], labels[i], float(value[i]), used[i])
-            if value[i].isfinite()
-            else failed(observation.task, message, "no restart had a finite objective", used[i])
-            for i, message in enumerate(messages)
-        ]
+        for (images,), victims in alike(gradients, ((message.images,) for message in messages)):
+            chosen = [messages[i] for i in victims]
+            sought = gradients[victims].to(observation.device)
+            known = torch.stack([labels[i] for i in victims])
+            starts = [self._starts(task, chosen, key, i).to(sought) for i in range(self.restarts)]
+            if prior.centered:
+                starts = [near_center(mapped(x, images, 0, prior.coordinates), i) for i, x in enumerate(starts)]
+            placed = observation.placed(), sought, known.to(observation.device)
+            minima = direction.search(*placed, torch.stack(starts, 1))
+            value, best = minima.value.view(-1, self.restarts).cpu().min(dim=1)
+            inputs = mapped(minima.x, images, 0, prior.inputs).cpu()
+            x, _ = unpack(task, inputs[self.restarts * torch.arange(len(victims)) + best], images)
+            used = minima.evaluations.view(-1, self.restarts).sum(dim=1)
+            guesses |= zip(victims, searched(task, chosen, x, known, value.tolist(), used.tolist()), strict=True)
+        words = "" if self.prior == "tv" else prior.words
+        return Reconstruction(in_order(task, messages, gradients, guesses), words)
 
-    def _direction(self, observation: Observation) -> Direction:
-        """The objective, with a fitted prior if `prior` names one."""
-        if self.prior == "tv":
-            return Direction.smooth(self.evaluations, self.lr, self.tv)
-        return Direction.of(prior_of(self.prior, observation), self.evaluations)
-
-    def _start(self, task: Task, message: Message, key: Key, restart: int) -> Tensor:
-        """[D]: a victim's first dummy inputs in one restart."""
+    def _starts(self, task: Task, messages: Sequence[Message], key: Key, restart: int) -> Tensor:
+        """[n, D]: the first dummy inputs of one restart."""
         draw = rng.normal if self.start == "normal" else rng.uniform
-        return draw(key.child("start", message.sender.number, restart), (message.images, *task.input_shape)).flatten()
+        keys = [key.child("start", message.sender.number, restart) for message in messages]
+        return torch.stack([draw(own, (messages[0].images, *task.input_shape)).flatten() for own in keys])

@@ -12,7 +12,7 @@ from torch.nn.functional import one_hot
 
 from leakgauge.attacks._engine.inverter import Pairs, Plan, fit
 from leakgauge.attacks._engine.objective import received_gradients, update_per_gradient
-from leakgauge.attacks._engine.reconstruct import failed, unusable
+from leakgauge.attacks._engine.reconstruct import alike, failed, in_order
 from leakgauge.attacks._engine.simulate import Local, client_updates
 from leakgauge.attacks._labels.infer import ByLabels, LabelSource, check_source, labels_of, restore
 from leakgauge.attacks._labels.last_layer import last_layer, rows_of
@@ -114,20 +114,16 @@ class Learned(ByLabels):
         assert observation.auxiliary is not None
         if len(observation.auxiliary.x) < 2:
             raise ValueError(f"expected at least 2 auxiliary inputs, got {len(observation.auxiliary.x)}")
-        targets = received_gradients(observation)
-        labels = labels_of(observation, targets, self.labels, key.child("dummies"))
+        gradients = received_gradients(observation)
+        labels = labels_of(observation, gradients, self.labels, key.child("dummies"))
         messages = observation.sightings[0].messages
-        guesses = [failed(observation.task, *pair) for pair in zip(messages, map(unusable, targets), strict=True)]
-        alike: dict[tuple[int, ...], list[int]] = {}
-        for i, (message, guess) in enumerate(zip(messages, guesses, strict=True)):
-            if guess.failure == "":
-                alike.setdefault((message.images, message.users, message.steps), []).append(i)
-        for kind, victims in sorted(alike.items()):
+        kinds = ((message.images, message.users, message.steps) for message in messages)
+        guesses = dict[int, Guess]()
+        for kind, victims in alike(gradients, kinds):
             known = torch.stack([labels[i] for i in victims])
-            found = self._invert(observation, victims, targets[victims], known, key.child("network", *kind))
-            for i, guess in zip(victims, found, strict=True):
-                guesses[i] = guess
-        return Reconstruction(tuple(guesses))
+            network = self._invert(observation, victims, gradients[victims], known, key.child("network", *kind))
+            guesses |= zip(victims, network, strict=True)
+        return Reconstruction(in_order(observation.task, messages, gradients, guesses))
 
     def _invert(
         self, observation: Observation, victims: Sequence[int], targets: Tensor, labels: Tensor, key: Key

@@ -82,14 +82,16 @@ class Spear(Attack):
     def run(self, observation: Observation, key: Key) -> Reconstruction:
         """Inputs, not clipped, each with its label; the objective is the squared distance of the gradients."""
         (messages, model, _), targets = observation.sightings[0], received_gradients(observation)
-        refusal = _refusal(observation.task, model.params)
-        guesses = []
+        task, guesses, refusal = observation.task, [], _refusal(observation.task, model.params)
         for message, target in zip(messages, targets, strict=True):
-            rows = key.child("rows", message.sender.number)
             if failure := refusal or unusable(target):
-                guesses.append(failed(observation.task, message, failure))
-            else:
-                guesses.append(_guess(observation.task, model.params, message, target, self.samples, rows))
+                guesses.append(failed(task, message, failure))
+                continue
+            try:
+                rows = key.child("rows", message.sender.number)
+                guesses.append(_guess(task, model.params, message, target, self.samples, rows))
+            except (Undecided, LinAlgError) as error:
+                guesses.append(failed(task, message, str(error)))
         return Reconstruction(tuple(guesses))
 
 
@@ -97,35 +99,26 @@ def _refusal(task: Task, params: Vector) -> str:
     """Why the attack cannot handle messages behind this model; an empty string if it can."""
     if not bool(params.isfinite().all()):
         return "the model is not finite"
-    shapes = task.layout.shapes
     if not is_dense_stack(task):
         return "expected a model of dense layers with ReLU, got another model; use map instead"
-    if len(shapes) == 2:
+    if len(task.layout.shapes) == 2:
         return "expected a model with a hidden layer, got none; use map instead, or analytic for one image"
     return ""
 
 
 def _guess(task: Task, params: Vector, message: Message, target: Tensor, samples: int, key: Key) -> Guess:
-    """The batch found for one message; the objective is its distance to the received gradient."""
-    tensors, received = (task.layout.split(vector.double()) for vector in (params, target))
-    try:
-        found = find(FirstLayer(*tensors[:2], *received[:2]), message.images, samples, key)
-        y = _labels(tensors, received, found.x)
-    except (Undecided, LinAlgError) as error:
-        return failed(task, message, str(error))
+    """The batch behind one message; the objective is its distance to the received gradient."""
     assert isinstance(task, ModelTask)
-    x = task.model.scale.stored(found.x.reshape(-1, *task.input_shape)).to(params.dtype)
+    tensors, received = (task.layout.split(vector.double()) for vector in (params, target))
+    batch = find(FirstLayer(*tensors[:2], *received[:2]), message.images, samples, key)
+    y = _labels(tensors, received, batch.x)
+    x = task.model.scale.stored(batch.x.reshape(-1, *task.input_shape)).to(params.dtype)
     (own,) = gradients(task, params, x[None], one_hot(y, task.classes).to(params.dtype)[None])
     if not bool(own.isfinite().all()) or _unexplained(task, own, target) > _UNEXPLAINED:
-        return failed(task, message, _why(message), found.drawn)
-    return Guess(x, y, float((own - target).square().sum()), found.drawn)
-
-
-def _why(message: Message) -> str:
-    """Why the batch that was found is not returned."""
-    moved = f", or too many are active at some of the {message.steps} steps" if message.steps > 1 else ""
-    why = f"too few units of the first layer are inactive for an image{moved}"
-    return f"the images found do not explain the gradient: {why}; use map instead"
+        moved = f", or too many are active at some of the {message.steps} steps" if message.steps > 1 else ""
+        why = f"too few units of the first layer are inactive for an image{moved}; use map instead"
+        return failed(task, message, f"the images found do not explain the gradient: {why}", batch.drawn)
+    return Guess(x, y, float((own - target).square().sum()), batch.drawn)
 
 
 def _unexplained(task: Task, own: Tensor, target: Tensor) -> float:
@@ -135,10 +128,10 @@ def _unexplained(task: Task, own: Tensor, target: Tensor) -> float:
     often outweighs the first.
     """
     shares = []
-    for one, other in zip(task.layout.split(own.double()), task.layout.split(target.double()), strict=True):
-        scale = one.square().sum() * other.square().sum()
-        equal = float(torch.equal(one, other))
-        shares.append(float((one * other).sum().square() / scale) if scale > 0 else equal)
+    for ours, theirs in zip(task.layout.split(own.double()), task.layout.split(target.double()), strict=True):
+        scale = ours.square().sum() * theirs.square().sum()
+        equal = float(torch.equal(ours, theirs))
+        shares.append(float((ours * theirs).sum().square() / scale) if scale > 0 else equal)
     return 1 - min(shares)
 
 

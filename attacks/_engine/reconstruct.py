@@ -6,7 +6,7 @@ The shared engine of attacks that differ only in how they obtain the labels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -69,6 +69,35 @@ def failed(task: Task, message: Message, failure: str, evaluations: int = 0) -> 
     """A guess for a failed reconstruction: zeros, with the reason."""
     x = torch.zeros(message.images, *task.input_shape)
     return Guess(x, torch.zeros(message.images, dtype=torch.int64), torch.inf, evaluations, failure)
+
+
+def alike(targets: Tensor, kinds: Iterable[tuple[int, ...]]) -> list[tuple[tuple[int, ...], list[int]]]:
+    """The kinds in order, each with its victims, which are attacked in one batch; without unusable targets [n, d]."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for i, (target, kind) in enumerate(zip(targets, kinds, strict=True)):
+        if not unusable(target):
+            groups.setdefault(kind, []).append(i)
+    return sorted(groups.items())
+
+
+def in_order(
+    task: Task, messages: Sequence[Message], targets: Tensor, guesses: Mapping[int, Guess]
+) -> tuple[Guess, ...]:
+    """One guess per victim; a victim without one has an unusable target."""
+    each = enumerate(zip(messages, targets, strict=True))
+    return tuple(guesses.get(i) or failed(task, message, unusable(target)) for i, (message, target) in each)
+
+
+def searched(
+    task: Task, messages: Sequence[Message], x: Tensor, y: Tensor, values: Sequence[float], used: Sequence[int]
+) -> list[Guess]:
+    """The guesses of a search that ended at inputs x [n, b, ...] and labels y [n, b] after `used` evaluations."""
+    return [
+        Guess(x[i], y[i], values[i], used[i])
+        if math.isfinite(values[i])
+        else failed(task, message, "no restart had a finite objective", used[i])
+        for i, message in enumerate(messages)
+    ]
 
 
 @dataclass(frozen=True)
@@ -136,24 +165,22 @@ def match(
         Each guess is the restart with the lowest finite objective.
         A target that is zero or not finite gives a failure, without any evaluation.
     """
-    here = observation.placed()
-    sightings = here.sightings[:rounds]
-    messages = sightings[0].messages
-    guesses = [
-        failed(observation.task, message, unusable(target)) for message, target in zip(messages, targets, strict=True)
-    ]
-    alike: dict[tuple[int, ...], list[int]] = {}
-    for i, guess in enumerate(guesses):
-        if guess.failure == "":
-            steps = (sighting.messages[i].steps for sighting in sightings)
-            alike.setdefault((messages[i].images, messages[i].users, *steps), []).append(i)
-    for _, victims in sorted(alike.items()):
-        known = None if labels is None else torch.stack([labels[i] for i in victims]).to(observation.device)
-        theirs = tuple(s._replace(messages=tuple(s.messages[i] for i in victims)) for s in sightings)
-        group = _Group(here, theirs, targets[victims].to(sightings[0].model.params), known, search)
-        for i, guess in zip(victims, group.run(key), strict=True):
-            guesses[i] = guess
-    return tuple(guesses)
+    placed = observation.placed()
+    sightings, device = placed.sightings[:rounds], observation.device
+    messages, guesses = sightings[0].messages, dict[int, Guess]()
+    steps = zip(*([message.steps for message in sighting.messages] for sighting in sightings), strict=True)
+    kinds = ((message.images, message.users, *each) for message, each in zip(messages, steps, strict=True))
+    for _, victims in alike(targets, kinds):
+        known = None if labels is None else torch.stack([labels[i] for i in victims]).to(device)
+        theirs = tuple(_of(sighting, victims) for sighting in sightings)
+        group = _Group(placed, theirs, targets[victims].to(sightings[0].model.params), known, search)
+        guesses |= zip(victims, group.run(key), strict=True)
+    return in_order(observation.task, messages, targets, guesses)
+
+
+def _of(sighting: Sighting, victims: Sequence[int]) -> Sighting:
+    """The sighting of some victims."""
+    return sighting._replace(messages=tuple(sighting.messages[i] for i in victims))
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,8 +198,8 @@ class _Group:
 
     def run(self, key: Key) -> list[Guess]:
         """The best of all restarts for each victim."""
-        goal = objective(self.observation, self.sightings, self.labels, self.search.explains)
-        n, explained, labels = len(goal.nothing), _share(_EXPLAINED, goal), self.labels
+        goal, labels = self._goal(self.labels), self.labels
+        n, explained = len(goal.nothing), _share(_EXPLAINED, goal)
         infinite = goal.nothing.new_full((n,), torch.inf)
         best = Minima(self._starts(key, 0), infinite, torch.zeros_like(infinite, dtype=torch.int64), ())
         self._try_closed_form(best, goal.at(math.inf))
@@ -184,52 +211,54 @@ class _Group:
             left = ~self._explained_behind(soft, begun, best, goal, pending, key.child("softened"))
             begun, pending = begun[left], pending[left]
         for restart in range(self.search.restarts if len(pending) else 0):
-            found, tried = self._restart(key, restart, goal, pending, begun if restart == 0 else None)
-            better = found.value < best.value[pending]
+            minima, tried = self._restart(key, restart, goal, pending, begun if restart == 0 else None)
+            better = minima.value < best.value[pending]
             rows = pending[better]
-            best.x[rows], best.value[rows] = found.x[better], found.value[better]
+            best.x[rows], best.value[rows] = minima.x[better], minima.value[better]
             if labels is not None and tried is not None:
                 labels = labels.index_put((rows,), tried[rows])
-            best.evaluations[pending] += found.evaluations
+            best.evaluations[pending] += minima.evaluations
             pending = pending[best.value[pending] > explained[pending]]
             if not len(pending):
                 break
         if self.search.table is not None:
             self._restore(best, labels, self.search.table, key.child("table"))
-        return self._guesses(best, labels)
+        x, logits = unpack(self.observation.task, best.x.cpu(), self._message.images)
+        if labels is None:
+            labels = logits[..., 0] if takes_numbers(self.observation.task) else logits.argmax(dim=2)
+        numbers = best.value.tolist(), best.evaluations.tolist()
+        return searched(self.observation.task, self.sightings[0].messages, x, labels.cpu(), *numbers)
+
+    @property
+    def _message(self) -> Message:
+        """One of the messages, which have equal numbers of images, users and steps."""
+        return self.sightings[0].messages[0]
+
+    @property
+    def _local(self) -> Local:
+        return Local.of(self.observation.setting, self.sightings[0].lr, self._message.steps)
+
+    @property
+    def _one_image(self) -> bool:
+        return (self._message.images, self._message.users) == (1, 1)
+
+    def _goal(self, labels: Tensor | None) -> Objective:
+        return objective(self.observation, self.sightings, labels, self.search.explains)
 
     def _restore(self, best: Minima, labels: Tensor | None, mixture: Mixture, key: Key) -> None:
         """Replace `best` by the restored records of a table."""
-        goal, first = (
-            objective(self.observation, self.sightings, labels, self.search.explains),
-            self.sightings[0].messages[0],
-        )
-        told = FirstLayer.of(self.observation.task, self.targets) if (first.images, first.users) == (1, 1) else None
-        found = restore(goal.messages, mixture, self._each(best.x).nan_to_num(0.0), told, key)
-        best.x[:], best.value[:] = found.x.flatten(1), found.value
-        best.evaluations[:] += found.evaluations
-
-    def _guesses(self, best: Minima, labels: Tensor | None) -> list[Guess]:
-        """One guess per victim; without given labels, each image gets its likeliest label."""
-        task, messages = self.observation.task, self.sightings[0].messages
-        x, logits = unpack(task, best.x.cpu(), messages[0].images)
-        if labels is None:
-            labels = logits[..., 0] if takes_numbers(task) else logits.argmax(dim=2)
-        labels, values, used = labels.cpu(), best.value.tolist(), best.evaluations.tolist()
-        return [
-            Guess(x[i], labels[i], values[i], used[i])
-            if math.isfinite(values[i])
-            else failed(task, message, "no restart had a finite objective", used[i])
-            for i, message in enumerate(messages)
-        ]
+        layer = FirstLayer.of(self.observation.task, self.targets) if self._one_image else None
+        records = self._each(best.x).nan_to_num(0.0)
+        settled = restore(self._goal(labels).messages, mixture, records, layer, key)
+        best.x[:], best.value[:] = settled.x.flatten(1), settled.value
+        best.evaluations[:] += settled.evaluations
 
     def _try_closed_form(self, best: Minima, function: Function) -> None:
         """Store the closed form's images in `best`, where it has a solution."""
-        task, params, first = self.observation.task, self.sightings[0].model.params.cpu(), self.sightings[0].messages[0]
-        if not self.search.solve or self.labels is None or (first.images, first.users) != (1, 1):
+        params = self.sightings[0].model.params.cpu()
+        if not (self.search.solve and self._one_image) or self.labels is None or not bool(params.isfinite().all()):
             return
-        form = closed_form(task, params, RIDGE) if bool(params.isfinite().all()) else None
-        if form is None:
+        if (form := closed_form(self.observation.task, params, RIDGE)) is None:
             return
         for row, target in enumerate(self.targets.cpu()):
             try:
@@ -245,11 +274,12 @@ class _Group:
     @property
     def _soft(self) -> list[tuple[Task, float]]:
         """The softened task and the messages' weight for each of the successive searches; empty: no such searches."""
-        prior, entries = self.search.explains.prior, math.prod(self.observation.task.input_shape)
-        if not (self.search.warm and self._single) or self.labels is None or prior is None or not prior.centered:
+        prior, task = self.search.explains.prior, self.observation.task
+        single = self._message.users == 1 and self._local.one_gradient(self._message.images)
+        if not (self.search.warm and single) or self.labels is None or prior is None or not prior.centered:
             return []
-        stages = [(softened(self.observation.task, width), nats * entries) for width, nats in STAGES]
-        return [(task, strength) for task, strength in stages if task is not None]
+        stages = [(softened(task, width), nats * math.prod(task.input_shape)) for width, nats in STAGES]
+        return [(soft, strength) for soft, strength in stages if soft is not None]
 
     def _explained_behind(
         self, soft: list[tuple[Task, float]], start: Tensor, best: Minima, goal: Objective, rows: Tensor, key: Key
@@ -258,32 +288,22 @@ class _Group:
         search, labels, prior = self.search, self.labels, self.search.explains.prior
         assert labels is not None
         assert prior is not None
-        behind = [
-            objective(replace(self.observation, task=task), self.sightings, labels, search.explains).at(nats)
-            for task, nats in soft
-        ]
         z, least = start, _share(_TOLERANCE, goal)
-        for function in behind:
+        for task, nats in soft:
+            behind = replace(self, observation=replace(self.observation, task=task))._goal(labels).at(nats)
             stop = Stop(max(1, search.warm // 2 // len(soft)), least[rows], decrease=search.decrease)
-            z, _, used, _ = minimize(_Subset(function, rows), z, stop)
+            z, _, used, _ = minimize(_Subset(behind, rows), z, stop)
             best.evaluations[rows] += used
-        found = self._staged(goal, rows, z, int(_LAST * search.evaluations), lambda strength: least)
-        best.evaluations[rows] += found.evaluations
-        x = self._mapped(found.x, prior.inputs)
+        minima = self._staged(goal, rows, z, int(_LAST * search.evaluations), lambda strength: least)
+        best.evaluations[rows] += minima.evaluations
+        x = self._mapped(minima.x, prior.inputs)
         images = self._each(x).view(len(rows), labels.shape[1], *self.observation.task.input_shape)
-        theirs = [s._replace(messages=tuple(s.messages[i] for i in rows.tolist())) for s in self.sightings]
+        theirs = [_of(sighting, rows.tolist()) for sighting in self.sightings]
         bound = explained_at(self.observation, theirs, images.nan_to_num(0.0), labels[rows], search.explains, key)
         bound = torch.maximum(bound, _share(CLOSE, goal)[rows])
-        done = (goal.messages(x, rows).value <= bound) & (found.value < best.value[rows])
-        best.x[rows[done]], best.value[rows[done]] = x[done], found.value[done]
+        done = (goal.messages(x, rows).value <= bound) & (minima.value < best.value[rows])
+        best.x[rows[done]], best.value[rows[done]] = x[done], minima.value[done]
         return done
-
-    @property
-    def _single(self) -> bool:
-        """Whether each message is a single gradient of one client."""
-        message = self.sightings[0].messages[0]
-        steps = Local.of(self.observation.setting, self.sightings[0].lr, message.steps)
-        return message.users == 1 and steps.one_gradient(message.images)
 
     def _restart(
         self, key: Key, restart: int, goal: Objective, rows: Tensor, begun: Tensor | None
@@ -293,25 +313,25 @@ class _Group:
         begun: [m, D], the start points of softened searches that did not succeed; None: start points are still to be
             found.
         """
-        labels, order, tolerance = self.labels, self._order(key, restart), _share(_TOLERANCE, goal)
-        if labels is not None and order is not None:
-            labels = labels[:, order]
-            goal = objective(self.observation, self.sightings, labels, self.search.explains)
-        evaluations = self.search.evaluations
+        labels, explains, images = self.labels, self.search.explains, self._message.images
+        tolerance, evaluations = _share(_TOLERANCE, goal), self.search.evaluations
+        # the order of the labels of several steps or users is unknown: each restart takes another
+        if labels is not None and restart and images > 1 and (explains.unroll or self._message.users > 1):
+            labels = labels[:, torch.from_numpy(rng.permutation(key.child("order", restart), images))]
+            goal = self._goal(labels)
         if begun is None:
             z, used = self._begin(key, restart, labels, goal, rows)
         else:
             z, used, evaluations = begun, torch.zeros_like(rows), int(_AFTER * evaluations)
-        explains = self.search.explains
-        found = self._staged(goal, rows, z, evaluations, lambda strength: tolerance.clamp(max=_TOLERANCE * strength))
-        used = used + found.evaluations
+        minima = self._staged(goal, rows, z, evaluations, lambda strength: tolerance.clamp(max=_TOLERANCE * strength))
+        used = used + minima.evaluations
         if explains.prior is not None:
-            found = found._replace(x=self._mapped(found.x, explains.prior.inputs))
+            minima = minima._replace(x=self._mapped(minima.x, explains.prior.inputs))
         # the objective is only a distance, which is zero at the truth
         if explains.kind == "l2" and explains.prior is None and not explains.unroll:
-            found = self._refined(found, labels, rows, tolerance)
-            used = used + found.evaluations
-        return found._replace(evaluations=used), labels
+            minima = self._refined(minima, labels, rows, tolerance)
+            used = used + minima.evaluations
+        return minima._replace(evaluations=used), labels
 
     def _begin(
         self, key: Key, restart: int, labels: Tensor | None, goal: Objective, rows: Tensor
@@ -323,15 +343,14 @@ class _Group:
             z = self._awake(prior, z, restart, goal, rows)
         if labels is None or prior is None or not self.search.warm or restart % 2 or self.observation.task.smooth:
             return z, used
-        told = self._told(prior, rows)
-        if told is None:
+        features = None
+        if prior.centered and self._one_image:
+            features = Features.of(self.observation.task, self.sightings[0].model.params, self.targets[rows])
+        if features is None:
             return self._by_direction(prior, z, labels, rows)
-        begin, starts = z, told.search(prior, z, self.search.warm, key.child("features", restart))
-        z, used, noisy = (
-            _finite(starts, z),
-            starts.evaluations,
-            (told.error > (VEILED if self._soft else CLEAN)).nonzero()[:, 0],
-        )
+        starts = features.search(prior, z, self.search.warm, key.child("features", restart))
+        begin, z, used = z, _finite(starts, z), starts.evaluations
+        noisy = (features.error > (VEILED if self._soft else CLEAN)).nonzero()[:, 0]
         if len(noisy):
             other, more = self._by_direction(prior, begin[noisy], labels, rows[noisy])
             function, used[noisy] = _Subset(goal.at(math.inf), rows[noisy]), used[noisy] + more + 2
@@ -342,30 +361,22 @@ class _Group:
 
     def _awake(self, prior: Prior, z: Tensor, restart: int, goal: Objective, rows: Tensor) -> Tensor:
         """Start points near the center, or farther away where all units are dead and the messages have no slope."""
-        found = near_center(z, restart)
+        starts = near_center(z, restart)
         for farther in () if self.observation.task.smooth else _FARTHER:
-            asleep = (goal.messages(self._mapped(found, prior.inputs), rows).gradient == 0).all(1)
+            asleep = (goal.messages(self._mapped(starts, prior.inputs), rows).gradient == 0).all(1)
             if not bool(asleep.any()):
                 break
-            found[asleep] = near_center(z[asleep], restart + farther)
-        return found
-
-    def _told(self, prior: Prior, rows: Tensor) -> Features | None:
-        """What the messages show of the first dense layer's inputs; None: nothing that a search could use."""
-        message = self.sightings[0].messages[0]
-        if not prior.centered or (message.images, message.users) != (1, 1):
-            return None
-        return Features.of(self.observation.task, self.sightings[0].model.params, self.targets[rows])
+            starts[asleep] = near_center(z[asleep], restart + farther)
+        return starts
 
     def _by_direction(self, prior: Prior, z: Tensor, labels: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Points that explain the direction of the gradients, searched from starts [m, D], and the evaluations [m]."""
-        message = self.sightings[0].messages[0]
-        steps = Local.of(self.observation.setting, self.sightings[0].lr, message.steps)
-        followed = self.search.explains.unroll and message.users == 1 and not steps.one_gradient(message.images)
+        message, local, unroll = self._message, self._local, self.search.explains.unroll
+        followed = unroll and message.users == 1 and not local.one_gradient(message.images)
         direction = Direction.of(prior, max(1, self.search.warm // (2 if self._soft else 1)))
-        targets, local = self.targets[rows], steps if followed else None
-        found = direction.search(self.observation, targets, labels[rows], z[:, None], local)
-        return _finite(found, z), found.evaluations
+        given = self.targets[rows], labels[rows], z[:, None]
+        minima = direction.search(self.observation, *given, local if followed else None)
+        return _finite(minima, z), minima.evaluations
 
     def _coordinates(self, x: Tensor) -> Tensor:
         """The prior's coordinates of inputs [m, D]."""
@@ -374,29 +385,29 @@ class _Group:
 
     def _mapped(self, rows: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
         """Rows with `change` applied to each image's inputs or coordinates; searched labels stay unchanged."""
-        images = self.sightings[0].messages[0].images
+        images = self._message.images
         return mapped(rows, images, 0 if self.labels is not None else images * self.observation.task.classes, change)
 
     def _each(self, rows: Tensor) -> Tensor:
         """[m, b, ...]: rows [m, D] with a separate row for each image."""
-        return rows.view(len(rows), self.sightings[0].messages[0].images, -1)
+        return rows.view(len(rows), self._message.images, -1)
 
-    def _refined(self, found: Minima, labels: Tensor | None, rows: Tensor, tolerance: Tensor) -> Minima:
+    def _refined(self, minima: Minima, labels: Tensor | None, rows: Tensor, tolerance: Tensor) -> Minima:
         """The minima after searches that stalled near zero continue in float64; `evaluations` counts only these."""
-        spare = self.search.evaluations - found.evaluations
-        near = (found.value > tolerance[rows]) & (found.value <= _NEAR * tolerance[rows] / _TOLERANCE) & (spare > 0)
-        used = torch.zeros_like(found.evaluations)
+        spare = self.search.evaluations - minima.evaluations
+        near = (minima.value > tolerance[rows]) & (minima.value <= _NEAR * tolerance[rows] / _TOLERANCE) & (spare > 0)
+        used = torch.zeros_like(minima.evaluations)
         if not bool(near.any()):
-            return found._replace(evaluations=used)
+            return minima._replace(evaluations=used)
         exact = tuple(s._replace(model=s.model._replace(params=s.model.params.double())) for s in self.sightings)
-        distance = objective(self.observation, exact, labels, self.search.explains).at(math.inf)
+        distance = replace(self, sightings=exact)._goal(labels).at(math.inf)
         most, least = int(spare[near].max()), tolerance[rows[near]].double()
         stop = Stop(most, least, decrease=self.search.decrease, each=spare[near])
-        better = minimize(_Subset(distance, rows[near]), found.x[near].double(), stop)
+        better = minimize(_Subset(distance, rows[near]), minima.x[near].double(), stop)
         used[near] = better.evaluations
-        x, value = found.x.clone(), found.value.clone()
+        x, value = minima.x.clone(), minima.value.clone()
         x[near], value[near] = better.x.to(x.dtype), better.value.to(value.dtype)
-        return found._replace(x=x, value=value, evaluations=used)
+        return minima._replace(x=x, value=value, evaluations=used)
 
     def _staged(
         self, goal: Objective, rows: Tensor, z: Tensor, evaluations: int, least: Callable[[float], Tensor]
@@ -408,7 +419,7 @@ class _Group:
         Args:
             least: the tolerances [n] of a stage, by its weight.
         """
-        found = Minima(z.clone(), z.new_zeros(len(z)), torch.zeros_like(rows), ())
+        minima = Minima(z.clone(), z.new_zeros(len(z)), torch.zeros_like(rows), ())
         stages = [self._strengths(whole) for whole in goal.nothing[rows].tolist()]
         for strengths in sorted(set(stages)):
             at = torch.tensor([i for i, own in enumerate(stages) if own == strengths], device=rows.device)
@@ -416,10 +427,10 @@ class _Group:
             for strength in strengths:
                 most = max(1, evaluations // len(strengths))
                 stop = Stop(most, least(strength)[victims], decrease=self.search.decrease)
-                x, found.value[at], used, _ = minimize(_Subset(goal.at(strength), victims), x, stop)
-                found.evaluations[at] += used
-            found.x[at] = x
-        return found
+                x, minima.value[at], used, _ = minimize(_Subset(goal.at(strength), victims), x, stop)
+                minima.evaluations[at] += used
+            minima.x[at] = x
+        return minima
 
     def _strengths(self, whole: float) -> tuple[float, ...]:
         """The messages' weight in each stage of a search; in the last stage, their full weight."""
@@ -429,19 +440,11 @@ class _Group:
             strength *= _STAGE
         return (*strengths, math.inf)
 
-    def _order(self, key: Key, restart: int) -> Tensor | None:
-        """The order in which labels are assigned to steps, another in every restart; None: unchanged."""
-        message = self.sightings[0].messages[0]
-        if restart == 0 or message.images == 1 or not (self.search.explains.unroll or message.users > 1):
-            return None
-        return torch.from_numpy(rng.permutation(key.child("order", restart), message.images))
-
     def _starts(self, key: Key, restart: int) -> Tensor:
         """[n, D]: each victim's first dummy inputs, and label logits if labels are searched too."""
         draw = rng.normal if self.search.start == "normal" else rng.uniform
-        task, messages = self.observation.task, self.sightings[0].messages
-        rows = []
-        for message in messages:
+        task, rows = self.observation.task, []
+        for message in self.sightings[0].messages:
             own = key.child("start", message.sender.number, restart)
             x = draw(own.child("inputs"), (message.images, *task.input_shape)).flatten()
             logits = rng.normal(own.child("labels"), (message.images, task.classes)).flatten()
@@ -454,9 +457,9 @@ def _share(share: float, goal: Objective) -> Tensor:
     return torch.where(goal.nothing > 0, share * goal.nothing, -torch.inf)
 
 
-def _finite(found: Minima, start: Tensor) -> Tensor:
+def _finite(minima: Minima, start: Tensor) -> Tensor:
     """[m, D]: the minima, or the start where no value is finite."""
-    return torch.where(found.value.isfinite()[:, None], found.x, start)
+    return torch.where(minima.value.isfinite()[:, None], minima.x, start)
 
 
 @dataclass(frozen=True, eq=False)
