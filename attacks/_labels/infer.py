@@ -11,10 +11,9 @@ from torch.nn.functional import one_hot
 
 from leakgauge.attacks._engine.objective import Kind, gradients_of_round
 from leakgauge.attacks._engine.prior import needs_of
-from leakgauge.attacks._labels.evidence import expected_share, label_chances
 from leakgauge.attacks._labels.last_layer import SURE, LastLayer, last_layer, mean_input, noise_of, rows_of
-from leakgauge.attacks._labels.posterior import joined, most_expected, prior
-from leakgauge.harness.core.contract import Attack, Examples, Message, Observation, Task
+from leakgauge.attacks._labels.posterior import expected_share, joined, label_chances, most_expected, prior
+from leakgauge.harness.core.contract import Attack, Examples, Observation, Sighting, Task
 from leakgauge.harness.core.rng import Key, uniform
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.gradients import takes_numbers
@@ -49,18 +48,6 @@ class ByLabels(Attack):
         return frozenset({"messages", "models"}) | of_labels | needs_of(self.prior)
 
 
-class _Evidence(NamedTuple):
-    """The evidence in the gradients of n batches about their labels.
-
-    score [n, classes]: about the mean of p - [y = i]; probability [n, classes, classes]: row i is the p of an input of
-    class i; proven [n, classes]: whether label i certainly occurs.
-    """
-
-    score: Tensor
-    probability: Tensor
-    proven: Tensor
-
-
 def check_source(source: str) -> None:
     """Refuse an unknown source of labels."""
     if source not in get_args(LabelSource):
@@ -71,34 +58,31 @@ def labels_of(observation: Observation, gradients: Tensor, source: LabelSource, 
     """[b] labels of each victim, granted or restored from the gradients [n, d] that the messages reveal."""
     if source == "given":
         return _granted(observation)
-    assert observation.model is not None
-    assert observation.messages is not None
-    images, numbers = _sizes(observation.messages)
-    return restore(observation.task, observation.model.params, gradients, images, key, observation.auxiliary, numbers)
+    return tuple(map(most_expected, _of_round(observation, observation.sightings[0], gradients, key)))
 
 
 def labels_over_rounds(observation: Observation, source: LabelSource, key: Key) -> tuple[Tensor, ...]:
     """Same as `labels_of`, from all observed rounds, whose evidence is added up as if they were independent."""
     if source == "given":
         return _granted(observation)
-    first, rounds = observation.sightings[0].messages, []
-    images, numbers = _sizes(first)
-    for number, sighting in enumerate(observation.sightings):
-        received = gradients_of_round(observation, sighting)
-        asked = (observation.task, sighting.model.params, received, images, key.child(number), observation.auxiliary)
-        rounds.append(_chances(*asked, numbers))
+    rounds = [
+        _of_round(observation, sighting, gradients_of_round(observation, sighting), key.child(number))
+        for number, sighting in enumerate(observation.sightings)
+    ]
     if len(rounds) == 1:
         return tuple(map(most_expected, rounds[0]))
     share = torch.full((observation.task.classes,), 1 / observation.task.classes, dtype=torch.float64)
     if observation.auxiliary is not None and len(observation.auxiliary.y):
         share = expected_share(observation.auxiliary, observation.task.classes)
-    victims = zip(images, zip(*rounds, strict=True), strict=True)
-    return tuple(most_expected(joined(each, prior(share, size))) for size, each in victims)
+    victims = zip(*rounds, strict=True)
+    return tuple(most_expected(joined(each, prior(share, each[0].shape[1]))) for each in victims)
 
 
-def _sizes(messages: Sequence[Message]) -> tuple[list[int], list[int]]:
-    """The numbers of images and the senders' numbers of messages."""
-    return [message.images for message in messages], [message.sender.number for message in messages]
+def _of_round(observation: Observation, sighting: Sighting, gradients: Tensor, key: Key) -> list[Tensor]:
+    """`_chances` of a round's victims."""
+    images = [message.images for message in sighting.messages]
+    numbers = [message.sender.number for message in sighting.messages]
+    return _chances(observation.task, sighting.model.params, gradients, images, key, observation.auxiliary, numbers)
 
 
 def _granted(observation: Observation) -> tuple[Tensor, ...]:
@@ -193,6 +177,18 @@ def _chances(
     return [(row[:, None] >= torch.arange(1, size + 1)).double() for row, size in zip(counts, images, strict=True)]
 
 
+class _Evidence(NamedTuple):
+    """The evidence in the gradients of n batches about their labels.
+
+    score [n, classes]: about the mean of p - [y = i]; probability [n, classes, classes]: row i is the p of an input of
+    class i; proven [n, classes]: whether label i certainly occurs.
+    """
+
+    score: Tensor
+    probability: Tensor
+    proven: Tensor
+
+
 def _explained(
     task: Task, params: Vector, layer: LastLayer, gradients: Tensor, images: Sequence[int], key: Key
 ) -> Tensor:
@@ -215,7 +211,8 @@ def _explained(
     if layer.biased:
         exact = _exact_evidence(rows, rows_of(task, layer, params[None])[0], usual)
         clear = counts * noise_of(rows) <= _CLEAR
-        evidence = _either(clear, exact, evidence)
+        pairs = zip(exact, evidence, strict=True)
+        evidence = _Evidence(*(torch.where(clear.view(-1, *[1] * (a.ndim - 1)), a, b) for a, b in pairs))
     # for one input, the sign of p - [y = i] decides; subtracting the mean p would only blur it
     single = one_hot(projection.argmin(dim=1), task.classes)
     return torch.where(counts[:, None] > 1, _explain(evidence, counts), single)
@@ -228,12 +225,6 @@ def _exact_evidence(rows: Tensor, weights: Tensor, usual: Tensor) -> _Evidence:
     embedding = rows / torch.where(proven, bias, 1.0)[..., None]
     own = (embedding @ weights.T).softmax(dim=2)
     return _Evidence(bias, torch.where(proven[..., None], own, usual), proven)
-
-
-def _either(first: Tensor, one: _Evidence, other: _Evidence) -> _Evidence:
-    """For each gradient, the evidence of `one` where `first` [n] is True, otherwise that of `other`."""
-    pairs = zip(one, other, strict=True)
-    return _Evidence(*(torch.where(first.view(-1, *[1] * (a.ndim - 1)), a, b) for a, b in pairs))
 
 
 def _explain(evidence: _Evidence, images: Tensor) -> Tensor:

@@ -47,8 +47,8 @@ def last_layer(task: Task) -> LastLayer:
 
 def rows_of(task: Task, layer: LastLayer, vectors: Tensor) -> Tensor:
     """[n, classes, m + 1 or m]: the last layer's part of vectors [n, d], with the bias as the last column."""
-    parts = task.layout.split(vectors)[layer.first : layer.stop]
-    return torch.cat([part.reshape(len(vectors), task.classes, -1) for part in parts], dim=2)
+    tensors = task.layout.split(vectors)[layer.first : layer.stop]
+    return torch.cat([tensor.reshape(len(vectors), task.classes, -1) for tensor in tensors], dim=2)
 
 
 def noise_of(rows: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ def noise_of(rows: Tensor) -> Tensor:
 def mean_input(task: Task, params: Vector, layer: LastLayer, x: Tensor) -> Tensor:
     """[m + 1 or m]: the mean of the last layer's inputs h over inputs x, with 1 for its bias."""
     params = params.detach().requires_grad_()
-    one, other = torch.eye(task.classes, dtype=params.dtype)[:2, None].expand(2, len(x), task.classes)
+    first, second = torch.eye(task.classes, dtype=params.dtype)[:2, None].expand(2, len(x), task.classes)
     # p cancels in the difference, so row 0 of the last layer's gradient is the mean of h
-    (gradient,) = torch.autograd.grad(task.loss(params, x, other) - task.loss(params, x, one), params)
+    (gradient,) = torch.autograd.grad(task.loss(params, x, second) - task.loss(params, x, first), params)
     return rows_of(task, layer, gradient[None])[0, 0]
