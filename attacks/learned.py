@@ -233,7 +233,6 @@ class _Imitation:
         return (estimate / update_per_gradient(observation.setting, self.sighting)[turn]).to(model.params)
 
     def _step_noise(self, message: Message, who: Sender) -> float:
-        """Standard deviation of the steps' noise in a client's update."""
         defense, setting = self.observation.defense, self.observation.setting
         multiplier = defense.step_noise(setting)
         if not multiplier:

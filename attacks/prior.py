@@ -64,7 +64,6 @@ class Prior(Attack):
         return Reconstruction(tuple(guesses))
 
     def _inputs(self, x: Tensor, count: int, key: Key, columns: Sequence[Column]) -> Tensor:
-        """`count` guesses from the auxiliary inputs x."""
         if self.guess == "majority":
             if not columns:
                 raise ValueError(

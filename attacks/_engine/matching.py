@@ -105,7 +105,6 @@ class SquaredDistance:
         object.__setattr__(self, "_sought", Latest(partial(torch.index_select, self.targets, 0)))
 
     def __call__(self, gradients: Tensor, instances: Tensor) -> Tensor:
-        """Implement `Misfit`."""
         return self.scale * (gradients - self.targets.index_select(0, instances)).square().sum(dim=1)
 
     def native(self, like: Tensor) -> Library | None:
@@ -200,7 +199,6 @@ class Evaluator:
         object.__setattr__(self, "_parts", Latest(partial(torch.split, split_size_or_sections=self.chunk)))
 
     def __call__(self, candidates: Tensor, instances: Tensor) -> Evaluation:
-        """Implement `Function`."""
         evaluate = self._by_autograd if self.kernel is None else partial(self._by_hand, self.kernel)
         if len(candidates) <= self.chunk:
             return evaluate(candidates, instances)
@@ -227,7 +225,6 @@ class Evaluator:
         return Evaluation(value, slope if factor == 1.0 else slope.mul_(factor))
 
     def _by_autograd(self, candidates: Tensor, instances: Tensor) -> Evaluation:
-        """Evaluate one chunk with autograd."""
         if not torch.is_grad_enabled():
             value = self.misfit(self.send(*self._batch(candidates, instances)), instances)
             return Evaluation(value, torch.zeros_like(candidates))
@@ -237,7 +234,6 @@ class Evaluator:
         return Evaluation(value.detach(), slope)
 
     def _batch(self, candidates: Tensor, instances: Tensor) -> tuple[Tensor, Tensor]:
-        """The candidates' inputs and their label probabilities, or numbers."""
         x, logits = unpack(self.task, candidates, self.images)
         if self.labels is not None:
             return x, self.labels[instances]

@@ -174,7 +174,6 @@ class _Distance:
     scale: float
 
     def __call__(self, gradients: Tensor, instances: Tensor) -> Tensor:
-        """Implement `Misfit`."""
         whole = gradients if gradients.ndim == 2 else gradients.sum(dim=1)
         off = (whole - self.targets[instances]) / self.per_gradient[instances, None]
         return self.scale * off.square().sum(dim=1)
@@ -188,7 +187,6 @@ class _OfGradients:
     per_gradient: Tensor
 
     def __call__(self, gradients: Tensor, instances: Tensor) -> Tensor:
-        """Implement `Misfit`."""
         return self.misfit(self.per_gradient[instances, None] * gradients, instances)
 
 
@@ -203,7 +201,6 @@ class _Unlikelihood:
     _members: Latest[tuple[int, ...]] = field(default_factory=lambda: Latest(_numbers))
 
     def __call__(self, gradients: Tensor, instances: Tensor) -> Tensor:
-        """Implement `Misfit`, for messages [m, d] or [m, users, d]."""
         members = self._members(instances)
         if members not in self.cache:
             if (len(self.cache) + 1) * len(members) * self.observation.setting.dim > _DECODED:
@@ -227,7 +224,6 @@ class _Sum:
     functions: tuple[Function, ...]
 
     def __call__(self, candidates: Tensor, instances: Tensor) -> Evaluation:
-        """Implement `Function`."""
         found = [function(candidates, instances) for function in self.functions]
         values, gradients = (torch.stack(parts).sum(dim=0) for parts in zip(*found, strict=True))
         return Evaluation(values, gradients)
@@ -241,7 +237,6 @@ class _Weighted:
     weight: Tensor
 
     def __call__(self, candidates: Tensor, instances: Tensor) -> Evaluation:
-        """Implement `Function`."""
         value, gradient = self.function(candidates, instances)
         weight = self.weight[instances]
         return Evaluation(weight * value, weight[:, None] * gradient)

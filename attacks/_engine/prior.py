@@ -163,7 +163,6 @@ class Believed:
     others: int = 0
 
     def __call__(self, candidates: Tensor, instances: Tensor) -> Evaluation:
-        """Implement `Function`."""
         kept = candidates.shape[1] - self.others
         pull: _Pull | None = getattr(self.prior, "pull", None)
         z = candidates[:, :kept].detach().view(len(candidates), self.images, -1).requires_grad_(pull is None)

@@ -179,7 +179,6 @@ def match(
 
 
 def _of(sighting: Sighting, victims: Sequence[int]) -> Sighting:
-    """The sighting of some victims."""
     return sighting._replace(messages=tuple(sighting.messages[i] for i in victims))
 
 
@@ -197,7 +196,6 @@ class _Group:
     search: Search
 
     def run(self, key: Key) -> list[Guess]:
-        """The best of all restarts for each victim."""
         goal, labels = self._goal(self.labels), self.labels
         n, explained = len(goal.nothing), _share(_EXPLAINED, goal)
         infinite = goal.nothing.new_full((n,), torch.inf)
@@ -231,7 +229,6 @@ class _Group:
 
     @property
     def _message(self) -> Message:
-        """One of the messages, which have equal numbers of images, users and steps."""
         return self.sightings[0].messages[0]
 
     @property
@@ -474,5 +471,4 @@ class _Subset:
         object.__setattr__(self, "_numbers", Latest(self.rows.__getitem__))
 
     def __call__(self, candidates: Tensor, instances: Tensor) -> Evaluation:
-        """Implement `Function`."""
         return self.function(candidates, self._numbers(instances))

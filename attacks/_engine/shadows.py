@@ -137,7 +137,6 @@ def train_shadows(
 
 
 def _check(recipe: Recipe, pool: Examples, inside: Tensor) -> None:
-    """Refuse records that do not form a federation."""
     if inside.dtype != torch.bool or inside.ndim != 2 or inside.shape[1] != len(pool.y) or not len(inside):
         raise ValueError(
             f"expected inside [runs, {len(pool.y)}] bool, got {list(inside.shape)} {str(inside.dtype)[len('torch.') :]}"
@@ -148,7 +147,6 @@ def _check(recipe: Recipe, pool: Examples, inside: Tensor) -> None:
 
 
 def _side_by_side(task: ModelTask, recipe: Recipe, pool: Examples, inside: Tensor) -> int:
-    """How many runs fit in memory at once."""
     records = int(inside.sum(1).max()) * pool.x[0].numel()
     models = 2 * (recipe.participants or recipe.clients) * task.layout.dim
     return max(1, _ENTRIES // (records + models))
@@ -198,13 +196,11 @@ class _Defended:
         return here.decode(sent, key.child("round", number, "server"))
 
     def advance(self, number: int, run: _Run) -> None:
-        """Advance the state after a round, given the losses before and after it."""
         before = run.loss(run.before) if self.loss is None else self.loss
         self.loss = run.loss(run.params)
         self.state = self.defense.advance(self.state, Feedback(number, before, self.loss))
 
     def stops(self) -> bool:
-        """Whether the defense ends the run here."""
         return self.defense.stops(self.state)
 
 
@@ -224,13 +220,11 @@ class _Run:
         self.clients = [_rows(pool, torch.from_numpy(np.sort(share))) for share in shares]
 
     def senders(self, number: int) -> list[Sender]:
-        """The participants of a round, by increasing number."""
         every = self.recipe.clients
         chosen = rng.subset(self.key.child("round", number, "participants"), every, self.recipe.participants or every)
         return [Sender(int(k), len(self.clients[k].y)) for k in chosen]
 
     def take(self, number: int, senders: Sequence[Sender], updates: Tensor) -> None:
-        """Move the model by the round's updates or gradients [clients, d]."""
         if not bool(updates.isfinite().all()):  # defenses refuse to encode these
             self.params, self.ended = torch.full_like(self.params, torch.nan), True
             return
@@ -256,7 +250,6 @@ class _Run:
 
 
 def _round(task: ModelTask, recipe: Recipe, runs: Sequence[_Run], number: int, engine: Engine) -> None:
-    """One round of all runs that have not ended."""
     going = [run for run in runs if not run.ended]
     if not going:
         return
@@ -273,6 +266,5 @@ def _round(task: ModelTask, recipe: Recipe, runs: Sequence[_Run], number: int, e
 
 
 def _rows(data: Examples, index: Tensor) -> Examples:
-    """Some of the records."""
     index = index.to(data.x.device)
     return Examples(data.x[index], data.y[index])

@@ -250,7 +250,6 @@ def _likely(column: Column, laws: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def _places(x: Tensor, mixture: Mixture) -> list[tuple[int, int]]:
-    """All pairs of record and column of x [m, b, p]."""
     return [(record, place) for record in range(x.shape[1]) for place in range(len(mixture.columns))]
 
 
@@ -355,7 +354,6 @@ class FirstLayer:
         return self._with(x[:, 0].double())(x.double().flatten(1), torch.arange(len(x))).value
 
     def __call__(self, candidates: Tensor, instances: Tensor) -> Evaluation:
-        """Implement `Function`, without slopes."""
         rows, slopes = self.rows[instances], self.slopes[instances]
         inputs = _with_one(self.scale.apply(candidates.double()))
         off = rows.square().sum((1, 2)) - 2 * ((rows.mT @ slopes[:, :, None])[:, :, 0] * inputs).sum(1)

@@ -79,14 +79,12 @@ def labels_over_rounds(observation: Observation, source: LabelSource, key: Key) 
 
 
 def _of_round(observation: Observation, sighting: Sighting, gradients: Tensor, key: Key) -> list[Tensor]:
-    """`_chances` of a round's victims."""
     images = [message.images for message in sighting.messages]
     numbers = [message.sender.number for message in sighting.messages]
     return _chances(observation.task, sighting.model.params, gradients, images, key, observation.auxiliary, numbers)
 
 
 def _granted(observation: Observation) -> tuple[Tensor, ...]:
-    """The labels that the study grants."""
     assert observation.labels is not None
     for labels in () if takes_numbers(observation.task) else observation.labels:
         wrong = labels[(labels < 0) | (labels >= observation.task.classes)]

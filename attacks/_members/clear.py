@@ -65,7 +65,6 @@ def judge(observation: Observation, key: Key, ratios: Ratios) -> Membership:
 
 
 def _numbers(observation: Observation, messages: tuple[Message, ...]) -> Tensor:
-    """[k, h]: the numbers in clear of these messages."""
     read = observation.defense.sent_in_clear([message.wire for message in messages], observation.setting)
     named = observation.defense.in_clear(torch.zeros(1, observation.setting.dim), observation.setting).shape[1]
     if not 0 < read.shape[1] == named:

@@ -143,7 +143,6 @@ def _sides(target: Tensor, shadow: Tensor, inside: Tensor) -> tuple[_Side, _Side
 
 
 def _some(side: _Side, where: str) -> None:
-    """Refuse a side without any finite value."""
     if not bool(side.size.any()):
         raise ValueError(f"expected a finite value of a shadow for a record {where} its training data, got none")
 
@@ -267,7 +266,6 @@ def rmia(
 
 
 def _log(p: Tensor) -> Tensor:
-    """The logarithm of probabilities, in float64."""
     return p.clamp(_LEAST_P, 1.0).log()
 
 

@@ -38,7 +38,6 @@ class ByShadows(Attack):
         return frozenset({"final", "candidates", "auxiliary"})
 
     def _check(self, mode: Mode) -> None:
-        """Refuse an unknown mode or too few shadows for it."""
         if mode not in get_args(Mode):
             raise ValueError(f"expected mode 'online' or 'offline', got {mode!r}")
         least = 2 if mode == "online" else 1

@@ -132,7 +132,6 @@ class _Directions:
     angle: bool
 
     def __call__(self, gradients: Tensor, instances: Tensor) -> Tensor:
-        """Implement `Misfit`."""
         lengths = gradients.square().sum(dim=1, keepdim=True).sqrt()
         found, sought = gradients / lengths, self.units.index_select(0, instances // self.times)
         apart = (found - sought).square().sum(dim=1)

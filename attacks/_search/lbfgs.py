@@ -169,7 +169,6 @@ class _Memory:
 
     @classmethod
     def empty(cls, start: Tensor, size: int) -> _Memory:
-        """A memory without pairs."""
         (n, width), slots = start.shape, size + 1
         # float64, because triangular solves amplify the rounding of nearly parallel steps
         exact = start.new_zeros(n, slots, dtype=torch.float64)
@@ -179,7 +178,6 @@ class _Memory:
 
     @torch.inference_mode()
     def forget(self, rows: Tensor) -> None:
-        """Drop the pairs of the problems `rows` [n] bool."""
         for part in (self.pairs, self.inverse, self.gram, self.curvature, self.count):
             part.masked_fill_(rows.view(-1, *[1] * (part.ndim - 1)), 0)
         self.scale.masked_fill_(rows[:, None], torch.nan)
@@ -247,18 +245,15 @@ class _NativeMemory:
 
     @classmethod
     def empty(cls, native: Library, start: Tensor, size: int) -> _NativeMemory:
-        """A memory without pairs."""
         n, width = start.shape
         curvature, scale = (start.new_zeros(*shape, dtype=torch.float64) for shape in ((n, size), (n,)))
         pairs = start.new_empty(n, size, 2, width, dtype=torch.int16)
         return cls(native, pairs, curvature, start.new_zeros(n, dtype=torch.int64), scale)
 
     def forget(self, rows: Tensor) -> None:
-        """Drop the pairs of the problems `rows` [n] bool."""
         self.count.masked_fill_(rows, 0)
 
     def directions(self, accepted: Tensor, step: Tensor, change: Tensor, gradient: Tensor) -> Tensor:
-        """Implement `_Memory.directions`."""
         n, slots, _, width = self.pairs.shape
         given = [one.contiguous() for one in (step, change, gradient)]
         weights, found = self.curvature.new_empty(slots), torch.empty_like(given[0])
@@ -268,7 +263,6 @@ class _NativeMemory:
 
 
 def _memory(start: Tensor, size: int) -> _Memory | _NativeMemory:
-    """A memory of `size` pairs without pairs."""
     native = library_for(start)
     return _Memory.empty(start, size) if native is None else _NativeMemory.empty(native, start, size)
 
@@ -277,7 +271,6 @@ _State = TypeVar("_State", bound=_Search | _Memory | _NativeMemory)
 
 
 def _take(state: _State, rows: Tensor) -> _State:
-    """The problems `rows` [n] bool of a search or memory."""
     parts: dict[str, Any] = {name: part[rows] for name, part in vars(state).items() if isinstance(part, Tensor)}
     return dataclasses.replace(state, **parts)
 

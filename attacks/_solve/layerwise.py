@@ -120,7 +120,6 @@ class _KernelFirst:
     positions: Tensor
 
     def solve(self, evidence: Evidence) -> Tensor:
-        """Implement `Inverse`."""
         channels, height, width = self.geometry.shape
         pixels = height * width
         equations = _kernel_equations(evidence.slope, self.positions, pixels)
@@ -156,7 +155,6 @@ class _OutputFirst:
     ridge: float
 
     def solve(self, evidence: Evidence) -> Tensor:
-        """Implement `Inverse`."""
         trust = evidence.trust / evidence.trust.max()
         factor = self.band.factor(self.kernel, trust, self.ridge)
         x = evidence.output.new_zeros(1, *self.geometry.shape)
@@ -209,7 +207,6 @@ def pulled_back(slope: Tensor, kernel: Tensor, geometry: Geometry) -> Tensor:
 
 
 def _convolve(x: Tensor, kernel: Tensor, geometry: Geometry) -> Tensor:
-    """[b, o, h, w]: the convolution of x [b, i, h, w], without a bias."""
     return conv2d(x, kernel, stride=geometry.stride, padding=geometry.padding)
 
 
@@ -246,7 +243,6 @@ class _Band:
 
 
 def _band(positions: Tensor, geometry: Geometry) -> _Band:
-    """The band of a convolution."""
     channels, height, width = geometry.shape
     unknowns = channels * height * width
     rows = max(1, math.isqrt(positions.shape[1]) - 1)

@@ -129,7 +129,6 @@ def find(layer: FirstLayer, images: int, samples: int, key: Key) -> Found:
 
 
 def _unit(rows: Tensor) -> Tensor:
-    """Vectors along the last axis, scaled to norm 1."""
     norms: Tensor = rows.norm(dim=-1, keepdim=True)
     return rows / norms
 
@@ -318,7 +317,6 @@ class _Factors:
         return x if bool(x.isfinite().all()) else None
 
     def evidence(self, q: Tensor) -> _Evidence:
-        """The evidence in the slopes of candidates."""
         slopes, blur = self.slopes(q), self.blur(q)
         return _Evidence(slopes < _CLEAR * blur, slopes > blur.sqrt())
 
