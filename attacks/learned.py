@@ -22,14 +22,9 @@ from leakgauge.harness.core.contract import Examples, Guess, Message, Observatio
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation.round import Client, Round
 
-_CHUNK = 32
-"""Number of images whose gradients are computed at once."""
-
-_HELD = 8
-"""One in eight auxiliary inputs of each label is held out."""
-
-_USUAL = 1024
-"""Number of auxiliary inputs behind the model's mean output for each label."""
+_CHUNK = 32  # number of images whose gradients are computed at once
+_HELD = 8  # one in eight auxiliary inputs of each label is held out
+_USUAL = 1024  # number of auxiliary inputs behind the model's mean output for each label
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,8 @@ from leakgauge.attacks._members.shadowing import ByShadows, outputs, shadow
 from leakgauge.harness.core.contract import Membership, Observation
 from leakgauge.harness.core.rng import Key
 
-_TOP = 3
-"""Number of largest probabilities among the features; three suffice, according to the source."""
-
-_FAR = 1e6
-"""Bound on a feature, so that a single badly wrong model does not set the scale of the classifier."""
+_TOP = 3  # number of largest probabilities among the features; three suffice, according to the source
+_FAR = 1e6  # bound on a feature, so that a single badly wrong model does not set the scale of the classifier
 
 
 @dataclass(frozen=True)

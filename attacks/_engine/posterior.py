@@ -18,8 +18,7 @@ from leakgauge.harness.core.contract import Observation, Reconstruction
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn.prior import MOST
 
-_MIXTURE = Key(0, ("mixture",))
-"""Key that draws the initial classes of a mixture."""
+_MIXTURE = Key(0, ("mixture",))  # key that draws the initial classes of a mixture
 
 _DECREASE = 1e-5
 """Share of the objective that 200 evaluations must gain: most of it is noise, but single nats still count."""

@@ -19,8 +19,7 @@ from leakgauge.harness.learn.prior import gaussian_prior, outside
 TV, BOX = 5.0, 100.0
 """Default weights; `benchmarks/prior_weight.py` documents the choice of the first."""
 
-_SMOOTH = 1e-2
-"""Width of the rounded tip of |difference|, in units of the pixel range: L-BFGS needs a gradient at zero."""
+_SMOOTH = 1e-2  # width of the rounded tip of |difference|, in units of the pixel range: L-BFGS needs a gradient at zero
 
 
 _SPREAD = 0.1

@@ -36,8 +36,7 @@ _TOLERANCE = 3e-9
 """A search ends at this share of the misfit of a zero gradient: for 24 photographs behind the LeNet of DLG, the raw MSE
 was then 3e-6 to 5e-4. Single precision reaches about 1e-10, with half as many evaluations again."""
 
-_STAGE = 100.0
-"""Factor of the messages' weight from one stage to the next."""
+_STAGE = 100.0  # factor of the messages' weight from one stage to the next
 
 _EXPLAINED = 1e-7
 """At this share, a target counts as explained: another start would find the same inputs again. It is above the
@@ -54,8 +53,7 @@ _AFTER = 0.125
 defenses, 50 and 200 evaluations from the same start differed by 0.01 in SSIM, except once by 0.06 (`cepam-gaussian`,
 where the softened searches explain nearly all messages)."""
 
-_NEAR = 1e-5
-"""Below this share, a stalled search has found the inputs up to the limits of single precision."""
+_NEAR = 1e-5  # below this share, a stalled search has found the inputs up to the limits of single precision
 
 
 def unusable(target: Tensor) -> str:

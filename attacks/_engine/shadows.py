@@ -21,8 +21,7 @@ from leakgauge.harness.federation.round import Client, Round, client_key
 from leakgauge.harness.learn.batch import Engine, LocalPlan, Work, choose_engine, train_clients
 from leakgauge.harness.learn.tasks import ModelTask
 
-_ENTRIES = 2**27
-"""Number of entries that the runs of one batch may hold: their clients' records, models and updates."""
+_ENTRIES = 2**27  # number of entries that the runs of one batch may hold: their clients' records, models and updates
 
 
 class Recipe(NamedTuple):

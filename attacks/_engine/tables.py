@@ -25,38 +25,23 @@ _CLASSES = 24
 21.8 nats with 1 class, 19.6 with 8, 19.2 with 24 and 19.7 with 48; fitted to 300 records, 22.2 with 1 and 22.8 with
 8."""
 
-_EACH = 125
-"""Minimum mean number of records per class."""
-
-_LEVELS = 32
-"""Maximum number of values of a number that are tried: medians of equally frequent ranges."""
-
-_PASSES = 60
-"""Number of passes of expectation maximization."""
-
-_SMOOTH = 0.5
-"""Number of records with the whole table's frequencies that each class counts besides its own records."""
+_EACH = 125  # minimum mean number of records per class
+_LEVELS = 32  # maximum number of values of a number that are tried: medians of equally frequent ranges
+_PASSES = 60  # number of passes of expectation maximization
+_SMOOTH = 0.5  # number of records with the whole table's frequencies that each class counts besides its own records
 
 _NEAR = torch.cat([sign * 2.0 ** -torch.arange(3, 13)[:, None] for sign in (1, -1)])
 """[20, 1]: changes of a number that are tried besides the levels."""
 
-_SWEEPS = 6
-"""Maximum number of sweeps over all columns."""
-
-_DRAWS = 18
-"""Number of draws of each column; the first sixth is left out."""
-
-_TURNS = 4
-"""Number of alternating fits of slopes and records."""
+_SWEEPS = 6  # maximum number of sweeps over all columns
+_DRAWS = 18  # number of draws of each column; the first sixth is left out
+_TURNS = 4  # number of alternating fits of slopes and records
 
 _ASTRAY = 30.0
 """Evidence of the first layer's gradient against records, in nats, from which the search counts as failed."""
 
-_SHOWN = 0.5
-"""Minimum share of nonzero entries of a gradient: if a defense sends few entries, zeros are not estimates."""
-
-_SANE = 20.0
-"""Largest plausible entry of inputs in [0, 1] as estimated from a noisy gradient."""
+_SHOWN = 0.5  # minimum share of nonzero entries of a gradient: if a defense sends few entries, zeros are not estimates
+_SANE = 20.0  # largest plausible entry of inputs in [0, 1] as estimated from a noisy gradient
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,11 +16,8 @@ from leakgauge.harness.core.contract import Examples, Task
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 
-_EXAMPLES = 400
-"""Maximum number of examples that are evaluated."""
-
-_STAND_INS = 64
-"""Maximum number of examples of other labels that stand in for a label without examples."""
+_EXAMPLES = 400  # maximum number of examples that are evaluated
+_STAND_INS = 64  # maximum number of examples of other labels that stand in for a label without examples
 
 _RIDGE = 1e-2
 """Penalty on the squared length of each label's own direction, in units of the mean square of an entry of the last
@@ -32,20 +29,11 @@ _KINDS, _MEMBERS = 8, 4
 _BORROWED = 3.0
 """Weight of the variance that a kind borrows from equally sure kinds of other labels, in numbers of examples."""
 
-_ROUNDING = 1e-7
-"""Rounding of single precision, as a share of one image's largest possible entry."""
-
-_TAILS = 4.0
-"""Degrees of freedom of the t law; a normal law treated too many badly fitting entries as proofs."""
-
-_SWEEPS, _DROPPED = 30, 8
-"""Number of passes over the inputs of a batch, and of first passes that are discarded."""
-
-_AT_ONCE = 2**22
-"""Maximum number of entries of an intermediate result."""
-
-_DOUBT = 1e-3
-"""A probability from one round is kept at least this far from 0 and 1."""
+_ROUNDING = 1e-7  # rounding of single precision, as a share of one image's largest possible entry
+_TAILS = 4.0  # degrees of freedom of the t law; a normal law treated too many badly fitting entries as proofs
+_SWEEPS, _DROPPED = 30, 8  # number of passes over the inputs of a batch, and of first passes that are discarded
+_AT_ONCE = 2**22  # maximum number of entries of an intermediate result
+_DOUBT = 1e-3  # a probability from one round is kept at least this far from 0 and 1
 
 
 class _Shown(NamedTuple):

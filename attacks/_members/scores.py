@@ -13,11 +13,8 @@ from torch import Tensor
 Variance = Literal["pooled", "per-example", "global"]
 """How to estimate the spread of a record's confidence over the shadows, see `lira_online`."""
 
-_LEAST_STD = 1e-6
-"""Smallest standard deviation of a confidence, in nats, because float32 models resolve nothing finer."""
-
-_LEAST_P = 1e-300
-"""Smallest probability, because a label with probability 0 still needs a logarithm."""
+_LEAST_STD = 1e-6  # smallest standard deviation of a confidence, in nats, because float32 models resolve nothing finer
+_LEAST_P = 1e-300  # smallest probability, because a label with probability 0 still needs a logarithm
 
 
 def confidence(scores: Tensor, y: Tensor) -> Tensor:

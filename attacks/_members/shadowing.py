@@ -13,8 +13,7 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Attack, Examples, Observation, Task
 from leakgauge.harness.core.rng import Key
 
-_CHUNK = 1024
-"""Number of records evaluated at once."""
+_CHUNK = 1024  # number of records evaluated at once
 
 Mode = Literal["online", "offline"]
 """Whether shadow models may train on the candidates."""

@@ -34,8 +34,7 @@ from leakgauge.harness.core.errors import NoLikelihood
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn.gradients import gradients, targets_of
 
-_CHUNK = 64
-"""Number of candidates whose gradients are held at once."""
+_CHUNK = 64  # number of candidates whose gradients are held at once
 
 _PROBE = 1e-3
 """Entries of the update at which a likelihood's slope is taken, in units of the message's root mean square: far below

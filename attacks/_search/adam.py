@@ -11,14 +11,9 @@ from torch import Tensor
 from leakgauge.attacks._engine.matching import Function
 from leakgauge.attacks._search.lbfgs import UNWATCHED, Minima, Status
 
-_DECAY = 0.1
-"""Factor of the size of signed steps after 3/8, 5/8 and 7/8 of the evaluations."""
-
-_MEMORIES = (0.9, 0.999)
-"""Decay of the running mean and mean square (Kingma and Ba 2015, Algorithm 1)."""
-
-_TINY = 1e-8
-"""Added to the root mean square of signs, which is zero only if every gradient was zero."""
+_DECAY = 0.1  # factor of the size of signed steps after 3/8, 5/8 and 7/8 of the evaluations
+_MEMORIES = (0.9, 0.999)  # decay of the running mean and mean square (Kingma and Ba 2015, Algorithm 1)
+_TINY = 1e-8  # added to the root mean square of signs, which is zero only if every gradient was zero
 
 _ROUNDING = 64.0
 """Multiple of the machine's precision: a smaller share of a problem's largest slope is rounding. Adam would make it a

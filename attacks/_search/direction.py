@@ -23,8 +23,7 @@ STEP = 0.1
 SMOOTHNESS = 3e-3
 """Weight of the total variation, see `Direction`; `inverting-gradients` documents its choice."""
 
-_WHITE_STEP = 0.3
-"""Size of the first steps in the coordinates of a fitted prior, in standard deviations."""
+_WHITE_STEP = 0.3  # size of the first steps in the coordinates of a fitted prior, in standard deviations
 
 _WHITE_WEIGHT = 0.3
 """Weight of a fitted prior. The weight and the step were chosen for 16 CIFAR-10 training images behind three trained

@@ -20,14 +20,9 @@ from leakgauge.harness.core.native import Library, library_for
 _ARMIJO = 1e-4
 """Share of the decrease predicted by the slope that a step must achieve (Nocedal & Wright 2006, sec. 3.1)."""
 
-_CURVATURE = 1e-8
-"""If s.y of a pair is below this share of |s||y|, the next direction would be mostly rounding."""
-
-_SHORTEST = 2.0**-20
-"""A shorter step changes a float32 point by little more than its rounding."""
-
-_HISTORY = 100
-"""Number of accepted pairs in memory; gradient matching needs 50 or more (measured)."""
+_CURVATURE = 1e-8  # if s.y of a pair is below this share of |s||y|, the next direction would be mostly rounding
+_SHORTEST = 2.0**-20  # a shorter step changes a float32 point by little more than its rounding
+_HISTORY = 100  # number of accepted pairs in memory; gradient matching needs 50 or more (measured)
 
 _PAIRS = torch.bfloat16
 """Pairs are rounded to this type, because much of a search is reading them. Of 48 images, `idlg` and `dlg` recovered 45
@@ -35,8 +30,7 @@ with rounded pairs and 46 with pairs in single precision, in .99 of the evaluati
 .97 to 1.11 of them, to a mean SSIM of .7072, .7117 and .7203 instead of .7072, .7117 and .7187.
 """
 
-_WINDOW = 200
-"""Number of evaluations between checks for stalling."""
+_WINDOW = 200  # number of evaluations between checks for stalling
 
 UNWATCHED = 16
 """Number of turns between checks for finished problems on an accelerator, because each check makes the host wait."""
