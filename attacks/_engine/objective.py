@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -20,8 +21,7 @@ from leakgauge.harness.learn.gradients import takes_numbers, targets_of
 Kind = Literal["l2", "likelihood"]
 
 _DECODED = 2**25
-"""Maximum number of entries in the cache of likelihoods. Each likelihood decodes the messages of one chunk; chunks
-change when a victim leaves the batch, and a search of a table has a chunk for every few values of each victim."""
+"""Maximum number of entries in the cache of likelihoods, each of which decodes the messages of one chunk of victims."""
 
 
 @dataclass(frozen=True)
@@ -92,14 +92,14 @@ class Objective(NamedTuple):
 
     messages: Function
     nothing: Tensor
-    believed: Callable[[Function], Function]
+    believed: Callable[[Function], Function] | None
 
     def at(self, strength: float) -> Function:
         """The sum of misfit and prior; the misfit is scaled so its value for zero updates is at most `strength`."""
         weighed = self.messages
         if bool((self.nothing > strength).any()):
-            weighed = _Weighted(weighed, strength / self.nothing.clamp(min=strength))
-        return self.believed(weighed)
+            weighed = partial(_weighted, weighed, strength / self.nothing.clamp(min=strength))
+        return weighed if self.believed is None else self.believed(weighed)
 
 
 def objective(
@@ -118,14 +118,11 @@ def objective(
         function, misfit_of_zero = _of_round(observation, sighting, fixed, explains)
         functions.append(function)
         nothing = nothing + misfit_of_zero
-    messages = functions[0] if len(functions) == 1 else _Sum(tuple(functions))
-    shape, images, prior = task.input_shape, sightings[0].messages[0].images, explains.prior
-
-    others = 0 if labels is not None else images * task.classes
-
-    def believed(misfit: Function) -> Function:
-        return misfit if prior is None else Believed(misfit, prior, shape, images, others=others)
-
+    messages = functions[0] if len(functions) == 1 else partial(_sum, functions)
+    images, believed = sightings[0].messages[0].images, None
+    if explains.prior is not None:
+        others = 0 if labels is not None else images * task.classes
+        believed = partial(Believed, prior=explains.prior, shape=task.input_shape, images=images, others=others)
     return Objective(messages, nothing, believed)
 
 
@@ -133,110 +130,77 @@ def _of_round(
     observation: Observation, sighting: Sighting, labels: Tensor | None, explains: Explains
 ) -> tuple[Function, Tensor]:
     """The misfit of one round, and its value [n] for updates of zero."""
-    task, message, params, rule = (
-        observation.task,
-        sighting.messages[0],
-        sighting.model.params,
-        observation.defense.local,
-    )
+    message, params, rule = sighting.messages[0], sighting.model.params, observation.defense.local
     zero = params.new_zeros(len(sighting.messages), params.numel())
     each = torch.arange(len(zero), device=zero.device)
     aware = explains.kind == "likelihood"
     nominal = aware and (rule.poisson or observation.defense.step_noise(observation.setting) > 0)
-    local = Local.of(observation.setting, sighting.lr, message.steps, rule.clip if aware else None, nominal=nominal)
-    unlikely, factor = (
-        _Unlikelihood(observation, sighting),
-        update_per_gradient(observation.setting, sighting).to(params.device),
-    )
+    clip = rule.clip if aware else None
+    local = Local.of(observation.setting, sighting.lr, message.steps, clip, nominal=nominal)
+    unlikely = _Unlikelihood(observation, sighting)
+    factor = update_per_gradient(observation.setting, sighting).to(params.device)
     misfit: Misfit
     if not explains.unroll or (local.one_gradient(message.images) and message.users == 1):
         if aware:
-            misfit = _OfGradients(unlikely, factor)
+            misfit = partial(_of_gradients, unlikely, factor)
         else:
-            misfit = SquaredDistance(gradients_of_round(observation, sighting, numbers=True).to(params), explains.scale)
-        return evaluator(task, params, misfit, images=message.images, labels=labels), misfit(zero, each)
+            estimates = gradients_of_round(observation, sighting, numbers=True)
+            misfit = SquaredDistance(estimates.to(params), explains.scale)
+        function = evaluator(observation.task, params, misfit, images=message.images, labels=labels)
+        return function, misfit(zero, each)
     misfit = unlikely
     if not aware:
         estimates = gradients_of_round(observation, sighting, numbers=True).to(factor.device)
-        misfit = _Distance(estimates * factor[:, None], factor, explains.scale)
-    function = update_evaluator(task, params, misfit, local, images=message.images, users=message.users, labels=labels)
+        misfit = partial(_distance, estimates * factor[:, None], factor, explains.scale)
+    function = update_evaluator(
+        observation.task, params, misfit, local, images=message.images, users=message.users, labels=labels
+    )
     if message.users > 1:
         zero = zero[:, None].expand(-1, message.users, -1)
     return function, misfit(zero, each)
 
 
-@dataclass(frozen=True, eq=False)
-class _Distance:
-    """Squared distance of messages [m, d] or [m, users, d] to estimates, in units of gradients."""
-
-    targets: Tensor
-    per_gradient: Tensor
-    scale: float
-
-    def __call__(self, gradients: Tensor, instances: Tensor) -> Tensor:
-        whole = gradients if gradients.ndim == 2 else gradients.sum(dim=1)
-        off = (whole - self.targets[instances]) / self.per_gradient[instances, None]
-        return self.scale * off.square().sum(dim=1)
+def _distance(targets: Tensor, per_gradient: Tensor, scale: float, gradients: Tensor, instances: Tensor) -> Tensor:
+    """Squared distance of messages [m, d] or [m, users, d] to estimates, in units of gradients: a `Misfit`."""
+    whole = gradients if gradients.ndim == 2 else gradients.sum(dim=1)
+    off = (whole - targets[instances]) / per_gradient[instances, None]
+    return scale * off.square().sum(dim=1)
 
 
-@dataclass(frozen=True, eq=False)
-class _OfGradients:
-    """A misfit of messages as a function of mean gradients."""
-
-    misfit: Misfit
-    per_gradient: Tensor
-
-    def __call__(self, gradients: Tensor, instances: Tensor) -> Tensor:
-        return self.misfit(self.per_gradient[instances, None] * gradients, instances)
+def _of_gradients(misfit: Misfit, per_gradient: Tensor, gradients: Tensor, instances: Tensor) -> Tensor:
+    """A `Misfit` of messages as a function of mean gradients."""
+    return misfit(per_gradient[instances, None] * gradients, instances)
 
 
 @dataclass(frozen=True, eq=False)
 class _Unlikelihood:
-    """-log p(received | the messages before the defense), from the defense itself."""
+    """-log p(received | the messages before the defense), from the defense itself: a `Misfit`."""
 
     observation: Observation
     sighting: Sighting
     cache: dict[tuple[int, ...], Placed] = field(default_factory=dict)
     # the host waits for the numbers of the instances once, not at each evaluation
-    _members: Latest[tuple[int, ...]] = field(default_factory=lambda: Latest(_numbers))
+    _members: Latest[tuple[int, ...]] = field(default_factory=lambda: Latest(lambda rows: tuple(rows.tolist())))
 
     def __call__(self, gradients: Tensor, instances: Tensor) -> Tensor:
-        members = self._members(instances)
+        members, setting = self._members(instances), self.observation.setting
         if members not in self.cache:
-            if (len(self.cache) + 1) * len(members) * self.observation.setting.dim > _DECODED:
+            if (len(self.cache) + 1) * len(members) * setting.dim > _DECODED:
                 self.cache.clear()
             messages = [self.sighting.messages[i] for i in members]
-            wires, links = [message.wire for message in messages], links_of(self.observation.setting, messages)
-            found = likelihood_of(self.observation.defense, self.sighting.model.state, wires, links)
-            self.cache[members] = Placed(found, gradients.device)
+            given = [message.wire for message in messages], links_of(setting, messages)
+            likelihood = likelihood_of(self.observation.defense, self.sighting.model.state, *given)
+            self.cache[members] = Placed(likelihood, gradients.device)
         return self.cache[members](gradients)
 
 
-def _numbers(instances: Tensor) -> tuple[int, ...]:
-    """Instances [m] as numbers."""
-    return tuple(instances.tolist())
-
-
-@dataclass(frozen=True, eq=False)
-class _Sum:
+def _sum(functions: Sequence[Function], candidates: Tensor, instances: Tensor) -> Evaluation:
     """The sum of several functions of the same candidates."""
-
-    functions: tuple[Function, ...]
-
-    def __call__(self, candidates: Tensor, instances: Tensor) -> Evaluation:
-        found = [function(candidates, instances) for function in self.functions]
-        values, gradients = (torch.stack(parts).sum(dim=0) for parts in zip(*found, strict=True))
-        return Evaluation(values, gradients)
+    each = [function(candidates, instances) for function in functions]
+    return Evaluation(*(torch.stack(terms).sum(dim=0) for terms in zip(*each, strict=True)))
 
 
-@dataclass(frozen=True, eq=False)
-class _Weighted:
+def _weighted(function: Function, weight: Tensor, candidates: Tensor, instances: Tensor) -> Evaluation:
     """A function with one weight [n] per instance."""
-
-    function: Function
-    weight: Tensor
-
-    def __call__(self, candidates: Tensor, instances: Tensor) -> Evaluation:
-        value, gradient = self.function(candidates, instances)
-        weight = self.weight[instances]
-        return Evaluation(weight * value, weight[:, None] * gradient)
+    (value, gradient), own = function(candidates, instances), weight[instances]
+    return Evaluation(own * value, own[:, None] * gradient)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,11 +21,7 @@ from leakgauge.harness.core.table import Column, likeliest_number, parts, record
 from leakgauge.harness.learn.layers import Chain, Dense, Flatten, Scale
 from leakgauge.harness.learn.tasks import ModelTask
 
-_CLASSES = 24
-"""Maximum number of classes of the mixture. Fitted to 3,000 Adult records, the mean energy of 1,000 other records was
-21.8 nats with 1 class, 19.6 with 8, 19.2 with 24 and 19.7 with 48; fitted to 300 records, 22.2 with 1 and 22.8 with
-8."""
-
+_CLASSES = 24  # maximum number of classes of the mixture; `docs/attacks.md` has the energies with fewer and with more
 _EACH = 125  # minimum mean number of records per class
 _LEVELS = 32  # maximum number of values of a number that are tried: medians of equally frequent ranges
 _PASSES = 60  # number of passes of expectation maximization
@@ -68,32 +65,19 @@ class Mixture:
     def fit(cls, x: Tensor, columns: Sequence[Column], key: Key, classes: int = _CLASSES) -> Mixture:
         """The mixture fitted to records x [n, p]."""
         x, count = records(x.double(), columns), max(1, min(classes, len(x) // _EACH))
-        values, edges = zip(*(_levels(part) for _, part in parts(x, columns)), strict=True)
+        entries = [column for _, column in parts(x, columns)]
+        values, edges = zip(*map(_levels, entries), strict=True)
         codes = [
-            one_hot(_codes(part, edge), len(value)).double()
-            for (_, part), edge, value in zip(parts(x, columns), edges, values, strict=True)
+            one_hot(_codes(column, edge), len(value)).double()
+            for column, edge, value in zip(entries, edges, values, strict=True)
         ]
         belongs = rng.uniform(key, (len(x), count), dtype=torch.float64) + 1e-3
         belongs = belongs / belongs.sum(1, keepdim=True)
-        found = cls._given(belongs, columns, values, edges, codes)
+        weights, chances = _maximized(belongs, codes)
         for _ in range(_PASSES - 1):
-            scores = [code @ chance.T for code, chance in zip(codes, found.chances, strict=True)]
-            belongs = (found.weights + torch.stack(scores).sum(0)).softmax(1)
-            found = cls._given(belongs, columns, values, edges, codes)
-        return found
-
-    @classmethod
-    def _given(
-        cls,
-        belongs: Tensor,
-        columns: Sequence[Column],
-        values: tuple[Tensor, ...],
-        edges: tuple[Tensor, ...],
-        codes: Sequence[Tensor],
-    ) -> Mixture:
-        """The mixture given class probabilities `belongs` [n, k] of records with values `codes`, [n, v] per column."""
-        chances = tuple(_chances(belongs, code) for code in codes)
-        return cls(tuple(columns), values, edges, belongs.mean(0).log(), chances)
+            scores = [code @ chance.T for code, chance in zip(codes, chances, strict=True)]
+            weights, chances = _maximized((weights + torch.stack(scores).sum(0)).softmax(1), codes)
+        return cls(tuple(columns), values, edges, weights, chances)
 
     @property
     def words(self) -> str:
@@ -111,14 +95,14 @@ class Mixture:
         uniform = rng.uniform(key, (1 + len(self.values), n), dtype=torch.float64)
         kind = _drawn(self.weights.expand(n, -1), uniform[0])
         each = zip(self.values, self.chances, uniform[1:], strict=True)
-        return torch.cat([values[_drawn(chances[kind], one)] for values, chances, one in each], 1)
+        return torch.cat([values[_drawn(chances[kind], draws)] for values, chances, draws in each], 1)
 
     def energy(self, x: Tensor) -> Tensor:
         """[m] float64: -log p of records x [m, ..., p], summed over all axes but the first."""
         score = self.weights.expand(x.shape[:-1].numel(), -1)
         each = parts(x.double().flatten(0, -2), self.columns)
-        for (_, part), edge, chance in zip(each, self.edges, self.chances, strict=True):
-            score = score + chance.T[_codes(part, edge)]
+        for (_, entries), edge, chance in zip(each, self.edges, self.chances, strict=True):
+            score = score + chance.T[_codes(entries, edge)]
         return -score.logsumexp(1).view(len(x), -1).sum(1)
 
 
@@ -128,25 +112,31 @@ def _drawn(chances: Tensor, uniform: Tensor) -> Tensor:
     return torch.searchsorted(total, uniform[:, None], right=True)[:, 0].clamp(max=chances.shape[1] - 1)
 
 
-def _levels(part: Tensor) -> tuple[Tensor, Tensor]:
+def _levels(entries: Tensor) -> tuple[Tensor, Tensor]:
     """Values [v, width] of a column and the bounds [v - 1] between them, from its entries [n, width]."""
-    if part.shape[1] > 1:
-        return torch.eye(part.shape[1], dtype=part.dtype), part.new_zeros(0)
-    ordered = part[:, 0].sort().values
+    if entries.shape[1] > 1:
+        return torch.eye(entries.shape[1], dtype=entries.dtype), entries.new_zeros(0)
+    ordered = entries[:, 0].sort().values
     chunks = torch.tensor_split(ordered, min(_LEVELS, len(ordered)))
     values = torch.unique(torch.stack([chunk[len(chunk) // 2] for chunk in chunks]))
     return values[:, None], (values[1:] + values[:-1]) / 2
 
 
-def _codes(part: Tensor, edges: Tensor) -> Tensor:
+def _codes(entries: Tensor, edges: Tensor) -> Tensor:
     """[n]: the number of the value of each entry [n, width]."""
-    return part.argmax(1) if part.shape[1] > 1 else torch.bucketize(part[:, 0].contiguous(), edges)
+    return entries.argmax(1) if entries.shape[1] > 1 else torch.bucketize(entries[:, 0].contiguous(), edges)
 
 
-def _chances(belongs: Tensor, code: Tensor) -> Tensor:
-    """[k, v]: log probabilities of the values in each class, smoothed with those of the whole table."""
-    counts, overall = belongs.T @ code, (code.sum(0) + 0.5) / (code.sum() + 0.5 * code.shape[1])
-    return ((counts + _SMOOTH * overall) / (counts.sum(1, keepdim=True) + _SMOOTH)).log()
+def _maximized(belongs: Tensor, codes: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """`weights` and `chances`, given class probabilities [n, k] and values [n, v] for each column, as 0 or 1.
+
+    The chances are smoothed with those of the whole table.
+    """
+    chances = []
+    for code in codes:
+        counts, overall = belongs.T @ code, (code.sum(0) + 0.5) / (code.sum() + 0.5 * code.shape[1])
+        chances.append(((counts + _SMOOTH * overall) / (counts.sum(1, keepdim=True) + _SMOOTH)).log())
+    return belongs.mean(0).log(), tuple(chances)
 
 
 class Settled(NamedTuple):
@@ -167,11 +157,11 @@ def settle(misfit: Function, mixture: Mixture, x: Tensor) -> Settled:
         misfit: misfit of inputs [m, b p], for instances 0 to m - 1.
     """
     x = records(x, mixture.columns)
-    value = misfit(x.flatten(1), torch.arange(len(x))).value.double() + mixture.energy(x)
+    value = _value(misfit, mixture, x)
     used = torch.ones(len(x), dtype=torch.int64)
     for _ in range(_SWEEPS):
         before = value
-        for record, place in _places(x, mixture):
+        for record, place in itertools.product(range(x.shape[1]), range(len(mixture.columns))):
             tried, sums = _alternatives(misfit, mixture, x, record, place, _NEAR)
             least, at = sums.min(1)
             better = least < value
@@ -193,14 +183,15 @@ def typical(misfit: Function, mixture: Mixture, x: Tensor, key: Key) -> Settled:
     Sources: Geman and Geman 1984, "Stochastic relaxation, Gibbs distributions, and the Bayesian restoration of images";
         Gelfand and Smith 1990, "Sampling-based approaches to calculating marginal densities", for the mean of the laws.
     """
-    x, used, places = x.clone(), 1, _places(x, mixture)
+    x, used = x.clone(), 1
+    places = list(itertools.product(range(x.shape[1]), range(len(mixture.columns))))
     laws: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {place: [] for place in places}
     for sweep in range(_DRAWS):
         for record in range(x.shape[1]):
             x = _replaced(misfit, mixture, x, record, key.child("other", sweep, record))
         for record, place in places:
             tried, sums = _alternatives(misfit, mixture, x, record, place, torch.zeros(1, 1))
-            values = torch.split(tried[:, :, record], [one.width for one in mixture.columns], -1)[place]
+            values = torch.split(tried[:, :, record], [column.width for column in mixture.columns], -1)[place]
             if mixture.columns[place].width == 1:  # the present value shares the probability of its range with a level
                 level = _codes(values[:, -1].double(), mixture.edges[place])[:, None]
                 sums = sums.scatter_add(1, level, torch.full_like(sums[:, :1], math.log(2)))
@@ -212,7 +203,7 @@ def typical(misfit: Function, mixture: Mixture, x: Tensor, key: Key) -> Settled:
                 laws[record, place].append((values, (-sums).softmax(1)))
     likely = [_likely(mixture.columns[place], laws[record, place]) for record, place in places]
     x = records(torch.cat(likely, 1).view(x.shape), mixture.columns)
-    value = misfit(x.flatten(1), torch.arange(len(x))).value.double() + mixture.energy(x)
+    value = _value(misfit, mixture, x)
     return Settled(x, value, torch.full((len(x),), used + 2 * _DRAWS * x.shape[1]))
 
 
@@ -221,21 +212,22 @@ def _replaced(misfit: Function, mixture: Mixture, x: Tensor, record: int, key: K
     other = x.clone()
     other[:, record] = mixture.draw(len(x), key.child("record")).to(x.dtype)
     rows = torch.arange(len(x))
-    before, after = (misfit(one.flatten(1), rows).value.double() for one in (x, other))
+    before, after = (misfit(tried.flatten(1), rows).value.double() for tried in (x, other))
     taken = rng.uniform(key.child("taken"), (len(x),), dtype=torch.float64).log() < before - after
     return torch.where(taken[:, None, None], other, x)
 
 
 def _likely(column: Column, laws: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """[m, width]: a column's guess from several laws of values [m, v, width] with probabilities [m, v]."""
-    values, chances = (torch.cat(part, 1) for part in zip(*laws, strict=True))
+    values, chances = (torch.cat(each, 1) for each in zip(*laws, strict=True))
     if column.width == 1:
         return likeliest_number(values[:, :, 0], chances, column.tolerance)[:, None]
     return (values * chances[:, :, None].to(values.dtype)).sum(1)
 
 
-def _places(x: Tensor, mixture: Mixture) -> list[tuple[int, int]]:
-    return [(record, place) for record in range(x.shape[1]) for place in range(len(mixture.columns))]
+def _value(misfit: Function, mixture: Mixture, x: Tensor) -> Tensor:
+    """[m]: misfit plus energy of records [m, b, p]."""
+    return misfit(x.flatten(1), torch.arange(len(x))).value.double() + mixture.energy(x)
 
 
 def _alternatives(
@@ -246,7 +238,7 @@ def _alternatives(
     Args:
         near: [w, 1], changes of a number that are also tried.
     """
-    m, start, column = len(x), sum(one.width for one in mixture.columns[:place]), mixture.columns[place]
+    m, start, column = len(x), sum(before.width for before in mixture.columns[:place]), mixture.columns[place]
     values = mixture.values[place].to(x.dtype).expand(m, -1, -1)
     if column.width == 1:
         present = x[:, None, record, start : start + 1]
@@ -260,27 +252,27 @@ def _alternatives(
 
 
 @torch.no_grad()
-def restore(misfit: Function, mixture: Mixture, x: Tensor, told: FirstLayer | None, key: Key) -> Settled:
+def restore(misfit: Function, mixture: Mixture, x: Tensor, layer: FirstLayer | None, key: Key) -> Settled:
     """Typical records near the records that explain the messages best, searched from x [m, b, p] and other starts.
 
     Args:
         misfit: as for `settle`.
-        told: the first layer's gradients of the same records, if known.
+        layer: the first layer's gradients of the same records, if known.
     """
     starts, shown = [x, mixture.likeliest(x)], None
-    if told is not None:
-        told, shown = told.settle(mixture, starts[1], key.child("first"))
+    if layer is not None:
+        layer, shown = layer.settle(mixture, starts[1], key.child("first"))
         starts.append(shown.x.to(x.dtype))
     tried = [settle(misfit, mixture, start) for start in starts]
-    best = torch.stack([one.value for one in tried]).argmin(0)
-    nearest = torch.stack([one.x for one in tried])[best, torch.arange(len(x))]
-    found = typical(misfit, mixture, nearest, key.child("typical"))
-    x = found.x
-    if told is not None and shown is not None:
-        astray = told.least(x) > told.least(shown.x) + _ASTRAY
+    best = torch.stack([settled.value for settled in tried]).argmin(0)
+    nearest = torch.stack([settled.x for settled in tried])[best, torch.arange(len(x))]
+    usual = typical(misfit, mixture, nearest, key.child("typical"))
+    x = usual.x
+    if layer is not None and shown is not None:
+        astray = layer.least(x) > layer.least(shown.x) + _ASTRAY
         x = torch.where(astray[:, None, None], shown.x.to(x.dtype), x)
-    value = misfit(x.flatten(1), torch.arange(len(x))).value.double() + mixture.energy(x)
-    return Settled(x, value, torch.stack([one.evaluations for one in (*tried, found)]).sum(0))
+    used = torch.stack([settled.evaluations for settled in (*tried, usual)]).sum(0)
+    return Settled(x, _value(misfit, mixture, x), used)
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,11 +315,11 @@ class FirstLayer:
         """Fitted slopes and typical records [n, 1, p], starting from records x."""
         # a bias gradient that noise hides does not show the scale
         sane = self.inputs.abs().amax(1, keepdim=True) < _SANE
-        here, found = self._with(torch.where(sane, self.inputs, x[:, 0].double())), x.double()
+        layer, x = self._with(torch.where(sane, self.inputs, x[:, 0].double())), x.double()
         for _ in range(_TURNS):
-            found = settle(here, mixture, found).x
-            here = here._with(found[:, 0])
-        return here, typical(here, mixture, found, key)
+            x = settle(layer, mixture, x).x
+            layer = layer._with(x[:, 0])
+        return layer, typical(layer, mixture, x, key)
 
     def _with(self, inputs: Tensor) -> FirstLayer:
         """The same with the slopes that fit inputs [n, p] best."""
