@@ -41,8 +41,7 @@ class InvertingGradients(ByLabels):
         lr: size of the first steps, in units of the pixel range; it is divided by ten after 3/8, 5/8 and 7/8 of all
             steps.
         tv: weight of the mean difference of neighboring pixels, horizontal plus vertical; the distance is in [0, 2]. It
-            was set once, on 8 photographs behind the LeNet of DLG, not per image or defense: SSIM 0.82 with 3e-3, 0.80
-            with 1e-2, 0.68 with 3e-2; on 8 other photographs 0.81 with 3e-3, 0.38 with 1e-4 and 0.34 with 1e-6.
+            was set once, on 8 photographs behind the LeNet of DLG, not per image or defense (`docs/attacks.md`).
         labels: `inferred`, or `given`: the true labels, which a study must grant.
         start: law of the first dummy inputs: `uniform` (in [0, 1]) or `normal` (standard, cut to [0, 1]).
         prior: `tv`: total variation, as published; `gaussian` or `module:function`: the prior of `map`, with the angle

@@ -34,11 +34,7 @@ class Learned(ByLabels):
     The attacker sends auxiliary images as clients send theirs, through the defense's own code with its own keys. The
     network learns to recover the images from the received messages. One network serves all victims with equal numbers
     of images, users and steps. It reads only the last layer: the restored labels determine which rows belong to which
-    image, and the rows give the layer's input. For held-out photographs behind the LeNet of DLG, without noise, a
-    network without the linear part reached SSIM 0.59 from the layer's input and 0.39 from 2000 random projections of
-    the whole gradient, after three epochs each; a linear map of the layer's input reached 0.72. Additional random
-    projections changed nothing without noise, lost 0.03 to 0.09 under normal noise, and gained 0.04 behind a clamp of
-    single coordinates, which clips the last layer's rows.
+    image, and the rows give the layer's input; random projections of the whole gradient do worse (`docs/attacks.md`).
 
     Must know: one message of each victim, the model of its round, the defense with its parameters, how clients train,
     and data of the same kind; a server or an eavesdropper does. Without the shared key, it trains on an outsider's

@@ -33,9 +33,7 @@ class MAP(ByPosterior):
         prior: `gaussian`: the normal law with the mean and covariance of at most 3,000 auxiliary inputs; the search
             runs in its coordinates and starts from the mean. `tv`: total variation, which needs no auxiliary data; the
             search starts from random inputs. `module:function`: your own function, called with auxiliary inputs
-            [n, *input_shape] and `box` (see `attacks._engine.prior.Prior`). `gaussian` has twice the SSIM of `tv`
-            behind `jopeq`, `cepam-gaussian` and noise of 0.1, with a quarter of the evaluations
-            (`benchmarks/prior_weight.py`).
+            [n, *input_shape] and `box` (see `attacks._engine.prior.Prior`). `docs/attacks.md` compares them.
         tv: weight of the total variation, in nats per unit of pixel difference. It was set once, on 16 CIFAR-10 images
             with normal noise of 0.003, 0.01 and 0.05 (`benchmarks/prior_weight.py`), not per image or defense.
         box: weight of the squared distance of a pixel to [0, 1], in nats.
@@ -50,9 +48,7 @@ class MAP(ByPosterior):
         start: law of the first dummy inputs of `tv`: `uniform` (in [0, 1]) or `normal` (standard).
         ease: first weight of the messages, in nats for an update of zero. If the likelihood weighs more, the search
             continues in stages, each with a hundred times the weight, up to the likelihood's own weight. Without noise,
-            the likelihood is so steep that the search would ignore the prior: for six CIFAR-10 images behind 3 % of the
-            coordinates, drawn at random, the SSIM was 0.04 without stages and 0.54, 0.53 and 0.52 with 3e4, 3e5 and
-            3e6. Under noise of 0.003 and 0.03, stages changed nothing.
+            the likelihood is so steep that the search would ignore the prior (`docs/attacks.md` has an example).
         warm: evaluations of each preliminary search, and twice those of all searches with softened layers, if the model
             has kinks; 0: no such searches. If the gradient of the first dense layer shows its inputs (one image;
             `gaussian`), a preliminary search matches only the layers before it, from three starts (without layers

@@ -21,9 +21,8 @@ from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.learn.tasks import ModelTask
 
 _UNEXPLAINED = 0.5
-"""Largest share of a tensor of the received gradient that the batch may leave unexplained, up to a factor. Exact
-batches left at most 1e-11, batches with some correct images 0.03 to 0.57, chance batches 0.6 to 1. One wrong batch of
-two images left 0.38 and was returned."""
+"""Largest share of a tensor of the received gradient that the batch may leave unexplained, up to a factor: exact
+batches left at most 1e-11, batches with some correct images 0.03 to 0.57, chance batches 0.6 to 1, one of them 0.38."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +39,8 @@ class Spear(Attack):
     full-batch steps on few images is solved if enough units stay inactive; its objective is then that of the
     first-order approximation, which is not small.
 
-    Practical up to 10 images behind a fresh `mlp`, fewer behind a trained one, whose units are active more often. Exact
-    batches (MSE < 1e-6) among 5 with 2, 4, 6, 8 and 10 images each, on a busy core:
-        `mlp`, digits: 5 5 5 5 4 fresh, in 0.03 to 6 s; 5 5 5 5 0 after 5 rounds (37 of 50 images in batches of 10)
-        `mlp`, mnist: 5 5 5 5 5 fresh, in 0.4 to 1.1 s; 5 5 4 0 after 5 rounds (10 not run)
-        `mlp-small`, mnist, 2, 3, 4, 6 images: 4 5 5 4 fresh; 2 3 0 0 after 5 rounds
-    A batch that is not found takes 3 to 15 s.
+    Practical up to 10 images behind a fresh `mlp`, fewer behind a trained one, whose units are active more often
+    (`docs/attacks.md` has counts). A batch that is not found takes 3 to 15 s.
 
     Edge cases, each a guess with a `failure`: a gradient or model that is zero or not finite; fewer directions in the
     gradient than images; fewer units than images; no hidden layer; a batch that does not explain the gradient. A batch

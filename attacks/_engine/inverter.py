@@ -115,20 +115,20 @@ def fit(train: Pairs, held: Pairs, plan: Plan, *, pixels: bool, key: Key) -> Inv
         rest = Pairs(inputs, wanted - layers(inputs)), Pairs(held_inputs, held_wanted - layers(held_inputs))
         first, bias, second = _learn(*rest, plan, key)
         layers = layers._replace(first=first, bias=bias, second=second)
-    found = Inverter(scale, layers, pixels, math.nan)
-    return found._replace(error=float((found(held.features) - held.images.flatten(1)).square().mean()))
+    network = Inverter(scale, layers, pixels, math.nan)
+    return network._replace(error=float((network(held.features) - held.images.flatten(1)).square().mean()))
 
 
 def _principal(images: Tensor, components: int) -> tuple[Tensor, Tensor]:
     """Mean [D] and first principal directions [D, k] of images [n, D]; k is at most `components`, n and D."""
     mean = images.mean(dim=0)
-    apart = (images - mean).double()
-    if len(apart) < apart.shape[1]:
-        _, vectors = torch.linalg.eigh(apart @ apart.T)
+    off = (images - mean).double()
+    if len(off) < off.shape[1]:
+        _, vectors = torch.linalg.eigh(off @ off.T)
         # orthonormal even if a direction has almost no variance
-        directions, _ = torch.linalg.qr(apart.T @ vectors.flip(1)[:, :components])
+        directions, _ = torch.linalg.qr(off.T @ vectors.flip(1)[:, :components])
     else:
-        _, vectors = torch.linalg.eigh(apart.T @ apart)
+        _, vectors = torch.linalg.eigh(off.T @ off)
         directions = vectors.flip(1)[:, :components]
     return mean, directions.to(images.dtype)
 
@@ -138,9 +138,9 @@ def _ridge(train: Pairs, held: Pairs) -> Tensor:
     inputs = train.features
     values, vectors = torch.linalg.eigh((inputs.T @ inputs).double() / len(inputs))
     rotated = vectors.T @ ((inputs.T @ train.images).double() / len(inputs))
-    seen = held.features.double() @ vectors
+    turned = held.features.double() @ vectors
     tried = torch.stack([rotated / (values.clamp(min=0.0) + ridge)[:, None] for ridge in _RIDGES])
-    errors = (seen @ tried - held.images).square().mean(dim=1)
+    errors = (turned @ tried - held.images).square().mean(dim=1)
     columns = torch.arange(train.images.shape[1])
     chosen: Tensor = vectors @ tried[errors.argmin(dim=0), :, columns].T
     return chosen.to(inputs.dtype)

@@ -21,25 +21,12 @@ from leakgauge.harness.learn.kernels import Kernel, Outer
 
 _T = TypeVar("_T")
 
-_ENTRIES = 2**20
-"""Gradient entries of one chunk with the manual kernel: with 789,000 entries per instance, 8 at once took 6.5 ms each,
-single instances 2.4 ms."""
-
-_WIDE = 50_000_000
-"""The same for autograd: with 11.2 million entries per instance, 8 at once took 0.19 to 0.36 s each, 4 took 0.10 s, and
-single instances 0.18 s."""
-
-_COPIES = 8
-"""On an accelerator: arrays of the size of the gradients that an evaluation holds at once, with the layers' own."""
-
-_SMALL = 2**17
-"""Gradient entries of one chunk of more than 8: for 16 digits behind `mlp-small`, one chunk of 16 took 0.73 of the time
-of two chunks of 8."""
-
-_TOGETHER, _NUMBERS = 32, 2**22
-"""Maximum number of victims searched at once, and of entries in all their gradients: for 24 digits behind a linear
-model, three searches of 8 took 1.4 times as long as one search of 24; a chunk of large gradients holds only one victim
-anyway."""
+# Sizes at which an evaluation is fastest; `docs/attacks.md` has the times, under "Speed and the usual loops".
+_ENTRIES = 2**20  # gradient entries of one chunk with the manual kernel
+_WIDE = 50_000_000  # the same for autograd
+_SMALL = 2**17  # gradient entries of one chunk of more than 8 candidates
+_COPIES = 8  # on an accelerator: arrays of the size of the gradients that an evaluation holds, with the layers' own
+_TOGETHER, _NUMBERS = 32, 2**22  # maximum number of victims searched at once, and of entries in all their gradients
 
 
 def at_once(dim: int) -> int:
@@ -125,13 +112,12 @@ class SquaredDistance:
             squares = vector_norm(gradients.sub_(sought), dim=1).square_()
         else:
             squares, (m, width) = gradients.new_empty(len(gradients), dtype=torch.float64), gradients.shape
-            arrays = (one.data_ptr() for one in (gradients, sought, squares))
-            if outer is None:
-                native.subtract(m, width, *arrays, width, 0, 0, None, None)
-            else:
+            arrays = (array.data_ptr() for array in (gradients, sought, squares))
+            product: tuple[int | None, ...] = (width, 0, 0, None, None)
+            if outer is not None:
                 first, slopes, inputs = outer
-                sizes = first, slopes.shape[1], inputs.shape[1]
-                native.subtract(m, width, *arrays, *sizes, slopes.data_ptr(), inputs.data_ptr())
+                product = (first, slopes.shape[1], inputs.shape[1], slopes.data_ptr(), inputs.data_ptr())
+            native.subtract(m, width, *arrays, *product)
             squares = squares.to(gradients.dtype)
         return Sloped(self.scale * squares, gradients, 2 * self.scale)
 
@@ -193,17 +179,17 @@ class Evaluator:
     send: Callable[[Tensor, Tensor], Tensor]
     chunk: int = 8
     kernel: Kernel | None = None
-    _parts: Latest[tuple[Tensor, ...]] = field(init=False)
+    _chunks: Latest[tuple[Tensor, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_parts", Latest(partial(torch.split, split_size_or_sections=self.chunk)))
+        object.__setattr__(self, "_chunks", Latest(partial(torch.split, split_size_or_sections=self.chunk)))
 
     def __call__(self, candidates: Tensor, instances: Tensor) -> Evaluation:
         evaluate = self._by_autograd if self.kernel is None else partial(self._by_hand, self.kernel)
         if len(candidates) <= self.chunk:
             return evaluate(candidates, instances)
-        parts = zip(torch.split(candidates, self.chunk), self._parts(instances), strict=True)
-        values, slopes = zip(*(evaluate(part, rows) for part, rows in parts), strict=True)
+        chunks = zip(torch.split(candidates, self.chunk), self._chunks(instances), strict=True)
+        values, slopes = zip(*(evaluate(chunk, rows) for chunk, rows in chunks), strict=True)
         return Evaluation(torch.cat(values), torch.cat(slopes))
 
     def _by_hand(self, kernel: Kernel, candidates: Tensor, instances: Tensor) -> Evaluation:

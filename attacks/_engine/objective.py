@@ -20,8 +20,7 @@ from leakgauge.harness.learn.gradients import takes_numbers, targets_of
 
 Kind = Literal["l2", "likelihood"]
 
-_DECODED = 2**25
-"""Maximum number of entries in the cache of likelihoods, each of which decodes the messages of one chunk of victims."""
+_DECODED = 2**25  # maximum number of entries in the cache of likelihoods, each for one chunk of victims
 
 
 @dataclass(frozen=True)

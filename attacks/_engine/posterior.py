@@ -19,9 +19,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn.prior import MOST
 
 _MIXTURE = Key(0, ("mixture",))  # key that draws the initial classes of a mixture
-
-_DECREASE = 1e-5
-"""Share of the objective that 200 evaluations must gain: most of it is noise, but single nats still count."""
+_DECREASE = 1e-5  # share of the objective that 200 evaluations must gain: most of it is noise, but single nats count
 
 NAIVE_STD = 0.01
 """Assumed standard deviation of the estimate's entries, to weigh a distance of gradients against a prior."""

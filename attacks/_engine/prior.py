@@ -20,10 +20,7 @@ TV, BOX = 5.0, 100.0
 """Default weights; `benchmarks/prior_weight.py` documents the choice of the first."""
 
 _SMOOTH = 1e-2  # width of the rounded tip of |difference|, in units of the pixel range: L-BFGS needs a gradient at zero
-
-
-_SPREAD = 0.1
-"""Distance of restart 1 from a fitted prior's center, in standard deviations; restart 0 begins at the center."""
+_SPREAD = 0.1  # distance of restart 1 from a fitted prior's center, in standard deviations; restart 0 begins there
 
 
 class Prior(Protocol):
@@ -139,12 +136,12 @@ def fitting(name: str) -> Callable[[Tensor, float], Prior]:
     if not attribute:
         raise ValueError(f"no prior {name!r}{suggestion(name, ['tv', *PRIORS, 'module:function'])}")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        fit = getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:  # a user's module may fail in any way
         raise ValueError(f"no prior {name!r}: {type(error).__name__}: {error}") from error
-    if not callable(found):
-        raise ValueError(f"expected a function of auxiliary inputs for prior {name!r}, got {found!r}")
-    return found  # type: ignore[no-any-return]
+    if not callable(fit):
+        raise ValueError(f"expected a function of auxiliary inputs for prior {name!r}, got {fit!r}")
+    return fit  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, eq=False)

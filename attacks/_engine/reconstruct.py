@@ -32,27 +32,12 @@ from leakgauge.harness.learn.gradients import takes_numbers
 
 Start = Literal["normal", "uniform"]
 
-_TOLERANCE = 3e-9
-"""A search ends at this share of the misfit of a zero gradient: for 24 photographs behind the LeNet of DLG, the raw MSE
-was then 3e-6 to 5e-4. Single precision reaches about 1e-10, with half as many evaluations again."""
-
+_TOLERANCE = 3e-9  # a search ends at this share of the misfit of a zero gradient; single precision reaches 1e-10
 _STAGE = 100.0  # factor of the messages' weight from one stage to the next
-
-_EXPLAINED = 1e-7
-"""At this share, a target counts as explained: another start would find the same inputs again. It is above the
-tolerance because soft labels often miss the tolerance: they approach a corner of the simplex ever more slowly."""
-
-_FARTHER = (1, 2, 4, 8)
-"""Restart numbers whose larger distances a search tries if all units are dead nearer to the center."""
-
-_LAST = 0.5
-"""Share of the evaluations for the search after the softened ones. Three quarters changed no SSIM by over 0.001."""
-
-_AFTER = 0.125
-"""The same after softened searches that did not explain the messages. For 16 digits behind `mlp-small` and each of five
-defenses, 50 and 200 evaluations from the same start differed by 0.01 in SSIM, except once by 0.06 (`cepam-gaussian`,
-where the softened searches explain nearly all messages)."""
-
+_EXPLAINED = 1e-7  # at this share, another start would find the same inputs again; soft labels often miss the tolerance
+_FARTHER = (1, 2, 4, 8)  # restart numbers whose larger distances a search tries if all units are dead nearer
+_LAST = 0.5  # share of the evaluations for the search after the softened ones
+_AFTER = 0.125  # the same after softened searches that did not explain the messages
 _NEAR = 1e-5  # below this share, a stalled search has found the inputs up to the limits of single precision
 
 

@@ -33,10 +33,7 @@ _NEAR = torch.cat([sign * 2.0 ** -torch.arange(3, 13)[:, None] for sign in (1, -
 _SWEEPS = 6  # maximum number of sweeps over all columns
 _DRAWS = 18  # number of draws of each column; the first sixth is left out
 _TURNS = 4  # number of alternating fits of slopes and records
-
-_ASTRAY = 30.0
-"""Evidence of the first layer's gradient against records, in nats, from which the search counts as failed."""
-
+_ASTRAY = 30.0  # evidence of the first layer's gradient against records, in nats, from which the search failed
 _SHOWN = 0.5  # minimum share of nonzero entries of a gradient: if a defense sends few entries, zeros are not estimates
 _SANE = 20.0  # largest plausible entry of inputs in [0, 1] as estimated from a noisy gradient
 

@@ -20,12 +20,8 @@ from leakgauge.harness.learn.gradients import takes_numbers
 
 LabelSource = Literal["inferred", "given"]
 
-_DUMMIES = 64
-"""Number of inputs behind the mean activation, which is only a direction of projection and need not be exact."""
-
-_CLEAR = 0.1
-"""Noise of an entry, as a share of one image's contribution, up to which only the bias is used. On fresh and trained
-models, the bias was better up to 0.1 to 0.2, and the projections above."""
+_DUMMIES = 64  # number of inputs behind the mean activation, a direction of projection that need not be exact
+_CLEAR = 0.1  # noise of an entry, as a share of one image's contribution, up to which only the bias is used
 
 
 class ByLabels(Attack):
@@ -139,12 +135,9 @@ def restore(
         Several inputs and no noise: a label with a negative bias entry, beyond rounding, is returned.
 
     Cannot: count all labels behind a trained model, where an input that is predicted correctly and with certainty
-        leaves almost no trace. For 8 digits with independent labels, in 100 batches
-        (`benchmarks/inversion.py --part labels`), it found 0.64 to 0.75 of the labels behind three trained models
-        (frequencies: 0.56 to 0.58), 0.58 to 0.74 with noise of 0.01, and all labels behind fresh models. It assumes
-        independent labels: of 8 different labels out of 10, it found 0.75 to 0.83 (frequencies, which spread evenly:
-        0.79 to 0.81); of pairs of one label behind a model that is nearly always right, 0.66. It cannot count labels in
-        a scaled gradient, for example after a clip, follow the model through the steps of an update, or undo momentum.
+        leaves almost no trace; benefit from labels that depend on each other, because it assumes independent labels
+        (`docs/attacks.md` has the shares of right labels); count labels in a scaled gradient, for example after a clip;
+        follow the model through the steps of an update; or undo momentum.
 
     Raises:
         ValueError: the loss is not softmax cross-entropy, or the last layer is not dense with one row per class.

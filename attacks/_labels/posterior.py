@@ -18,17 +18,12 @@ from leakgauge.harness.core.vec import Vector
 
 _EXAMPLES = 400  # maximum number of examples that are evaluated
 _STAND_INS = 64  # maximum number of examples of other labels that stand in for a label without examples
-
-_RIDGE = 1e-2
-"""Penalty on the squared length of each label's own direction, in units of the mean square of an entry of the last
-layer's input. From 1e-4 to 1e-1, the same number of labels was right, without noise and with noise of 0.01 and 0.1."""
-
-_KINDS, _MEMBERS = 8, 4
-"""A label has at most 8 kinds of inputs, each with at least 4 examples, as a model's certainty spans decades."""
-
-_BORROWED = 3.0
-"""Weight of the variance that a kind borrows from equally sure kinds of other labels, in numbers of examples."""
-
+_RIDGE = 1e-2  # penalty on the square of a label's own direction, in units of an input's mean square entry
+_KINDS, _MEMBERS = (
+    8,
+    4,
+)  # most kinds of inputs of a label, and fewest examples of each: a model's certainty spans decades
+_BORROWED = 3.0  # weight of the variance that a kind borrows from equally sure kinds of other labels, in examples
 _ROUNDING = 1e-7  # rounding of single precision, as a share of one image's largest possible entry
 _TAILS = 4.0  # degrees of freedom of the t law; a normal law treated too many badly fitting entries as proofs
 _SWEEPS, _DROPPED = 30, 8  # number of passes over the inputs of a batch, and of first passes that are discarded

@@ -22,22 +22,13 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.gradients import gradients, targets_of
 
-_BATCHES = 256
-"""Number of simulated batches: with the 12 numbers of JoPEQ behind `mlp-small`, 64 lose 0.02 of AUC, 1024 gain 0.01."""
-
+_BATCHES = 256  # number of simulated batches: 64 lose 0.02 of AUC, 1024 gain 0.01 (`jopeq`, `mlp-small`)
 _ENTRIES = 2**23  # maximum number of entries of the records' gradients behind simulated updates that are held at once
 _CHUNK = 64  # number of records whose gradients are computed at once
-
-_ROUNDING = 1e-6
-"""Deviation that rounding explains, relative to the largest number in clear; it also applies to constant zeros."""
-
+_ROUNDING = 1e-6  # deviation that rounding explains, relative to the largest number in clear; also for constant zeros
 _SETS = 10**6  # maximum number of sets of candidates that are weighed, smaller sets first
-
-_EXACT = 3e-7
-"""Relative deviation of a sum of float32 gradients from a message's number; at most 4e-7 was seen, mostly 1e-7."""
-
-_ANYWHERE = Key(0).child("anywhere")
-"""Public key of an update with nonzero entries in all coordinates; no other code draws from this key."""
+_EXACT = 3e-7  # relative deviation of a sum of float32 gradients from a message's number; at most 4e-7 occurred
+_ANYWHERE = Key(0).child("anywhere")  # public key of an update with nonzero entries; nothing else draws from it
 
 Ratios = Callable[[Observation, Sighting, Tensor, Key], Tensor]
 """[k, n]: log likelihood ratios that a candidate is in each message of a round, from numbers in clear [k, h]."""

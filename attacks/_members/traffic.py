@@ -35,10 +35,9 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn.gradients import gradients, targets_of
 
 _CHUNK = 64  # number of candidates whose gradients are held at once
-
-_PROBE = 1e-3
-"""Entries of the update at which a likelihood's slope is taken, in units of the message's root mean square: far below
-the entries that top-k leaves out."""
+_PROBE = (
+    1e-3  # entries of the update at which a likelihood's slope is taken, in the message's rms: below those of top-k
+)
 
 
 @dataclass(frozen=True)

@@ -24,15 +24,8 @@ SMOOTHNESS = 3e-3
 """Weight of the total variation, see `Direction`; `inverting-gradients` documents its choice."""
 
 _WHITE_STEP = 0.3  # size of the first steps in the coordinates of a fitted prior, in standard deviations
-
-_WHITE_WEIGHT = 0.3
-"""Weight of a fitted prior. The weight and the step were chosen for 16 CIFAR-10 training images behind three trained
-`lenet5`, undefended: steps of 0.1 to 0.5 and weights of 0.03 to 1 were at most 0.05 worse (SSIM 0.32 to 0.64). A last
-quarter with a weight of 0.003 helped dense layers behind a quantizer, and cost 0.01 behind `lenet5` and 0.03 behind
-`cnn2`."""
-
-_TOLERANCE = 1e-7
-"""Tolerance of the objective: a distance near the single-precision rounding of a sum of thousands of squares."""
+_WHITE_WEIGHT = 0.3  # weight of a fitted prior; `docs/attacks.md` has the results of other weights and steps
+_TOLERANCE = 1e-7  # near the single-precision rounding of a sum of thousands of squares
 
 
 @dataclass(frozen=True)

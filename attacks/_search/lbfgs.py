@@ -17,19 +17,11 @@ from torch import Tensor
 from leakgauge.attacks._engine.matching import Function
 from leakgauge.harness.core.native import Library, library_for
 
-_ARMIJO = 1e-4
-"""Share of the decrease predicted by the slope that a step must achieve (Nocedal & Wright 2006, sec. 3.1)."""
-
+_ARMIJO = 1e-4  # share of the decrease predicted by the slope that a step must achieve (Nocedal & Wright 2006, 3.1)
 _CURVATURE = 1e-8  # if s.y of a pair is below this share of |s||y|, the next direction would be mostly rounding
 _SHORTEST = 2.0**-20  # a shorter step changes a float32 point by little more than its rounding
 _HISTORY = 100  # number of accepted pairs in memory; gradient matching needs 50 or more (measured)
-
-_PAIRS = torch.bfloat16
-"""Pairs are rounded to this type, because much of a search is reading them. Of 48 images, `idlg` and `dlg` recovered 45
-with rounded pairs and 46 with pairs in single precision, in .99 of the evaluations; `map` behind three defenses took
-.97 to 1.11 of them, to a mean SSIM of .7072, .7117 and .7203 instead of .7072, .7117 and .7187.
-"""
-
+_PAIRS = torch.bfloat16  # type of the stored pairs, because much of a search is reading them; see `docs/attacks.md`
 _WINDOW = 200  # number of evaluations between checks for stalling
 
 UNWATCHED = 16

@@ -21,16 +21,9 @@ from torch.nn.functional import conv2d, conv_transpose2d, unfold
 
 from leakgauge.harness.core.rng import Key, normal
 
-_WEAK = 1e-2
-"""Strength of a direction in the kernel equations, as a share of the strongest, below which the output equations
-replace them. For the LeNet of DLG at 32 x 32, these are its 16 null directions of 256 and one to four more."""
-
-_OPEN = 128
-"""Number of directions of an input in which the kernel equations correct the output equations. The LeNet's first layer
-has as many output equations as unknowns, in which about 30 directions at the image's border nearly vanish."""
-
-_ROUNDS = 2
-"""Number of rounds of subspace iteration for the open directions and of refinement; the last system corrects both."""
+_WEAK = 1e-2  # strength in the kernel equations, relative to the strongest, below which output equations replace them
+_OPEN = 128  # number of directions of an input in which the kernel equations correct the output equations
+_ROUNDS = 2  # rounds of subspace iteration for the open directions and of refinement; the last system corrects both
 
 
 class Geometry(NamedTuple):

@@ -25,17 +25,9 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
 
 _ROUNDING = 2.0**-24  # relative rounding of float32, the noise of an exact gradient; larger measured noise replaces it
-
-_CLEAR = 10.0
-"""Standard deviations of noise within which a slope may be zero, and beyond which a direction or a unit is signal.
-Among thousands of slopes of pure noise, none exceeds 4; the margin allows for the noise of the candidate itself."""
-
+_CLEAR = 10.0  # standard deviations of noise within which a slope may be zero; pure noise stays below 4 of them
 _DRAWN = 4096  # maximum number of sets of rows drawn at once: enough to avoid loops, few enough for the memory
-
-_ROUND = 4 * _DRAWN
-"""Maximum number of sets of rows in the first round; rounds then double. The sparsest batch is checked after each draw;
-costly exchanges are tried only after a round."""
-
+_ROUND = 4 * _DRAWN  # maximum number of sets of rows in the first round; rounds then double, and exchanges follow each
 _REFINED = 64  # maximum number of candidates of a draw that are fitted to all their zeros
 _POOL = 256  # maximum number of candidates in the pool
 _PASSES = 2  # number of passes of exchanges over a batch, which bounds their time
