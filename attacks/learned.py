@@ -79,14 +79,9 @@ class Learned(ByLabels):
     labels: LabelSource = "inferred"
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("samples", self.samples, 1),
-            ("components", self.components, 1),
-            ("hidden", self.hidden, 0),
-            ("epochs", self.epochs, 1),
-        ):
-            if value < least:
-                raise ValueError(f"expected {name} >= {least}, got {name}={value}")
+        for name, least in (("samples", 1), ("components", 1), ("hidden", 0), ("epochs", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"expected {name} >= {least}, got {name}={getattr(self, name)}")
         positive(lr=self.lr)
         check_source(self.labels)
 
@@ -158,21 +153,18 @@ class _Imitation:
     def pairs(self, data: Examples, count: int, name: str) -> Pairs:
         """Pairs from about `count` images of `data`, in whole messages; later passes over the data alter the images."""
         images, key = self.sighting.messages[0].images, self.key.child(name)
-        messages = max(1, count // images)
+        messages, at_once = max(1, count // images), max(1, _CHUNK // images)
         passes = -(-messages * images // len(data.x))
         order = torch.from_numpy(rng.permutations(key.child("order"), passes, len(data.x))).flatten()
-        order = order[: messages * images].view(messages, images)
-        parts = []
-        for start in range(0, messages, max(1, _CHUNK // images)):
-            rows = order[start : start + max(1, _CHUNK // images)]
-            first_pass = (start + len(rows)) * images <= len(data.x)
-            x = data.x[rows]
-            if not first_pass:
+        chunks = []
+        for number, rows in enumerate(torch.split(order[: messages * images].view(messages, images), at_once)):
+            start, x = number * at_once, data.x[rows]
+            if (start + len(rows)) * images > len(data.x):
                 x = _altered(x, key.child("alter", start))
             y, by_label = data.y[rows].sort(dim=1, stable=True)
-            batches = Examples(torch.stack([one[i] for one, i in zip(x, by_label, strict=True)]), y)
-            parts.append(self._pairs(batches, start, key))
-        return Pairs(*(torch.cat(columns).flatten(0, 1) for columns in zip(*parts, strict=True)))
+            batches = Examples(torch.stack([batch[i] for batch, i in zip(x, by_label, strict=True)]), y)
+            chunks.append(self._pairs(batches, start, key))
+        return Pairs(*(torch.cat(columns).flatten(0, 1) for columns in zip(*chunks, strict=True)))
 
     def _pairs(self, batches: Examples, start: int, key: Key) -> tuple[Tensor, Tensor]:
         """Features [m, b, f] and images [m, b, ...] for batches x [m, b, ...], y [m, b], numbered from `start`."""

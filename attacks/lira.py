@@ -57,9 +57,9 @@ class LiRA(ByShadows):
         assert observation.final is not None
         assert observation.candidates is not None
         x, y = observation.candidates
-        made = shadow(observation, key, runs=self.shadows, online=self.mode == "online", simulate=self.simulate)
+        trained = shadow(observation, key, runs=self.shadows, online=self.mode == "online", simulate=self.simulate)
         target = confidence(outputs(observation.task, [observation.final], x)[0], y)
-        others = confidence(outputs(observation.task, made.models, x), y)
+        others = confidence(outputs(observation.task, trained.models, x), y)
         if self.mode == "offline":
-            return Membership(lira_offline(target, others, made.candidates, self.variance))
-        return Membership(lira_online(target, others, made.candidates, self.variance, shrink=self.shrink))
+            return Membership(lira_offline(target, others, trained.candidates, self.variance))
+        return Membership(lira_online(target, others, trained.candidates, self.variance, shrink=self.shrink))

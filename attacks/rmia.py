@@ -53,11 +53,11 @@ class RMIA(ByShadows):
         """The log ratios, minus the population's median."""
         assert observation.final is not None
         assert observation.candidates is not None
-        made = shadow(observation, key, runs=self.shadows, online=self.mode == "online", simulate=self.simulate)
-        models = [observation.final, *made.models]
+        trained = shadow(observation, key, runs=self.shadows, online=self.mode == "online", simulate=self.simulate)
+        models = [observation.final, *trained.models]
         own, aside = (
             confidence(outputs(observation.task, models, x), y).sigmoid()
-            for x, y in (observation.candidates, made.aside)
+            for x, y in (observation.candidates, trained.aside)
         )
         offline_a = self.offline_a if self.mode == "offline" else None
-        return Membership(rmia(own[0], own[1:], made.candidates, aside[0], aside[1:], offline_a=offline_a))
+        return Membership(rmia(own[0], own[1:], trained.candidates, aside[0], aside[1:], offline_a=offline_a))

@@ -58,10 +58,10 @@ class ShadowClassifier(ByShadows):
         assert observation.final is not None
         assert observation.candidates is not None
         x, y = observation.candidates
-        made = shadow(observation, key, runs=self.shadows, online=False, simulate=self.simulate)
-        features = _features(outputs(observation.task, made.models, made.pool.x), made.pool.y).flatten(0, 1)
+        trained = shadow(observation, key, runs=self.shadows, online=False, simulate=self.simulate)
+        features = _features(outputs(observation.task, trained.models, trained.pool.x), trained.pool.y).flatten(0, 1)
         usable = features.isfinite().all(1)
-        features, inside = features[usable], made.inside.flatten()[usable]
+        features, inside = features[usable], trained.inside.flatten()[usable]
         mean, std = features.mean(0), features.std(0, correction=0)
         scale = torch.where(std > 0, std, 1.0)
         model = LogisticRegression(max_iter=1000).fit(((features - mean) / scale).numpy(), inside.numpy())

@@ -161,7 +161,7 @@ def shadows(name: str, runs: int, device: str) -> Run:
     task = ModelTask(build(name, (1, 28, 28), 10))
     pool = Examples(rng.normal(Key(1), (1000, 1, 28, 28)), torch.arange(1000) % 10).on(device)
     recipe = Recipe(2, 1, LocalPlan(False, None, 2, 50, 0.05, 0.9))
-    return Run(lambda: train_shadows(task, recipe, pool, halves(Key(2), runs, 1000, 500), Key(3)).final)
+    return Run(lambda: train_shadows(task, recipe, pool, halves(Key(2), runs, 1000, 500), Key(3)))
 
 
 def limit(name: str, device: str) -> Run:

@@ -165,7 +165,7 @@ def train_runs(pool: Examples, rest: Examples, key: Key) -> Runs:
     pairs = max(TARGETS, 1 + -(-max(SHADOWS) // 2))
     inside = halves(key.child("halves"), 2 * pairs, len(pool.y), INSIDE)
     task = network()
-    models = train_shadows(task, Recipe(1, 1, PLAN), pool, inside, key.child("train")).final
+    models = train_shadows(task, Recipe(1, 1, PLAN), pool, inside, key.child("train"))
     scores = outputs(task, models, pool.x)
     aside = confidence(outputs(task, models, rest.x), rest.y)
     return Runs(inside, confidence(scores, pool.y), aside, scores.argmax(-1) == pool.y)

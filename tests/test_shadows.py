@@ -64,7 +64,7 @@ def assert_runs_as_the_loop(found, spec, defense):
         clients = dict(enumerate(shares(run, spec.clients)))
         left = Examples(*(part[~INSIDE[run]] for part in POOL))
         wanted = train(TASK, spec, defense, clients, left, KEY.child("run", run), engine="dense", keep=Keep())
-        torch.testing.assert_close(found.final[run], wanted.final, rtol=0, atol=1e-6)
+        torch.testing.assert_close(found[run], wanted.final, rtol=0, atol=1e-6)
 
 
 def test_a_run_equals_a_federation_written_by_hand():
@@ -77,8 +77,8 @@ def test_a_run_equals_a_federation_written_by_hand():
                 work = Work(data, KEY.child("run", run, "round", number, "client", k, "train"))
                 total += len(data.y) / 30 * train_clients(TASK, params, [work], PLAN, "loop").updates[0]
             params = params + total
-        torch.testing.assert_close(found.final[run], params, rtol=0, atol=1e-5)
-        assert (found.final[run] - start).abs().max() > 0.01
+        torch.testing.assert_close(found[run], params, rtol=0, atol=1e-5)
+        assert (found[run] - start).abs().max() > 0.01
 
 
 @pytest.mark.parametrize(
@@ -117,31 +117,31 @@ def test_a_defended_run_equals_the_loop_with_the_same_key(defense, differs):
     found = go(Recipe.of(setting, 30), defense=defense, setting=setting)
     assert_runs_as_the_loop(found, spec, defense)
     plain = go(Recipe.of(setting_of(spec), 30))
-    assert differs != torch.allclose(found.final, plain.final, rtol=0, atol=1e-6)
+    assert differs != torch.allclose(found, plain, rtol=0, atol=1e-6)
 
 
 def test_a_run_uses_only_its_own_records():
     other = Examples(torch.where(INSIDE[0][:, None, None, None], POOL.x, torch.nan), POOL.y)
     found = go(inside=INSIDE[:1], pool=other)
-    assert torch.equal(found.final, go(inside=INSIDE[:1]).final)
-    assert go(inside=INSIDE[1:2], pool=other).final.isnan().all()
+    assert torch.equal(found, go(inside=INSIDE[:1]))
+    assert go(inside=INSIDE[1:2], pool=other).isnan().all()
 
 
 @pytest.mark.parametrize("defense", [None, Gaussian(noise_std=0.05)])
 def test_a_key_fixes_the_bits_and_another_key_changes_the_run(defense):
     how = {"defense": defense, "setting": setting_of()}
     first = go(**how)
-    assert torch.equal(first.final, go(**how).final)
-    assert (first.final - go(key=Key(8), **how).final).abs().max() > 0.01
+    assert torch.equal(first, go(**how))
+    assert (first - go(key=Key(8), **how)).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("runs_at_once", [1, 3])
 def test_a_run_does_not_depend_on_the_others(monkeypatch, runs_at_once):
     together = go()
     alone = go(inside=INSIDE[:1])
-    torch.testing.assert_close(together.final[:1], alone.final, rtol=0, atol=1e-6)
+    torch.testing.assert_close(together[:1], alone, rtol=0, atol=1e-6)
     monkeypatch.setattr("leakgauge.attacks._engine.shadows._ENTRIES", runs_at_once * (30 * 64 + 6 * TASK.layout.dim))
-    torch.testing.assert_close(go().final, together.final, rtol=0, atol=1e-6)
+    torch.testing.assert_close(go(), together, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("model", "shape"), [("cnn2", (1, 16, 16)), ("svm", (1, 8, 8))])
@@ -150,8 +150,8 @@ def test_models_other_than_dense_stacks_train_too(model, shape):
     inside = halves(KEY, 2, 12, 6)
     recipe = Recipe(2, 2, LocalPlan(False, 2, None, 0, 0.1, 0.5))
     found = go(recipe, inside, task=task, pool=pool)
-    assert torch.equal(found.final, go(recipe, inside, task=task, pool=pool, engine="loop").final)
-    torch.testing.assert_close(found.final, go(recipe, inside, task=task, pool=pool, engine="vmap").final)
+    assert torch.equal(found, go(recipe, inside, task=task, pool=pool, engine="loop"))
+    torch.testing.assert_close(found, go(recipe, inside, task=task, pool=pool, engine="vmap"))
 
 
 def test_a_run_that_diverges_is_nan_and_does_not_affect_the_others():
@@ -160,8 +160,8 @@ def test_a_run_that_diverges_is_nan_and_does_not_affect_the_others():
     far.x[only] = torch.inf
     for how in ({}, {"defense": NoDefense(), "setting": setting_of()}):
         found = go(inside=INSIDE[[0, 2]], pool=far, **how)
-        assert found.final[0].isnan().all()
-        assert found.final[1].isfinite().all()
+        assert found[0].isnan().all()
+        assert found[1].isfinite().all()
 
 
 @pytest.mark.parametrize(("runs", "records", "inside"), [(6, 10, 5), (5, 10, 5), (4, 11, 5), (4, 10, 7), (3, 4, 0)])

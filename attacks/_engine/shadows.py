@@ -6,7 +6,8 @@ as `harness.federation.loop`, so it equals the real federation except for what t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,12 +62,6 @@ class Recipe(NamedTuple):
         return cls(setting.clients, setting.rounds, plan, setting.participants)
 
 
-class Shadows(NamedTuple):
-    """final: [runs, d], the models after the last round; NaN for a run in which an update was not finite."""
-
-    final: Tensor
-
-
 def halves(key: Key, runs: int, records: int, inside: int) -> Tensor:
     """[runs, records] bool: which run trains on which records.
 
@@ -98,11 +93,11 @@ def train_shadows(
     defense: Defense[Any, Any] | None = None,
     setting: Setting | None = None,
     engine: Engine | None = None,
-) -> Shadows:
-    """Train one federation for each row of `inside`.
+) -> Tensor:
+    """[runs, d]: the models after the last round of one federation for each row of `inside`.
 
     A run deals its records to the clients at random, as evenly as possible. Run i draws only from
-    `key.child("run", i)`; other runs change it at most by rounding.
+    `key.child("run", i)`; other runs change it at most by rounding. The model is NaN if an update was not finite.
 
     Args:
         inside: [runs, records of the pool] bool.
@@ -120,19 +115,20 @@ def train_shadows(
     if not isinstance(task, ModelTask):
         raise TypeError(f"expected a ModelTask, which clients can train, got {type(task).__name__}")
     _check(recipe, pool, inside)
-    protection = _protect(recipe, defense, setting)
-    if protection is not None:
-        noise = protection.defense.step_noise(protection.setting)
-        recipe = recipe._replace(plan=recipe.plan.under(protection.defense.local, noise))
+    protect: Callable[[], _Defended] | None = None
+    if defense is not None:
+        setting = _checked(recipe, setting)
+        protect = partial(_Defended, defense, setting, defense.init(setting))
+        recipe = recipe._replace(plan=recipe.plan.under(defense.local, defense.step_noise(setting)))
     engine = engine or choose_engine(task, pool.x.device)
     final, size = torch.empty(len(inside), task.layout.dim), _side_by_side(task, recipe, pool, inside)
     for first in range(0, len(inside), size):
         numbers = range(first, min(first + size, len(inside)))
-        runs = [_Run(task, recipe, pool, inside[i], key.child("run", i), protection) for i in numbers]
+        runs = [_Run(task, recipe, pool, inside[i], key.child("run", i), protect and protect()) for i in numbers]
         for number in range(recipe.rounds):
             _round(task, recipe, runs, number, engine)
         final[first : first + size] = torch.stack([run.params for run in runs])
-    return Shadows(final)
+    return final
 
 
 def _check(recipe: Recipe, pool: Examples, inside: Tensor) -> None:
@@ -151,18 +147,8 @@ def _side_by_side(task: ModelTask, recipe: Recipe, pool: Examples, inside: Tenso
     return max(1, _ENTRIES // (records + models))
 
 
-class _Protection(NamedTuple):
-    """A defense, its setting, and its state before round 0."""
-
-    defense: Defense[Any, Any]
-    setting: Setting
-    state: Any
-
-
-def _protect(recipe: Recipe, defense: Defense[Any, Any] | None, setting: Setting | None) -> _Protection | None:
-    """The protection, or None without a defense; refuses a setting that is missing or of another federation."""
-    if defense is None:
-        return None
+def _checked(recipe: Recipe, setting: Setting | None) -> Setting:
+    """The setting of the defended federation; refuses none, or that of another federation."""
     if setting is None:
         raise ValueError("expected a setting, which the defense needs to encode, got None")
     clients, participants = recipe.clients, recipe.participants or recipe.clients
@@ -171,15 +157,15 @@ def _protect(recipe: Recipe, defense: Defense[Any, Any] | None, setting: Setting
             f"expected a setting with clients={clients} and participants={participants}, as in the recipe, "
             f"got clients={setting.clients}, participants={setting.participants}"
         )
-    return _Protection(defense, setting, defense.init(setting))
+    return setting
 
 
 class _Defended:
     """A defense in one run: its state, and each client's memory."""
 
-    def __init__(self, protection: _Protection, clients: int) -> None:
-        self.defense, self.setting, self.state = protection
-        self.memories = [self.defense.remember(self.setting) for _ in range(clients)]
+    def __init__(self, defense: Defense[Any, Any], setting: Setting, state: Any) -> None:
+        self.defense, self.setting, self.state = defense, setting, state
+        self.memories = [defense.remember(setting) for _ in range(setting.clients)]
         self.loss: float | None = None
 
     def mean(self, key: Key, number: int, senders: Sequence[Sender], updates: Tensor) -> Vector:
@@ -207,10 +193,9 @@ class _Run:
     """One federation in progress. params: [d], on the CPU; before: the parameters before its latest round."""
 
     def __init__(
-        self, task: ModelTask, recipe: Recipe, pool: Examples, inside: Tensor, key: Key, protection: _Protection | None
+        self, task: ModelTask, recipe: Recipe, pool: Examples, inside: Tensor, key: Key, defended: _Defended | None
     ) -> None:
-        self.task, self.recipe, self.pool, self.key = task, recipe, pool, key
-        self.defended = None if protection is None else _Defended(protection, recipe.clients)
+        self.task, self.recipe, self.pool, self.key, self.defended = task, recipe, pool, key, defended
         self.params = self.before = task.init(key.child("init"))
         self.ended = self.defended is not None and self.defended.stops()
         self.left_out = (~inside.cpu()).nonzero()[:, 0]
@@ -241,10 +226,10 @@ class _Run:
         """Mean loss over the records that were left out; None if there are none."""
         if not len(self.left_out):
             return None
-        total, here = 0.0, params.to(self.pool.x.device)
+        total, placed = 0.0, params.to(self.pool.x.device)
         with torch.no_grad():
-            for part in torch.split(self.left_out, 1000):
-                total += float(self.task.losses(here, *_rows(self.pool, part)).double().sum())
+            for rows in torch.split(self.left_out, 1000):
+                total += float(self.task.losses(placed, *_rows(self.pool, rows)).double().sum())
         return total / len(self.left_out)
 
 

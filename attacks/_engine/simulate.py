@@ -72,10 +72,10 @@ def client_updates(task: Task, params: Vector, x: Tensor, y: Tensor, local: Loca
     velocity = moved = x.new_zeros(())
     for number in range(local.steps):
         first = number % steps_per_pass * size
-        part = slice(first, first + size)
+        batch = slice(first, first + size)
         # the first step's parameters are shared, which is several times cheaper
         at = params if number == 0 else params + moved
-        velocity = local.momentum * velocity + _step(task, at, x[:, part], y[:, part], local, size)
+        velocity = local.momentum * velocity + _step(task, at, x[:, batch], y[:, batch], local, size)
         moved = moved - local.lr * velocity
     return moved
 
@@ -125,6 +125,6 @@ def update_evaluator(
 
 def _messages(task: Task, params: Vector, local: Local, users: int, x: Tensor, y: Tensor) -> Tensor:
     """Messages [m, d] or [m, users, d] of users that split inputs x [m, images, ...] and labels y in order."""
-    own_x, own_y = (part.reshape(len(x) * users, x.shape[1] // users, *part.shape[2:]) for part in (x, y))
+    own_x, own_y = (whole.reshape(len(x) * users, x.shape[1] // users, *whole.shape[2:]) for whole in (x, y))
     sent = client_updates(task, params, own_x, own_y, local)
     return sent.view(len(x), users, -1) if users > 1 else sent

@@ -40,15 +40,15 @@ def judge(observation: Observation, key: Key, ratios: Ratios) -> Membership:
     Raises:
         ValueError: the defense sends no such numbers, or the suspect sent no message.
     """
-    found: list[tuple[int, Tensor]] = []
+    evidence: list[tuple[int, Tensor]] = []
     for sighting in observation.sightings:
-        messages = tuple(one for one in sighting.messages if observation.suspect in (None, one.sender.number))
+        messages = tuple(sent for sent in sighting.messages if observation.suspect in (None, sent.sender.number))
         if messages:
             numbers = _numbers(observation, messages)
             rows = ratios(observation, sighting._replace(messages=messages), numbers, key.child(sighting.model.round))
             chances = torch.tensor([[chance_of(message)] for message in messages], dtype=torch.float64)
-            found += zip((message.sender.number for message in messages), mixture(rows, chances), strict=True)
-    return over_rounds(found, observation.suspect)
+            evidence += zip((message.sender.number for message in messages), mixture(rows, chances), strict=True)
+    return over_rounds(evidence, observation.suspect)
 
 
 def _numbers(observation: Observation, messages: tuple[Message, ...]) -> Tensor:
@@ -82,8 +82,8 @@ def by_batches(observation: Observation, sighting: Sighting, numbers: Tensor, ke
     ratios = torch.empty(len(kinds), len(each), dtype=torch.float64)
     for kind in dict.fromkeys(kinds):
         rows = [row for row, other in enumerate(kinds) if other == kind]
-        one = sighting._replace(messages=(sighting.messages[rows[0]],))
-        ratios[rows] = _simulated(observation, one, each, key.child(*kind)).ratios(numbers[rows])
+        like = sighting._replace(messages=(sighting.messages[rows[0]],))
+        ratios[rows] = _simulated(observation, like, each, key.child(*kind)).ratios(numbers[rows])
     return ratios
 
 
@@ -129,8 +129,8 @@ def _simulated(observation: Observation, sighting: Sighting, each: Tensor, key: 
         for group in groups:
             total = rest[:, [number for number, *_ in group]].sum()
             (slope,) = torch.autograd.grad(total, leaf, retain_graph=True)
-            for number, at, part in group:
-                along[..., number] = factor * (part @ slope[:, at].T)
+            for number, at, candidates in group:
+                along[..., number] = factor * (candidates @ slope[:, at].T)
         base = rest.detach().double()
         linear.append((base + along).sum(1))
         lengths.append((base.square() + 2 * base * along + own).clamp(min=0).sqrt().sum(1))
@@ -189,18 +189,18 @@ def by_sets(observation: Observation, sighting: Sighting, numbers: Tensor, key: 
     each = _gradients(observation, params, observation.candidates).double().requires_grad_()
     (slope,) = torch.autograd.grad(observation.defense.in_clear(each, setting).square().sum(), each)
     gram = each.detach() @ slope.T / 2
-    few = Examples(*(part[:_CHUNK] for part in observation.auxiliary))
+    few = Examples(observation.auxiliary.x[:_CHUNK], observation.auxiliary.y[:_CHUNK])
     other = float(
         observation.defense.in_clear(_gradients(observation, params, few), setting).double().square().sum(1).median()
     )
     sets = _sets(gram, max(message.images for message in sighting.messages))
     chance = 0.5 / setting.participants  # probability that a client holds a candidate
-    found, lengths = [], numbers.norm(dim=1) / update_per_gradient(setting, sighting)
+    ratios, lengths = [], numbers.norm(dim=1) / update_per_gradient(setting, sighting)
     for message, length in zip(sighting.messages, lengths.tolist(), strict=True):
         total = (length / weight_of(setting, message)) ** 2
         blur = _EXACT * total + message.images**2 * other + 1e-30
-        found.append(_posterior(sets, total, blur, chance, len(gram)))
-    return torch.stack(found)
+        ratios.append(_posterior(sets, total, blur, chance, len(gram)))
+    return torch.stack(ratios)
 
 
 class _Sets(NamedTuple):
@@ -213,31 +213,31 @@ class _Sets(NamedTuple):
 def _sets(gram: Tensor, largest: int) -> list[_Sets]:
     """The sets of 0, 1, ... of n candidates with Gram matrix [n, n]; sizes with too many sets are left out."""
     n = len(gram)
-    found = [_Sets(torch.empty(1, 0, dtype=torch.int64), gram.new_zeros(1))]
-    while (size := len(found)) <= min(n, largest) and (
+    sets = [_Sets(torch.empty(1, 0, dtype=torch.int64), gram.new_zeros(1))]
+    while (size := len(sets)) <= min(n, largest) and (
         size == 1 or sum(math.comb(n, k) for k in range(size + 1)) <= _SETS
     ):
-        members, values = found[-1]
+        members, values = sets[-1]
         last = members[:, -1] if size > 1 else torch.full((1,), -1)
         more = n - 1 - last
         rows = torch.repeat_interleave(more)
         first = (more.cumsum(0) - more)[rows]
         new = torch.arange(len(rows)) - first + last[rows] + 1
         values = values[rows] + gram[new, new] + 2 * gram[members[rows], new[:, None]].sum(1)
-        found.append(_Sets(torch.cat([members[rows], new[:, None]], 1), values))
-    return found
+        sets.append(_Sets(torch.cat([members[rows], new[:, None]], 1), values))
+    return sets
 
 
 def _posterior(sets: list[_Sets], total: float, blur: float, chance: float, n: int) -> Tensor:
     """[n]: log likelihood ratios that a candidate is in the set whose form has the value `total`."""
     odds = math.log(chance / (1 - chance))
-    logs = [size * odds - 2 * ((one.values - total) / blur).square().log1p() for size, one in enumerate(sets)]
+    logs = [size * odds - 2 * ((some.values - total) / blur).square().log1p() for size, some in enumerate(sets)]
     top = max(float(each.max()) for each in logs)
     inside, everything = torch.zeros(n, dtype=torch.float64), 0.0
-    for size, (one, each) in enumerate(zip(sets, logs, strict=True)):
+    for size, (some, each) in enumerate(zip(sets, logs, strict=True)):
         weights = (each - top).exp()
         everything += float(weights.sum())
-        inside.index_add_(0, one.members.flatten(), weights.repeat_interleave(size))
+        inside.index_add_(0, some.members.flatten(), weights.repeat_interleave(size))
     outside = (everything - inside).clamp(min=1e-12 * everything)
     return inside.clamp(min=1e-12 * everything).log() - outside.log() - odds
 
@@ -245,7 +245,7 @@ def _posterior(sets: list[_Sets], total: float, blur: float, chance: float, n: i
 def _gradients(observation: Observation, params: Vector, examples: Examples) -> Tensor:
     """[n, d]: gradients of single records, clipped as the defense clips them; zeros where they are not finite."""
     labels = targets_of(observation.task, examples.y, params.dtype)
-    parts = zip(torch.split(examples.x[:, None], _CHUNK), torch.split(labels[:, None], _CHUNK), strict=True)
-    each = torch.cat([gradients(observation.task, params, *part) for part in parts]).nan_to_num(0.0, 0.0, 0.0)
+    chunks = zip(torch.split(examples.x[:, None], _CHUNK), torch.split(labels[:, None], _CHUNK), strict=True)
+    each = torch.cat([gradients(observation.task, params, *chunk) for chunk in chunks]).nan_to_num(0.0, 0.0, 0.0)
     clip = observation.defense.local.clip
     return each if clip is None else each * (clip / each.norm(dim=1, keepdim=True).clamp(min=clip))

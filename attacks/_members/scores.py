@@ -73,15 +73,15 @@ class _Side(NamedTuple):
     def std(self, variance: Variance) -> Tensor:
         """[n]: standard deviations, at least `_LEAST_STD`."""
         total = self.size.sum()
-        spread = self.squares.sum() + (self.size * (self.mean - self.overall).square()).sum()
-        found = spread / total.clamp_min(1)
+        around = self.squares.sum() + (self.size * (self.mean - self.overall).square()).sum()
+        spread = around / total.clamp_min(1)
         freedom = total - (self.size > 0).sum()
         if variance != "global" and freedom > 0:
-            found = self.squares.sum() / freedom
-        found = found.expand_as(self.mean)
+            spread = self.squares.sum() / freedom
+        spread = spread.expand_as(self.mean)
         if variance == "per-example":
-            found = torch.where(self.size > 1, self.squares / self.size.clamp_min(1), found)
-        return found.sqrt().clamp_min(_LEAST_STD)
+            spread = torch.where(self.size > 1, self.squares / self.size.clamp_min(1), spread)
+        return spread.sqrt().clamp_min(_LEAST_STD)
 
 
 def _side(values: Tensor, taken: Tensor) -> _Side:

@@ -94,26 +94,18 @@ def shadow(observation: Observation, key: Key, *, runs: int, online: bool, simul
         raise ValueError(f"expected more than {clients} records, one per client, to train shadow models, got {size}")
     inside = halves(key.child("halves"), runs, size, min(records, max(size // 2, clients)))
     setting, defense = observation.setting, observation.defense if simulate else None
-    recipe = Recipe.of(setting, records)
-    trained = train_shadows(
-        observation.task,
-        recipe,
-        pool.on(observation.device),
-        inside,
-        key.child("train"),
-        defense=defense,
-        setting=setting,
-    )
-    usable = trained.final.isfinite().all(1)
+    given = observation.task, Recipe.of(setting, records), pool.on(observation.device), inside
+    final = train_shadows(*given, key.child("train"), defense=defense, setting=setting)
+    usable = final.isfinite().all(1)
     if not bool(usable.any()):
         raise ValueError(f"expected at least 1 shadow model that did not diverge, got 0 of {runs}")
     inside = inside[usable]
     candidates = inside[:, :n] if online else torch.zeros(len(inside), n, dtype=torch.bool)
-    return Shadowing(trained.final[usable], pool, inside, candidates, aside)
+    return Shadowing(final[usable], pool, inside, candidates, aside)
 
 
 def outputs(task: Task, models: Sequence[Tensor] | Tensor, x: Tensor) -> Tensor:
     """[m, n, classes]: outputs of models [m, d] on records x [n, *input_shape]."""
     with torch.no_grad():
-        parts = torch.split(x, _CHUNK)
-        return torch.stack([torch.cat([task.outputs(model, part) for part in parts]) for model in models])
+        chunks = torch.split(x, _CHUNK)
+        return torch.stack([torch.cat([task.outputs(model, chunk) for chunk in chunks]) for model in models])

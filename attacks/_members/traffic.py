@@ -88,7 +88,7 @@ class Traffic:
         """
         along = _quotient(self.products, self.sent_norm)
         noise = along.square().mean(dim=1, keepdim=True).sqrt()
-        return self._mixed(_ratio(along, self.weight[:, None] * self.sent_norm, noise), slice(None))
+        return mixture(_ratio(along, self.weight[:, None] * self.sent_norm, noise), self.chance[:, None])
 
     def against_others(self, row: int) -> Tensor:
         """[n], the same as `ratios` for message `row`, with mean and variance of the noise from the other messages.
@@ -100,15 +100,11 @@ class Traffic:
         shift = _quotient(self.weight[:, None] * self.sent_norm, self.message_norm[:, None])
         others = along[self.others_of(row)]
         noise = others.var(dim=0, correction=0).mean().sqrt()
-        return self._mixed(_ratio(along[row] - others.mean(dim=0), shift[row], noise), row)
+        return mixture(_ratio(along[row] - others.mean(dim=0), shift[row], noise), self.chance[row])
 
     def others_of(self, row: int) -> list[int]:
         """The rows of the other messages."""
         return [other for other in range(len(self.senders)) if other != row]
-
-    def _mixed(self, ratios: Tensor, rows: int | slice) -> Tensor:
-        """`mixture` with the chances of these messages."""
-        return mixture(ratios, self.chance[rows, None])
 
 
 def mixture(ratios: Tensor, chance: Tensor) -> Tensor:
@@ -164,15 +160,15 @@ class ByTraffic(Attack):
         Raises:
             ValueError: these rounds have no message of the suspect, or no message at all.
         """
-        found = ((who, self.evidence(traffic, row)) for traffic in rounds for row, who in enumerate(traffic.senders))
-        return over_rounds(found, suspect, averages=self.averages)
+        each = ((who, self.evidence(traffic, row)) for traffic in rounds for row, who in enumerate(traffic.senders))
+        return over_rounds(each, suspect, averages=self.averages)
 
 
-def over_rounds(found: Iterable[tuple[int, Tensor]], suspect: int | None, *, averages: bool = False) -> Membership:
+def over_rounds(each: Iterable[tuple[int, Tensor]], suspect: int | None, *, averages: bool = False) -> Membership:
     """The scores from the evidence of each message: sums, or means, over the suspect's messages.
 
     Args:
-        found: the sender and the evidence [n] of each message.
+        each: the sender and the evidence [n] of each message.
         suspect: None: a record's score is the largest among the clients, because a record has at most one owner.
 
     Raises:
@@ -180,7 +176,7 @@ def over_rounds(found: Iterable[tuple[int, Tensor]], suspect: int | None, *, ave
     """
     sums: dict[int, Tensor] = {}
     times: dict[int, int] = {}
-    for sender, evidence in found:
+    for sender, evidence in each:
         if suspect in (None, sender):
             sums[sender] = sums[sender] + evidence if sender in sums else evidence
             times[sender] = times.get(sender, 0) + 1
@@ -235,13 +231,11 @@ def _read_round(observation: Observation, sighting: Sighting, sent: bool, togeth
     for images, rows in zip(torch.split(x, _CHUNK), torch.split(labels, _CHUNK), strict=True):
         with torch.no_grad():
             each = _finite_rows(gradients(observation.task, params, images[:, None], rows[:, None]))
-            squares = each.square()
-            whole = squares.sum(dim=1, keepdim=True)
-            over = whole.expand(-1, len(received)) if kept is None else squares @ kept
+            whole = each.square().sum(dim=1, keepdim=True)
+            over = whole.expand(-1, len(received)) if kept is None else each.square() @ kept
             columns.append(torch.cat([whole, each @ received.T, over], dim=1).double())
-    found = torch.cat(columns).T
-    whole, products, over = found[0].sqrt(), found[1 : 1 + len(received)], found[1 + len(received) :].sqrt()
-    clip = observation.defense.local.clip
+    squares, products, over = torch.split(torch.cat(columns).T, [1, len(received), len(received)])
+    whole, over, clip = squares[0].sqrt(), over.sqrt(), observation.defense.local.clip
     scale = torch.ones_like(whole) if clip is None else clip / whole.clamp(min=clip)
     senders = (-1,) if together else tuple(message.sender.number for message in messages)
     length = received.double().norm(dim=1)
@@ -277,17 +271,16 @@ def _sent_coordinates(observation: Observation, sighting: Sighting, received: Te
     A coordinate whose estimate is zero may still be revealed: a pixel that is dark in all of a client's images is
     evidence against a record in which this pixel is bright.
     """
-    messages, state, d = sighting.messages, sighting.model.state, received.shape[1]
+    setting, state, d = observation.setting, sighting.model.state, received.shape[1]
     known = torch.ones_like(received, dtype=torch.bool)
-    for row, message in enumerate(messages):
+    for row, message in enumerate(sighting.messages):
         try:
-            likelihood = likelihood_of(
-                observation.defense, state, [message.wire], links_of(observation.setting, [message])
-            )
+            given = [message.wire], links_of(setting, [message])
+            likelihood = likelihood_of(observation.defense, state, *given)
         except NoLikelihood:
             return known
-        rms = float(received[row].norm()) / math.sqrt(d)
-        size = _PROBE * (rms * _step(observation.setting, sighting.lr, message) or 1.0)
+        length = 1.0 if setting.sends == "gradient" else sighting.lr * message.steps
+        size = _PROBE * (float(received[row].norm()) / math.sqrt(d) * length or 1.0)
         shape = (1, d) if message.users == 1 else (1, message.users, d)
         update = torch.full(shape, size, dtype=received.dtype, requires_grad=True)
         with torch.enable_grad():
@@ -296,8 +289,3 @@ def _sent_coordinates(observation: Observation, sighting: Sighting, received: Te
         if bool(slope.isfinite().all()) and bool(moves.any()):
             known[row] = moves
     return known
-
-
-def _step(setting: Setting, lr: float, message: Message) -> float:
-    """The length of an update in units of its mean gradient."""
-    return 1.0 if setting.sends == "gradient" else lr * message.steps

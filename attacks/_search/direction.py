@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from leakgauge.attacks._engine.matching import Function, evaluator
+from leakgauge.attacks._engine.matching import evaluator
 from leakgauge.attacks._engine.prior import Believed, ImagePrior, Prior
 from leakgauge.attacks._engine.simulate import Local, update_evaluator
 from leakgauge.attacks._search.adam import Schedule, descend
@@ -85,27 +85,21 @@ class Direction:
         Returns:
             n r minima; start j of victim i is problem r i + j.
         """
-        shape, images = observation.task.input_shape, labels.shape[1]
-        weight = self.weight / (images * math.prod(shape))
-        matched = self._matched(observation, targets, labels, starts.shape[1], local)
-        whole = Believed(matched, self.prior, shape, images, weight)
-        box = (0.0, 1.0) if len(shape) == 3 and not self.informed else None
-        schedule = Schedule(self.evaluations, self.step, _TOLERANCE, box, signed=not self.informed)
-        return descend(whole, starts.flatten(0, 1), schedule)
-
-    def _matched(
-        self, observation: Observation, targets: Tensor, labels: Tensor, times: int, local: Local | None
-    ) -> Function:
-        """The distance of the directions, with `times` instances per target."""
         assert observation.model is not None
-        task, params, images = observation.task, observation.model.params, labels.shape[1]
+        task, params, images, times = observation.task, observation.model.params, labels.shape[1], starts.shape[1]
         fixed = targets_of(task, labels, params.dtype).repeat_interleave(times, dim=0)
         # float64, because squares of a finite target may overflow, and those of a small target vanish
         units = normalize(targets.double(), dim=1, eps=0.0).to(params.dtype)
+        misfit = _Directions(units if local is None or local.gradient else -units, times, self.informed)
         if local is None:
-            return evaluator(task, params, _Directions(units, times, self.informed), images=images, labels=fixed)
-        misfit = _Directions(units if local.gradient else -units, times, self.informed)
-        return update_evaluator(task, params, misfit, local, images=images, labels=fixed)
+            matched = evaluator(task, params, misfit, images=images, labels=fixed)
+        else:
+            matched = update_evaluator(task, params, misfit, local, images=images, labels=fixed)
+        weight = self.weight / (images * math.prod(task.input_shape))
+        whole = Believed(matched, self.prior, task.input_shape, images, weight)
+        box = (0.0, 1.0) if len(task.input_shape) == 3 and not self.informed else None
+        schedule = Schedule(self.evaluations, self.step, _TOLERANCE, box, signed=not self.informed)
+        return descend(whole, starts.flatten(0, 1), schedule)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,10 +119,10 @@ class _Directions:
 
     def __call__(self, gradients: Tensor, instances: Tensor) -> Tensor:
         lengths = gradients.square().sum(dim=1, keepdim=True).sqrt()
-        found, sought = gradients / lengths, self.units.index_select(0, instances // self.times)
-        apart = (found - sought).square().sum(dim=1)
+        units, sought = gradients / lengths, self.units.index_select(0, instances // self.times)
+        distance = (units - sought).square().sum(dim=1)
         if not self.angle:
-            return apart / 2
-        together = (found + sought).square().sum(dim=1)
+            return distance / 2
+        together = (units + sought).square().sum(dim=1)
         # the tip of the angle at zero is rounded by less than the rounding of the sums
-        return 2 / math.pi * torch.atan2((apart + _TOLERANCE**2).sqrt(), together.sqrt())
+        return 2 / math.pi * torch.atan2((distance + _TOLERANCE**2).sqrt(), together.sqrt())

@@ -86,7 +86,7 @@ def minimize(function: Function, start: Tensor, stop: Stop, watch: int | None = 
     """
     n, turn, watch = len(start), 0, watch or (1 if start.device.type == "cpu" else UNWATCHED)
     ends = start.new_zeros(n, dtype=torch.int64)
-    found = Minima(start.clone(), start.new_full((n,), torch.inf), ends.clone(), ())
+    minima = Minima(start.clone(), start.new_full((n,), torch.inf), ends.clone(), ())
     search, memory = _Search.begin(start, stop.tolerance), _memory(start, min(_HISTORY, stop.evaluations))
     while len(search.instance):
         turn += 1
@@ -97,11 +97,11 @@ def minimize(function: Function, start: Tensor, stop: Stop, watch: int | None = 
         done = reasons.any(dim=0)
         if bool(done.any()):
             at = search.instance[done]
-            found.x[at], found.value[at], found.evaluations[at] = search.x[done], search.value[done], turn
+            minima.x[at], minima.value[at], minima.evaluations[at] = search.x[done], search.value[done], turn
             ends[at] = reasons[:, done].int().argmax(dim=0)
             search, memory = _take(search, ~done), _take(memory, ~done)
     statuses = tuple(Status)
-    return found._replace(status=tuple(statuses[end] for end in ends.tolist()))
+    return minima._replace(status=tuple(statuses[end] for end in ends.tolist()))
 
 
 @dataclass
@@ -164,8 +164,8 @@ class _Memory:
 
     @torch.inference_mode()
     def forget(self, rows: Tensor) -> None:
-        for part in (self.pairs, self.inverse, self.gram, self.curvature, self.count):
-            part.masked_fill_(rows.view(-1, *[1] * (part.ndim - 1)), 0)
+        for tensor in (self.pairs, self.inverse, self.gram, self.curvature, self.count):
+            tensor.masked_fill_(rows.view(-1, *[1] * (tensor.ndim - 1)), 0)
         self.scale.masked_fill_(rows[:, None], torch.nan)
 
     @torch.inference_mode()
@@ -241,11 +241,11 @@ class _NativeMemory:
 
     def directions(self, accepted: Tensor, step: Tensor, change: Tensor, gradient: Tensor) -> Tensor:
         n, slots, _, width = self.pairs.shape
-        given = [one.contiguous() for one in (step, change, gradient)]
-        weights, found = self.curvature.new_empty(slots), torch.empty_like(given[0])
-        arrays = (self.pairs, self.curvature, self.count, self.scale, accepted.contiguous(), *given, weights, found)
-        self.native.directions(n, slots, width, _CURVATURE, *(one.data_ptr() for one in arrays))
-        return found
+        given = [tensor.contiguous() for tensor in (accepted, step, change, gradient)]
+        weights, directions = self.curvature.new_empty(slots), torch.empty_like(given[1])
+        arrays = (self.pairs, self.curvature, self.count, self.scale, *given, weights, directions)
+        self.native.directions(n, slots, width, _CURVATURE, *(array.data_ptr() for array in arrays))
+        return directions
 
 
 def _memory(start: Tensor, size: int) -> _Memory | _NativeMemory:
@@ -257,8 +257,8 @@ _State = TypeVar("_State", bound=_Search | _Memory | _NativeMemory)
 
 
 def _take(state: _State, rows: Tensor) -> _State:
-    parts: dict[str, Any] = {name: part[rows] for name, part in vars(state).items() if isinstance(part, Tensor)}
-    return dataclasses.replace(state, **parts)
+    taken: dict[str, Any] = {name: field[rows] for name, field in vars(state).items() if isinstance(field, Tensor)}
+    return dataclasses.replace(state, **taken)
 
 
 def _turn(search: _Search, memory: _Memory | _NativeMemory, function: Function, *, looks: bool) -> None:

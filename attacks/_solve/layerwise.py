@@ -86,8 +86,8 @@ def _positions(side: int, geometry: Geometry) -> Tensor:
     """[outputs, side * side]: the pixel of a channel behind each patch entry; height * width means outside."""
     _, height, width = geometry.shape
     numbers = torch.arange(1, height * width + 1, dtype=torch.float64).reshape(1, 1, height, width)
-    found = unfold(numbers, side, padding=geometry.padding, stride=geometry.stride)[0].T.long() - 1
-    return found.where(found >= 0, height * width)
+    pixels = unfold(numbers, side, padding=geometry.padding, stride=geometry.stride)[0].T.long() - 1
+    return pixels.where(pixels >= 0, height * width)
 
 
 def _kernel_equations(slope: Tensor, positions: Tensor, pixels: int) -> Tensor:
@@ -129,12 +129,12 @@ class _KernelFirst:
         if channels * len(weak) > evidence.output.numel():
             raise Underdetermined("a convolution's gradient gives fewer equations than its input has pixels")
         directions = torch.kron(torch.eye(channels, dtype=weak.dtype), weak).reshape(-1, channels, height, width)
-        seen = _convolve(directions, self.kernel, self.geometry).flatten(1).T
+        shown = _convolve(directions, self.kernel, self.geometry).flatten(1).T
         missing = evidence.output - _convolve(x[None], self.kernel, self.geometry)[0]
         trust = evidence.trust.flatten()[:, None]
-        amount = torch.linalg.lstsq(trust * seen, trust * missing.reshape(-1, 1)).solution
-        found: Tensor = amount.T @ directions.flatten(1)
-        return found.reshape(channels, height, width)
+        amount = torch.linalg.lstsq(trust * shown, trust * missing.reshape(-1, 1)).solution
+        corrected: Tensor = (amount.T @ directions.flatten(1)).reshape(channels, height, width)
+        return corrected
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,8 +154,8 @@ class _OutputFirst:
         for _ in range(_ROUNDS):
             x = x + self._inverted(factor, trust * self._missing(evidence, trust, x))
         directions = self._open(factor)
-        seen = trust * _convolve(directions, self.kernel, self.geometry)
-        basis, triangle = torch.linalg.qr(seen.flatten(1).T)
+        shown = trust * _convolve(directions, self.kernel, self.geometry)
+        basis, triangle = torch.linalg.qr(shown.flatten(1).T)
         output_side = basis.T @ self._missing(evidence, trust, x).reshape(-1, 1)
         # divided by the largest slope, so comparable with the weighted output equations at any common factor
         unit = evidence.slope.abs().max()
@@ -164,8 +164,8 @@ class _OutputFirst:
         kernel_rows = (directions.flatten(2) @ equations.T).flatten(1).T
         rows = torch.cat([triangle, kernel_rows])
         amount = torch.linalg.lstsq(rows, torch.cat([output_side, kernel_side.reshape(-1, 1)])).solution
-        found: Tensor = x[0] + (amount[:, 0, None, None, None] * directions).sum(dim=0)
-        return found
+        corrected: Tensor = x[0] + (amount[:, 0, None, None, None] * directions).sum(dim=0)
+        return corrected
 
     def _missing(self, evidence: Evidence, trust: Tensor, x: Tensor) -> Tensor:
         """[1, o, h, w]: weighted residuals of the output equations."""
@@ -274,7 +274,7 @@ class _Factor:
 def _factor(stored: Tensor) -> _Factor:
     """The factor of a symmetric matrix with blocks `stored` [blocks, 2, size, size] on and below the diagonal."""
     diagonal, below = [torch.linalg.cholesky(stored[0, 0])], []
-    for here, after in itertools.pairwise(stored):
-        below.append(torch.linalg.solve_triangular(diagonal[-1], here[1].T, upper=False).T)
+    for block, after in itertools.pairwise(stored):
+        below.append(torch.linalg.solve_triangular(diagonal[-1], block[1].T, upper=False).T)
         diagonal.append(torch.linalg.cholesky(after[0] - below[-1] @ below[-1].T))
     return _Factor(diagonal, below)

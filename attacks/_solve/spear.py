@@ -104,11 +104,13 @@ def find(layer: FirstLayer, images: int, samples: int, key: Key) -> Found:
         else:
             best = _better(best, factors.complete(pool))
             size = drawn
-    x = None if best is None else factors.inputs(best.columns)
-    if best is None or x is None or (images > 1 and factors.by_chance(best.columns)):
-        why = "too few units of the first layer are inactive for an image; use map instead"
-        raise Undecided(f"did not find {images} images in {drawn} draws: {why}")
-    return Found(x, best.contradictions, drawn)
+    # the rows of a draw alone give each candidate b - 1 zeros
+    if best is not None and (images == 1 or int(factors.zeros(best.columns).sum()) >= images**2):
+        x = factors.solve(best.columns[None])[0] @ (factors.values[:, None] * factors.right)
+        if bool(x.isfinite().all()):
+            return Found(x, best.contradictions, drawn)
+    why = "too few units of the first layer are inactive for an image; use map instead"
+    raise Undecided(f"did not find {images} images in {drawn} draws: {why}")
 
 
 def _unit(rows: Tensor) -> Tensor:
@@ -123,11 +125,9 @@ def _replaced(rows: Tensor, i: int, others: Tensor) -> Tensor:
     return copies
 
 
-def _better(one: _Batch | None, other: _Batch | None) -> _Batch | None:
-    """The batch with fewer contradictions; the first batch if equal."""
-    if one is None or (other is not None and other.contradictions < one.contradictions):
-        return other
-    return one
+def _better(*batches: _Batch | None) -> _Batch | None:
+    """The batch with the fewest contradictions; the first batch if equal."""
+    return min((batch for batch in batches if batch), key=lambda batch: batch.contradictions, default=None)
 
 
 def _factor(layer: FirstLayer, images: int) -> _Factors:
@@ -188,10 +188,6 @@ class _Factors:
         norms: Tensor = (q / self.values).norm(dim=1, keepdim=True)
         return norms
 
-    def slopes(self, q: Tensor) -> Tensor:
-        """[k, live]: absolute slopes, over their root mean square."""
-        return (q @ self.left.T).abs() * math.sqrt(len(self.left))
-
     def assemble(self, pool: Tensor) -> _Batch | None:
         """The sparsest batch from a pool of candidates; None without b independent candidates."""
         chosen, _ = self.basis(pool, len(self.values))
@@ -203,9 +199,10 @@ class _Factors:
     def complete(self, pool: Tensor) -> _Batch | None:
         """The sparsest batch after exchanges with the pool, then with candidates derived from the batch itself."""
         batch = self.assemble(pool)
-        for extra in (pool, None):
-            if batch is not None and batch.contradictions:
-                batch = self.exchange(batch, self.rescaled(batch.columns) if extra is None else extra)
+        if batch is not None and batch.contradictions:
+            batch = self.exchange(batch, pool)
+        if batch is not None and batch.contradictions:
+            batch = self.exchange(batch, self.rescaled(batch.columns))
         return batch
 
     def zeros(self, q: Tensor) -> Tensor:
@@ -290,17 +287,8 @@ class _Factors:
         inverse = inverse / (inverse @ self.total)[:, :, None]
         return torch.where((singular == 0)[:, None, None], inverse, torch.nan)
 
-    def by_chance(self, columns: Tensor) -> bool:
-        """Whether candidates have fewer than b zeros on average; the rows of a draw alone give each b - 1 zeros."""
-        return int(self.zeros(columns).sum()) < len(columns) ** 2
-
-    def inputs(self, columns: Tensor) -> Tensor | None:
-        """[b, n]: the images of candidates [b, b]; None if they are not finite."""
-        x = self.solve(columns[None])[0] @ (self.values[:, None] * self.right)
-        return x if bool(x.isfinite().all()) else None
-
     def evidence(self, q: Tensor) -> _Evidence:
-        slopes, blur = self.slopes(q), self.blur(q)
+        slopes, blur = (q @ self.left.T).abs() * math.sqrt(len(self.left)), self.blur(q)
         return _Evidence(slopes < _CLEAR * blur, slopes > blur.sqrt())
 
     def contradictions(self, columns: Tensor, evidence: _Evidence) -> Tensor:
@@ -321,9 +309,11 @@ class _Factors:
         for i in list(range(len(self.values))) * (_PASSES if len(pool) else 0):
             own = self.evidence(batch.columns)
             tried = _replaced(batch.columns, i, pool)
-            evidence = _Evidence(*(_replaced(one, i, other) for one, other in zip(own, of_pool, strict=True)))
-            wrong = self.contradictions(tried, evidence)
-            batch = min(batch, _Batch(tried[wrong.argmin()], int(wrong.min())), key=lambda one: one.contradictions)
+            wrong = self.contradictions(
+                tried, _Evidence(_replaced(own.none, i, of_pool.none), _replaced(own.some, i, of_pool.some))
+            )
+            if int(wrong.min()) < batch.contradictions:
+                batch = _Batch(tried[wrong.argmin()], int(wrong.min()))
         return batch
 
     def rescaled(self, columns: Tensor) -> Tensor:
