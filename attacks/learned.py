@@ -15,7 +15,7 @@ from leakgauge.attacks._engine.objective import received_gradients, update_per_g
 from leakgauge.attacks._engine.reconstruct import alike, failed, in_order
 from leakgauge.attacks._engine.simulate import Local, client_updates
 from leakgauge.attacks._labels.infer import ByLabels, LabelSource, check_source, labels_of, restore
-from leakgauge.attacks._labels.last_layer import last_layer, rows_of
+from leakgauge.attacks._labels.last_layer import last_layer
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.contract import Examples, Guess, Message, Observation, Reconstruction, Sender, Sighting
@@ -233,7 +233,7 @@ class _Imitation:
         each label, least squares gives h. The length of h is a separate feature, because a clip changes it.
         """
         task = self.observation.task
-        rows = rows_of(task, last_layer(task), gradients)
+        rows = last_layer(task).rows(gradients)
         errors = self.usual[labels] - one_hot(labels, task.classes)
         inputs = labels.shape[1] * torch.linalg.pinv(errors.transpose(1, 2)) @ rows
         length = torch.linalg.vector_norm(inputs, dim=2, keepdim=True).clamp(min=torch.finfo(inputs.dtype).tiny)

@@ -28,49 +28,39 @@ class Pairs(NamedTuple):
     images: Tensor
 
 
-class Scale(NamedTuple):
-    """Center and spread [f] of features (infinite spread if constant), mean [D] and directions [D, k] of images."""
+class Inverter(NamedTuple):
+    """The fitted network, for features x [f] that it scales to mean 0 and variance 1.
+
+    An image is the mean [D] plus components along directions [D, k], where
+    components = offset [k] + x @ linear [f, k] + relu(x @ first [f, h] + bias [h]) @ second [h, k].
+
+    Attributes:
+        center, spread: [f], of the features; a constant feature has an infinite spread.
+        pixels: whether to clamp images to [0, 1].
+        error: held-out mean squared error per entry.
+    """
 
     center: Tensor
     spread: Tensor
     mean: Tensor
     directions: Tensor
-
-    def inputs(self, features: Tensor) -> Tensor:
-        """[n, f] normalized features: mean 0 and variance 1 on the training pairs."""
-        return (features - self.center) / self.spread
-
-    def components(self, images: Tensor) -> Tensor:
-        """[n, k]: the principal components of images [n, *input_shape]."""
-        return (images.flatten(1) - self.mean) @ self.directions
-
-
-class Layers(NamedTuple):
-    """components = offset [k] + inputs @ linear [f, k] + relu(inputs @ first [f, h] + bias [h]) @ second [h, k]."""
-
     offset: Tensor
     linear: Tensor
     first: Tensor
     bias: Tensor
     second: Tensor
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """[n, k]: the components for inputs [n, f]."""
-        straight = torch.addmm(self.offset, inputs, self.linear)
-        return straight + torch.addmm(self.bias, inputs, self.first).relu() @ self.second
-
-
-class Inverter(NamedTuple):
-    """The fitted network; `error`: held-out mean squared error per entry; `pixels`: whether to clamp to [0, 1]."""
-
-    scale: Scale
-    layers: Layers
     pixels: bool
-    error: float
+    error: float = math.nan
+
+    def components(self, x: Tensor) -> Tensor:
+        """[n, k]: the components for normalized features [n, f]."""
+        straight = torch.addmm(self.offset, x, self.linear)
+        return straight + torch.addmm(self.bias, x, self.first).relu() @ self.second
 
     def __call__(self, features: Tensor) -> Tensor:
         """[n, D]: the images for features [n, f]."""
-        flat = torch.addmm(self.scale.mean, self.layers(self.scale.inputs(features)), self.scale.directions.T)
+        components = self.components((features - self.center) / self.spread)
+        flat = torch.addmm(self.mean, components, self.directions.T)
         return flat.clamp(0.0, 1.0) if self.pixels else flat
 
 
@@ -100,22 +90,21 @@ def fit(train: Pairs, held: Pairs, plan: Plan, *, pixels: bool, key: Key) -> Inv
         `error` is not finite if a feature is not finite. With one thread, the same arguments give the same numbers.
     """
     mean, directions = _principal(train.images.flatten(1)[:_ATLAS], plan.components)
-    spread = train.features.std(dim=0, correction=0)
+    center, spread = train.features.mean(dim=0), train.features.std(dim=0, correction=0)
     spread = torch.where(spread < _CONSTANT, torch.inf, spread)
-    scale = Scale(train.features.mean(dim=0), spread, mean, directions)
-    inputs, held_inputs = scale.inputs(train.features), scale.inputs(held.features)
-    wanted, held_wanted = scale.components(train.images), scale.components(held.images)
+    x, held_x = ((pairs.features - center) / spread for pairs in (train, held))
+    wanted, held_wanted = ((pairs.images.flatten(1) - mean) @ directions for pairs in (train, held))
     offset = wanted.mean(dim=0)
-    none = (inputs.new_zeros(inputs.shape[1], 0), inputs.new_zeros(0), inputs.new_zeros(0, len(offset)))
-    layers = Layers(offset, inputs.new_zeros(inputs.shape[1], len(offset)), *none)
-    if not bool(inputs.isfinite().all() and held_inputs.isfinite().all()):
-        return Inverter(scale, layers, pixels, math.nan)
-    layers = layers._replace(linear=_ridge(Pairs(inputs, wanted - offset), Pairs(held_inputs, held_wanted - offset)))
+    none = (x.new_zeros(x.shape[1], 0), x.new_zeros(0), x.new_zeros(0, len(offset)))
+    linear = x.new_zeros(x.shape[1], len(offset))
+    network = Inverter(center, spread, mean, directions, offset, linear, *none, pixels)
+    if not bool(x.isfinite().all() and held_x.isfinite().all()):
+        return network
+    network = network._replace(linear=_ridge(Pairs(x, wanted - offset), Pairs(held_x, held_wanted - offset)))
     if plan.hidden:
-        rest = Pairs(inputs, wanted - layers(inputs)), Pairs(held_inputs, held_wanted - layers(held_inputs))
-        first, bias, second = _learn(*rest, plan, key)
-        layers = layers._replace(first=first, bias=bias, second=second)
-    network = Inverter(scale, layers, pixels, math.nan)
+        rest, held_rest = wanted - network.components(x), held_wanted - network.components(held_x)
+        first, bias, second = _learn(Pairs(x, rest), Pairs(held_x, held_rest), plan, key)
+        network = network._replace(first=first, bias=bias, second=second)
     return network._replace(error=float((network(held.features) - held.images.flatten(1)).square().mean()))
 
 

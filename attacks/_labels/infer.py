@@ -11,7 +11,7 @@ from torch.nn.functional import one_hot
 
 from leakgauge.attacks._engine.objective import Kind, gradients_of_round
 from leakgauge.attacks._engine.prior import needs_of
-from leakgauge.attacks._labels.last_layer import SURE, LastLayer, last_layer, mean_input, noise_of, rows_of
+from leakgauge.attacks._labels.last_layer import SURE, LastLayer, last_layer, noise_of
 from leakgauge.attacks._labels.posterior import expected_share, joined, label_chances, most_expected, prior
 from leakgauge.harness.core.contract import Attack, Examples, Observation, Sighting, Task
 from leakgauge.harness.core.rng import Key, uniform
@@ -163,8 +163,8 @@ def _chances(
     layer = last_layer(task)
     if auxiliary is not None and len(auxiliary.y):
         keys = [key.child("draws", number) for number in numbers or range(len(images))]
-        return label_chances(task, params, layer, gradients, images, auxiliary, keys)
-    counts = _explained(task, params, layer, gradients, images, key)
+        return label_chances(layer, params, gradients, images, auxiliary, keys)
+    counts = _explained(layer, params, gradients, images, key)
     return [(row[:, None] >= torch.arange(1, size + 1)).double() for row, size in zip(counts, images, strict=True)]
 
 
@@ -180,9 +180,7 @@ class _Evidence(NamedTuple):
     proven: Tensor
 
 
-def _explained(
-    task: Task, params: Vector, layer: LastLayer, gradients: Tensor, images: Sequence[int], key: Key
-) -> Tensor:
+def _explained(layer: LastLayer, params: Vector, gradients: Tensor, images: Sequence[int], key: Key) -> Tensor:
     """[n, classes] int64 counts without auxiliary data.
 
     An input of class i adds p - e_i to `images` times the bias gradient; the counts must explain this sum. For a proven
@@ -190,17 +188,17 @@ def _explained(
     from dummy inputs. Proven labels are taken first, then greedily the labels that explain most. If noise could hide a
     label, the projections of the rows replace the bias, and no label is proven.
     """
-    x = uniform(key, (_DUMMIES, *task.input_shape), dtype=params.dtype)
-    activation = mean_input(task, params, layer, x)
+    task, x = layer.task, uniform(key, (_DUMMIES, *layer.task.input_shape), dtype=params.dtype)
+    activation = layer.mean_input(params, x)
     with torch.no_grad():
         probability = task.outputs(params, x).softmax(dim=1).mean(dim=0)
-    rows = rows_of(task, layer, gradients)
+    rows = layer.rows(gradients)
     projection = rows @ (activation / activation.square().sum())
     usual = probability.expand(*projection.shape, -1)
     evidence = _Evidence(projection, usual, torch.zeros_like(projection, dtype=torch.bool))
     counts = torch.tensor(images)
     if layer.biased:
-        exact = _exact_evidence(rows, rows_of(task, layer, params[None])[0], usual)
+        exact = _exact_evidence(rows, layer.rows(params[None])[0], usual)
         clear = counts * noise_of(rows) <= _CLEAR
         pairs = zip(exact, evidence, strict=True)
         evidence = _Evidence(*(torch.where(clear.view(-1, *[1] * (a.ndim - 1)), a, b) for a, b in pairs))

@@ -15,8 +15,12 @@ SURE = 4.0
 
 
 class LastLayer(NamedTuple):
-    """first, stop: the layer's range of tensors in the layout: weight [classes, m] and the bias, if there is one."""
+    """The last layer of a task's model; first, stop: its range of tensors in the layout.
 
+    These are a weight [classes, m] and the bias, if there is one.
+    """
+
+    task: Task
     first: int
     stop: int
 
@@ -25,9 +29,23 @@ class LastLayer(NamedTuple):
         """Whether the layer has a bias."""
         return self.stop - self.first == 2
 
+    def rows(self, vectors: Tensor) -> Tensor:
+        """[n, classes, m + 1 or m]: the layer's part of vectors [n, d], with the bias as the last column."""
+        tensors = self.task.layout.split(vectors)[self.first : self.stop]
+        return torch.cat([tensor.reshape(len(vectors), self.task.classes, -1) for tensor in tensors], dim=2)
+
+    def mean_input(self, params: Vector, x: Tensor) -> Tensor:
+        """[m + 1 or m]: the mean of the layer's inputs h over inputs x of the model, with 1 for the bias."""
+        params, classes = params.detach().requires_grad_(), self.task.classes
+        first, second = torch.eye(classes, dtype=params.dtype)[:2, None].expand(2, len(x), classes)
+        # p cancels in the difference, so row 0 of the layer's gradient is the mean of h
+        difference = self.task.loss(params, x, second) - self.task.loss(params, x, first)
+        (gradient,) = torch.autograd.grad(difference, params)
+        return self.rows(gradient[None])[0, 0]
+
 
 def last_layer(task: Task) -> LastLayer:
-    """The position of the last layer.
+    """The last layer.
 
     Raises:
         ValueError: labels cannot be inferred for this model, see `restore`.
@@ -42,24 +60,9 @@ def last_layer(task: Task) -> LastLayer:
             f"expected a dense last layer with {task.classes} rows to infer labels, "
             f"got {task.layout.names[first]!r} of shape {shapes[first]}"
         )
-    return LastLayer(first, stop)
-
-
-def rows_of(task: Task, layer: LastLayer, vectors: Tensor) -> Tensor:
-    """[n, classes, m + 1 or m]: the last layer's part of vectors [n, d], with the bias as the last column."""
-    tensors = task.layout.split(vectors)[layer.first : layer.stop]
-    return torch.cat([tensor.reshape(len(vectors), task.classes, -1) for tensor in tensors], dim=2)
+    return LastLayer(task, first, stop)
 
 
 def noise_of(rows: Tensor) -> Tensor:
     """[n]: standard deviation of the noise in an entry; without noise, the rows of a gradient sum to zero."""
     return (rows.sum(dim=1).square().mean(dim=1) / rows.shape[1]).sqrt()
-
-
-def mean_input(task: Task, params: Vector, layer: LastLayer, x: Tensor) -> Tensor:
-    """[m + 1 or m]: the mean of the last layer's inputs h over inputs x, with 1 for its bias."""
-    params = params.detach().requires_grad_()
-    first, second = torch.eye(task.classes, dtype=params.dtype)[:2, None].expand(2, len(x), task.classes)
-    # p cancels in the difference, so row 0 of the last layer's gradient is the mean of h
-    (gradient,) = torch.autograd.grad(task.loss(params, x, second) - task.loss(params, x, first), params)
-    return rows_of(task, layer, gradient[None])[0, 0]

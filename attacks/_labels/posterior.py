@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.distributions import Binomial
 from torch.nn.functional import one_hot
 
-from leakgauge.attacks._labels.last_layer import SURE, LastLayer, mean_input, noise_of, rows_of
+from leakgauge.attacks._labels.last_layer import SURE, LastLayer, noise_of
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Examples, Task
+from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 
@@ -75,33 +75,27 @@ class _Sums(NamedTuple):
 
 
 def label_chances(
-    task: Task,
-    params: Vector,
-    layer: LastLayer,
-    gradients: Tensor,
-    images: Sequence[int],
-    examples: Examples,
-    keys: Sequence[Key],
+    layer: LastLayer, params: Vector, gradients: Tensor, images: Sequence[int], examples: Examples, keys: Sequence[Key]
 ) -> list[Tensor]:
     """For each gradient, [classes, images[i]]: entry [c, k - 1] is the probability of at least k labels c.
 
     Args:
         keys: one for each gradient.
     """
-    share, shown = expected_share(examples, task.classes), _shown(task, params, layer, examples)
+    classes = layer.task.classes
+    share, shown = expected_share(examples, classes), _shown(layer, params, examples)
     chances = [prior(share, size) for size in images]
     if not all(bool(tensor.isfinite().all()) for tensor in shown):
         return chances
-    to = _directions(shown, task.classes)
-    rows = rows_of(task, layer, gradients).double()
+    to, rows = _directions(shown, classes), layer.rows(gradients).double()
     noise = noise_of(rows)
     usable = noise.isfinite()
     rows, noise = torch.where(usable[:, None, None], rows, 0.0), torch.where(usable, noise, 0.0)
     readings = [rows @ to.usual, (rows * to.own).sum(dim=2)]
-    squares = [to.usual.square().sum().expand(task.classes), to.own.square().sum(dim=1)]
+    squares = [to.usual.square().sum().expand(classes), to.own.square().sum(dim=1)]
     if layer.biased:
         readings.append(rows[..., -1])
-        squares.append(torch.ones(task.classes, dtype=torch.float64))
+        squares.append(torch.ones(classes, dtype=torch.float64))
     value, square = torch.cat(readings, dim=1), torch.cat(squares)
     proven, kinds = _proven(rows, noise, to, layer), _kinds(shown, to, share, layer)
     for size in sorted(set(images)):
@@ -129,12 +123,13 @@ def _proven(rows: Tensor, noise: Tensor, to: _Directions, layer: LastLayer) -> T
     return proven
 
 
-def _shown(task: Task, params: Vector, layer: LastLayer, auxiliary: Examples) -> _Shown:
+def _shown(layer: LastLayer, params: Vector, auxiliary: Examples) -> _Shown:
     """The model's outputs for evenly spaced examples."""
+    task = layer.task
     spread = torch.linspace(0, len(auxiliary.y) - 1, min(len(auxiliary.y), _EXAMPLES)).long()
     x = auxiliary.x[spread]
     labels, group = torch.unique(auxiliary.y[spread], return_inverse=True)
-    means = torch.stack([mean_input(task, params, layer, x[group == number]) for number in range(len(labels))])
+    means = torch.stack([layer.mean_input(params, x[group == number]) for number in range(len(labels))])
     probe = params.detach().clone()
     # with the means as the last layer's weights, its outputs are the products
     weight, *bias = task.layout.split(probe)[layer.first : layer.stop]
@@ -166,43 +161,36 @@ def _directions(shown: _Shown, classes: int) -> _Directions:
 
 
 def _kinds(shown: _Shown, to: _Directions, share: Tensor, layer: LastLayer) -> _Kinds:
-    """The contributions of each label's inputs; a label without examples borrows inputs of other labels."""
+    """Kinds of each label's inputs, from the surest to the least sure.
+
+    A label without examples borrows inputs of other labels. The more examples a label has, the more kinds.
+    """
     n, classes = shown.probability.shape
     counts = torch.zeros(classes, dtype=torch.int64)
     counts[shown.labels] = shown.group.bincount()
     lacking, others = torch.nonzero(counts == 0)[:, 0], torch.linspace(0, n - 1, min(n, _STAND_INS)).long()
-    rows = torch.cat([torch.arange(n), others.repeat(len(lacking))])
+    examples = torch.cat([torch.arange(n), others.repeat(len(lacking))])
     y = torch.cat([shown.labels[shown.group], lacking.repeat_interleave(len(others))])
-    error = shown.probability[rows] - one_hot(y, classes)
-    added = [error * to.on_usual[rows, None], error * to.on_own[rows]] + ([error] if layer.biased else [])
-    return _by_certainty(torch.cat(added, dim=1), y, -error[torch.arange(len(y)), y], share, counts)
+    error = shown.probability[examples] - one_hot(y, classes)
+    added = [error * to.on_usual[examples, None], error * to.on_own[examples]] + ([error] if layer.biased else [])
+    contribution, unsure = torch.cat(added, dim=1), -error[torch.arange(len(y)), y]
 
-
-def _by_certainty(added: Tensor, y: Tensor, unsure: Tensor, share: Tensor, counts: Tensor) -> _Kinds:
-    """Kinds of the inputs of each label, from the surest to the least sure.
-
-    Args:
-        added: [n, f], each example's contribution; y: [n], its label, each label at least once; unsure: [n], sort key.
-        share: [labels], shares of all inputs.
-        counts: [labels], number of examples that really have the label, which sets its number of kinds.
-    """
-    labels = len(share)
-    rows = [torch.nonzero(y == label)[:, 0] for label in range(labels)]
+    rows = [torch.nonzero(y == label)[:, 0] for label in range(classes)]
     cuts = [max(1, min(_KINDS, count // _MEMBERS)) for count in counts.tolist()]
     kinds = [kind for each, k in zip(rows, cuts, strict=True) for kind in each[unsure[each].argsort()].tensor_split(k)]
     place = torch.tensor([(2 * i + 1) * _KINDS // (2 * k) for k in cuts for i in range(k)])
-    size = torch.tensor([len(kind) for kind in kinds], dtype=added.dtype)[:, None]
-    mean = torch.stack([added[kind].mean(dim=0) for kind in kinds])
-    squares = torch.stack([(added[kind] - mean[i]).square().sum(dim=0) for i, kind in enumerate(kinds)])
-    pooled = added.new_zeros(_KINDS, added.shape[1]).index_add_(0, place, squares)
-    pooled = pooled / added.new_zeros(_KINDS, 1).index_add_(0, place, size).clamp(min=1)
+    size = torch.tensor([len(kind) for kind in kinds], dtype=contribution.dtype)[:, None]
+    mean = torch.stack([contribution[kind].mean(dim=0) for kind in kinds])
+    squares = torch.stack([(contribution[kind] - mean[i]).square().sum(dim=0) for i, kind in enumerate(kinds)])
+    pooled = squares.new_zeros(_KINDS, squares.shape[1]).index_add_(0, place, squares)
+    pooled = pooled / squares.new_zeros(_KINDS, 1).index_add_(0, place, size).clamp(min=1)
     # with one example each, only the spread of all examples is known
-    borrowed = torch.where(pooled > 0, pooled, added.var(dim=0, correction=0))[place]
+    borrowed = torch.where(pooled > 0, pooled, contribution.var(dim=0, correction=0))[place]
     variance = (squares + _BORROWED * borrowed) / (size + _BORROWED) + _ROUNDING**2
-    label = torch.arange(labels).repeat_interleave(torch.tensor(cuts))
-    members = added.new_zeros(labels).index_add_(0, label, size[:, 0])
+    label = torch.arange(classes).repeat_interleave(torch.tensor(cuts))
+    members = squares.new_zeros(classes).index_add_(0, label, size[:, 0])
     log_share = (share[label] * size[:, 0] / members[label]).log()
-    return _Kinds(mean, variance, log_share, one_hot(label, labels).to(added.dtype))
+    return _Kinds(mean, variance, log_share, one_hot(label, classes).to(contribution.dtype))
 
 
 def _counted(kinds: _Kinds, sums: _Sums, images: int, copies: int, keys: Sequence[Key]) -> Tensor:
