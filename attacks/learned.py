@@ -187,9 +187,7 @@ class _Imitation:
         """[m, users, d]: the clients' updates before the defense, without the noise of their steps."""
         observation, sighting = self.observation, self.sighting
         message, m = sighting.messages[0], len(batches.x)
-        noisy = observation.defense.step_noise(observation.setting) > 0
-        rule = observation.defense.local
-        local = Local.of(observation.setting, sighting.lr, message.steps, rule.clip, nominal=rule.poisson or noisy)
+        local = Local.of(observation.setting, sighting.lr, message.steps, observation.defense)
         # images are dealt alternately, because y is sorted and a user's images should not share one label
         each = message.images // message.users
         x = batches.x.reshape(m, each, message.users, *batches.x.shape[2:]).transpose(1, 2).flatten(0, 1)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
+from torch import Tensor
+
 from leakgauge.attacks._members.scores import Variance, confidence, lira_offline, lira_online
-from leakgauge.attacks._members.shadowing import ByShadows, Mode, outputs, shadow
-from leakgauge.harness.core.contract import Membership, Observation
-from leakgauge.harness.core.rng import Key
+from leakgauge.attacks._members.shadowing import ByShadows, Mode, Shadowing, outputs
+from leakgauge.harness.core.contract import Examples, Task
+from leakgauge.harness.core.vec import Vector
 
 
 @dataclass(frozen=True)
@@ -48,18 +50,15 @@ class LiRA(ByShadows):
     simulate: bool = False
 
     def __post_init__(self) -> None:
-        self._check(self.mode)
+        super().__post_init__()
         if self.variance not in get_args(Variance):
             raise ValueError(f"expected variance {', '.join(map(repr, get_args(Variance)))}, got {self.variance!r}")
 
-    def run(self, observation: Observation, key: Key) -> Membership:
+    def scores(self, task: Task, model: Vector, candidates: Examples, trained: Shadowing) -> Tensor:
         """The log likelihood ratio; offline, the log of one tail probability."""
-        assert observation.final is not None
-        assert observation.candidates is not None
-        x, y = observation.candidates
-        trained = shadow(observation, key, runs=self.shadows, online=self.mode == "online", simulate=self.simulate)
-        target = confidence(outputs(observation.task, [observation.final], x)[0], y)
-        others = confidence(outputs(observation.task, trained.models, x), y)
+        x, y = candidates
+        target = confidence(outputs(task, [model], x)[0], y)
+        others = confidence(outputs(task, trained.models, x), y)
         if self.mode == "offline":
-            return Membership(lira_offline(target, others, trained.candidates, self.variance))
-        return Membership(lira_online(target, others, trained.candidates, self.variance, shrink=self.shrink))
+            return lira_offline(target, others, trained.candidates, self.variance)
+        return lira_online(target, others, trained.candidates, self.variance, shrink=self.shrink)

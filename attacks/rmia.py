@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from leakgauge.attacks._members.scores import confidence, rmia
-from leakgauge.attacks._members.shadowing import ByShadows, Mode, outputs, shadow
-from leakgauge.harness.core.contract import Membership, Observation
-from leakgauge.harness.core.rng import Key
+from leakgauge.attacks._members.shadowing import ByShadows, Mode, Shadowing, outputs
+from leakgauge.harness.core.contract import Examples, Task
+from leakgauge.harness.core.vec import Vector
 
 
 @dataclass(frozen=True)
@@ -45,19 +47,13 @@ class RMIA(ByShadows):
     simulate: bool = False
 
     def __post_init__(self) -> None:
-        self._check(self.mode)
+        super().__post_init__()
         if not 0 <= self.offline_a <= 1:
             raise ValueError(f"expected 0 <= offline_a <= 1, got offline_a={self.offline_a}")
 
-    def run(self, observation: Observation, key: Key) -> Membership:
+    def scores(self, task: Task, model: Vector, candidates: Examples, trained: Shadowing) -> Tensor:
         """The log ratios, minus the population's median."""
-        assert observation.final is not None
-        assert observation.candidates is not None
-        trained = shadow(observation, key, runs=self.shadows, online=self.mode == "online", simulate=self.simulate)
-        models = [observation.final, *trained.models]
-        own, aside = (
-            confidence(outputs(observation.task, models, x), y).sigmoid()
-            for x, y in (observation.candidates, trained.aside)
-        )
+        models = [model, *trained.models]
+        own, aside = (confidence(outputs(task, models, x), y).sigmoid() for x, y in (candidates, trained.aside))
         offline_a = self.offline_a if self.mode == "offline" else None
-        return Membership(rmia(own[0], own[1:], trained.candidates, aside[0], aside[1:], offline_a=offline_a))
+        return rmia(own[0], own[1:], trained.candidates, aside[0], aside[1:], offline_a=offline_a)

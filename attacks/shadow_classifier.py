@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from leakgauge.attacks._members.scores import confidence, finite
-from leakgauge.attacks._members.shadowing import ByShadows, outputs, shadow
-from leakgauge.harness.core.contract import Membership, Observation
-from leakgauge.harness.core.rng import Key
+from leakgauge.attacks._members.shadowing import ByShadows, Shadowing, outputs
+from leakgauge.harness.core.contract import Examples, Task
+from leakgauge.harness.core.vec import Vector
 
 _TOP = 3  # number of largest probabilities among the features; three suffice, according to the source
 _FAR = 1e6  # bound on a feature, so that a single badly wrong model does not set the scale of the classifier
@@ -47,27 +47,19 @@ class ShadowClassifier(ByShadows):
     shadows: int = 16
     simulate: bool = False
 
-    def __post_init__(self) -> None:
-        self._check("offline")
-
-    def run(self, observation: Observation, key: Key) -> Membership:
+    def scores(self, task: Task, model: Vector, candidates: Examples, trained: Shadowing) -> Tensor:
         """The classifier's log odds."""
         # imported here because the import takes a second
         from sklearn.linear_model import LogisticRegression
 
-        assert observation.final is not None
-        assert observation.candidates is not None
-        x, y = observation.candidates
-        trained = shadow(observation, key, runs=self.shadows, online=False, simulate=self.simulate)
-        features = _features(outputs(observation.task, trained.models, trained.pool.x), trained.pool.y).flatten(0, 1)
+        features = _features(outputs(task, trained.models, trained.pool.x), trained.pool.y).flatten(0, 1)
         usable = features.isfinite().all(1)
         features, inside = features[usable], trained.inside.flatten()[usable]
         mean, std = features.mean(0), features.std(0, correction=0)
         scale = torch.where(std > 0, std, 1.0)
-        model = LogisticRegression(max_iter=1000).fit(((features - mean) / scale).numpy(), inside.numpy())
-        weights = torch.from_numpy(model.coef_[0])
-        own = _features(outputs(observation.task, [observation.final], x)[0], y)
-        return Membership(finite(((own - mean) / scale) @ weights))
+        classifier = LogisticRegression(max_iter=1000).fit(((features - mean) / scale).numpy(), inside.numpy())
+        own = _features(outputs(task, [model], candidates.x)[0], candidates.y)
+        return finite(((own - mean) / scale) @ torch.from_numpy(classifier.coef_[0]))
 
 
 def _features(scores: Tensor, y: Tensor) -> Tensor:

@@ -129,13 +129,10 @@ def _of_round(
     observation: Observation, sighting: Sighting, labels: Tensor | None, explains: Explains
 ) -> tuple[Function, Tensor]:
     """The misfit of one round, and its value [n] for updates of zero."""
-    message, params, rule = sighting.messages[0], sighting.model.params, observation.defense.local
+    message, params, aware = sighting.messages[0], sighting.model.params, explains.kind == "likelihood"
     zero = params.new_zeros(len(sighting.messages), params.numel())
     each = torch.arange(len(zero), device=zero.device)
-    aware = explains.kind == "likelihood"
-    nominal = aware and (rule.poisson or observation.defense.step_noise(observation.setting) > 0)
-    clip = rule.clip if aware else None
-    local = Local.of(observation.setting, sighting.lr, message.steps, clip, nominal=nominal)
+    local = Local.of(observation.setting, sighting.lr, message.steps, observation.defense if aware else None)
     unlikely = _Unlikelihood(observation, sighting)
     factor = update_per_gradient(observation.setting, sighting).to(params.device)
     misfit: Misfit

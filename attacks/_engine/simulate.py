@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.func import grad, vmap
 
 from leakgauge.attacks._engine.matching import Evaluator, Function, Misfit
-from leakgauge.harness.core.contract import Setting, Task
+from leakgauge.harness.core.contract import Defense, Setting, Task
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.gradients import batch_loss, gradients
 
@@ -36,9 +36,12 @@ class Local(NamedTuple):
     nominal: bool = False
 
     @classmethod
-    def of(cls, setting: Setting, lr: float, steps: int, clip: float | None = None, *, nominal: bool = False) -> Local:
-        """The facts for a message of `steps` steps in a round with learning rate `lr`."""
-        return cls(setting.sends == "gradient", lr, steps, setting.batch, setting.momentum, clip, nominal)
+    def of(cls, setting: Setting, lr: float, steps: int, defense: Defense[Any, Any] | None = None) -> Local:
+        """The facts for a message of `steps` steps in a round with learning rate `lr`, under a defense's local rule."""
+        plain = cls(setting.sends == "gradient", lr, steps, setting.batch, setting.momentum)
+        if defense is None:
+            return plain
+        return plain._replace(clip=defense.local.clip, nominal=defense.local.poisson or defense.step_noise(setting) > 0)
 
     def one_gradient(self, images: int) -> bool:
         """Whether a message of that many images is their mean gradient, up to a factor."""

@@ -158,9 +158,8 @@ def _apart(observation: Observation) -> list[list[tuple[int, Tensor]]]:
 
 def _updates(observation: Observation, sighting: Sighting, batches: Examples, key: Key) -> Tensor:
     """[m, d]: the undefended updates of clients with these records [m, b, ...], for the sighting's one message."""
-    (message,), rule, setting = sighting.messages, observation.defense.local, observation.setting
-    nominal = rule.poisson or observation.defense.step_noise(setting) > 0
-    local = Local.of(setting, sighting.lr, message.steps, rule.clip, nominal=nominal)
+    (message,), setting = sighting.messages, observation.setting
+    local = Local.of(setting, sighting.lr, message.steps, observation.defense)
     labels = targets_of(observation.task, batches.y, batches.x.dtype)
     updates = (
         client_updates(observation.task, sighting.model.params, batches.x, labels, local)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, Literal, NamedTuple, get_args
 
@@ -10,38 +11,14 @@ from torch import Tensor
 
 from leakgauge.attacks._engine.shadows import Recipe, halves, train_shadows
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Attack, Examples, Observation, Task
+from leakgauge.harness.core.contract import Attack, Examples, Membership, Observation, Task
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Vector
 
 _CHUNK = 1024  # number of records evaluated at once
 
 Mode = Literal["online", "offline"]
 """Whether shadow models may train on the candidates."""
-
-
-class ByShadows(Attack):
-    """The common part of membership attacks with shadow models."""
-
-    kind: ClassVar[str] = "membership"
-    shadows: int
-    simulate: bool
-
-    @property
-    def aware(self) -> bool:
-        """True if the shadows pass through the defense."""
-        return self.simulate
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The final model, the candidates and auxiliary data."""
-        return frozenset({"final", "candidates", "auxiliary"})
-
-    def _check(self, mode: Mode) -> None:
-        if mode not in get_args(Mode):
-            raise ValueError(f"expected mode 'online' or 'offline', got {mode!r}")
-        least = 2 if mode == "online" else 1
-        if self.shadows < least:
-            raise ValueError(f"expected shadows >= {least}, got shadows={self.shadows}")
 
 
 class Shadowing(NamedTuple):
@@ -60,6 +37,44 @@ class Shadowing(NamedTuple):
     inside: Tensor
     candidates: Tensor
     aside: Examples
+
+
+class ByShadows(Attack):
+    """The common part of membership attacks with shadow models."""
+
+    kind: ClassVar[str] = "membership"
+    mode: Mode = "offline"
+    shadows: int
+    simulate: bool
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown mode or too few shadows for it."""
+        if self.mode not in get_args(Mode):
+            raise ValueError(f"expected mode 'online' or 'offline', got {self.mode!r}")
+        least = 2 if self.mode == "online" else 1
+        if self.shadows < least:
+            raise ValueError(f"expected shadows >= {least}, got shadows={self.shadows}")
+
+    @property
+    def aware(self) -> bool:
+        """True if the shadows pass through the defense."""
+        return self.simulate
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The final model, the candidates and auxiliary data."""
+        return frozenset({"final", "candidates", "auxiliary"})
+
+    @abstractmethod
+    def scores(self, task: Task, model: Vector, candidates: Examples, trained: Shadowing) -> Tensor:
+        """[n]: the score of each candidate, from the attacked model and the shadow models."""
+
+    def run(self, observation: Observation, key: Key) -> Membership:
+        """One score per candidate, see `scores`."""
+        assert observation.final is not None
+        assert observation.candidates is not None
+        trained = shadow(observation, key, runs=self.shadows, online=self.mode == "online", simulate=self.simulate)
+        return Membership(self.scores(observation.task, observation.final, observation.candidates, trained))
 
 
 def shadow(observation: Observation, key: Key, *, runs: int, online: bool, simulate: bool) -> Shadowing:
