@@ -11,7 +11,7 @@ from torch import Tensor
 from leakgauge.attacks._engine.matching import at_once, unpack
 from leakgauge.attacks._engine.objective import received_gradients
 from leakgauge.attacks._engine.prior import check_prior, mapped, near_center, prior_of
-from leakgauge.attacks._engine.reconstruct import Start, alike, in_order, searched
+from leakgauge.attacks._engine.reconstruct import Search, Start, alike, in_order, searched
 from leakgauge.attacks._labels.infer import ByLabels, LabelSource, check_source, labels_of
 from leakgauge.attacks._search.direction import SMOOTHNESS, STEP, Direction
 from leakgauge.harness.core import rng
@@ -66,13 +66,10 @@ class InvertingGradients(ByLabels):
     prior: str = "tv"
 
     def __post_init__(self) -> None:
-        if self.restarts < 1:
-            raise ValueError(f"expected restarts >= 1, got restarts={self.restarts}")
+        Search(self.restarts, self.evaluations, self.start)
         Direction.smooth(self.evaluations, self.lr, self.tv)
         check_prior(self.prior)
         check_source(self.labels)
-        if self.start not in ("normal", "uniform"):
-            raise ValueError(f"expected start 'normal' or 'uniform', got {self.start!r}")
 
     def at_once(self, dim: int) -> int | None:
         """As many victims as one search takes at once."""

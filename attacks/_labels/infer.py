@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -168,18 +168,6 @@ def _chances(
     return [(row[:, None] >= torch.arange(1, size + 1)).double() for row, size in zip(counts, images, strict=True)]
 
 
-class _Evidence(NamedTuple):
-    """The evidence in the gradients of n batches about their labels.
-
-    score [n, classes]: about the mean of p - [y = i]; probability [n, classes, classes]: row i is the p of an input of
-    class i; proven [n, classes]: whether label i certainly occurs.
-    """
-
-    score: Tensor
-    probability: Tensor
-    proven: Tensor
-
-
 def _explained(layer: LastLayer, params: Vector, gradients: Tensor, images: Sequence[int], key: Key) -> Tensor:
     """[n, classes] int64 counts without auxiliary data.
 
@@ -189,41 +177,33 @@ def _explained(layer: LastLayer, params: Vector, gradients: Tensor, images: Sequ
     label, the projections of the rows replace the bias, and no label is proven.
     """
     task, x = layer.task, uniform(key, (_DUMMIES, *layer.task.input_shape), dtype=params.dtype)
-    activation = layer.mean_input(params, x)
+    activation, rows, sizes = layer.mean_input(params, x), layer.rows(gradients), torch.tensor(images)
     with torch.no_grad():
-        probability = task.outputs(params, x).softmax(dim=1).mean(dim=0)
-    rows = layer.rows(gradients)
+        usual = task.outputs(params, x).softmax(dim=1).mean(dim=0)
     projection = rows @ (activation / activation.square().sum())
-    usual = probability.expand(*projection.shape, -1)
-    evidence = _Evidence(projection, usual, torch.zeros_like(projection, dtype=torch.bool))
-    counts = torch.tensor(images)
+    score, proven, p = projection, torch.zeros_like(projection, dtype=torch.bool), usual.expand(*projection.shape, -1)
     if layer.biased:
-        exact = _exact_evidence(rows, layer.rows(params[None])[0], usual)
-        clear = counts * noise_of(rows) <= _CLEAR
-        pairs = zip(exact, evidence, strict=True)
-        evidence = _Evidence(*(torch.where(clear.view(-1, *[1] * (a.ndim - 1)), a, b) for a, b in pairs))
+        bias, noise = rows[..., -1], noise_of(rows)
+        clear = (sizes * noise <= _CLEAR)[:, None]
+        score, proven = torch.where(clear, bias, projection), clear & (bias < -SURE * noise[:, None])
+        h = rows / torch.where(proven, bias, 1.0)[..., None]
+        p = torch.where(proven[..., None], (h @ layer.rows(params[None])[0].T).softmax(dim=2), p)
     # for one input, the sign of p - [y = i] decides; subtracting the mean p would only blur it
     single = one_hot(projection.argmin(dim=1), task.classes)
-    return torch.where(counts[:, None] > 1, _explain(evidence, counts), single)
+    added = p - torch.eye(task.classes, dtype=score.dtype)
+    return torch.where(sizes[:, None] > 1, _greedy(score, added, proven, sizes), single)
 
 
-def _exact_evidence(rows: Tensor, weights: Tensor, usual: Tensor) -> _Evidence:
-    """The evidence in rows [n, classes, m + 1] with little noise; weights [classes, m + 1] are the layer's own."""
-    bias = rows[..., -1]
-    proven = bias < -SURE * noise_of(rows)[:, None]
-    embedding = rows / torch.where(proven, bias, 1.0)[..., None]
-    own = (embedding @ weights.T).softmax(dim=2)
-    return _Evidence(bias, torch.where(proven[..., None], own, usual), proven)
+def _greedy(score: Tensor, added: Tensor, proven: Tensor, images: Tensor) -> Tensor:
+    """[n, classes] int64: the counts that explain images [n] times `score` [n, classes] best.
 
-
-def _explain(evidence: _Evidence, images: Tensor) -> Tensor:
-    """[n, classes] int64: the count of each label among the images [n] of each gradient."""
-    n, classes = evidence.score.shape
-    added = evidence.probability - torch.eye(classes, dtype=evidence.score.dtype)
-    fits = evidence.proven.sum(dim=1) <= images
-    counts = (evidence.proven & fits[:, None]).long()
-    left = images[:, None] * evidence.score - (counts[:, :, None] * added).sum(dim=1)
-    every = torch.arange(n)
+    Args:
+        added: [n, classes, classes], what an input of each class adds; proven: [n, classes], classes that occur.
+    """
+    fits = proven.sum(dim=1) <= images
+    counts = (proven & fits[:, None]).long()
+    left = images[:, None] * score - (counts[:, :, None] * added).sum(dim=1)
+    every = torch.arange(len(score))
     for _ in range(int(images.max())):
         missing = (counts.sum(dim=1) < images).long()
         label = (left[:, None] - added).square().sum(dim=2).argmin(dim=1)
