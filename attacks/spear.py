@@ -123,10 +123,10 @@ def _unexplained(task: Task, own: Tensor, target: Tensor) -> float:
     often outweighs the first.
     """
     shares = []
-    for ours, theirs in zip(task.layout.split(own.double()), task.layout.split(target.double()), strict=True):
-        scale = ours.square().sum() * theirs.square().sum()
-        equal = float(torch.equal(ours, theirs))
-        shares.append(float((ours * theirs).sum().square() / scale) if scale > 0 else equal)
+    for explained, received in zip(task.layout.split(own.double()), task.layout.split(target.double()), strict=True):
+        scale = explained.square().sum() * received.square().sum()
+        equal = float(torch.equal(explained, received))
+        shares.append(float((explained * received).sum().square() / scale) if scale > 0 else equal)
     return 1 - min(shares)
 
 

@@ -167,11 +167,11 @@ class Believed:
         at = x.detach().flatten(1)
         value, slope = self.function(torch.cat([at, candidates[:, kept:]], 1) if self.others else at, instances)
         inputs = slope.shape[1] - self.others
-        theirs = slope[:, :inputs].view(x.shape)
+        of_inputs = slope[:, :inputs].view(x.shape)
         if pull is not None:
-            pulled = pull(z, x, theirs, self.weight)
+            pulled = pull(z, x, of_inputs, self.weight)
         else:
-            (pulled,) = torch.autograd.grad([energy, x], z, [torch.ones_like(energy), theirs])
+            (pulled,) = torch.autograd.grad([energy, x], z, [torch.ones_like(energy), of_inputs])
         whole = torch.cat([pulled.flatten(1), slope[:, inputs:]], 1) if self.others else pulled.flatten(1)
         return Evaluation(value + energy.detach(), whole)
 

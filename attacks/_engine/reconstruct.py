@@ -155,8 +155,8 @@ def match(
     kinds = ((message.images, message.users, *each) for message, each in zip(messages, steps, strict=True))
     for _, victims in alike(targets, kinds):
         known = None if labels is None else torch.stack([labels[i] for i in victims]).to(device)
-        theirs = tuple(_of(sighting, victims) for sighting in sightings)
-        group = _Group(placed, theirs, targets[victims].to(sightings[0].model.params), known, search)
+        chosen, sought = tuple(_of(sighting, victims) for sighting in sightings), targets[victims]
+        group = _Group(placed, chosen, sought.to(sightings[0].model.params), known, search)
         guesses |= zip(victims, group.run(key), strict=True)
     return in_order(observation.task, messages, targets, guesses)
 
@@ -278,8 +278,8 @@ class _Group:
         best.evaluations[rows] += minima.evaluations
         x = self._mapped(minima.x, prior.inputs)
         images = self._each(x).view(len(rows), labels.shape[1], *self.observation.task.input_shape)
-        theirs = [_of(sighting, rows.tolist()) for sighting in self.sightings]
-        bound = explained_at(self.observation, theirs, images.nan_to_num(0.0), labels[rows], search.explains, key)
+        chosen = [_of(sighting, rows.tolist()) for sighting in self.sightings]
+        bound = explained_at(self.observation, chosen, images.nan_to_num(0.0), labels[rows], search.explains, key)
         bound = torch.maximum(bound, _share(CLOSE, goal)[rows])
         done = (goal.messages(x, rows).value <= bound) & (minima.value < best.value[rows])
         best.x[rows[done]], best.value[rows[done]] = x[done], minima.value[done]

@@ -121,7 +121,9 @@ def train_shadows(
         protect = partial(_Defended, defense, setting, defense.init(setting))
         recipe = recipe._replace(plan=recipe.plan.under(defense.local, defense.step_noise(setting)))
     engine = engine or choose_engine(task, pool.x.device)
-    final, size = torch.empty(len(inside), task.layout.dim), _side_by_side(task, recipe, pool, inside)
+    records = int(inside.sum(1).max()) * pool.x[0].numel()
+    models = 2 * (recipe.participants or recipe.clients) * task.layout.dim
+    final, size = torch.empty(len(inside), task.layout.dim), max(1, _ENTRIES // (records + models))
     for first in range(0, len(inside), size):
         numbers = range(first, min(first + size, len(inside)))
         runs = [_Run(task, recipe, pool, inside[i], key.child("run", i), protect and protect()) for i in numbers]
@@ -139,12 +141,6 @@ def _check(recipe: Recipe, pool: Examples, inside: Tensor) -> None:
     fewest = int(inside.sum(1).min())
     if fewest < recipe.clients:
         raise ValueError(f"expected at least {recipe.clients} records per run, one per client, got a run with {fewest}")
-
-
-def _side_by_side(task: ModelTask, recipe: Recipe, pool: Examples, inside: Tensor) -> int:
-    records = int(inside.sum(1).max()) * pool.x[0].numel()
-    models = 2 * (recipe.participants or recipe.clients) * task.layout.dim
-    return max(1, _ENTRIES // (records + models))
 
 
 def _checked(recipe: Recipe, setting: Setting | None) -> Setting:

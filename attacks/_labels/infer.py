@@ -98,13 +98,7 @@ def apportion(counts: Tensor, size: int) -> Tensor:
 
 
 def restore(
-    task: Task,
-    params: Vector,
-    gradients: Tensor,
-    images: Sequence[int],
-    key: Key,
-    auxiliary: Examples | None = None,
-    numbers: Sequence[int] | None = None,
+    task: Task, params: Vector, gradients: Tensor, images: Sequence[int], key: Key, auxiliary: Examples | None = None
 ) -> tuple[Tensor, ...]:
     """Restore the labels behind each gradient.
 
@@ -124,7 +118,6 @@ def restore(
         key: draws dummy inputs, or the samples behind the probabilities.
         auxiliary: data of the same kind. All its labels are counted, and at most 400 evenly spaced examples are
             evaluated. None or empty: not used.
-        numbers: distinguish the gradients' draws; None: 0, 1, 2, ...
 
     Returns:
         [images[i]] int64 each, sorted.
@@ -147,7 +140,8 @@ def restore(
         rows instead of their sums; integer counts by their probability instead of a rounded solution; an estimate of
         the noise.
     """
-    return tuple(map(most_expected, _chances(task, params, gradients, images, key, auxiliary, numbers)))
+    chances = _chances(task, params, gradients, images, key, auxiliary, range(len(images)))
+    return tuple(map(most_expected, chances))
 
 
 def _chances(
@@ -157,12 +151,15 @@ def _chances(
     images: Sequence[int],
     key: Key,
     auxiliary: Examples | None,
-    numbers: Sequence[int] | None,
+    numbers: Sequence[int],
 ) -> list[Tensor]:
-    """For each gradient, [classes, images[i]]: entry [c, k - 1] is the probability of at least k labels c."""
+    """For each gradient, [classes, images[i]]: entry [c, k - 1] is the probability of at least k labels c.
+
+    The number of a gradient sets its draws.
+    """
     layer = last_layer(task)
     if auxiliary is not None and len(auxiliary.y):
-        keys = [key.child("draws", number) for number in numbers or range(len(images))]
+        keys = [key.child("draws", number) for number in numbers]
         return label_chances(layer, params, gradients, images, auxiliary, keys)
     counts = _explained(layer, params, gradients, images, key)
     return [(row[:, None] >= torch.arange(1, size + 1)).double() for row, size in zip(counts, images, strict=True)]

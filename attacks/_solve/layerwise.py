@@ -99,11 +99,6 @@ def _kernel_equations(slope: Tensor, positions: Tensor, pixels: int) -> Tensor:
     return rows[:, :, :pixels].reshape(outputs * taps, pixels)
 
 
-def _by_channel(gradient: Tensor) -> Tensor:
-    """[i, o * k * k]: right sides of the kernel equations."""
-    return gradient.transpose(0, 1).flatten(1)
-
-
 @dataclass(frozen=True, eq=False)
 class _KernelFirst:
     """Uses kernel equations, and output equations in the few directions that the kernel equations leave open."""
@@ -118,7 +113,7 @@ class _KernelFirst:
         equations = _kernel_equations(evidence.slope, self.positions, pixels)
         left, strength, right = torch.linalg.svd(equations, full_matrices=len(equations) < pixels)
         strong = int((strength > _WEAK * strength[0]).sum())
-        amounts = _by_channel(evidence.gradient) @ left[:, :strong] / strength[:strong]
+        amounts = evidence.gradient.transpose(0, 1).flatten(1) @ left[:, :strong] / strength[:strong]
         x: Tensor = (amounts @ right[:strong]).reshape(channels, height, width)
         weak = right[strong:].contiguous()
         return x + self._weak_part(evidence, x, weak) if len(weak) else x
@@ -151,8 +146,11 @@ class _OutputFirst:
         trust = evidence.trust / evidence.trust.max()
         factor = self.band.factor(self.kernel, trust, self.ridge)
         x = evidence.output.new_zeros(1, *self.geometry.shape)
+        channels, height, width = self.geometry.shape
         for _ in range(_ROUNDS):
-            x = x + self._inverted(factor, trust * self._missing(evidence, trust, x))
+            back = pulled_back(trust * self._missing(evidence, trust, x), self.kernel, self.geometry)
+            step = factor.solve(back[0].permute(1, 2, 0).reshape(-1, 1))
+            x = x + step.reshape(height, width, channels).permute(2, 0, 1)[None]
         directions = self._open(factor)
         shown = trust * _convolve(directions, self.kernel, self.geometry)
         basis, triangle = torch.linalg.qr(shown.flatten(1).T)
@@ -160,7 +158,7 @@ class _OutputFirst:
         # divided by the largest slope, so comparable with the weighted output equations at any common factor
         unit = evidence.slope.abs().max()
         equations = _kernel_equations(evidence.slope / unit, self.positions, math.prod(self.geometry.shape[1:]))
-        kernel_side = _by_channel(evidence.gradient / unit) - x[0].flatten(1) @ equations.T
+        kernel_side = (evidence.gradient / unit).transpose(0, 1).flatten(1) - x[0].flatten(1) @ equations.T
         kernel_rows = (directions.flatten(2) @ equations.T).flatten(1).T
         rows = torch.cat([triangle, kernel_rows])
         amount = torch.linalg.lstsq(rows, torch.cat([output_side, kernel_side.reshape(-1, 1)])).solution
@@ -170,13 +168,6 @@ class _OutputFirst:
     def _missing(self, evidence: Evidence, trust: Tensor, x: Tensor) -> Tensor:
         """[1, o, h, w]: weighted residuals of the output equations."""
         return trust * (evidence.output - _convolve(x, self.kernel, self.geometry))
-
-    def _inverted(self, factor: _Factor, weighed: Tensor) -> Tensor:
-        """[1, i, h, w]: the input whose outputs are nearest to the weighted outputs [1, o, h, w]."""
-        channels, height, width = self.geometry.shape
-        back = pulled_back(weighed, self.kernel, self.geometry)
-        x = factor.solve(back[0].permute(1, 2, 0).reshape(-1, 1))
-        return x.reshape(height, width, channels).permute(2, 0, 1)[None]
 
     def _open(self, factor: _Factor) -> Tensor:
         """[m, i, h, w]: orthonormal directions of the input with the smallest output."""
