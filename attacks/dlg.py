@@ -21,8 +21,8 @@ class DLG(ByMatching):
 
     Cannot: use knowledge of what images look like. Under noise, it also fits the noise, which hides the image. Several
     images per victim need many times the evaluations. An update is treated as its mean step. Behind ReLU with
-    max-pooling, the search stops at kinks; `idlg` states the results. Of a regression, it also searches for the label,
-    which is a number.
+    max-pooling, the search stops at kinks (`docs/attacks.md` has results). Of a regression, it also searches for the
+    label, which is a number.
 
     Args:
         restarts: number of random starts; the result with the lowest objective is returned.

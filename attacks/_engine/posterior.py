@@ -25,7 +25,7 @@ NAIVE_STD = 0.01
 """Assumed standard deviation of the estimate's entries, to weigh a distance of gradients against a prior."""
 
 EASE = 3e5
-"""Default of `Search.ease`; `attacks.map` documents the choice."""
+"""Default of `Search.ease`; `docs/attacks.md` has its choice."""
 
 
 class ByMatching(ByLabels):

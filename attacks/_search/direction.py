@@ -21,7 +21,7 @@ STEP = 0.1
 """Size of the first signed steps, in units of the pixel range."""
 
 SMOOTHNESS = 3e-3
-"""Weight of the total variation, see `Direction`; `inverting-gradients` documents its choice."""
+"""Weight of the total variation, see `Direction`; `docs/attacks.md` has its choice."""
 
 _WHITE_STEP = 0.3  # size of the first steps in the coordinates of a fitted prior, in standard deviations
 _WHITE_WEIGHT = 0.3  # weight of a fitted prior; `docs/attacks.md` has the results of other weights and steps
