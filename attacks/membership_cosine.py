@@ -71,11 +71,9 @@ class MembershipCosine(ByTraffic):
 
     def run(self, observation: Observation, key: Key) -> Membership:
         """One score per candidate; only `norm` draws from the key, for its batches."""
-        return (
-            clear.judge(observation, key, clear.by_batches)
-            if self.statistic == "norm"
-            else super().run(observation, key)
-        )
+        if self.statistic == "norm":
+            return clear.judge(observation, key, clear.by_batches)
+        return super().run(observation, key)
 
     def evidence(self, traffic: Traffic, row: int) -> Tensor:
         """[n]: the statistic of each candidate for one message."""

@@ -161,11 +161,8 @@ def _updates(observation: Observation, sighting: Sighting, batches: Examples, ke
     (message,), setting = sighting.messages, observation.setting
     local = Local.of(setting, sighting.lr, message.steps, observation.defense)
     labels = targets_of(observation.task, batches.y, batches.x.dtype)
-    updates = (
-        client_updates(observation.task, sighting.model.params, batches.x, labels, local)
-        .detach()
-        .nan_to_num(0.0, 0.0, 0.0)
-    )
+    updates = client_updates(observation.task, sighting.model.params, batches.x, labels, local).detach()
+    updates = updates.nan_to_num(0.0, 0.0, 0.0)
     noise = observation.defense.training_noise(setting, message.sender.samples)
     return updates + noise * rng.normal(key, tuple(updates.shape)) if noise else updates
 
@@ -184,14 +181,13 @@ def by_sets(observation: Observation, sighting: Sighting, numbers: Tensor, key: 
     assert observation.auxiliary is not None
     if max(message.steps for message in sighting.messages) > 1:
         raise ValueError("expected messages of one local step for statistic norm, got more; use statistic gradient")
-    params, setting = sighting.model.params, observation.setting
+    params, setting, defense = sighting.model.params, observation.setting, observation.defense
     each = _gradients(observation, params, observation.candidates).double().requires_grad_()
-    (slope,) = torch.autograd.grad(observation.defense.in_clear(each, setting).square().sum(), each)
+    (slope,) = torch.autograd.grad(defense.in_clear(each, setting).square().sum(), each)
     gram = each.detach() @ slope.T / 2
     few = Examples(observation.auxiliary.x[:_CHUNK], observation.auxiliary.y[:_CHUNK])
-    other = float(
-        observation.defense.in_clear(_gradients(observation, params, few), setting).double().square().sum(1).median()
-    )
+    others = defense.in_clear(_gradients(observation, params, few), setting).double()
+    other = float(others.square().sum(1).median())
     sets = _sets(gram, max(message.images for message in sighting.messages))
     chance = 0.5 / setting.participants  # probability that a client holds a candidate
     ratios, lengths = [], numbers.norm(dim=1) / update_per_gradient(setting, sighting)
