@@ -140,6 +140,7 @@ START = "expected start 'normal' or 'uniform', got 'zero'"
         ("map", {"labels": "guessed"}, LABELS),
         ("map", {"warm": -1}, "expected warm >= 0"),
         ("map", {"naive_std": 0.0}, "expected naive_std > 0"),
+        ("map", {"naive_std": 0.0, "objective": "l2"}, "expected naive_std > 0"),
         ("learned", {"samples": 0}, "expected samples >= 1, got samples=0"),
         ("learned", {"components": 0}, "expected components >= 1, got components=0"),
         ("learned", {"hidden": -1}, "expected hidden >= 0, got hidden=-1"),

@@ -15,7 +15,6 @@ _RIDGES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, torch.i
 """Candidate penalties, for features of variance 1; with the last penalty, a component stays at its mean."""
 
 _ATLAS = 1024  # maximum number of images that define the principal components
-
 _BATCH = 128
 _PATIENCE = 3  # epochs without a lower held-out error before the training of the hidden layer ends at its best epoch
 _CONSTANT = 1e-6  # spread below which a feature counts as constant and is ignored, even if a victim's value differs

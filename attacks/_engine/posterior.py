@@ -47,11 +47,11 @@ class ByMatching(ByLabels):
 
     def __post_init__(self) -> None:
         """Check the parameters."""
+        positive(naive_std=self.naive_std)
         self.search(None if self.prior == "none" else ImagePrior(self.tv, self.box))
         check_prior(self.prior, without=True)
         if self.labels is not None:
             check_source(self.labels)
-        positive(naive_std=self.naive_std)
 
     def at_once(self, dim: int) -> int | None:
         """As many victims as one search takes at once."""

@@ -19,10 +19,7 @@ from leakgauge.harness.core.vec import Vector
 _EXAMPLES = 400  # maximum number of examples that are evaluated
 _STAND_INS = 64  # maximum number of examples of other labels that stand in for a label without examples
 _RIDGE = 1e-2  # penalty on the square of a label's own direction, in units of an input's mean square entry
-_KINDS, _MEMBERS = (
-    8,
-    4,
-)  # most kinds of inputs of a label, and fewest examples of each: a model's certainty spans decades
+_KINDS, _MEMBERS = 8, 4  # most kinds of a label's inputs, and fewest examples of each: certainty spans decades
 _BORROWED = 3.0  # weight of the variance that a kind borrows from equally sure kinds of other labels, in examples
 _ROUNDING = 1e-7  # rounding of single precision, as a share of one image's largest possible entry
 _TAILS = 4.0  # degrees of freedom of the t law; a normal law treated too many badly fitting entries as proofs
