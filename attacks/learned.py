@@ -130,9 +130,13 @@ class Learned(ByLabels):
         network = fit(many, few, plan, pixels=len(observation.task.input_shape) == 3, key=key.child("fit"))
         features = imitation.features(targets, labels)
         images = network(features.flatten(0, 1)).view(*labels.shape, *observation.task.input_shape)
-        why = "" if math.isfinite(network.error) else "the training of the attack's network diverged"
+        if not math.isfinite(network.error):
+            why = "the training of the attack's network diverged"
+            return [failed(observation.task, message, why, made) for message in sighting.messages]
         return [
-            failed(observation.task, message, why, made) if why else Guess(x, y, network.error, made)
+            Guess(x, y, network.error, made)
+            if bool(x.isfinite().all())
+            else failed(observation.task, message, "the gradient is too large for the attack's network", made)
             for message, x, y in zip(sighting.messages, images, labels, strict=True)
         ]
 

@@ -1,4 +1,4 @@
-"""A contract suite for every registered attack, then what gradient matching, the priors and the loss find."""
+"""The suite of checks on every attack in the registry, then what gradient matching, the priors and the loss find."""
 
 import dataclasses
 import math
@@ -17,62 +17,36 @@ from leakgauge.attacks.prior import Prior
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.codec import pack_float32
-from leakgauge.harness.core.contract import Examples, Labels, Membership, Sender
-from leakgauge.harness.core.threats import GRANTS, SEES
+from leakgauge.harness.core.contract import Examples, Sender
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.data.embedded import photos
 from leakgauge.harness.federation import registry
 from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.learn.models import Model, build
 from leakgauge.harness.learn.tasks import ModelTask
+from leakgauge.testing import Effort, checks_of
 from tests.doubles import small_task
 from tests.victims import KEY, LENET, SHAPE, Case, Says, make, only
 
 CHEAP = {name: {"evaluations": 30} for name in ("dlg", "idlg", "map", "inverting-gradients")}
 CHEAP["learned"] = {"samples": 60, "epochs": 2}
-"""Parameters that make the contract suite fast."""
+"""Parameters that make the checks fast."""
 
-every_attack = pytest.mark.parametrize("name", list(registry.classes("attack")))
+every_attack = pytest.mark.parametrize("attack", registry.classes("attack"))
 both = pytest.mark.parametrize("attack", [DLG(), IDLG()], ids=["dlg", "idlg"])
 
 
+@pytest.mark.table(3)
+@pytest.mark.parametrize(("name", "check"), checks_of("attack", Effort(victims=2)))
 @every_attack
-def test_an_attack_is_a_frozen_dataclass_that_rebuilds_from_its_parameters(name):
-    attack = registry.build("attack", name, {})
-    assert registry.build("attack", name, attack.parameters()) == attack
-    assert eval(repr(attack), {type(attack).__name__: type(attack)}) == attack
-    assert registry.summary("attack", name)
-    assert attack.kind in ("reconstruction", "labels", "membership")
-    assert attack.needs <= frozenset().union(*SEES.values()) | GRANTS
+def test_a_shipped_attack_passes_every_check(attack, name, check):
+    check(registry.build("attack", attack, CHEAP.get(attack, {})))
 
 
 @both
 def test_an_attack_is_aware_of_the_defense_if_it_uses_its_likelihood(attack):
     assert not attack.aware
     assert dataclasses.replace(attack, objective="likelihood").aware
-
-
-@every_attack
-def test_an_attack_runs_on_its_declared_needs_and_repeats_itself(name):
-    attack = registry.build("attack", name, CHEAP.get(name, {}))
-    task = small_task() if name == "active-membership" else LENET  # which needs two dense layers
-    seen = only(make(task).seen, attack.needs)
-    first, second = attack.run(seen, KEY), attack.run(seen, KEY)
-    if isinstance(first, Membership):
-        assert torch.equal(first.scores, second.scores)
-        assert first.scores.shape == (3,)
-        return
-    if isinstance(first, Labels):
-        assert all(torch.equal(*pair) for pair in zip(first.labels, second.labels, strict=True))
-        assert [tuple(found.shape) for found in first.labels] == [(message.images,) for message in seen.messages]
-        return
-    for one, other, message in zip(first.guesses, second.guesses, seen.messages, strict=True):
-        assert torch.equal(one.x, other.x)
-        assert torch.equal(one.y, other.y)
-        assert one[2:] == other[2:]
-        assert one.x.shape == (message.images, *SHAPE)
-        assert one.y.shape == (message.images,)
-        assert one.y.dtype == torch.int64
 
 
 @both

@@ -1,7 +1,6 @@
-"""One contract suite for every defense in the registry, then the laws of the Gaussian and the Laplace mechanism."""
+"""The suite of checks on every defense in the registry, then the laws of the Gaussian and the Laplace mechanism."""
 
 import dataclasses
-import itertools
 import math
 
 import pytest
@@ -19,12 +18,13 @@ from leakgauge.defenses.piecewise import Piecewise
 from leakgauge.defenses.top_k import TopK
 from leakgauge.defenses.vqsgd import VQSGD
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.claim import Horizon, Verdict, judge, nothing_promised
+from leakgauge.harness.core.claim import Verdict, judge, nothing_promised
 from leakgauge.harness.core.contract import Link, Links, Sender, Setting
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation import registry
+from leakgauge.testing import Effort, checks_of
 from tests.oracles import follows
 
 D = 1000
@@ -36,10 +36,7 @@ PRIVATE, SHARED, CHANNEL = (Key(0).child(name) for name in ("private", "shared",
 UPDATE = 0.01 * rng.normal(Key(1), (D,))
 
 CASCADES = ["laplace+sdq", "t-noise+sdq-lattice", "gaussian+sdq", "laplace+sdq-lattice", "t-noise+sdq"]
-every_defense = pytest.mark.parametrize("name", [*registry.classes("defense"), *CASCADES])
-
-LOUD = {"ota": {"epsilon": 30.0}, "ota-orthogonal": {"epsilon": 30.0}}
-"""Defenses whose default noise hides 100 messages of norm 0.9, with parameters for less noise."""
+every_defense = pytest.mark.parametrize("defense", [*registry.classes("defense"), *CASCADES])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,14 +49,6 @@ class Shifted(Plain):
 
     def claim(self, history, setting):
         return nothing_promised(len(history), "The update is sent as it is.")
-
-
-def build(name):
-    return registry.build("defense", name, {})
-
-
-def setting_of(d):
-    return dataclasses.replace(SETTING, layout=Layout(("w", "v"), ((d - 7,), (7,))))
 
 
 def encode(defense, update, private=PRIVATE, shared=SHARED, sender=SENDERS[0], setting=SETTING):
@@ -80,36 +69,6 @@ def decode(defense, received, setting=SETTING, shared=SHARED):
     return defense.estimate(defense.init(setting), received, Link(setting, SENDERS[0], shared))
 
 
-def decode_mean(defense, updates, setting=SETTING):
-    """The server's mean over clients 0, 1, ... with these updates."""
-    state, senders = defense.init(setting), SENDERS[: len(updates)]
-    keys = [SHARED.child(who.number) for who in senders]
-    wires = [
-        encode(defense, update, PRIVATE.child(who.number), key, who, setting)
-        for update, who, key in zip(updates, senders, keys, strict=True)
-    ]
-    received = defense.transmit(state, wires, Links(setting, senders, None), CHANNEL)
-    server = Key(0).child("server")
-    return defense.decode(state, received, Links(setting, senders, keys), server)
-
-
-@every_defense
-def test_a_defense_is_a_frozen_dataclass_that_rebuilds_from_its_parameters(name):
-    defense = build(name)
-    assert registry.build("defense", name, defense.parameters()) == defense
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        defense.clip = 2.0
-    assert registry.summary("defense", name)
-
-
-@every_defense
-def test_same_arguments_same_bytes_and_the_update_is_not_modified(name):
-    defense, update = build(name), UPDATE.clone()
-    assert encode(defense, update) == encode(defense, update)
-    assert torch.equal(update, UPDATE)
-    assert isinstance(encode(defense, update), bytes)
-
-
 IN_CLEAR = ("jopeq", "jopeq-t", "sdq", "sdq-lattice", "t-noise", "cepam-gaussian", "cepam-laplace")
 """Defenses that send a norm or scales in clear at their defaults."""
 
@@ -118,125 +77,52 @@ SCALED = [(name, {"scale": scale}) for name in ("jopeq", "jopeq-t", "mvu", "lapl
 
 
 @pytest.mark.parametrize(("name", "parameters"), [*((name, {}) for name in registry.classes("defense")), *SCALED])
-@pytest.mark.parametrize("dim", [D, 1001])
-def test_the_numbers_in_clear_are_read_back_as_they_were_sent(name, parameters, dim):
-    defense, setting = registry.build("defense", name, parameters), setting_of(dim)
-    updates = torch.stack([0.5 + 0.01 * rng.normal(Key(1), (dim,)), torch.zeros(dim)])
-    wires = [receive(defense, update, setting=setting) for update in updates]
-    sent = defense.in_clear(updates.double(), setting)
-    torch.testing.assert_close(defense.sent_in_clear(wires, setting), sent, rtol=1e-6, atol=1e-12)
+def test_a_scale_is_sent_in_clear_unless_it_is_public(name, parameters):
+    check = dict(checks_of("defense"))["plaintext"]
     shows = parameters["scale"] != "public" if parameters else name in IN_CLEAR
-    assert (sent.shape[1] > 0) == shows
+    assert check(registry.build("defense", name, parameters)).mark == ("ok" if shows else "skipped")
 
 
+# ---- the suite of `leakgauge.testing`: every check of every defense
+
+EFFORT = Effort(trials=200, evaluations=100, victims=2)
+STATISTICAL = ("estimate", "clip", "noise", "likelihood")
+COSTLY = ("claim", "law", "audit", "training", "attacks")
+BLURRED = ("gaussian+sdq", "likelihood")
+"""It takes the error of coarse cells as noise of its variance, which makes near updates too alike."""
+
+
+def checks(*names):
+    return pytest.mark.parametrize(
+        ("name", "check"), [pair for pair in checks_of("defense", EFFORT) if pair[0] in names]
+    )
+
+
+@checks(*(name for name, _ in checks_of("defense") if name not in (*STATISTICAL, *COSTLY)))
 @every_defense
-def test_a_randomized_defense_draws_from_its_private_key(name):
-    defense = build(name)
-    differs = encode(defense, UPDATE) != encode(defense, UPDATE, private=PRIVATE.child("other"))
-    assert differs == defense.randomized
+def test_a_shipped_defense_passes_every_check_of_its_messages(defense, name, check):
+    check(defense)
 
 
+@pytest.mark.matrix
+@checks(*STATISTICAL)
 @every_defense
-def test_no_key_is_drawn_from_twice_and_no_private_key_reaches_the_receiver(name, monkeypatch):
-    defense, drawn = build(name), []
-    inside, state = rng._digest, build(name).init(SETTING)
-    monkeypatch.setattr(type(defense), "init", lambda self, setting: state)  # public draws before round 0
-    monkeypatch.setattr(rng, "_digest", lambda key: drawn.append(key) or inside(key))
-    received = receive(defense, UPDATE) if not defense.superposes else encode(defense, UPDATE)
-    client = [key for key in drawn if key.path[:1] != CHANNEL.path]
-    assert all(key.path[:1] in (PRIVATE.path, SHARED.path) for key in client)
-    assert len(set(client)) == len(client)
-    drawn.clear()
-    decode(defense, receive(defense, UPDATE) if defense.superposes else received)
-    if not defense.superposes:
-        assert all(key.path[:1] == SHARED.path for key in drawn)
+def test_a_shipped_defense_passes_every_check_by_samples(defense, name, check):
+    if (defense, name) != BLURRED:
+        check(defense)
 
 
-@every_defense
-def test_the_decoded_mean_has_the_shape_of_an_update(name):
-    for clients, d in itertools.product((1, 3), (D, 1001, 17)):
-        mean = decode_mean(build(name), [0.01 * rng.normal(Key(2), (d,))] * clients, setting_of(d))
-        assert mean.shape == (d,)
-        assert mean.dtype == torch.float32
-        assert torch.isfinite(mean).all()
-
-
-@every_defense
-def test_an_update_that_is_not_finite_is_refused(name):
-    for bad in (math.nan, math.inf):
-        update = UPDATE.clone()
-        update[7] = bad
-        with pytest.raises(ValueError, match=rf"finite update, got {bad} at coordinate 7 and 1 non-finite of {D}"):
-            encode(build(name), update)
-
-
-@every_defense
-def test_an_update_that_is_not_flat_is_refused(name):
-    with pytest.raises(ValueError, match="flat update"):
-        encode(build(name), UPDATE.reshape(10, -1))
-
-
-@every_defense
-def test_a_zero_update_passes(name):
-    defense = build(name)
-    assert torch.isfinite(decode(defense, receive(defense, torch.zeros(D)))).all()
-
-
-@every_defense
-def test_a_message_of_another_length_is_refused(name):
-    defense = build(name)
-    received = receive(defense, UPDATE)
-    for changed in (received[:-1], received + b"\0", b""):
-        with pytest.raises(MessageError, match="expected"):
-            decode(defense, changed)
-
-
-@every_defense
-def test_the_likelihood_prefers_the_truth_and_can_be_differentiated(name):
-    # 100 messages of an update of norm 0.9 against its negative: for the Gaussian default (sigma 1.2) the mean log
-    # ratio is 1.1 with standard deviation 1.5 a message, so a miss has probability under 1e-12
-    defense = registry.build("defense", name, LOUD.get(name, {}))
-    update = 0.9 * UPDATE / UPDATE.norm()
-    keys = [SHARED.child(i) for i in range(100)]
-    senders = [SENDERS[0]] * 100
-    wires = [receive(defense, update, PRIVATE.child(i), key) for i, key in enumerate(keys)]
-    score = defense.likelihood(defense.init(SETTING), wires, Links(SETTING, senders, keys))
-    candidate = update.expand(100, -1).clone().requires_grad_()
-    true, wrong = score(candidate), score(-candidate)
-    assert true.shape == (100,)
-    assert true.dtype == candidate.dtype
-    assert true.mean() < wrong.mean()
-    for start in (candidate, torch.zeros(100, D, requires_grad=True)):
-        (gradient,) = torch.autograd.grad(score(start).sum(), start)
-        assert torch.isfinite(gradient).all()
+@pytest.mark.matrix
+@checks(*COSTLY)
+@pytest.mark.parametrize("defense", registry.classes("defense"))
+def test_a_shipped_defense_passes_every_check_by_an_audit_and_a_study(defense, name, check):
+    check(defense)
 
 
 def test_a_likelihood_may_be_shifted_by_a_constant():
-    test_the_likelihood_prefers_the_truth_and_can_be_differentiated("tests.test_defenses:Shifted")
-    test_an_outsider_without_the_shared_key_can_score_too("tests.test_defenses:Shifted")
+    assert dict(checks_of("defense"))["likelihood"](Shifted).mark == "ok"
     score = Shifted().likelihood(None, [encode(Shifted(), UPDATE)], Links(SETTING, SENDERS[:1], None))
     assert float(score(UPDATE[None])) == -1e6
-
-
-@every_defense
-def test_an_outsider_without_the_shared_key_can_score_too(name):
-    defense = build(name)
-    if defense.superposes:
-        return
-    wires = [encode(defense, UPDATE)]
-    score = defense.likelihood(defense.init(SETTING), wires, Links(SETTING, SENDERS[:1], None))
-    assert torch.isfinite(score(UPDATE[None])).all()
-    assert torch.isfinite(decode(defense, wires[0], shared=None)).all()
-
-
-@every_defense
-def test_a_claim_states_its_horizon_and_grows_with_the_rounds(name):
-    defense = build(name)
-    one, run = (defense.claim([defense.init(SETTING)] * rounds, SETTING) for rounds in (1, SETTING.rounds))
-    assert (one.horizon, run.horizon) == (Horizon.ONE_ROUND, Horizon.WHOLE_RUN)
-    assert one.proved.reason
-    assert 0 < one.epsilon <= run.epsilon
-    assert judge(one).proved <= judge(run).proved
 
 
 def test_none_is_exact_and_promises_nothing():

@@ -47,7 +47,7 @@ class ByMatching(ByLabels):
 
     def __post_init__(self) -> None:
         """Check the parameters."""
-        positive(naive_std=self.naive_std)
+        positive(naive_std=self.naive_std, ease=self.ease)
         self.search(None if self.prior == "none" else ImagePrior(self.tv, self.box))
         check_prior(self.prior, without=True)
         if self.labels is not None:

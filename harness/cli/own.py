@@ -35,7 +35,7 @@ def doctor(
 ) -> None:
     """Check a defense, an attack or a task: one line per check; a failed check says what is wrong, where, and a fix."""
     from leakgauge.harness.audit.claims import assignments
-    from leakgauge.harness.own.doctor import examine
+    from leakgauge.harness.own.suite import examine
 
     found = []
     with cli.user_errors():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import Literal, NamedTuple, TypeVar
@@ -20,6 +20,14 @@ class Finding(NamedTuple):
     mark: Mark
     name: str
     text: str
+
+
+class ConformanceError(AssertionError):
+    """A defense, an attack or a task that fails checks; `findings` holds the failed ones, the message lists them."""
+
+    def __init__(self, name: str, findings: Sequence[Finding]) -> None:
+        super().__init__("\n  ".join([f"{name} fails:", *(f"{failed.name}: {failed.text}" for failed in findings)]))
+        self.findings = findings
 
 
 class Fault(Exception):
@@ -52,34 +60,25 @@ def is_own(code: CodeType, folder: Path) -> bool:
     return Path(code.co_filename).is_relative_to(folder) and "site-packages" not in code.co_filename
 
 
-def place_of(error: BaseException, folder: Path) -> str:
-    """` at FILE:LINE (text)` of the last line of the user's code in an error's traceback; empty if there is none."""
-    frames = [
-        Place(frame.f_code.co_filename, line)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if is_own(frame.f_code, folder)
-    ]
-    return f" at {frames[-1]}" if frames else ""
-
-
 def told(error: BaseException, folder: Path) -> str:
-    """An error as part of a line: its kind, its message and its place."""
+    """An error as part of a line: its kind, its message, and the last line of the folder's code in its traceback."""
     text = " ".join(str(error).split())
     kind = "" if type(error) is ValueError and text else f"{type(error).__name__}{': ' if text else ''}"
-    return f"{kind}{text}{place_of(error, folder)}"
+    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    places = [Place(code.co_filename, line) for code, line in frames if is_own(code, folder)]
+    return f"{kind}{text}{f' at {places[-1]}' if places else ''}"
 
 
-def examined(checks: Iterable[tuple[str, Callable[[P], str]]], subject: P, folder: Path) -> Iterator[Finding]:
-    """The findings of checks in their order; a check returns what it saw, or raises `Fault` or `Skip`.
+def finding(name: str, check: Callable[[P], str], subject: P, folder: Path) -> Finding:
+    """The finding of a check, which returns what it saw, or raises `Fault` or `Skip`.
 
     Any other exception is an error of the examined code; the line states its kind, its message and its place.
     """
-    for name, check in checks:
-        try:
-            yield Finding("ok", name, check(subject))
-        except Fault as error:
-            yield Finding("FAIL", name, str(error))
-        except Skip as error:
-            yield Finding("skipped", name, str(error))
-        except (Exception, SystemExit) as error:
-            yield Finding("FAIL", name, told(error, folder))
+    try:
+        return Finding("ok", name, check(subject))
+    except Fault as error:
+        return Finding("FAIL", name, str(error))
+    except Skip as error:
+        return Finding("skipped", name, str(error))
+    except (Exception, SystemExit) as error:
+        return Finding("FAIL", name, told(error, folder))

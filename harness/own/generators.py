@@ -171,15 +171,15 @@ def _states() -> dict[str, int]:
 
 def _sum(values: dict[str, Any]) -> int:
     """A checksum of numbers, texts and arrays by name; other values count by their type."""
-    return zlib.crc32(repr([(name, _plain(value)) for name, value in values.items()]).encode())
+    return zlib.crc32(repr([(name, plain(value)) for name, value in values.items()]).encode())
 
 
-def _plain(value: Any) -> Any:
-    """A value without addresses of objects."""
+def plain(value: Any) -> Any:
+    """A value that can be compared, without addresses of objects; unknown objects count by their type."""
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().numpy().tobytes()
     if isinstance(value, np.ndarray):
         return value.tobytes() if value.dtype != object else value.shape
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [plain(item) for item in value]
     return value if isinstance(value, bool | int | float | str | bytes | None) else type(value).__name__

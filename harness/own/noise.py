@@ -11,11 +11,10 @@ import torch
 from scipy import optimize, special, stats
 from torch import Tensor
 
-from leakgauge.harness.audit.claims import states_of
 from leakgauge.harness.audit.neighbors import Inputs
 from leakgauge.harness.audit.trials import Mechanism
-from leakgauge.harness.core.claim import Claim, Unit
-from leakgauge.harness.core.contract import Defense, Links, claim_of, likelihood_of
+from leakgauge.harness.core.claim import Unit
+from leakgauge.harness.core.contract import Defense, Likelihood, Links, likelihood_of
 from leakgauge.harness.core.errors import NoLikelihood
 from leakgauge.harness.core.law import Integers, LawError
 from leakgauge.harness.core.rng import Key
@@ -23,7 +22,8 @@ from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.federation.small import Federation
 from leakgauge.harness.own.findings import Fault, Skip, told
-from leakgauge.harness.own.wire import Patient, Wire
+from leakgauge.harness.own.quick import DefenseUnderTest
+from leakgauge.harness.own.wire import Wire
 
 _MESSAGES = 200
 """Messages behind a mean."""
@@ -52,10 +52,12 @@ _SHARES = (0.9, 0.3, 0.1, 0.03, 0.01, 0.003)
 _TELLING = 0.3, 5.0
 """Range of the mean size of log likelihood ratios, in nats, in which they can be compared."""
 
+_WRONG = "it prefers the wrong update: a score is -log p, lower for the better candidate"
 
-def check_estimate(patient: Patient) -> str:
+
+def check_estimate(tested: DefenseUnderTest) -> str:
     """The server's estimate has the length of the update, on average or in the coordinates that were sent."""
-    quiet = patient.defense.quieter() or patient.defense
+    quiet = tested.defense.quieter() or tested.defense
     wire = Wire(quiet)
     update = wire.update().double()
     numbers = range(_MESSAGES)
@@ -74,34 +76,34 @@ def check_estimate(patient: Patient) -> str:
             f"`estimate` reads {slope:.3g} times the update on average, {median:.3g} times where a coordinate was "
             "sent; the model then takes steps of the wrong length. Undo the scale of `encode`"
         )
-    _check_outsider(patient)
+    _check_outsider(tested)
     if error > _OFF:
         return f"the noise hides its scale: {slope:.2g} +- {error:.2g} times the update"
     return f"{slope:.3g} times the update on average, {median:.3g} times where a coordinate was sent"
 
 
-def _check_outsider(patient: Patient) -> None:
+def _check_outsider(tested: DefenseUnderTest) -> None:
     """The estimate also works for an eavesdropper, who has no shared key."""
-    if patient.defense.superposes:
+    if tested.defense.superposes:
         return
     try:
-        patient.wire.read(patient.wire.exchange(patient.wire.update()).received[0], None)
+        tested.wire.read(tested.wire.exchange(tested.wire.update()).received[0], None)
     except Exception as error:
-        text = f"`estimate` fails for an eavesdropper, whose `link.shared` is None: {told(error, patient.part.folder)}"
+        text = f"`estimate` fails for an eavesdropper, whose `link.shared` is None: {told(error, tested.part.folder)}"
         raise Fault(text) from error
 
 
-def check_clip(patient: Patient) -> str:
+def check_clip(tested: DefenseUnderTest) -> str:
     """An update far above the clip is bounded, if the defense claims anything."""
-    wire, defense = patient.wire, patient.defense
-    claim = _claim(wire, 1)
+    wire, defense = tested.wire, tested.defense
+    claim = tested.claim(1)
     read = wire.estimates(wire.update(_FAR), range(4), range(4))
     length = float(read.norm(dim=1).mean()) / wire.clip
     if not math.isfinite(claim.epsilon):
         raise Skip("nothing is promised")
     if claim.unit is Unit.RECORD:
         raise Skip("records are clipped in local training")
-    if defense.in_clear(torch.zeros(1, wire.dim), wire.here.setting).shape[1]:
+    if defense.in_clear(torch.zeros(1, wire.dim), wire.round_.setting).shape[1]:
         return f"a scale is sent in clear, as `in_clear` says; an update of norm {_FAR:g} is read as {length:.3g}"
     if length > _GROWN:
         raise Fault(
@@ -111,14 +113,9 @@ def check_clip(patient: Patient) -> str:
     return f"an update of norm {_FAR * wire.clip:g} is read with norm {length * wire.clip:.3g}"
 
 
-def _claim(wire: Wire, rounds: int) -> Claim:
-    """The claim of this number of rounds."""
-    return claim_of(wire.defense, states_of(wire.defense, wire.here.setting)[:rounds], wire.here.setting)
-
-
-def _bare(patient: Patient) -> str:
+def _bare(tested: DefenseUnderTest) -> str:
     """Why noise is not compared, for a defense without a law; raises `Fault` if only some coordinates have noise."""
-    wire, defense = patient.wire, patient.defense
+    wire, defense = tested.wire, tested.defense
     if not defense.randomized or defense.superposes:
         return "messages have no randomness of their own to compare"
     numbers, shared = range(_TWINS), [0] * _TWINS
@@ -139,9 +136,9 @@ class _Twins(NamedTuple):
     places: Integers
 
 
-def check_noise(patient: Patient) -> str:
+def check_noise(tested: DefenseUnderTest) -> str:
     """Messages of one update under one shared key have the stated noise in every number."""
-    wire, seen = patient.wire, list[_Twins]()
+    wire, seen = tested.wire, list[_Twins]()
     for norm in (0.9, 3.0, 1e4):
         for shared in (0, 1):
             try:
@@ -149,7 +146,7 @@ def check_noise(patient: Patient) -> str:
             except LawError as error:
                 raise Fault(f"a message is impossible under `law`: {error}; `encode` or `law` is wrong") from error
             if found is None:
-                raise Skip(_bare(patient))
+                raise Skip(_bare(tested))
             if found.scores.size:
                 seen.append(found)
                 _check_twins(seen, norm)
@@ -164,7 +161,7 @@ def _twins(wire: Wire, update: Tensor, shared: int) -> _Twins | None:
     defense, rows, places = wire.defense, list[Numbers](), np.zeros(0, np.int64)
     for private in range(_TWINS):
         exchange = wire.exchange(update, private, shared)
-        law = defense.law(wire.here.state, defense.remember(wire.here.setting), update, exchange.links.each()[0])
+        law = defense.law(wire.round_.state, defense.remember(wire.round_.setting), update, exchange.links.each()[0])
         if law is None or law.from_shared:
             return None
         sent = (exchange.sent if defense.superposes else exchange.received)[0]
@@ -204,28 +201,28 @@ def _check_twins(seen: Sequence[_Twins], norm: float) -> None:
         raise Fault(f"the noise is {share:.3g} of what `law` states; compare the scale in `encode` and in `law`")
 
 
-def check_likelihood(patient: Patient) -> str:
+def check_likelihood(tested: DefenseUnderTest) -> str:
     """Scores are finite and differentiable, and their likelihood ratios are calibrated on samples."""
-    defense = patient.defense
+    defense = tested.defense
     try:
         if type(defense).likelihood is Defense.likelihood:
             raise NoLikelihood("no `likelihood`: attacks that need it fail, and reports have no limit")
-        _check_scores(patient)
+        _check_scores(tested)
     except NoLikelihood as error:
         if "returned" in str(error) or "expected" in str(error):
             raise Fault(str(error)) from error
         raise Skip(str(error)) from error
     if not defense.randomized:
         return "finite and differentiable; messages have no noise to compare it with"
-    zeros, ones = _ratios(patient)
+    zeros, ones = _ratios(tested)
+    gap = float(ones.mean() - zeros.mean()) / math.sqrt(float(ones.var() + zeros.var()) / _PAIRS + 1e-12)
+    if gap < -6:
+        raise Fault(_WRONG)
     size = float(np.abs(np.concatenate([zeros, ones])).mean())
     if not _TELLING[0] < size < _TELLING[1]:
         return f"finite and differentiable; log ratios of {size:.2g} nats cannot be compared with samples"
-    gap = float(ones.mean() - zeros.mean()) / math.sqrt(float(ones.var() + zeros.var()) / _PAIRS + 1e-12)
-    if gap < -6:
-        raise Fault("it prefers the wrong update: a score is -log p, lower for the better candidate")
     right, slope = _calibration(zeros, ones)
-    if abs(right) > 6 and abs(math.log(slope)) > math.log(1 + _OFF) and not _is_blurred(patient, slope):
+    if abs(right) > 6 and abs(math.log(slope)) > math.log(1 + _OFF) and not _is_blurred(tested, slope):
         sharp = f"{1 / slope:.3g} times too sharp" if slope < 1 else f"{slope:.3g} times too flat"
         raise Fault(
             f"its log ratios are {sharp} for the messages that are sent: it assumes noise of "
@@ -235,39 +232,54 @@ def check_likelihood(patient: Patient) -> str:
     return f"finite, differentiable; its log ratios should be {slope:.2f} times as large (1: right){blurred}"
 
 
-def _check_scores(patient: Patient) -> None:
-    """Scores and slopes of n messages are [n] finite numbers, with and without the shared keys."""
-    wire, defense, n = patient.wire, patient.defense, 8
+def _check_scores(tested: DefenseUnderTest) -> None:
+    """Scores and slopes of n messages are [n] finite numbers, with and without the shared keys, each by itself."""
+    wire, defense, n = tested.wire, tested.defense, 8
     exchanges = [wire.exchange(wire.update(), number, number) for number in range(n)]
-    wires = [one.received[0] for one in exchanges]
+    messages = [exchange.received[0] for exchange in exchanges]
     keys = [Key(0).child("shared", number) for number in range(n)]
-    senders = [one.links.senders[0] for one in exchanges]
+    senders = [exchange.links.senders[0] for exchange in exchanges]
     for shared in (keys, None) if not defense.superposes else (keys,):
         who = "" if shared else " for an eavesdropper, without shared keys"
+        links = Links(wire.round_.setting, senders, shared)
         try:
-            score = likelihood_of(defense, wire.here.state, wires, Links(wire.here.setting, senders, shared))
-            for start in (wire.update(), torch.zeros(wire.dim)):
-                at = start.expand(n, -1).clone()
-                at = (at[:, None] if defense.superposes else at).requires_grad_()
-                found = score(at)
-                if not isinstance(found, Tensor) or found.shape != (n,):
-                    shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-                    raise Fault(f"the likelihood of {n} messages returns {shape}{who}, expected a tensor [{n}]")
-                if not found.requires_grad:
-                    raise Fault(f"the likelihood cannot be differentiated in the update{who}; use torch alone in it")
-                (slope,) = torch.autograd.grad(found.sum(), at)
-                if not bool(found.isfinite().all() and slope.isfinite().all()):
-                    raise Fault(f"a score or its slope is not finite{who}")
+            score = likelihood_of(defense, wire.round_.state, messages, links)
+            right, wrong = (_finite_scores(tested, score, sign * wire.update(), n, who) for sign in (1, -1))
+            if shared and not defense.randomized and not right.mean() < wrong.mean():
+                raise Fault(_WRONG)
+            for start in (torch.zeros(wire.dim), 1e-30 * wire.update(), wire.update(1e3), wire.update(1e6).double()):
+                _finite_scores(tested, score, start, n, who)
+            first = links._replace(senders=senders[:1], shared=shared and shared[:1])
+            alone = likelihood_of(defense, wire.round_.state, messages[:1], first)
+            if not torch.allclose(_finite_scores(tested, alone, wire.update(), 1, who), right[:1], 1e-4, 1e-3):
+                raise Fault(f"a message has another score beside others than alone{who}; score each row by itself")
         except (Fault, NoLikelihood):
             raise
         except Exception as error:
-            raise Fault(f"it fails{who}: {told(error, patient.part.folder)}") from error
+            raise Fault(f"it fails{who}: {told(error, tested.part.folder)}") from error
 
 
-def _ratios(patient: Patient) -> tuple[Numbers, Numbers]:
+def _finite_scores(tested: DefenseUnderTest, score: Likelihood, update: Tensor, n: int, who: str) -> Tensor:
+    """[n] scores of one candidate for n messages; raises `Fault` unless they and their slopes are finite."""
+    at = update.expand(n, -1).clone()
+    at = (at[:, None] if tested.defense.superposes else at).requires_grad_()
+    scores = score(at)
+    if not isinstance(scores, Tensor) or scores.shape != (n,) or scores.dtype != update.dtype:
+        is_tensor = isinstance(scores, Tensor)
+        shown = f"{scores.dtype} of shape {tuple(scores.shape)}" if is_tensor else type(scores).__name__
+        raise Fault(f"the likelihood of {n} messages returns {shown}{who}, expected a tensor [{n}] of {update.dtype}")
+    if not scores.requires_grad:
+        raise Fault(f"the likelihood cannot be differentiated in the update{who}; use torch alone in it")
+    (slope,) = torch.autograd.grad(scores.sum(), at)
+    if not bool(scores.isfinite().all() and slope.isfinite().all()):
+        raise Fault(f"a score or its slope is not finite{who}, for an update of norm {float(update.norm()):.3g}")
+    return scores.detach()
+
+
+def _ratios(tested: DefenseUnderTest) -> tuple[Numbers, Numbers]:
     """[n] log likelihood ratios of messages of an update's negative, and of the update."""
-    wire, defense = patient.wire, patient.defense
-    mechanism = Mechanism(Federation(defense, wire.here.setting, (wire.here.state,)), Threat.SERVER)
+    wire, defense = tested.wire, tested.defense
+    mechanism = Mechanism(Federation(defense, wire.round_.setting, (wire.round_.state,)), Threat.SERVER)
     for share in _SHARES:
         end = wire.update(share)
         inputs = Inputs("an update and its negative", -end, end)
@@ -285,10 +297,10 @@ def _run(mechanism: Mechanism, inputs: Inputs, bit: int, n: int, key: Key) -> Nu
     return np.asarray(ratios.numpy().clip(-50, 50), np.float64)
 
 
-def _is_blurred(patient: Patient, near: float) -> bool:
+def _is_blurred(tested: DefenseUnderTest, near: float) -> bool:
     """Whether scores are only blurred: too flat for near updates, less flat for a coordinate from end to end."""
-    wire = patient.wire
-    mechanism = Mechanism(Federation(patient.defense, wire.here.setting, (wire.here.state,)), Threat.SERVER)
+    wire = tested.wire
+    mechanism = Mechanism(Federation(tested.defense, wire.round_.setting, (wire.round_.state,)), Threat.SERVER)
     end = torch.zeros(wire.dim)
     end[0] = 0.9 * wire.clip
     zeros, ones = (_run(mechanism, Inputs("a coordinate", -end, end), bit, _PAIRS, Key(5)) for bit in (0, 1))

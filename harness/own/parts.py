@@ -1,4 +1,4 @@
-"""A defense, an attack or a task that a user names by a file, by `module:Class`, or by the name of a plug-in."""
+"""A defense, an attack or a task that a user gives as an object, a file, `module:Class`, or the name of a plug-in."""
 
 from __future__ import annotations
 
@@ -25,16 +25,48 @@ class Part(NamedTuple):
 
     Attributes:
         name: the name in a study: `module:Class`, or the name of a plug-in; for a task the module.
-        found: the class, or the module of a task.
+        code: the class, or the module of a task.
         folder: the folder of its code.
         parameters: parameters that differ from the defaults.
     """
 
     kind: Kind
     name: str
-    found: Any
+    code: Any
     folder: Path
     parameters: dict[str, Scalar]
+
+
+def part_of(given: object) -> Part:
+    """The part that an object is: a defense, an attack, a class of one, or the module of a task.
+
+    Raises:
+        TypeError: it is none of these.
+    """
+    if isinstance(given, ModuleType):
+        return Part("task", given.__name__, given, Path(given.__file__ or ".").resolve().parent, {})
+    code = given if inspect.isclass(given) else type(given)
+    if not issubclass(code, Defense | Attack):
+        raise TypeError(f"expected a defense, an attack, a class of one, or the module of a task, got {given!r:.80}")
+    name = name_of(given) if isinstance(given, Defense | Attack) else _name_of(code)
+    parameters = given.parameters() if isinstance(given, Defense | Attack) else {}
+    return Part(_kind_of(code), name, code, Path(inspect.getfile(code)).resolve().parent, parameters)
+
+
+def name_of(given: Defense[Any, Any] | Attack) -> str:
+    """The name in a study of a defense or an attack."""
+    names = getattr(given, "names", None)  # of a cascade
+    return "+".join(names) if names and type(given).__module__.startswith("leakgauge.") else _name_of(type(given))
+
+
+def _name_of(code: type) -> str:
+    """The name of a shipped or installed class, or `module:Class`."""
+    names = {known: name for name, known in registry.classes(_kind_of(code)).items()}
+    return names.get(code, f"{code.__module__}:{code.__qualname__}")
+
+
+def _kind_of(code: type) -> Literal["defense", "attack"]:
+    return "defense" if issubclass(code, Defense) else "attack"
 
 
 def named(what: str, parameters: dict[str, Scalar]) -> Part:
@@ -52,16 +84,18 @@ def named(what: str, parameters: dict[str, Scalar]) -> Part:
     if not module or not name:
         raise UnknownNameError(f"expected FILE.py, module:Class or a name, got {what!r}")
     import_from(Path.cwd())
-    loaded = _imported(what, module, Path.cwd())
+    try:
+        loaded = importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        raise UnknownNameError(f"cannot import {what}: {told(error, Path.cwd())}") from error
     if not hasattr(loaded, name):
         raise UnknownNameError(f"no {name!r} in {module}; it has: {', '.join(_public(loaded)) or 'nothing public'}")
-    found = getattr(loaded, name)
-    folder = Path(loaded.__file__ or ".").parent
-    if inspect.isclass(found) and issubclass(found, Defense | Attack):
-        return Part("defense" if issubclass(found, Defense) else "attack", what, found, folder, parameters)
-    if callable(found):
+    code, folder = getattr(loaded, name), Path(loaded.__file__ or ".").parent
+    if inspect.isclass(code) and issubclass(code, Defense | Attack):
+        return Part(_kind_of(code), what, code, folder, parameters)
+    if callable(code):
         return Part("task", module, loaded, folder, parameters)
-    raise UnknownNameError(f"expected a subclass of Defense or Attack, or a function of a task, got {what}={found!r}")
+    raise UnknownNameError(f"expected a subclass of Defense or Attack, or a function of a task, got {what}={code!r}")
 
 
 def _of_file(path: Path, parameters: dict[str, Scalar]) -> Part:
@@ -87,13 +121,12 @@ def _of_file(path: Path, parameters: dict[str, Scalar]) -> Part:
 def _only(loaded: ModuleType, module: str, path: Path, folder: Path, parameters: dict[str, Scalar]) -> Part:
     """The only public defense or attack that a module defines; a module without one is a task."""
     classes = [value for value in vars(loaded).values() if inspect.isclass(value) and value.__module__ == module]
-    parts = [one for one in classes if issubclass(one, Defense | Attack) and not one.__name__.startswith("_")]
-    if len(parts) == 1:
-        kind: Kind = "defense" if issubclass(parts[0], Defense) else "attack"
-        return Part(kind, f"{module}:{parts[0].__name__}", parts[0], folder, parameters)
-    if not parts and {"model", "data"} & set(_public(loaded)):
+    codes = [code for code in classes if issubclass(code, Defense | Attack) and not code.__name__.startswith("_")]
+    if len(codes) == 1:
+        return Part(_kind_of(codes[0]), f"{module}:{codes[0].__name__}", codes[0], folder, parameters)
+    if not codes and {"model", "data"} & set(_public(loaded)):
         return Part("task", module, loaded, folder, parameters)
-    names = ", ".join(sorted(one.__name__ for one in parts))
+    names = ", ".join(sorted(code.__name__ for code in codes))
     raise UnknownNameError(
         f"expected one public defense or attack in {path}, or functions `model` and `data` of a task, got "
         f"{names or 'neither'}{'; name one as module:Class' if names else ''}"
@@ -101,21 +134,15 @@ def _only(loaded: ModuleType, module: str, path: Path, folder: Path, parameters:
 
 
 def _registered(name: str, parameters: dict[str, Scalar]) -> Part:
-    """A shipped part, or a part from an entry point."""
+    """A shipped part, a cascade of two shipped defenses, or a part from an entry point."""
+    if "+" in name:
+        return part_of(registry.build("defense", name, {}))._replace(parameters=parameters)
     for kind in ("defense", "attack"):
         known = registry.classes(kind)
         if name in known:
             folder = Path(inspect.getfile(known[name])).parent
             return Part(kind, name, known[name], folder, parameters)
     raise UnknownNameError(f"expected FILE.py, module:Class, or the name of a defense or an attack, got {name!r}")
-
-
-def _imported(what: str, module: str, folder: Path) -> ModuleType:
-    """A module by its name."""
-    try:
-        return importlib.import_module(module)
-    except (Exception, SystemExit) as error:
-        raise UnknownNameError(f"cannot import {what}: {told(error, folder)}") from error
 
 
 def _free_name(path: Path) -> str:
@@ -145,14 +172,12 @@ def built(part: Part) -> Any:
         StudyError: parameters that the part does not accept; one line for each.
     """
     try:
-        return registry.construct(part.found, part.parameters, part.name)
+        if part.kind == "defense" and "+" in part.name:
+            return registry.build("defense", part.name, part.parameters)
+        return registry.construct(part.code, part.parameters, part.name)
     except registry.ParameterError as error:
         raise StudyError(part.name, [f"{key}: {text}" if key else text for key, text in error.problems]) from error
     except TypeError as error:  # an abstract method is missing
-        raise StudyError(part.name, [_missing(part.found) or str(error)]) from error
-
-
-def _missing(found: type) -> str:
-    """The abstract methods that a class does not implement, in words."""
-    names = sorted(getattr(found, "__abstractmethods__", ()))
-    return f"expected {' and '.join(f'`{name}`' for name in names)} in {found.__name__}, got none" if names else ""
+        names = " and ".join(f"`{name}`" for name in sorted(getattr(part.code, "__abstractmethods__", ())))
+        text = f"expected {names} in {part.code.__name__}, got none" if names else str(error)
+        raise StudyError(part.name, [text]) from error

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import functools
+import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from leakgauge.harness.audit import standalone
-from leakgauge.harness.core.claim import Code, Verdict
-from leakgauge.harness.core.contract import Defense, claim_of
+from leakgauge.harness.audit.claims import states_of
+from leakgauge.harness.core.cell import TaskSpec
+from leakgauge.harness.core.claim import Claim, Code, Horizon, Verdict, judge
+from leakgauge.harness.core.contract import Defense, Links, Sender, claim_of
 from leakgauge.harness.core.errors import StudyError
-from leakgauge.harness.core.result import Failure, Result, Run
+from leakgauge.harness.core.result import Run
+from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threads import one_thread
 from leakgauge.harness.own.findings import Fault, Skip
-from leakgauge.harness.own.parts import Part
-from leakgauge.harness.own.wire import Patient
+from leakgauge.harness.own.generators import Watched, watched
+from leakgauge.harness.own.parts import Part, built
+from leakgauge.harness.own.wire import Wire
+from leakgauge.harness.study.prepare import load_data, make_task
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import resolve
 
@@ -42,24 +50,74 @@ class Effort:
 
 
 @dataclass(frozen=True)
-class Trial(Patient):
-    """A defense under examination, with its audit and its study, which each run once."""
+class DefenseUnderTest:
+    """A defense under examination; its traced messages, its audit and its study are made once."""
 
+    part: Part
     effort: Effort
 
     @functools.cached_property
-    def audited(self) -> dict[str, Any] | StudyError:
-        """The result of `leakgauge audit`, or its error."""
+    def defense(self) -> Defense[Any, Any]:
+        """The defense with its parameters."""
+        defense: Defense[Any, Any] = built(self.part)
+        return defense
+
+    @functools.cached_property
+    def wire(self) -> Wire:
+        """The messages of the defense."""
+        return Wire(self.defense)
+
+    @functools.cached_property
+    def traced(self) -> tuple[Watched, Watched]:
+        """One encoding, traced twice."""
+        wire, update = self.wire, self.wire.update()
+        once, again = (watched(lambda: wire.round_.encode(wire.client(update))[0], self.part.folder) for _ in range(2))
+        return once, again
+
+    def claim(self, rounds: int) -> Claim:
+        """The claim of this number of rounds of the small federation, or of all if the defense stops earlier."""
+        setting = self.wire.round_.setting
+        return claim_of(self.defense, states_of(self.defense, setting)[:rounds], setting)
+
+    @functools.cached_property
+    def _audited(self) -> dict[str, Any] | StudyError:
         try:
             return standalone.audit(self.part.name, self.part.parameters, {}, None, trials=self.effort.trials, seed=0)
         except StudyError as error:
             return error
 
+    @property
+    def audited(self) -> dict[str, Any]:
+        """The result of `leakgauge audit`; each check that needs a failed audit shows its error."""
+        if isinstance(self._audited, StudyError):
+            raise Fault(" ".join(str(self._audited).split()))
+        return self._audited
+
     @functools.cached_property
     def study(self) -> Run:
         """The study of the defense next to no defense."""
-        mine = {"name": self.part.name, **self.part.parameters}
-        return quick_study(_DIGITS, [{"name": "none"}, mine], attacks(self.effort))
+        ours = {"name": self.part.name, **self.part.parameters}
+        return quick_study(_DIGITS, [{"name": "none"}, ours], attacks(self.effort))
+
+
+@dataclass(frozen=True)
+class TaskUnderTest:
+    """A task under examination, with its study."""
+
+    part: Part
+    effort: Effort
+
+    @property
+    def spec(self) -> TaskSpec:
+        """The task as a study names it; missing data are replaced by digits, a missing model by a small network."""
+        module, name = vars(self.part.code), self.part.name
+        data = f"{name}:data" if "data" in module else "digits"
+        return TaskSpec(data, f"{name}:model" if "model" in module else "mlp-small")
+
+    @functools.cached_property
+    def study(self) -> Run:
+        """The study of the task without a defense."""
+        return quick_study({"data": self.spec.data, "model": self.spec.model}, [{"name": "none"}], attacks(self.effort))
 
 
 def attacks(effort: Effort) -> list[dict[str, Any]]:
@@ -86,30 +144,58 @@ def quick_study(
         return run_study(resolve(table, allow_code=True), Path(folder) / "runs", workers=0)
 
 
-def check_claim(patient: Trial) -> str:
-    """The claim, and whether its own proof supports it."""
-    defense, wire = patient.defense, patient.wire
+def check_claim(tested: DefenseUnderTest) -> str:
+    """The claim states its horizon, grows with the rounds, and its own proof supports it."""
+    defense = tested.defense
     if type(defense).claim is Defense.claim:
         raise Skip("no `claim`: nothing is promised")
-    found = _audit(patient)
-    claimed = found["claimed"]
-    one, three = (claim_of(defense, [wire.here.state] * rounds, wire.here.setting).epsilon for rounds in (1, 3))
-    if three < one:
-        raise Fault(f"epsilon {three:.4g} is claimed for three rounds, {one:.4g} for one; it grows with the rounds")
-    said = f"{found['verdict']}: {found['reason']}"
-    if found["verdict"] == Verdict.BROKEN.value:
+    claimed = tested.audited["claimed"]
+    first, three = tested.claim(1), tested.claim(3)
+    several = len(states_of(defense, tested.wire.round_.setting))
+    for claim, rounds in ((first, 1), (three, several)):
+        if claim.horizon is not Horizon.of(rounds):
+            expected = Horizon.of(rounds).value
+            raise Fault(f"the claim for {rounds} rounds has the horizon {claim.horizon.value!r}, expected {expected!r}")
+        if not claim.epsilon > 0 or not claim.proved.reason:
+            raise Fault(f"expected epsilon > 0 and a proof with a reason, got {claim.epsilon} {claim.proved.reason!r}")
+    if three.epsilon < first.epsilon:
+        epsilons = f"{three.epsilon:.4g} is claimed for three rounds, {first.epsilon:.4g} for one"
+        raise Fault(f"epsilon {epsilons}; it grows with the rounds")
+    if judge(three).proved < judge(first).proved:
+        raise Fault("a smaller epsilon is proved for three rounds than for one; count the rounds in the proof")
+    told = f"{tested.audited['verdict']}: {tested.audited['reason']}"
+    if tested.audited["verdict"] == Verdict.BROKEN.value:
         if not type(defense).__module__.startswith("leakgauge."):
-            raise Fault(f"{said} Add noise, or claim what is proved")
-        said += " The published claim is false; this is not a fault of the code."
+            raise Fault(f"{told} Add noise, or claim what is proved")
+        told += " The published claim is false; this is not a fault of the code."
     asked = defense.parameters().get("epsilon")
-    horizon = claimed["horizon"]
     also = f"; epsilon={asked} was asked for" if isinstance(asked, float) and asked != claimed["epsilon"] else ""
-    return f"{said} ({horizon}{also})"
+    return f"{told} ({claimed['horizon']}{also})"
 
 
-def check_law(patient: Trial) -> str:
+def check_assumptions(tested: DefenseUnderTest) -> str:
+    """`breaches` counts assumptions that the claim states, and leaves the updates as they are."""
+    defense, wire = tested.defense, tested.wire
+    if type(defense).breaches is Defense.breaches:
+        raise Skip("no assumption of the claim is counted")
+    setting, updates = wire.round_.setting, [wire.update(0.9, number) for number in range(4)]
+    before = torch.stack(updates)
+    senders = [Sender(number, setting.samples) for number in range(4)]
+    counted = defense.breaches(updates, Links(setting, senders, None), setting.lr)
+    if not torch.equal(before, torch.stack(updates)):
+        raise Fault("`breaches` modifies the updates that it is given; work on copies")
+    unknown = counted.keys() - set(tested.claim(3).assumes)
+    if unknown:
+        raise Fault(f"`breaches` counts {sorted(unknown)[0]!r}, which `claim` does not state in `assumes`")
+    for text, count in counted.items():
+        if not 0 <= count.broken <= count.of or not count.of:
+            raise Fault(f"`breaches` counts {count.broken} of {count.of} for {text!r}")
+    return f"{len(counted)} assumptions are counted"
+
+
+def check_law(tested: DefenseUnderTest) -> str:
     """The messages of a small federation against the stated law."""
-    row = _audit(patient)["audited"]
+    row = tested.audited["audited"]
     if "law" not in row:
         raise Skip("no `law` is stated: an audit cannot say that the code is the mechanism of the claim")
     law = row["law"]
@@ -119,9 +205,9 @@ def check_law(patient: Trial) -> str:
     return f"{law['numbers']} numbers of {law['messages']} messages follow `law`{power}"
 
 
-def check_audit(patient: Trial) -> str:
+def check_audit(tested: DefenseUnderTest) -> str:
     """A measured lower bound of epsilon."""
-    row = _audit(patient)["audited"]
+    row = tested.audited["audited"]
     epsilon, delta = row["epsilon_lower"], row["delta"]
     text = f"epsilon >= {epsilon:.4g} at delta {delta:g} by {row['trials']} trials ({row['pair']})"
     if row["verdict"] == Code.CONTRADICTED.value:
@@ -129,52 +215,59 @@ def check_audit(patient: Trial) -> str:
     return f"{text}; code {row['verdict']}: {row['seen']}"
 
 
-def _audit(patient: Trial) -> dict[str, Any]:
-    """The audit; each line that needs a failed audit shows its error."""
-    if isinstance(patient.audited, StudyError):
-        raise Fault(" ".join(str(patient.audited).split()))
-    return patient.audited
+def check_data(tested: TaskUnderTest) -> str:
+    """The data can be used in a study."""
+    if tested.spec.data == "digits":
+        raise Skip("no `data`: the digits data set is used instead")
+    loaded = load_data(tested.spec.data, Path())
+    counts = f"{len(loaded.train.x):,} training and {len(loaded.test.y):,} test inputs"
+    return f"{counts} {list(loaded.train.x.shape[1:])}, {len(loaded.classes)} classes"
 
 
-def check_training(run: Run, part: Part) -> str:
+def check_model(tested: TaskUnderTest) -> str:
+    """The model accepts the data, and its parameters are drawn by a key."""
+    loaded = load_data(tested.spec.data, Path())
+    task = make_task(tested.spec, loaded)
+    params, again = (task.init(Key(0)) for _ in range(2))
+    if not bool((params == again).all()):
+        raise Fault(
+            "the same key gives different parameters; the factory must draw only from the seeded global generators"
+        )
+    scores: Any = task.outputs(params, loaded.train.x[:2])
+    return f"{task.layout.dim:,} parameters in {len(task.layout.names)} tensors, scores {list(scores.shape[1:])}"
+
+
+def check_training(tested: DefenseUnderTest | TaskUnderTest) -> str:
     """A training on digits with the defense, or a training of the task."""
-    mine = [one for one in run.trainings.values() if one.spec.defense.name == part.name or part.kind != "defense"]
-    if not mine:
-        raise Fault(_failed(run, part) or "no training of it was finished")
-    wrong = [flag.message for flag in mine[0].flags if flag.code in ("not-repeatable", "dropped-clients")]
+    name = tested.part.name if tested.part.kind == "defense" else "none"
+    ours = [training for training in tested.study.trainings.values() if training.spec.defense.name == name]
+    if not ours:
+        raise Fault(_failed(tested.study) or "no training of it was finished")
+    wrong = [flag.message for flag in ours[0].flags if flag.code in ("not-repeatable", "dropped-clients")]
     if wrong:
         raise Fault("; ".join(wrong))
-    last, first = mine[0].evaluations[-1], mine[0].evaluations[0]
+    last, first = ours[0].evaluations[-1], ours[0].evaluations[0]
     accuracy = f", accuracy {last.accuracy:.2f}" if last.accuracy is not None else ""
-    sent = mine[0].message_bytes[-1]
+    sent = ours[0].message_bytes[-1]
     return f"2 rounds: loss {first.loss:.3f} to {last.loss:.3f}{accuracy}, {sent:,.0f} bytes a message"
 
 
-def check_attacks(run: Run, part: Part) -> str:
+def check_attacks(tested: DefenseUnderTest | TaskUnderTest) -> str:
     """What attacks see of digits behind the defense, or of the task's data."""
-    failed = _failed(run, part)
-    if failed:
+    run = tested.study
+    if failed := _failed(run):
         raise Fault(failed)
-    shown: dict[str, dict[str, float]] = {}
-    refused = [one.message for one in run.failures.values() if one.kind == "NoLikelihood"]
+    shown: dict[str, list[str]] = {}
+    refused = [failure.message for failure in run.failures.values() if failure.kind == "NoLikelihood"]
     for result in run.results.values():
-        shown.setdefault(result.cell.training.defense.name, {})[result.cell.attack.name] = ssim(result)
-    rows = [f"{name}: {_row(values)}" for name, values in shown.items()]
-    return f"mean SSIM {'; '.join(rows)}{f'; refused: {refused[0]}' if refused else ''}"
+        ssim = next((e.value for e in result.estimates if e.name == "ssim" and e.value is not None), math.nan)
+        name = "floor" if result.cell.attack.name == "prior" else result.cell.attack.name
+        shown.setdefault(result.cell.training.defense.name, []).append(f"{name} {ssim:.2f}")
+    rows = "; ".join(f"{name}: {', '.join(values)}" for name, values in shown.items())
+    return f"mean SSIM {rows}{f'; refused: {refused[0]}' if refused else ''}"
 
 
-def ssim(result: Result) -> float:
-    """The mean SSIM of a result; NaN if there is none."""
-    values = [one.value for one in result.estimates if one.name == "ssim" and one.value is not None]
-    return values[0] if values else float("nan")
-
-
-def _row(values: dict[str, float]) -> str:
-    """Attacks with their SSIM."""
-    return ", ".join(f"{'floor' if name == 'prior' else name} {value:.2f}" for name, value in values.items())
-
-
-def _failed(run: Run, part: Part) -> str:
+def _failed(run: Run) -> str:
     """Why a cell failed, unless it needs a likelihood that the defense does not state."""
-    failed: list[Failure] = [one for one in run.failures.values() if one.kind != "NoLikelihood"]
-    return "; ".join(dict.fromkeys(f"{one.cell.attack.name}: {one.message}" for one in failed))
+    failures = [failure for failure in run.failures.values() if failure.kind != "NoLikelihood"]
+    return "; ".join(dict.fromkeys(f"{failure.cell.attack.name}: {failure.message}" for failure in failures))

@@ -1,0 +1,167 @@
+"""One suite of checks of a defense, an attack or a task: for `leakgauge doctor`, for our tests and for users' tests."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+from leakgauge.harness.core.cell import Scalar
+from leakgauge.harness.core.contract import Attack, Defense
+from leakgauge.harness.core.errors import StudyError
+from leakgauge.harness.own import attack_checks, message_checks, noise, quick
+from leakgauge.harness.own.attack_checks import AttackUnderTest
+from leakgauge.harness.own.findings import ConformanceError, Finding, finding
+from leakgauge.harness.own.parts import Kind, Part, named, part_of
+from leakgauge.harness.own.quick import DefenseUnderTest, Effort, TaskUnderTest
+
+USUAL = Effort()
+
+Check = Callable[[Any], Finding]
+Subject = DefenseUnderTest | AttackUnderTest | TaskUnderTest
+
+_CHECKS: dict[Kind, dict[str, Callable[[Any], str]]] = {
+    "defense": {
+        "class": lambda tested: message_checks.check_class(tested.part, tested.defense),
+        "parameters": lambda tested: message_checks.check_parameters(tested.part, tested.defense),
+        "encode": message_checks.check_encode,
+        "update": message_checks.check_update,
+        "keys": message_checks.check_keys,
+        "private": message_checks.check_private,
+        "memory": message_checks.check_memory,
+        "plaintext": message_checks.check_plaintext,
+        "mean": message_checks.check_mean,
+        "bound": message_checks.check_bound,
+        "estimate": noise.check_estimate,
+        "messages": message_checks.check_damaged,
+        "clip": noise.check_clip,
+        "noise": noise.check_noise,
+        "likelihood": noise.check_likelihood,
+        "assumptions": quick.check_assumptions,
+        "claim": quick.check_claim,
+        "law": quick.check_law,
+        "audit": quick.check_audit,
+        "training": quick.check_training,
+        "attacks": quick.check_attacks,
+    },
+    "attack": {
+        "class": lambda tested: message_checks.check_class(tested.part, tested.attack),
+        "parameters": lambda tested: message_checks.check_parameters(tested.part, tested.attack),
+        "needs": attack_checks.check_needs,
+        "truth": attack_checks.check_truth,
+        "keys": attack_checks.check_keys,
+        "guesses": attack_checks.check_guesses,
+        "threats": attack_checks.check_threats,
+        "diverges": attack_checks.check_diverges,
+        "floor": attack_checks.check_floor,
+    },
+    "task": {
+        "data": quick.check_data,
+        "model": quick.check_model,
+        "training": quick.check_training,
+        "attacks": quick.check_attacks,
+    },
+}
+
+_last: list[tuple[Part, Effort, Subject]] = []
+"""The last subject: its audit and its study serve all checks of a parametrized test."""
+
+
+def check_defense(defense: Defense[Any, Any] | type[Defense[Any, Any]] | str, effort: Effort = USUAL) -> list[Finding]:
+    """Examine a defense by all checks.
+
+    Args:
+        defense: an object, a class with defaults for all parameters, or a text as for `leakgauge doctor`.
+        effort: how much work the checks do.
+
+    Returns:
+        A finding per check: passed, or skipped with the reason.
+
+    Raises:
+        ConformanceError: checks failed; the message has a line for each, with what to do.
+        StudyError: the defense cannot be built with its defaults.
+    """
+    return _check_all("defense", defense, effort)
+
+
+def check_attack(attack: Attack | type[Attack] | str, effort: Effort = USUAL) -> list[Finding]:
+    """Examine an attack by all checks; arguments, result and errors are those of `check_defense`."""
+    return _check_all("attack", attack, effort)
+
+
+def check_task(task: ModuleType | str, effort: Effort = USUAL) -> list[Finding]:
+    """Examine a module with `model`, `data` or both by all checks; result and errors are those of `check_defense`."""
+    return _check_all("task", task, effort)
+
+
+def checks_of(kind: Kind, effort: Effort = USUAL) -> list[tuple[str, Check]]:
+    """The checks of a defense, an attack or a task by name, for `pytest.mark.parametrize`.
+
+    A check takes what `check_defense` takes, returns its finding, and raises ConformanceError if it fails. Checks of
+    one object that follow each other share its audit and its study.
+    """
+    return [(name, functools.partial(_check, kind, name, effort)) for name in _CHECKS[kind]]
+
+
+def examine(what: str, parameters: dict[str, Scalar], effort: Effort = USUAL) -> Iterator[Finding]:
+    """The findings about a part, one per check, each as soon as it is made.
+
+    Args:
+        what: `FILE.py` with one public defense or attack, or with the functions of a task; `module:Class`; or the name
+            of a shipped or installed part. Its module is imported.
+        parameters: parameters that differ from the defaults.
+        effort: how much work the checks do.
+
+    Raises:
+        UnknownNameError: there is no such part, or its module cannot be imported.
+        StudyError: the part cannot be built with these parameters.
+    """
+    part = named(what, parameters)
+    if part.kind == "task" and parameters:
+        raise StudyError(part.name, [f"--set: got {', '.join(parameters)}, but a task has no parameters"])
+    subject = _under_test(part, effort)
+    for name, check in _CHECKS[part.kind].items():
+        yield finding(name, check, subject, part.folder)
+
+
+def _under_test(part: Part, effort: Effort) -> Subject:
+    """The subject of the checks; a defense or an attack is built here, so that bad parameters are refused first."""
+    if _last and _last[0][:2] == (part, effort):
+        return _last[0][2]
+    subject: Subject
+    if part.kind == "defense":
+        subject = DefenseUnderTest(part, effort)
+        assert subject.defense is not None
+    elif part.kind == "attack":
+        subject = AttackUnderTest(part, effort)
+        assert subject.attack is not None
+    else:
+        subject = TaskUnderTest(part, effort)
+    _last[:] = [(part, effort, subject)]
+    return subject
+
+
+def _part(kind: Kind, given: object) -> Part:
+    """The given part; raises `TypeError` if it is of another kind."""
+    part = named(given, {}) if isinstance(given, str) else part_of(given)
+    if part.kind != kind:
+        raise TypeError(f"expected a {kind}, got the {part.kind} {part.name}: use check_{part.kind}")
+    return part
+
+
+def _check(kind: Kind, name: str, effort: Effort, given: object) -> Finding:
+    part = _part(kind, given)
+    result = finding(name, _CHECKS[kind][name], _under_test(part, effort), part.folder)
+    if result.mark == "FAIL":
+        raise ConformanceError(part.name, [result])
+    return result
+
+
+def _check_all(kind: Kind, given: object, effort: Effort) -> list[Finding]:
+    part = _part(kind, given)
+    subject = _under_test(part, effort)
+    findings = [finding(name, check, subject, part.folder) for name, check in _CHECKS[kind].items()]
+    if failed := [result for result in findings if result.mark == "FAIL"]:
+        raise ConformanceError(part.name, failed)
+    return findings
