@@ -7,50 +7,78 @@ TYPE_CHECKING = False  # imports nothing, because `python -m leakgauge` starts w
 if TYPE_CHECKING:
     from typing import Any
 
-    from leakgauge.harness.audit.claims import claim
-    from leakgauge.harness.audit.standalone import audit
-    from leakgauge.harness.cli.inspect import inspect
-    from leakgauge.harness.cli.python import report, run
-    from leakgauge.harness.core.contract import Attack, Defense, Task
-    from leakgauge.harness.core.result import Run
-    from leakgauge.harness.core.rng import Key
-    from leakgauge.harness.study.store import load_run
-    from leakgauge.harness.study.study import Study, load_study
+    from leakgauge.harness.audit.claims import claim as claim
+    from leakgauge.harness.audit.standalone import audit as audit
+    from leakgauge.harness.cli.inspect import inspect as inspect
+    from leakgauge.harness.cli.python import report as report
+    from leakgauge.harness.cli.python import run as run
+    from leakgauge.harness.core import rng as rng
+    from leakgauge.harness.core.accounting import gaussian_mu as gaussian_mu
+    from leakgauge.harness.core.checks import check_update as check_update
+    from leakgauge.harness.core.checks import positive as positive
+    from leakgauge.harness.core.claim import Claim as Claim
+    from leakgauge.harness.core.claim import Proof as Proof
+    from leakgauge.harness.core.claim import Relation as Relation
+    from leakgauge.harness.core.claim import Unit as Unit
+    from leakgauge.harness.core.claim import claim_over as claim_over
+    from leakgauge.harness.core.claim import nothing_promised as nothing_promised
+    from leakgauge.harness.core.codec import check_length as check_length
+    from leakgauge.harness.core.codec import pack_float32 as pack_float32
+    from leakgauge.harness.core.codec import pack_levels as pack_levels
+    from leakgauge.harness.core.codec import unpack_float32 as unpack_float32
+    from leakgauge.harness.core.codec import unpack_levels as unpack_levels
+    from leakgauge.harness.core.contract import Attack as Attack
+    from leakgauge.harness.core.contract import Defense as Defense
+    from leakgauge.harness.core.contract import Guess as Guess
+    from leakgauge.harness.core.contract import Labels as Labels
+    from leakgauge.harness.core.contract import Likelihood as Likelihood
+    from leakgauge.harness.core.contract import Link as Link
+    from leakgauge.harness.core.contract import Links as Links
+    from leakgauge.harness.core.contract import Membership as Membership
+    from leakgauge.harness.core.contract import Observation as Observation
+    from leakgauge.harness.core.contract import Reconstruction as Reconstruction
+    from leakgauge.harness.core.contract import Sender as Sender
+    from leakgauge.harness.core.contract import Setting as Setting
+    from leakgauge.harness.core.contract import Task as Task
+    from leakgauge.harness.core.errors import MessageError as MessageError
+    from leakgauge.harness.core.law import Additive as Additive
+    from leakgauge.harness.core.law import Law as Law
+    from leakgauge.harness.core.law import Normal as Normal
+    from leakgauge.harness.core.law import Reading as Reading
+    from leakgauge.harness.core.law import projected as projected
+    from leakgauge.harness.core.result import Run as Run
+    from leakgauge.harness.core.rng import Key as Key
+    from leakgauge.harness.core.vec import Layout as Layout
+    from leakgauge.harness.federation.round import Round as Round
+    from leakgauge.harness.study.store import load_run as load_run
+    from leakgauge.harness.study.study import Study as Study
+    from leakgauge.harness.study.study import load_study as load_study
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Attack",
-    "Defense",
-    "Key",
-    "Run",
-    "Study",
-    "Task",
-    "__version__",
-    "audit",
-    "claim",
-    "inspect",
-    "load_run",
-    "load_study",
-    "report",
-    "run",
-]
-
-_WHERE = {
-    "Attack": ("core.contract", "Attack"),
-    "Defense": ("core.contract", "Defense"),
-    "Key": ("core.rng", "Key"),
-    "Run": ("core.result", "Run"),
-    "Study": ("study.study", "Study"),
-    "Task": ("core.contract", "Task"),
-    "audit": ("audit.standalone", "audit"),
-    "claim": ("audit.claims", "claim"),
-    "inspect": ("cli.inspect", "inspect"),
-    "load_study": ("study.study", "load_study"),
-    "load_run": ("study.store", "load_run"),
-    "report": ("cli.python", "report"),
-    "run": ("cli.python", "run"),
+_NAMES = {
+    "audit.claims": "claim",
+    "audit.standalone": "audit",
+    "cli.inspect": "inspect",
+    "cli.python": "report run",
+    "core.accounting": "gaussian_mu",
+    "core.checks": "check_update positive",
+    "core.claim": "Claim Proof Relation Unit claim_over nothing_promised",
+    "core.codec": "check_length pack_float32 pack_levels unpack_float32 unpack_levels",
+    "core.contract": "Attack Defense Guess Labels Likelihood Link Links Membership Observation Reconstruction Sender"
+    " Setting Task",
+    "core.errors": "MessageError",
+    "core.law": "Additive Law Normal Reading projected",
+    "core.result": "Run",
+    "core.rng": "Key rng",
+    "core.vec": "Layout",
+    "federation.round": "Round",
+    "study.store": "load_run",
+    "study.study": "Study load_study",
 }
+_WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = sorted([*_WHERE, "__version__"])
 
 
 def __getattr__(name: str) -> "Any":
@@ -59,10 +87,10 @@ def __getattr__(name: str) -> "Any":
 
     if name not in _WHERE:
         raise AttributeError(f"module 'leakgauge' has no attribute {name!r}; it has: {', '.join(__all__)}")
-    module, attribute = _WHERE[name]
-    return getattr(importlib.import_module(f"leakgauge.harness.{module}"), attribute)
+    module = importlib.import_module(f"leakgauge.harness.{_WHERE[name]}")
+    return module if name == "rng" else getattr(module, name)
 
 
 def __dir__() -> list[str]:
     """The public names."""
-    return sorted(__all__)
+    return __all__

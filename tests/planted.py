@@ -108,9 +108,7 @@ DEFENSE = {
     "no slope": Mistake(
         "self.clipped(update) - sent", "self.clipped(update).detach() - sent", "likelihood", ("differe",)
     ),
-    "one score": Mistake(
-        ".square().sum(-1)", ".square().sum()", "likelihood", ("a tensor [8] of torch.float32",)
-    ),
+    "one score": Mistake(".square().sum(-1)", ".square().sum()", "likelihood", ("a tensor [8] of torch.float32",)),
     "scores of None": Mistake(SCORE, "return None", "likelihood", ("expected a function of updates", "got None")),
     "claim of None": Mistake(CLAIM, "return None", "clip", ("expected a Claim from MyDefense.claim, got None",)),
     "twice the update": Mistake(READ, READ.replace("un", "2 * un", 1), "estimate", ("reads 2 times the update",)),
@@ -164,16 +162,14 @@ ATTACK = {
     "an unnamed need": Mistake(
         RUN, f"assert seen.messages[0].shared is not None\n        {RUN}", "threats", ("fails for", "AssertionError")
     ),
-    "another shape": Mistake(
-        GUESS, GUESS.replace("x.clamp", "x.flatten(1).clamp"), "guesses", ("have shape (1, 64)",)
-    ),
+    "another shape": Mistake(GUESS, GUESS.replace("x.clamp", "x.flatten(1).clamp"), "guesses", ("have shape (1, 64)",)),
     "one guess": Mistake(RUN, "return Reconstruction(tuple(guesses[:1]))", "guesses", ("expected 2 guesses",)),
     "a wrong sign": Mistake(
         "gradient = here.read(message)", "gradient = -here.read(message)", "floor", ("no better than",)
     ),
     "an exception": Mistake(
-        "search.step(misfit)",
-        "if gradient.abs().max() > 1e20:\n            raise OverflowError('large')\n        search.step(misfit)",
+        "if params.isfinite().all():",
+        "if gradient.abs().max() > 1e20:\n            raise OverflowError('large')\n        if params.isfinite().all():",
         *("diverges", ("OverflowError: large", "return a Guess with a `failure`")),
     ),
 }

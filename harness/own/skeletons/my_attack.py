@@ -12,11 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leakgauge import Attack, Key
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.checks import positive
-from leakgauge.harness.core.contract import Guess, Observation, Reconstruction
-from leakgauge.harness.federation.round import Round
+from leakgauge import Attack, Guess, Key, Observation, Reconstruction, Round, positive, rng
+from leakgauge.testing import check_attack
 
 
 @dataclass(frozen=True)
@@ -76,10 +73,16 @@ class MyAttack(Attack):
             x.grad, scores.grad = torch.autograd.grad(off, (x, scores))
             return off.detach()
 
-        search.step(misfit)  # type: ignore[no-untyped-call]  # of torch
+        if params.isfinite().all():  # of a training that did not diverge
+            search.step(misfit)  # type: ignore[no-untyped-call]  # of torch
         objective = float(misfit())
         x, y = x.detach(), scores.detach().argmax(1)
         if not (torch.isfinite(x).all() and objective < float("inf")):
             # never raise for one victim: state why there is no guess, and the other victims still count
             return Guess(torch.zeros_like(x), y, float("inf"), self.steps, failure="the search diverged")
         return Guess(x.clamp(0, 1), y, objective, self.steps)
+
+
+def test_the_attack_passes_every_check() -> None:
+    """`pytest my_attack.py` runs it: the checks of `leakgauge doctor`, with an error that lists what is wrong."""
+    check_attack(MyAttack)

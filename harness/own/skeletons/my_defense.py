@@ -12,14 +12,29 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from leakgauge import Defense, Key
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.checks import check_update, positive
-from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
-from leakgauge.harness.core.codec import pack_float32, unpack_float32
-from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
-from leakgauge.harness.core.gaussian import gaussian_mu
-from leakgauge.harness.core.law import Additive, Law, Normal, projected
+from leakgauge import (
+    Additive,
+    Claim,
+    Defense,
+    Key,
+    Law,
+    Likelihood,
+    Link,
+    Links,
+    Normal,
+    Proof,
+    Setting,
+    Unit,
+    check_update,
+    claim_over,
+    gaussian_mu,
+    pack_float32,
+    positive,
+    projected,
+    rng,
+    unpack_float32,
+)
+from leakgauge.testing import check_defense
 
 
 @dataclass(frozen=True)
@@ -90,3 +105,8 @@ class MyDefense(Defense[None, None]):
         proof = Proof.gaussian(self.sigma / (2 * self.clip), rounds, Unit.MESSAGE, "normal noise on a clipped update.")
         promised = self.epsilon if rounds == 1 else proof.epsilon(self.delta)
         return claim_over(rounds, promised, proof, source="the Gaussian mechanism", delta=self.delta)
+
+
+def test_the_defense_passes_every_check() -> None:
+    """`pytest my_defense.py` runs it: the checks of `leakgauge doctor`, with an error that lists what is wrong."""
+    check_defense(MyDefense)

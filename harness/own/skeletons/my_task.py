@@ -6,8 +6,12 @@ It runs unchanged. Edit it step by step, and after each step run
     leakgauge run my_task.toml -o runs/my_task --allow-code
 """
 
+import sys
+
 import torch
 from torch import Tensor, nn
+
+from leakgauge.testing import check_task
 
 
 def model(input_shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -28,3 +32,8 @@ def data() -> tuple[Tensor, Tensor]:
 
     x, y = load_digits(return_X_y=True)
     return torch.tensor(x / 16, dtype=torch.float32).reshape(-1, 1, 8, 8), torch.tensor(y)
+
+
+def test_the_task_passes_every_check() -> None:
+    """`pytest my_task.py` runs it: the checks of `leakgauge doctor`, with an error that lists what is wrong."""
+    check_task(sys.modules[__name__])
