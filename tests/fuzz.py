@@ -1,7 +1,6 @@
-"""Messages that no client sent: mutations of honest ones, for every shipped defense and two cascades."""
+"""Honest messages of every shipped defense and two cascades, and whether server and outsider take given bytes."""
 
 import math
-import struct
 from typing import NamedTuple
 
 import torch
@@ -40,11 +39,6 @@ DEFENSES = [
 ]
 """Every defense as shipped, the cascades, and parameters under which a message looks otherwise."""
 
-KINDS = ("flip", "cut", "extend", "float32", "float64", "floats", "bytes", "noise")
-_EXTREME = (*(sign * x for sign in (1.0, -1.0) for x in (float("inf"), 3.4e38, 1e30, 2.0**41, 1e-45)), float("nan"))
-_SINGLES = [struct.pack("<f", x) for x in _EXTREME]
-_DOUBLES = [struct.pack("<d", x) for x in (*_EXTREME, 1e300, -1e300, 1e155)]
-
 
 class Honest(NamedTuple):
     """A round, the link of an honest client, and the message that arrives of it."""
@@ -63,34 +57,6 @@ def honest(name, parameters, update=None, seed=7, setting=SETTING):
     silent = here.silent([client.sender], key) if defense.superposes else []
     exchange = here.exchange([client, *silent], key.child("channel"))
     return Honest(here, exchange.links.each()[0], exchange.received[0])
-
-
-def mutated(wire, kind, at, value):
-    """The message after one mutation; `at` and `value` are any integers >= 0."""
-    if kind == "extend":
-        return wire + bytes([value % 256]) * (1 + at % 9)
-    if kind == "cut":
-        return wire[: at % (len(wire) + 1)]
-    if kind == "noise":
-        return rng.integers(Key(value), len(wire), 256).astype("u1").tobytes()
-    fresh = bytearray(wire)
-    if not fresh:
-        return bytes(fresh)
-    if kind == "flip":
-        fresh[at % len(fresh)] ^= 1 << value % 8
-        return bytes(fresh)
-    if kind == "bytes":
-        start = at % len(fresh)
-        part = rng.integers(Key(value), min(8, len(fresh) - start), 256).astype("u1").tobytes()
-        fresh[start : start + len(part)] = part
-        return bytes(fresh)
-    fields = _DOUBLES if kind == "float64" else _SINGLES
-    field = fields[value % len(fields)]
-    if kind == "floats":
-        return (field * (len(fresh) // 4 + 1))[: len(fresh)]
-    start = at % len(fresh) // len(field) * len(field)
-    fresh[start : start + len(field)] = field
-    return bytes(fresh[: len(wire)])
 
 
 def taken(one, wire):

@@ -169,8 +169,8 @@ ATTACK = {
     ),
     "an exception": Mistake(
         "if params.isfinite().all():",
-        "if gradient.abs().max() > 1e20:\n            raise OverflowError('large')\n        if params.isfinite().all():",
-        *("diverges", ("OverflowError: large", "return a Guess with a `failure`")),
+        "if gradient.abs().max() > 1e20:\n            raise OverflowError('big')\n        if params.isfinite().all():",
+        *("diverges", ("OverflowError: big", "return a Guess with a `failure`")),
     ),
 }
 

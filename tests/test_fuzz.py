@@ -6,9 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 
 from leakgauge.defenses._cepam import wire as cepam
@@ -22,29 +19,23 @@ from leakgauge.harness.core.contract import Link, Sender
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
-from tests.fuzz import DEFENSES, KINDS, SETTING, honest, mutated, taken
+from leakgauge.harness.federation import registry
+from leakgauge.harness.own.message_checks import KINDS, mutated
+from leakgauge.testing import checks_of
+from tests.fuzz import DEFENSES, SETTING, honest, taken
 
 MESSAGES = 100_000
 MEGABYTE = 1 << 20
 LARGE = dataclasses.replace(SETTING, layout=Layout(("w",), ((66_001,),)))
 
 every_defense = pytest.mark.parametrize(("name", "parameters"), DEFENSES, ids=[f"{n} {p or ''}" for n, p in DEFENSES])
-mutations = st.tuples(st.sampled_from(KINDS), st.integers(0, 2**12), st.integers(0, 2**32 - 1))
+CHECKS = dict(checks_of("defense"))
 
 
 @every_defense
-def test_any_bytes_decode_to_finite_numbers_or_are_refused(name, parameters):
-    one = honest(name, parameters)
-    assert taken(one, one.wire)
-
-    @settings(max_examples=100)
-    @given(mutations, mutations)
-    def holds(first, second):
-        wire = mutated(one.wire, *first)
-        taken(one, wire)
-        taken(one, mutated(wire, *second))
-
-    holds()
+def test_any_bytes_decode_to_finite_numbers_or_are_refused_and_honest_messages_never_are(name, parameters):
+    for check in ("messages", "bound"):
+        CHECKS[check](registry.build("defense", name, parameters))
 
 
 def peak():
@@ -80,15 +71,6 @@ def test_a_hundred_thousand_messages_raise_nothing_else_and_take_little_memory()
         assert peak() - held < 50 * MEGABYTE
         counts.append(kept)
     assert sum(map(bool, counts)) > len(DEFENSES) / 2  # some mutations give another valid message
-
-
-@every_defense
-def test_an_honest_message_is_never_refused(name, parameters):
-    for seed, norm in enumerate((0.0, 1e-6, 1e-3, 1.0, 1e3, 1e10, 1e20, 1e30)):
-        values = rng.normal(Key(seed).child("values"), (SETTING.dim,), torch.float64)
-        for update in (values, values.sign(), torch.ones_like(values), values * (values == values.max())):
-            one = honest(name, parameters, (norm * update / update.norm()).float(), seed)
-            assert taken(one, one.wire)
 
 
 @pytest.mark.parametrize("dim", [1, 2, 30, 1000, 10**7])

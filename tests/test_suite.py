@@ -1,0 +1,212 @@
+"""The suite of checks itself: each check finds a fault that no other check finds, and new files pass through it."""
+
+import itertools
+import subprocess
+import sys
+
+import pytest
+
+from leakgauge.testing import ConformanceError, Effort, check_attack, check_defense, checks_of
+from tests import planted
+from tests.command import call
+
+QUICK = Effort(trials=100, evaluations=40, victims=2)
+NUMBERS = itertools.count()
+
+ADD = "    def clipped("
+"""The place of the skeleton at which methods are added."""
+
+CLIPPED = "self.clipped(update)"
+METHODS = {
+    "a state that nobody else has": "def init(self, setting):\n        return COUNT.append(1) or len(COUNT)",
+    "numbers in clear": "def in_clear(self, updates, setting):\n        return updates.norm(dim=1, keepdim=True)\n\n"
+    "    def sent_in_clear(self, received, setting):\n        return torch.zeros(len(received), 1).double()",
+    "the first message": "def decode(self, state, received, links, private):\n"
+    "        return self.estimate(state, received[0], links.each()[0])",
+    "assumptions": "def breaches(self, updates, links, lr):\n        updates[0].mul_(2)\n        return {}",
+    "a repr": "def __repr__(self):\n        return 'mine'",
+}
+
+
+def method(name):
+    return [(ADD, f"    {METHODS[name]}\n\n{ADD}")]
+
+
+def in_defense(name):
+    mistake = planted.DEFENSE[name]
+    return [(mistake.old, mistake.new)]
+
+
+def in_attack(name):
+    mistake = planted.ATTACK[name]
+    return [(mistake.old, mistake.new)]
+
+
+LARGE = "if len(update) > 1500:\n            raise ValueError('too long')"
+SCORE = "return lambda update: ("
+
+ALONE = {
+    ("defense", "class"): (method("a repr"), ()),
+    ("defense", "parameters"): (in_defense("any value"), ()),
+    ("defense", "encode"): ([("check_update(update)", "check_update(update)\n        update[10]")], ()),
+    ("defense", "update"): (in_defense("not finite"), ()),
+    ("defense", "keys"): (in_defense("torch, to read"), ()),
+    ("defense", "private"): ([(planted.NOISE, f"{planted.NOISE} + 0 * rng.normal(Key(7), {planted.SHAPE})")], ()),
+    ("defense", "memory"): (method("a state that nobody else has"), ()),
+    ("defense", "plaintext"): (method("numbers in clear"), ()),
+    ("defense", "mean"): (method("the first message"), ()),
+    ("defense", "bound"): ([(planted.SUM, f"{planted.SUM} + 0 * update.square().sum()")], ()),
+    ("defense", "estimate"): (in_defense("twice the update"), ()),
+    ("defense", "messages"): (in_defense("longer"), ()),
+    ("defense", "clip"): ([(planted.SUM, f"({CLIPPED} if update.norm() < 1e5 else update).double() + noise")], ()),
+    ("defense", "noise"): (in_defense("half shared, unseen"), ()),
+    ("defense", "likelihood"): (in_defense("sharp scores"), ()),
+    ("defense", "assumptions"): (method("assumptions"), ()),
+    ("defense", "claim"): (in_defense("half the claim"), ()),
+    ("defense", "law"): ([(planted.NOISE, f"{planted.NOISE}.clamp(-3, 3)")], ()),
+    ("defense", "audit"): (in_defense("half the noise"), ("noise", "likelihood", "claim", "law")),
+    ("defense", "training"): ([("check_update(update)", f"check_update(update)\n        {LARGE}")], ("attacks",)),
+    ("defense", "attacks"): (
+        [(SCORE, f"if links.setting.dim > 1500:\n            raise OSError\n        {SCORE}")],
+        (),
+    ),
+    ("attack", "class"): ([("    def _search(", f"    {METHODS['a repr']}\n\n    def _search(")], ()),
+    ("attack", "parameters"): ([("    steps: int = 200", "    weight: float = 1.0\n    steps: int = 200")], ()),
+    ("attack", "needs"): ([('frozenset({"messages", "models"})', '{"messages", "models"}')], ()),
+    ("attack", "truth"): (in_attack("the truth"), ()),
+    ("attack", "keys"): (in_attack("torch"), ()),
+    ("attack", "guesses"): (in_attack("one guess"), ("diverges", "floor")),
+    ("attack", "threats"): (in_attack("an unnamed need"), ()),
+    ("attack", "diverges"): (in_attack("an exception"), ()),
+    ("attack", "floor"): (in_attack("a wrong sign"), ()),
+}
+"""For each check: what is replaced in a skeleton, and the other checks that fail too."""
+
+
+def fault(folder, kind, replaced):
+    """A skeleton with a fault, as a file of this folder."""
+    text = (planted.FOLDER / f"my_{kind}.py").read_text("utf-8").replace("\nfrom ", "\nCOUNT = []\nfrom ", 1)
+    for old, new in replaced:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    path = folder / f"alone_{next(NUMBERS)}.py"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _paths(monkeypatch, tmp_path):
+    """Folders that the suite imports from are forgotten."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+
+
+def test_every_check_has_a_fault():
+    assert set(ALONE) == {(kind, name) for kind in ("defense", "attack") for name, _ in checks_of(kind)}
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("kind", "check"), ALONE, ids="-".join)
+def test_a_check_finds_a_fault_that_no_other_check_finds(kind, check, tmp_path):
+    replaced, also = ALONE[kind, check]
+    examined = {"defense": check_defense, "attack": check_attack}[kind]
+    with pytest.raises(ConformanceError) as caught:
+        examined(str(fault(tmp_path, kind, replaced)), QUICK)
+    assert {found.name for found in caught.value.findings} == {check, *also}, caught.value
+
+
+STATEFUL = '''
+"""A defense with a state and a memory, by a stranger."""
+
+from dataclasses import dataclass
+
+import torch
+
+from leakgauge import Defense, check_update, pack_float32, positive, unpack_float32
+from leakgauge.testing import check_defense
+
+
+@dataclass(frozen=True)
+class Fading(Defense[float, torch.Tensor]):
+    """Rounds each update to a grid that becomes finer; what is rounded away is added to the client's next update."""
+
+    randomized = False
+    step: float = 0.01
+
+    def __post_init__(self):
+        positive(step=self.step)
+
+    def init(self, setting):
+        return self.step
+
+    def advance(self, state, feedback):
+        return state / 2
+
+    def remember(self, setting):
+        return torch.zeros(setting.dim)
+
+    def compensated(self, memory, update):
+        return update + memory
+
+    def encode(self, state, memory, update, link, private):
+        check_update(update)
+        sent = state * ((update + memory) / state).round()
+        return pack_float32(sent), update + memory - sent
+
+    def estimate(self, state, received, link):
+        return unpack_float32(received, link.setting.dim)
+
+    def likelihood(self, state, received, links):
+        sent = torch.stack([unpack_float32(message, links.setting.dim) for message in received])
+        return lambda update: (update - sent).square().sum(-1) / (2 * (state / 4) ** 2)
+
+
+def test_it():
+    check_defense(Fading)
+'''
+
+MEAN = '''
+"""A stranger's attack on labels."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from leakgauge import Attack, Labels, Round
+from leakgauge.testing import check_attack
+
+
+@dataclass(frozen=True)
+class LastLayer(Attack):
+    """The label of an image by the most negative entry of the last bias' gradient."""
+
+    kind: ClassVar[str] = "labels"
+
+    @property
+    def needs(self):
+        return frozenset({"messages", "models"})
+
+    def run(self, seen, key):
+        round_ = Round(seen.defense, seen.setting, seen.model.state, seen.model.round)
+        sent = [round_.read(message)[-seen.task.classes :] for message in seen.messages]
+        sent = sent if seen.setting.sends == "gradient" else [-bias for bias in sent]
+        pairs = zip(sent, seen.messages, strict=True)
+        return Labels(tuple(bias.argsort()[: message.images] for bias, message in pairs))
+
+
+def test_it():
+    check_attack(LastLayer)
+'''
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("text", [STATEFUL, MEAN], ids=["a defense with a state", "an attack"])
+def test_a_new_part_is_one_file_that_passes_every_check_by_command_and_by_pytest(text, tmp_path):
+    path = tmp_path / f"stranger_{next(NUMBERS)}.py"
+    path.write_text(text, encoding="utf-8")
+    done = call("doctor", path)
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "nothing wrong was found"), done.output
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", path]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
