@@ -45,6 +45,10 @@ def in_attack(name):
 LARGE = "if len(update) > 1500:\n            raise ValueError('too long')"
 SCORE = "return lambda update: ("
 
+LAWLESS = ("def law(", "def _law(")
+AUDITED = ("claim", "law", "audit")
+"""The checks that read the audit."""
+
 ALONE = {
     ("defense", "class"): (method("a repr"), ()),
     ("defense", "parameters"): (in_defense("any value"), ()),
@@ -55,15 +59,18 @@ ALONE = {
     ("defense", "memory"): (method("a state that nobody else has"), ()),
     ("defense", "plaintext"): (method("numbers in clear"), ()),
     ("defense", "mean"): (method("the first message"), ()),
-    ("defense", "bound"): ([(planted.SUM, f"{planted.SUM} + 0 * update.square().sum()")], ()),
+    ("defense", "bound"): ([(planted.SUM, f"{planted.SUM} + 0 * update.square().sum()")], AUDITED),
     ("defense", "estimate"): (in_defense("twice the update"), ()),
     ("defense", "messages"): (in_defense("longer"), ()),
-    ("defense", "clip"): ([(planted.SUM, f"({CLIPPED} if update.norm() < 1e5 else update).double() + noise")], ()),
-    ("defense", "noise"): (in_defense("half shared, unseen"), ()),
+    ("defense", "clip"): (
+        [LAWLESS, (planted.SUM, f"({CLIPPED} if update.norm() < 1e5 else update).double() + noise")],
+        (),
+    ),
+    ("defense", "noise"): ([LAWLESS, (planted.NOISE, f"{planted.NOISE}\n        noise[7 % len(noise)] = 0")], ()),
     ("defense", "likelihood"): (in_defense("sharp scores"), ()),
     ("defense", "assumptions"): (method("assumptions"), ()),
     ("defense", "claim"): (in_defense("half the claim"), ()),
-    ("defense", "law"): ([(planted.NOISE, f"{planted.NOISE}.clamp(-3, 3)")], ()),
+    ("defense", "law"): ([(planted.NOISE, f"{planted.NOISE}.clamp(-3 * self.sigma, 3 * self.sigma)")], ("audit",)),
     ("defense", "audit"): (in_defense("half the noise"), ("noise", "likelihood", "claim", "law")),
     ("defense", "training"): ([("check_update(update)", f"check_update(update)\n        {LARGE}")], ("attacks",)),
     ("defense", "attacks"): (

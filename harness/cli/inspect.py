@@ -105,7 +105,7 @@ def inspect(
     place = default_root() if root is None else root
     how = How(sends, lr, steps, batch, momentum, victims, seed)
     parts = PartSpec("none") if defense is None else part_spec("defense", defense)
-    named = None if attacks is None else [part_spec("attack", one) for one in attacks]
+    named = None if attacks is None else [part_spec("attack", attack) for attack in attacks]
     source = Sources(messages, records, train_step)
     task, recording = record(
         Path(folder), model, data, auxiliary, source, how, parts, place, public=public, classes=classes
@@ -173,7 +173,7 @@ def inspect_(
         try:
             recording = read(folder)
             task = TaskSpec(f"{RECORDING}{folder}{'?' if query else ''}{query}", model)
-            named = [part_spec("attack", one) for one in attacks.split(",")] if attacks else None
+            named = [part_spec("attack", attack) for attack in attacks.split(",")] if attacks else None
             asked = own.Asked(named, threat or ["server"], limit, minutes, victims, number, batch, audit, seed)
             study = own.study_of(task, recording, asked, place, allow_code=allow_code)
         except (LookupError, ValueError) as error:

@@ -10,6 +10,7 @@ import typer
 from leakgauge.harness.cli import options as cli
 from leakgauge.harness.core.sinks import say
 
+_KINDS = ("defense", "attack", "task")
 _MARKS = {"ok": "ok  ", "FAIL": "FAIL", "skipped": "—   "}
 
 
@@ -18,12 +19,41 @@ def new(
     file: Annotated[Path, typer.Argument(help="The file, such as my_defense.py. Nothing is overwritten.")],
 ) -> None:
     """Write a runnable skeleton of a defense, an attack or a task, and a small study of it."""
-    from leakgauge.harness.own.new import write
-
     with cli.user_errors():
-        code, study = write(kind, file)
+        code, study = _write(kind, file)
     say(f"wrote {code} and {study}; next:", f"  leakgauge doctor {code}")
     say(f"  leakgauge run {study} -o runs/{code.stem} --allow-code")
+
+
+def _write(kind: str, file: Path) -> tuple[Path, Path]:
+    """Write a skeleton that runs unchanged, and next to it a small study of it; returns both paths.
+
+    Raises:
+        UnknownNameError: there is no such kind.
+        StudyError: a file already exists, cannot be written, or its name is not a module name.
+    """
+    from importlib import resources
+
+    from leakgauge.harness.core.errors import StudyError, unknown
+
+    if kind not in _KINDS:
+        raise unknown("skeleton", kind, _KINDS)
+    if file.suffix != ".py" or not file.stem.isidentifier():
+        raise StudyError("new", [f"expected a file such as my_{kind}.py (letters, digits, _), got {str(file)!r}"])
+    paths = file, file.with_suffix(".toml")
+    there = [str(path) for path in paths if path.exists()]
+    if there:
+        raise StudyError("new", [f"{' and '.join(there)} is there already; nothing is overwritten, name another file"])
+    folder = resources.files("leakgauge.harness.own.skeletons")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        for path in paths:
+            text = folder.joinpath(f"my_{kind}{path.suffix}").read_text("utf-8")
+            with path.open("x", encoding="utf-8") as out:
+                out.write(text.replace(f"my_{kind}", file.stem))
+    except OSError as error:
+        raise StudyError("new", [f"cannot write {file}: {error}"]) from error
+    return paths
 
 
 def doctor(
@@ -37,16 +67,18 @@ def doctor(
     from leakgauge.harness.audit.claims import assignments
     from leakgauge.harness.own.suite import examine
 
-    found = []
+    findings = []
     with cli.user_errors():
         for finding in examine(what, assignments(set_ or [], "--set")):
-            found.append(finding)
+            findings.append(finding)
             if not as_json:
                 say(f"{_MARKS[finding.mark]} {finding.name}: {finding.text}")
     if as_json:
-        cli.print_json([finding._asdict() for finding in found])
-    wrong = [finding.name for finding in found if finding.mark == "FAIL"]
+        cli.print_json([finding._asdict() for finding in findings])
+    wrong = [finding.name for finding in findings if finding.mark == "FAIL"]
     if not as_json:
-        say(f"{len(wrong)} of {len(found)} checks failed: {', '.join(wrong)}" if wrong else "nothing wrong was found")
+        say(
+            f"{len(wrong)} of {len(findings)} checks failed: {', '.join(wrong)}" if wrong else "nothing wrong was found"
+        )
     if wrong:
         raise typer.Exit(cli.UNSOUND)

@@ -101,29 +101,29 @@ def watched(call: Callable[[], Any], folder: Path) -> Watched:
     return Watched(result, draws, read, steps)
 
 
-def check_repeats(one: Watched, other: Watched, what: str) -> None:
+def check_repeats(once: Watched, again: Watched, what: str) -> None:
     """Raise a Fault with the generator and the line unless two traced runs of one call drew only by keys.
 
     Args:
         what: the name of the call, for people.
     """
-    for step, after in zip(one.steps, one.steps[1:], strict=False):
+    for step, after in zip(once.steps, once.steps[1:], strict=False):
         moved = [_GLOBAL[name] for name, state in step.states.items() if after.states[name] != state]
         if moved:
             raise Fault(f"{what} draws from {' and '.join(moved)} at {step.place}; {_INSTEAD}")
-    if one.read:
-        source, place = one.read[0]
+    if once.read:
+        source, place = once.read[0]
         raise Fault(f"{what} draws from {_named(place) or source} at {place}; {_INSTEAD}")
-    if one.result == other.result:
+    if once.result == again.result:
         return
-    both = zip(one.steps[1:], other.steps[1:], strict=False)
+    both = zip(once.steps[1:], again.steps[1:], strict=False)
     apart = (at for at, (mine, others) in enumerate(both) if mine[:2] != others[:2])
-    at = next(apart, len(one.steps) - 1)
+    at = next(apart, len(once.steps) - 1)
     # an earlier line may have made the generator
-    words = (_named(step.place) for step in reversed(one.steps[: at + 1]))
+    words = (_named(step.place) for step in reversed(once.steps[: at + 1]))
     source = next(filter(None, words), "a source other than a key")
     raise Fault(
-        f"{what} gives another result for the same keys: it draws from {source} at {one.steps[at].place}; {_INSTEAD}"
+        f"{what} gives another result for the same keys: it draws from {source} at {once.steps[at].place}; {_INSTEAD}"
     )
 
 
@@ -160,7 +160,6 @@ def _nearest(frame: FrameType | None, folder: Path) -> Place | None:
 
 
 def _place(frame: FrameType) -> Place:
-    """The line that a frame is at."""
     return Place(frame.f_code.co_filename, frame.f_lineno)
 
 

@@ -99,7 +99,7 @@ def study_of(task: TaskSpec, recording: Recording, asked: Asked, root: Path, *, 
     """
     target, notes = _target(recording, asked, _sums(recording, asked, allow_code))
     floor = [(PartSpec("prior", registry.defaults("attack", "prior")), target)]
-    attacks = floor if asked.attacks is None else [(one, _for(one, target, asked)) for one in asked.attacks]
+    attacks = floor if asked.attacks is None else [(attack, _for(attack, target, asked)) for attack in asked.attacks]
     study = _resolved(task, recording, asked, attacks, asked.limit is not False, allow_code)
     check_data(study, root)
     notes += [f"data: {note}" for note in [load_data(task.data, root).note] if note]
@@ -157,7 +157,6 @@ def _searches(attack: PartSpec) -> bool:
 
 
 def _for(attack: PartSpec, target: Target, asked: Asked) -> Target:
-    """The target of an attack that a user names."""
     if registry.build_attack(attack).kind != "membership":
         return target
     return Target("members", target.round, asked.victims or VICTIMS)
@@ -199,15 +198,14 @@ def _toml(table: Mapping[str, Any]) -> str:
     lines = []
     for key, value in table.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
-            for one in value:
-                lines += [f"[[{key}]]", *(f"{name} = {_value(inner)}" for name, inner in one.items())]
+            for row in value:
+                lines += [f"[[{key}]]", *(f"{name} = {_value(inner)}" for name, inner in row.items())]
         else:
             lines.append(f"{key} = {_value(value)}")
     return "\n".join(lines) + "\n"
 
 
 def _value(value: Any) -> str:
-    """A value of TOML on one line."""
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{json.dumps(name)} = {_value(inner)}" for name, inner in value.items()) + " }"
     return json.dumps(value)
@@ -243,7 +241,7 @@ class _Trial:
         if count < min(_DIRECTIONS, entries):
             text = f"along only {count} of {entries:,} directions of an image"
             return False, [f"the limit was left out: memory holds the slopes of {counted(dim, 'parameter')} {text}"]
-        x, labels = (part if self.seen.task.mixes else part[:1] for part in self.truth.victims[0])
+        x, labels = (rows if self.seen.task.mixes else rows[:1] for rows in self.truth.victims[0])
         y = labels.double() if labels.is_floating_point() else one_hot(labels, self.seen.task.classes).double()
         start = time.perf_counter()
         gradients(self.seen.task, self.seen.model.params.double(), x[None].double(), y[None])
@@ -330,10 +328,10 @@ class _Trial:
         if missing:
             raise ValueError(f"the adversary {self.seen.view.name} does not see the {' and '.join(missing)}")
         start, before = time.process_time(), time.perf_counter()
-        found = attack.run(self.seen, attack_key(self.cell.training.seed, spec, self.target))
-        if isinstance(found, Reconstruction) and found.guesses[0].failure and not parameters:
-            raise ValueError(found.guesses[0].failure)
+        result = attack.run(self.seen, attack_key(self.cell.training.seed, spec, self.target))
+        guesses = result.guesses if isinstance(result, Reconstruction) else ()
+        if guesses and guesses[0].failure and not parameters:
+            raise ValueError(guesses[0].failure)
         spent = time.process_time() - start
         self.spent, self.took = self.spent + spent, self.took + time.perf_counter() - before
-        made = sum(guess.evaluations for guess in found.guesses) if isinstance(found, Reconstruction) else 0
-        return spent / self.count, made / self.count
+        return spent / self.count, sum(guess.evaluations for guess in guesses) / self.count

@@ -32,6 +32,7 @@ from leakgauge.harness.learn import modules
 from leakgauge.harness.learn.batch import Indices, Work, choose_engine, train_clients
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.own.messages import Names, TrainStep, flattened, stepped
+from leakgauge.harness.own.parts import name_of
 from leakgauge.harness.study.prepare import load_data, make_task
 
 Part = str | Mapping[str, Scalar] | Attack | Defense[Any, Any]
@@ -101,9 +102,7 @@ def part_spec(kind: Literal["defense", "attack"], part: Part) -> PartSpec:
         return PartSpec(name, registry.build(kind, name, table).parameters())
     if not isinstance(part, Defense if kind == "defense" else Attack):
         raise ValueError(f"expected a {kind}: a name, a table or an object, got {type(part).__name__}")
-    known = {found: name for name, found in registry.classes(kind).items()}
-    named = known.get(type(part), f"{type(part).__module__}:{type(part).__qualname__}")
-    return PartSpec(named, part.parameters())
+    return PartSpec(name_of(part), part.parameters())
 
 
 def record(
@@ -192,12 +191,12 @@ def _victims(data: object, auxiliary: object, source: Sources, how: How, root: P
     loaded, has_test = load(data)
     count, key = len(loaded.train.y), Key(how.seed).child("inspect")
     rows = _rows(source, how, count, key)
-    sizes = [len(part) for part in rows] if rows is not None else [how.batch] * len(source.messages or ())
+    sizes = [len(each) for each in rows] if rows is not None else [how.batch] * len(source.messages or ())
     if auxiliary is not None:
         others, _ = _read(auxiliary, root)
         if others.input_shape != loaded.input_shape:
             raise ValueError(f"auxiliary: expected inputs {loaded.input_shape}, got {others.input_shape}")
-        named = given(_NAME, _replaced(loaded, loaded.train, load(others)[0].train))
+        named = given(_NAME, dataclasses.replace(loaded, test=load(others)[0].train))
     elif has_test:
         named = data if isinstance(data, str) and load_data(data, root) is loaded else given(_NAME, loaded)
     else:
@@ -208,9 +207,9 @@ def _victims(data: object, auxiliary: object, source: Sources, how: How, root: P
             raise ValueError(f"{text}: give more data, or auxiliary=")
         rest = rest[rng.permutation(key.child("rest"), len(rest))]
         inside, outside = np.sort(np.concatenate([taken, rest[: len(rest) // 2]])), np.sort(rest[len(rest) // 2 :])
-        rows = None if rows is None else [np.searchsorted(inside, part) for part in rows]
-        x, y = loaded.train
-        named = given(_NAME, _replaced(loaded, Examples(x[inside], y[inside]), Examples(x[outside], y[outside])))
+        rows = None if rows is None else [np.searchsorted(inside, each) for each in rows]
+        train, test = (Examples(loaded.train.x[half], loaded.train.y[half]) for half in (inside, outside))
+        named = given(_NAME, dataclasses.replace(loaded, train=train, test=test))
     load_data.cache_clear()
     return _Victims(named, load_data(named, root), rows, sizes)
 
@@ -227,10 +226,10 @@ def _rows(source: Sources, how: How, count: int, key: Key) -> list[Indices] | No
         return None
     if len(source.records) != len(source.messages):
         raise ValueError(f"expected records for each of {len(source.messages)} messages, got {len(source.records)}")
-    rows = [np.atleast_1d(np.asarray(part, np.int64)) for part in source.records]
-    for number, part in enumerate(rows):
-        if not len(part) or len(set(part.tolist())) < len(part) or part.min() < 0 or part.max() >= count:
-            raise ValueError(f"records of message {number}: expected different rows from 0 to {count - 1}, got {part}")
+    rows = [np.atleast_1d(np.asarray(each, np.int64)) for each in source.records]
+    for number, each in enumerate(rows):
+        if not len(each) or len(set(each.tolist())) < len(each) or each.min() < 0 or each.max() >= count:
+            raise ValueError(f"records of message {number}: expected different rows from 0 to {count - 1}, got {each}")
     return rows
 
 
@@ -257,7 +256,7 @@ def _read(data: object, root: Path) -> tuple[DataSet, bool]:
     load_data.cache_clear()
     data = gathered(data)
     parts = data if isinstance(data, tuple | list) else ()
-    has_arrays = any(hasattr(part, "__array__") for part in parts)
+    has_arrays = any(hasattr(item, "__array__") for item in parts)
     if isinstance(data, DataSet) or len(parts) == 4 or (len(parts) == 2 and not has_arrays and isinstance(data, tuple)):
         return load_data(given(_NAME, data), root), True
     if has_arrays and len(parts) == 2:
@@ -265,11 +264,6 @@ def _read(data: object, root: Path) -> tuple[DataSet, bool]:
         return load_data(given(_NAME, (x, y, x[:1], y[:1])), root), False
     items: Any = data
     return load_data(given(_NAME, (items, Subset(items, [0]))), root), False
-
-
-def _replaced(loaded: DataSet, train: Examples, test: Examples) -> DataSet:
-    """The data set with other records."""
-    return dataclasses.replace(loaded, train=train, test=test)
 
 
 def _made(source: Sources, module: nn.Module | None, victims: _Victims, how: How, names: Names) -> list[object]:
@@ -303,12 +297,11 @@ def _write(
     keys = [client_key(key, 0, k) for k in range(clients)]
     if sent is None:
         plan = make_plan(federation, how.lr, built.local, built.step_noise(setting))
-        work = [Work(part, own.child("train")) for part, own in zip(victims.batches(), keys, strict=True)]
+        work = [Work(batch, own.child("train")) for batch, own in zip(victims.batches(), keys, strict=True)]
         sent = list(train_clients(task, params, work, plan, choose_engine(task)).updates)
     with Recorder(folder, facts, task.layout, defense, most_bytes=_MOST_BYTES, seed=how.seed) as recorder:
         recorder.model(0, params, how.lr)
-        for k, (one, size) in enumerate(zip(sent, victims.sizes, strict=True) if not built.superposes else ()):
-            wire = one
+        for k, (wire, size) in enumerate(zip(sent, victims.sizes, strict=True) if not built.superposes else ()):
             if not isinstance(wire, bytes):
                 client = Client.of(Sender(k, size), wire, built.remember(setting), keys[k])
                 (wire,) = Round(built, setting, state).exchange([client], key.child("channel", k)).received

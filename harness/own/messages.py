@@ -51,17 +51,17 @@ def flattened(messages: Sequence[object], names: Names) -> tuple[Sequence[Vector
     Raises:
         ValueError: a message does not fit the model; names the message and its first wrong tensor, expected and got.
     """
-    if encoded := [one for one in messages if isinstance(one, bytes)]:
+    if encoded := [message for message in messages if isinstance(message, bytes)]:
         if len(encoded) < len(messages):
             raise ValueError(
                 f"expected bytes in all messages or in none, got them in {len(encoded)} of {len(messages)}"
             )
         return encoded, True
-    found = [_flat(one, names, f"message {number}") for number, one in enumerate(messages)]
-    kinds = {complete for _, complete in found}
+    flat = [_flat(message, names, f"message {number}") for number, message in enumerate(messages)]
+    kinds = {complete for _, complete in flat}
     if len(kinds) > 1:
         raise ValueError("expected running statistics in all messages or in none: some have them")
-    return [vector for vector, _ in found], kinds == {True}
+    return [vector for vector, _ in flat], kinds == {True}
 
 
 def _flat(message: object, names: Names, what: str) -> tuple[Vector, bool]:
@@ -92,15 +92,14 @@ def _flat(message: object, names: Names, what: str) -> tuple[Vector, bool]:
 
 
 def _one_tensor(message: Tensor, names: Names, what: str) -> tuple[Vector, bool]:
-    """A message that is already flat."""
     sizes = [names.parameters.dim, names.layout.dim]
     if message.ndim != 1 or len(message) not in sizes:
         wanted = " or ".join(f"{size:,}" for size in dict.fromkeys(sizes))
         raise ValueError(f"{what}: expected a flat tensor of {wanted} numbers, got shape {tuple(message.shape)}")
     layout = names.layout if len(message) == names.layout.dim else names.parameters
     vector = message.detach().to("cpu", torch.float32)
-    for name, part in zip(layout.names, layout.split(vector), strict=True):
-        _finite(part, name, what)
+    for name, tensor in zip(layout.names, layout.split(vector), strict=True):
+        _finite(tensor, name, what)
     return vector.clone(), layout == names.layout
 
 
@@ -118,7 +117,6 @@ def _by_name(message: Mapping[object, object], names: Names, what: str) -> tuple
 
 
 def _some(names: Collection[object]) -> str:
-    """The first four names, as text."""
     shown = ", ".join(repr(name) for name in list(names)[:4])
     return f"{shown}, ..." if len(names) > 4 else shown or "none"
 
@@ -136,13 +134,12 @@ def _checked(tensor: object, name: str, shape: tuple[int, ...], what: str, numbe
         raise ValueError(f"{what}: {text}; the order is that of model.parameters()")
     if tensor.is_complex() or tensor.dtype == torch.bool:
         raise ValueError(f"{what}: tensor {number}: expected {name!r} of real numbers, got {tensor.dtype}")
-    found = tensor.detach().to("cpu", torch.float32)
-    _finite(found, name, what)
-    return found
+    values = tensor.detach().to("cpu", torch.float32)
+    _finite(values, name, what)
+    return values
 
 
 def _finite(tensor: Tensor, name: str, what: str) -> None:
-    """Raise ValueError unless all numbers are finite."""
     if wrong := int((~tensor.isfinite()).sum()):
         raise ValueError(f"{what}: expected finite numbers, got {wrong} of {tensor.numel()} that are not in {name!r}")
 

@@ -138,22 +138,22 @@ class _Twins(NamedTuple):
 
 def check_noise(tested: DefenseUnderTest) -> str:
     """Messages of one update under one shared key have the stated noise in every number."""
-    wire, seen = tested.wire, list[_Twins]()
+    wire, tried = tested.wire, list[_Twins]()
     for norm in (0.9, 3.0, 1e4):
         for shared in (0, 1):
             try:
-                found = _twins(wire, wire.update(norm), shared)
+                repeated = _twins(wire, wire.update(norm), shared)
             except LawError as error:
                 raise Fault(f"a message is impossible under `law`: {error}; `encode` or `law` is wrong") from error
-            if found is None:
+            if repeated is None:
                 raise Skip(_bare(tested))
-            if found.scores.size:
-                seen.append(found)
-                _check_twins(seen, norm)
-    if not seen:
+            if repeated.scores.size:
+                tried.append(repeated)
+                _check_twins(tried, norm)
+    if not tried:
         return "messages are as `law` states them, without noise"
-    together = float(np.sqrt(np.mean([np.square(one.scores).mean() for one in seen])))
-    return f"{together:.3g} of the noise that `law` states, in each of {seen[0].scores.shape[1]} numbers"
+    together = float(np.sqrt(np.mean([np.square(repeated.scores).mean() for repeated in tried])))
+    return f"{together:.3g} of the noise that `law` states, in each of {tried[0].scores.shape[1]} numbers"
 
 
 def _twins(wire: Wire, update: Tensor, shared: int) -> _Twins | None:
@@ -171,9 +171,9 @@ def _twins(wire: Wire, update: Tensor, shared: int) -> _Twins | None:
     return _Twins(np.array(rows), places) if len({len(row) for row in rows}) == 1 else None
 
 
-def _check_twins(seen: Sequence[_Twins], norm: float) -> None:
+def _check_twins(tried: Sequence[_Twins], norm: float) -> None:
     """Raise a Fault unless the newest scores are independent and normal."""
-    scores, places = seen[-1]
+    scores, places = tried[-1]
     n, k = scores.shape
     means, spread = scores.mean(0), scores.var(0, ddof=1)
     least = int(spread.argmin())
@@ -186,12 +186,12 @@ def _check_twins(seen: Sequence[_Twins], norm: float) -> None:
             f"states (coordinates {where}); an adversary with the shared key reads them"
         )
     moved = stats.chi2.sf(n * float(np.square(means).sum()), k) < _LEVEL
-    if moved and len(seen) % 2 == 0 and abs(float(np.corrcoef(means, seen[-2].scores.mean(0))[0, 1])) < 0.5 and k > 2:
+    if moved and len(tried) % 2 == 0 and abs(float(np.corrcoef(means, tried[-2].scores.mean(0))[0, 1])) < 0.5 and k > 2:
         raise Fault(
             f"the shared key shifts the mean of messages: part of the noise comes from it, and only {share:.2g} of "
             "what `law` states hides the update from an adversary with this key; draw all noise from `private`"
         )
-    if moved and len(seen) % 2 == 0:
+    if moved and len(tried) % 2 == 0:
         inside = "inside the clip" if norm < 1 else f"at {norm:g} times the clip"
         raise Fault(
             f"messages of an update {inside} are not centered where `law` states; compare the clip and the scale"
@@ -315,11 +315,11 @@ def _calibration(zeros: Numbers, ones: Numbers) -> tuple[float, float]:
     residual is then zero on average, also if it is weighted by a function of L.
     """
     left = [special.expit(-ones) * np.tanh(ones / 2), -special.expit(zeros) * np.tanh(zeros / 2)]
-    error = math.sqrt(sum(float(one.var()) / len(one) for one in left)) + 1e-12
+    error = math.sqrt(sum(float(side.var()) / len(side) for side in left)) + 1e-12
 
     def loss(logarithm: float) -> float:
         factor = math.exp(logarithm)
         return float(np.logaddexp(0, -factor * ones).mean() + np.logaddexp(0, factor * zeros).mean())
 
     best = optimize.minimize_scalar(loss, bounds=(-5, 5), method="bounded")
-    return sum(float(one.mean()) for one in left) / error, math.exp(float(best.x))
+    return sum(float(side.mean()) for side in left) / error, math.exp(float(best.x))

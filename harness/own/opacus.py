@@ -135,13 +135,13 @@ def _weight(batches: Any, n: int) -> int:
     order, many = batches.sampler if type(batches) is BatchSampler else batches, Counter[int]()
     if type(order) in (list, tuple, range, SequentialSampler):
         for batch in batches:
-            step = Counter(int(one) % n for one in batch)  # -1 is also the last record
+            step = Counter(int(row) % n for row in batch)  # -1 is also the last record
             many.update({record: times**2 for record, times in step.items()})
         return max(many.values(), default=0)
     if type(order) is RandomSampler and not order.replacement:
         return int(math.ceil(order.num_samples / len(order.data_source)) ** 2)
     if type(order) is SubsetRandomSampler:
-        return int(max(Counter(int(one) % n for one in order.indices).values(), default=0) ** 2)
+        return int(max(Counter(int(row) % n for row in order.indices).values(), default=0) ** 2)
     if type(order) is WeightedRandomSampler and not order.replacement:
         return 1
     raise _unknown(order)
@@ -151,10 +151,10 @@ def _records(data: Any) -> list[tuple[int, int]]:
     """The data set and the index that each record comes from, inside torch's subsets and concatenations."""
     if type(data) is Subset:
         inner = _records(data.dataset)
-        return [inner[int(one)] for one in data.indices]
+        return [inner[int(row)] for row in data.indices]
     if type(data) is ConcatDataset:
-        return [one for part in data.datasets for one in _records(part)]
-    return [(id(data), one) for one in range(len(data))]
+        return [record for subset in data.datasets for record in _records(subset)]
+    return [(id(data), row) for row in range(len(data))]
 
 
 def _unknown(what: Any) -> OpacusError:
@@ -316,13 +316,13 @@ def step_of(optimizer: Any, gradient: Vector, layout: Layout, start: Tensor | No
     twin.step_hook, twin._step_skip_queue, twin._is_last_step_skipped = None, [], False
     if not optimizer.secure_mode:  # its generator is a device without a state
         kind = type(torch.default_generator)
-        twin.__dict__ |= {name: _twin(one, start) for name, one in vars(twin).items() if isinstance(one, kind)}
-    for parameter, part in zip(parameters, layout.split(gradient), strict=True):
+        twin.__dict__ |= {name: _twin(value, start) for name, value in vars(twin).items() if isinstance(value, kind)}
+    for parameter, tensor in zip(parameters, layout.split(gradient), strict=True):
         parameter.summed_grad = None  # type: ignore[attr-defined]  # Opacus' own
-        parameter.grad_sample = part[None].clone()  # type: ignore[attr-defined]
+        parameter.grad_sample = tensor[None].clone()  # type: ignore[attr-defined]
     twin.pre_step()
-    found: Vector = layout.join([parameter.grad for parameter in parameters if parameter.grad is not None])
-    return found * _divisor(optimizer)
+    noisy: Vector = layout.join([parameter.grad for parameter in parameters if parameter.grad is not None])
+    return noisy * _divisor(optimizer)
 
 
 def _twin(generator: Any, start: Tensor | None) -> Any:
@@ -352,10 +352,9 @@ def bare(model: nn.Module) -> nn.Module:
 
     if not isinstance(model, GradSampleModule):
         raise OpacusError(f"expected the model that make_private returned, got {type(model).__name__}")
-    found: nn.Module = copy.deepcopy(model).to_standard_module()
-    for parameter in found.parameters():
-        parameter.grad = None
-    return found
+    network: nn.Module = copy.deepcopy(model).to_standard_module()
+    network.zero_grad(set_to_none=True)
+    return network
 
 
 def gradient_of(model: nn.Module, optimizer: Any, loss: Loss, x: Tensor, y: Tensor) -> list[Tensor]:
@@ -372,9 +371,9 @@ def gradient_of(model: nn.Module, optimizer: Any, loss: Loss, x: Tensor, y: Tens
         loss(model(x), y).backward()  # type: ignore[no-untyped-call]
         optimizer.pre_step()
         scale = _divisor(optimizer)
-        found = [one.grad * scale for one in model.parameters() if one.grad is not None and one.requires_grad]
+        tensors = [p.grad * scale for p in model.parameters() if p.grad is not None and p.requires_grad]
     finally:
         optimizer.zero_grad()
         optimizer.step_hook = hook
         model.train(training)
-    return found
+    return tensors
