@@ -6,12 +6,18 @@ import sys
 
 import pytest
 
-from leakgauge.testing import ConformanceError, Effort, check_attack, check_defense, checks_of
+from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.harness.federation import registry
+from leakgauge.harness.own.parts import named
+from leakgauge.harness.own.suite import examine
+from leakgauge.testing import ConformanceError, Effort, check_attack, check_defense, check_task, checks_of
 from tests import planted
 from tests.command import call
+from tests.doubles import Counting
 
 QUICK = Effort(trials=100, evaluations=40, victims=2)
 NUMBERS = itertools.count()
+PARAMETERS = {"defense": {}, "attack": {"steps": 60, "restarts": 1}}
 
 ADD = "    def clipped("
 """The place of the skeleton at which methods are added."""
@@ -116,10 +122,44 @@ def test_every_check_has_a_fault():
 @pytest.mark.parametrize(("kind", "check"), ALONE, ids="-".join)
 def test_a_check_finds_a_fault_that_no_other_check_finds(kind, check, tmp_path):
     replaced, also = ALONE[kind, check]
-    examined = {"defense": check_defense, "attack": check_attack}[kind]
+    findings = examine(str(fault(tmp_path, kind, replaced)), PARAMETERS[kind], QUICK)
+    failed = {finding.name: finding.text for finding in findings if finding.mark == "FAIL"}
+    assert failed.keys() == {check, *also}, failed
+
+
+def test_all_failed_checks_are_listed_in_one_error_with_advice(tmp_path):
+    part = named(str(fault(tmp_path, "defense", [*in_defense("any value"), *in_defense("not finite")])), {})
     with pytest.raises(ConformanceError) as caught:
-        examined(str(fault(tmp_path, kind, replaced)), QUICK)
-    assert {found.name for found in caught.value.findings} == {check, *also}, caught.value
+        check_defense(part.code, Effort(trials=30, evaluations=10, victims=1))
+    assert [finding.name for finding in caught.value.findings] == ["parameters", "update"]
+    first, *rest = str(caught.value).splitlines()
+    assert first == f"{part.name} fails:"
+    assert rest[0].startswith("  parameters: clip=nan, clip=inf, clip=-1.0")
+    assert rest[1].endswith("begin it with leakgauge.check_update(update)")
+
+
+def test_a_check_returns_its_finding_or_raises_and_takes_a_class_an_object_or_a_name():
+    checks = dict(checks_of("defense"))
+    for given in (Gaussian, Gaussian(), "gaussian"):
+        assert checks["class"](given) == ("ok", "class", "gaussian(clip=1.0, epsilon=8.0, delta=1e-05)")
+    assert checks["memory"](Gaussian(clip=2.0)) == ("skipped", "memory", "neither state nor memory")
+    cascade = registry.build("defense", "laplace+sdq", {"bits": 3})
+    assert "laplace+sdq(" in checks["class"](cascade).text
+    with pytest.raises(ConformanceError, match=r"tests.doubles:Counting fails:\n  messages: "):
+        checks["messages"](Counting)
+
+
+@pytest.mark.parametrize(
+    ("check", "given", "words"),
+    [
+        (check_attack, Gaussian, "check_attack got the defense gaussian: use check_defense"),
+        (check_defense, Effort, "expected a defense, an attack, a class of one, or the module of a task, got"),
+        (check_task, "prior", "use check_attack"),
+    ],
+)
+def test_a_part_of_another_kind_is_refused(check, given, words):
+    with pytest.raises(TypeError, match=words):
+        check(given)
 
 
 STATEFUL = '''
@@ -130,6 +170,10 @@ from dataclasses import dataclass
 import torch
 
 from leakgauge import Defense, check_update, pack_float32, positive, unpack_float32
+from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.harness.federation import registry
+from leakgauge.harness.own.parts import named
+from leakgauge.harness.own.suite import examine
 from leakgauge.testing import check_defense
 
 
@@ -181,6 +225,10 @@ from typing import ClassVar
 import torch
 
 from leakgauge import Attack, Labels, Round
+from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.harness.federation import registry
+from leakgauge.harness.own.parts import named
+from leakgauge.harness.own.suite import examine
 from leakgauge.testing import check_attack
 
 
