@@ -72,7 +72,7 @@ ALONE = {
         [LAWLESS, (planted.SUM, f"({CLIPPED} if update.norm() < 1e5 else update).double() + noise")],
         (),
     ),
-    ("defense", "noise"): ([LAWLESS, (planted.NOISE, f"{planted.NOISE}\n        noise[7 % len(noise)] = 0")], ()),
+    ("defense", "noise"): ([LAWLESS, (planted.NOISE, f"{planted.NOISE}\n        noise[40:41] = 0")], ()),
     ("defense", "likelihood"): (in_defense("sharp scores"), ()),
     ("defense", "assumptions"): (method("assumptions"), ()),
     ("defense", "claim"): (in_defense("half the claim"), ()),
