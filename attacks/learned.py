@@ -212,8 +212,7 @@ class _Imitation:
             if noise > 0:
                 update = update + noise * rng.normal(own.child("steps"), (observation.setting.dim,))
             clients.append(Client.of(who, update, observation.defense.remember(observation.setting), own))
-        beside = here.silent([client.sender for client in clients], key) if observation.defense.superposes else []
-        (received,) = here.exchange([*clients, *beside], key.child("channel")).received
+        (received,) = here.among_silent(clients, key).received
         estimate = here.estimate(received, message.sender, None if message.shared is None else clients[0].shared)
         return (estimate / update_per_gradient(observation.setting, self.sighting)[turn]).to(model.params)
 

@@ -58,9 +58,7 @@ class Wire:
 
     def exchange(self, update: Vector, private: int = 0, shared: int = 0) -> Exchange:
         """The message of this update, with silent other clients if the channel adds messages up."""
-        clients, key = [self.client(update, private, shared)], Key(0).child("others", private)
-        others = self.round_.silent([SENDER], key) if self.defense.superposes else []
-        return self.round_.exchange([*clients, *others], key.child("channel"))
+        return self.round_.among_silent([self.client(update, private, shared)], Key(0).child("others", private))
 
     def read(self, received: bytes, shared: int | None = 0) -> Vector:
         """The estimate of the server, or without the shared key; raises `Fault` unless it is shaped like an update."""
