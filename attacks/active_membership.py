@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
@@ -18,7 +17,7 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Attack, Membership, Observation, Sighting, Task
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
-from leakgauge.harness.learn.layers import Chain, Dense, Dropout, Relu
+from leakgauge.harness.learn.layers import Dense, Dropout, Relu, Structure
 from leakgauge.harness.learn.tasks import ModelTask
 
 Statistic = Literal["gradient", "norm"]
@@ -95,7 +94,7 @@ class ActiveMembership(Attack):
         if len(seen.auxiliary.x) < 2:
             raise ValueError(f"expected at least 2 auxiliary inputs to fit the neurons, got {len(seen.auxiliary.x)}")
         task, params = seen.task, seen.task.init(key.child("init"))
-        front, head = _front(task, params)
+        structure, front, head = _front(task, params)
         made = [torch.zeros_like(tensor) for tensor in head]
         like, candidates = front(seen.auxiliary.x), front(seen.candidates.x)
         made[0], made[1], gain = _neurons(like, candidates, len(head[0]), _FIRES[self.statistic], key.child("groups"))
@@ -106,8 +105,7 @@ class ActiveMembership(Attack):
         side = torch.tensor([_LOUD, -_LOUD]).repeat(task.classes)[: task.classes]
         made[-2] += side[:, None]
         made[2] *= gain
-        tensors = task.layout.split(params)
-        return task.layout.join(tensors[: len(tensors) - len(made)] + made)
+        return structure.join([*structure.split(params)[: -len(made)], *made])
 
     def run(self, seen: Observation, key: Key) -> Membership:
         """One score per candidate; nothing is drawn."""
@@ -122,31 +120,27 @@ class ActiveMembership(Attack):
         return over_rounds(found, None if seen.defense.superposes else seen.suspect)
 
 
-def _front(task: Task, params: Vector) -> tuple[Callable[[Tensor], Tensor], list[Tensor]]:
-    """The map from inputs [n, ...] to inputs [n, p] of the first dense layer; and the tensors of the dense layers.
+def _front(task: Task, params: Vector) -> tuple[Structure, Callable[[Tensor], Tensor], Sequence[Tensor]]:
+    """The structure; the map from inputs [n, ...] to inputs [n, p] of the first dense layer; the dense layers' tensors.
 
     Raises:
         ValueError: the model has no layer for such neurons, or its loss is not softmax cross-entropy.
     """
     name = task.model.name if isinstance(task, ModelTask) else "the model"
-    layers = task.model.apply.layers if isinstance(task, ModelTask) and isinstance(task.model.apply, Chain) else ()
-    body = tuple(itertools.takewhile(lambda layer: not isinstance(layer, Dense), layers))
-    head = [type(layer) for layer in layers[len(body) :] if not isinstance(layer, Dropout)]
-    if head[1:2] != [Relu] or not {*head} <= {Dense, Relu}:
+    structure = task.structure if isinstance(task, ModelTask) else None
+    first = None if structure is None or structure.mixes else structure.first_dense
+    behind = () if structure is None or first is None else structure.layers[first:]
+    head = [layer for layer in behind if not isinstance(layer, Dropout)]
+    dense = all(isinstance(layer, Relu) or (isinstance(layer, Dense) and layer.bias) for layer in head)
+    if structure is None or first is None or head[1:2] != [Relu()] or not dense:
         text = "active-membership needs a dense layer with ReLU before another dense layer"
-        raise ValueError(f"{text} (of your own: in a plain nn.Sequential); {name} has none")
+        why = f"the layers of {name} are not known" if structure is None else f"{name} has none"
+        raise ValueError(f"{text}; {why}")
     if not task.softmax:
         raise ValueError("active-membership needs a softmax cross-entropy loss; this model has another loss")
-    tensors = task.layout.split(params)
-
-    def front(x: Tensor) -> Tensor:
-        rest = iter(tensors)
-        for layer in body:
-            if not isinstance(layer, Dropout):
-                x = layer.apply(x, *itertools.islice(rest, layer.owns))
-        return x.flatten(1)
-
-    return front, tensors[sum(layer.owns for layer in body) :]
+    before, owned = structure.front(first), sum(layer.owns for layer in structure.layers[:first])
+    tensors = structure.split(params)
+    return structure, lambda x: before(tensors[:owned], x, None).flatten(1), tensors[owned:]
 
 
 def _neurons(like: Tensor, candidates: Tensor, hidden: int, fires: float, key: Key) -> tuple[Tensor, Tensor, Tensor]:
@@ -183,7 +177,7 @@ def _ratios(seen: Observation, sighting: Sighting) -> Tensor:
     """
     assert seen.candidates is not None
     x, y = seen.candidates
-    front, head = _front(seen.task, sighting.model.params)
+    structure, front, head = _front(seen.task, sighting.model.params)
     inputs = front(x)
     slopes = functools.reduce(torch.matmul, head[-2:0:-2]).double()  # [classes, hidden], of the scores
     back = (slopes.mean(0) - slopes[y]) * (inputs @ head[0].T + head[1] > 0)  # [n, hidden], at scores of 0
@@ -191,7 +185,7 @@ def _ratios(seen: Observation, sighting: Sighting) -> Tensor:
     gram = (back @ back.T) * (rows @ rows.T)
     values, vectors = torch.linalg.eigh(gram)
     values, lengths = values.clamp(min=0), gram.diagonal().clamp(min=1e-30)
-    layers = [_layer(seen.task.layout.split(gradient), len(head)) for gradient in gradients_of_round(seen, sighting)]
+    layers = [_layer(structure.split(gradient), len(head)) for gradient in gradients_of_round(seen, sighting)]
     products = torch.stack([((back @ layer) * rows).sum(1) for layer in layers])  # [k, n]
     # a clip or a quantizer's range lowers the weight of a message's records; not all messages have a candidate
     seems = (products / lengths).amax(1)

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from leakgauge.attacks._engine.objective import received_gradients
 from leakgauge.attacks._engine.reconstruct import failed, unusable
-from leakgauge.attacks._solve.closed_form import is_dense_stack
+from leakgauge.attacks._solve.closed_form import dense_stack_of
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Attack, Guess, Message, Observation, Reconstruction
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
+from leakgauge.harness.learn.layers import Structure
 from leakgauge.harness.learn.tasks import ModelTask
 
 _SMALL = 1e-12
@@ -85,10 +86,12 @@ class Imprint(Attack):
         assert seen.auxiliary is not None
         task = seen.task
         assert isinstance(task, ModelTask)
-        if refusal := _refusal(task):
-            raise ValueError(refusal)
-        shapes, flat = task.layout.shapes, task.model.scale.apply(seen.auxiliary.x).flatten(1)
-        (hidden, inputs), groups = shapes[0], min(self.groups, shapes[0][1])
+        structure = _structure(task)
+        if isinstance(structure, str):
+            raise ValueError(structure)
+        params, flat = torch.zeros(task.layout.dim), task.model.scale.apply(seen.auxiliary.x).flatten(1)
+        tensors = structure.split(params)
+        (hidden, inputs), groups = tensors[0].shape, min(self.groups, tensors[0].shape[1])
         if (rows := hidden // groups) < 2:
             raise ValueError(
                 f"expected at least 2 rows of the first layer per group, got {hidden} rows for {groups} groups"
@@ -98,15 +101,14 @@ class Imprint(Attack):
             v = torch.linalg.qr(off.T @ (off @ v)).Q
         cuts = torch.quantile(flat @ v, torch.arange(rows) / rows, dim=0).T
         cuts[:, 0] -= 10 * (cuts[:, -1] - cuts[:, 0]) + 1  # fires for every record
-        tensors = [torch.zeros(shape) for shape in shapes]
         tensors[0][: groups * rows] = _SMALL * v.T.repeat_interleave(rows, 0)
         tensors[1][: groups * rows] = -_SMALL * cuts.flatten()
         code = torch.tensor([1.0, -1.0]).repeat(task.classes)[: task.classes]
         code *= 2 ** (torch.arange(task.classes) / task.classes)  # geometric, so that sums of codes hardly collide
         for middle in tensors[2:-2:2]:
             middle[0] = 1.0  # one unit adds up all units before it; the others are off
-        tensors[-2] += code[:, None]
-        return task.layout.join(tensors)
+        tensors[-2].add_(code[:, None])
+        return params
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
         """The records found, in no order, then the fillers; the objective is the unexplained energy of all bins."""
@@ -121,6 +123,7 @@ class Imprint(Attack):
 class _Layer(NamedTuple):
     """weight [g, p], bias [g, r]: row r of group g fires if weight x + bias > 0; slopes [c]: a record's, by label."""
 
+    structure: Structure
     weight: Tensor
     bias: Tensor
     slopes: Tensor
@@ -135,30 +138,33 @@ class _Layer(NamedTuple):
         return distance
 
 
-def _refusal(task: ModelTask) -> str:
-    """Why a model takes no imprint; an empty string if it takes one."""
-    fits, name = is_dense_stack(task) and len(task.layout.shapes) >= 4, task.model.name
-    if fits and not task.model.dropout:
-        return "" if task.softmax else "imprint needs a softmax cross-entropy loss; this model has another loss"
-    begins = "begins with a convolution" if len(task.layout.shapes[0]) > 3 else "has no such layers"
+def _structure(task: ModelTask) -> Structure | str:
+    """The structure of a model that takes an imprint, or why it takes none."""
+    structure, name = dense_stack_of(task), task.model.name
+    fits = structure is not None and len(task.layout.shapes) >= 4
+    if structure is not None and fits and not task.model.dropout:
+        return structure if task.softmax else "imprint needs a softmax cross-entropy loss; this model has another loss"
+    known = "has no such layers" if task.structure is not None else "has layers that are not known"
+    begins = "begins with a convolution" if len(task.layout.shapes[0]) > 3 else known
     why = "has dropout" if fits else begins
     return f"imprint needs a dense first layer with ReLU and a dense layer behind it; {name} {why}; use trap-weights"
 
 
 def _read(task: ModelTask, params: Vector) -> _Layer | str:
     """The imprint in the parameters, or the reason why there is no imprint."""
-    if refusal := _refusal(task):
-        return refusal
+    structure = _structure(task)
+    if isinstance(structure, str):
+        return structure
     if not bool(params.isfinite().all()):
         return "the model is not finite"
-    tensors = task.layout.split(params.double())
+    tensors = structure.split(params.double())
     weight, counts = torch.unique_consecutive(tensors[0], dim=0, return_counts=True)
     weight, counts = weight[weight.any(1)], counts[weight.any(1)]
     codes = functools.reduce(torch.matmul, tensors[-2::-2][:-1])[:, 0]
     slopes = codes.mean() - codes
     if len(counts.unique()) != 1 or int(counts[0]) < 2 or not bool(slopes.all()):
         return "the model has no imprint: the rows of its first layer are not in groups of equal rows"
-    return _Layer(weight, tensors[1][: int(counts.sum())].view(len(weight), -1), slopes)
+    return _Layer(structure, weight, tensors[1][: int(counts.sum())].view(len(weight), -1), slopes)
 
 
 def _guess(task: ModelTask, layer: _Layer | str, message: Message, target: Tensor, like: Tensor) -> Guess:
@@ -166,7 +172,7 @@ def _guess(task: ModelTask, layer: _Layer | str, message: Message, target: Tenso
     if why := unusable(target) or (layer if isinstance(layer, str) else ""):
         return failed(task, message, why)
     assert isinstance(layer, _Layer)
-    tensors, images = task.layout.split(target), message.images
+    tensors, images = layer.structure.split(target), message.images
     rows = torch.cat([tensors[0], tensors[1][:, None]], 1)[: layer.bias.numel()].view(*layer.bias.shape, -1)
     bins = rows - torch.cat([rows[:, 1:], torch.zeros_like(rows[:, :1])], 1)
     # neighbors without a record between them have equal rows, up to the noise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +13,7 @@ from torch.nn.functional import linear, one_hot, relu
 
 from leakgauge.attacks._engine.objective import received_gradients
 from leakgauge.attacks._engine.reconstruct import failed, unusable
-from leakgauge.attacks._solve.closed_form import is_dense_stack
+from leakgauge.attacks._solve.closed_form import dense_stack_of
 from leakgauge.attacks._solve.spear import FirstLayer, Undecided, find
 from leakgauge.harness.core.contract import Attack, Guess, Message, Observation, Reconstruction, Task
 from leakgauge.harness.core.rng import Key
@@ -94,7 +95,7 @@ def _refusal(task: Task, params: Vector) -> str:
     """Why the attack cannot handle messages behind this model; an empty string if it can."""
     if not bool(params.isfinite().all()):
         return "the model is not finite"
-    if not is_dense_stack(task):
+    if dense_stack_of(task) is None:
         return "expected a model of dense layers with ReLU, got another model; use map instead"
     if len(task.layout.shapes) == 2:
         return "expected a model with a hidden layer, got none; use map instead, or analytic for one image"
@@ -103,8 +104,10 @@ def _refusal(task: Task, params: Vector) -> str:
 
 def _guess(task: Task, params: Vector, message: Message, target: Tensor, samples: int, key: Key) -> Guess:
     """The batch behind one message; the objective is its distance to the received gradient."""
+    structure = dense_stack_of(task)
+    assert structure is not None  # else `_refusal` gave a reason
     assert isinstance(task, ModelTask)
-    tensors, received = (task.layout.split(vector.double()) for vector in (params, target))
+    tensors, received = (structure.split(vector.double()) for vector in (params, target))
     batch = find(FirstLayer(*tensors[:2], *received[:2]), message.images, samples, key)
     y = _labels(tensors, received, batch.x)
     x = task.model.scale.stored(batch.x.reshape(-1, *task.input_shape)).to(params.dtype)
@@ -130,7 +133,7 @@ def _unexplained(task: Task, own: Tensor, target: Tensor) -> float:
     return 1 - min(shares)
 
 
-def _labels(tensors: list[Tensor], received: list[Tensor], x: Tensor) -> Tensor:
+def _labels(tensors: Sequence[Tensor], received: Sequence[Tensor], x: Tensor) -> Tensor:
     """[b] int64: the label of each input x [b, n] behind a dense stack whose tensors received these gradients.
 
     The last layer's gradient is the sum over the images of p - [y = i] times the layer's input h, which is known. This

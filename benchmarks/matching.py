@@ -25,7 +25,7 @@ from leakgauge.attacks._engine.matching import SquaredDistance, evaluator
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn.gradients import gradients
-from leakgauge.harness.learn.layers import Chain, Conv, Dense, Flatten, MaxPool, Sigmoid
+from leakgauge.harness.learn.layers import Conv, Dense, Flatten, MaxPool, Sigmoid
 from leakgauge.harness.learn.models import Model, build
 from leakgauge.harness.learn.tasks import ModelTask
 
@@ -54,8 +54,8 @@ def module(model: Model, params: Tensor) -> nn.Sequential:
 
 def _modules(model: Model) -> Iterator[nn.Module]:
     """The torch modules of the layers, in order."""
-    assert isinstance(model.apply, Chain)
-    for layer in model.apply.layers:
+    assert model.structure is not None
+    for layer in model.structure.layers:
         if isinstance(layer, Conv):
             yield nn.Conv2d(layer.inputs, layer.outputs, layer.kernel, layer.stride, layer.padding)
         elif isinstance(layer, Dense):
@@ -88,7 +88,7 @@ def loop(
 
 def usual(task: ModelTask, params: Tensor) -> tuple[Callable[[Tensor, Tensor], Tensor], Sequence[Tensor]]:
     """The loss of a torch module, or of a network with residual blocks, and its parameters."""
-    if isinstance(task.model.apply, Chain):
+    if task.structure is not None and task.structure.is_chain:
         net = module(task.model, params)
         return lambda x, y: cross_entropy(net(x), y), list(net.parameters())
     tensors = [part.clone().requires_grad_() for part in task.layout.split(params)]

@@ -46,7 +46,7 @@ from leakgauge.harness.data.embedded import digits
 from leakgauge.harness.federation.loop import Keep, train
 from leakgauge.harness.federation.observe import Scene, observe
 from leakgauge.harness.learn.batch import choose_engine
-from leakgauge.harness.learn.layers import Chain, dense_stack
+from leakgauge.harness.learn.layers import Structure, dense_stack
 from leakgauge.harness.learn.models import Model
 from leakgauge.harness.learn.partition import partition
 from leakgauge.harness.learn.tasks import ModelTask
@@ -89,8 +89,7 @@ class Observed(NamedTuple):
 def network() -> ModelTask:
     """Dense 784-64-10 with ReLU."""
     widths = (784, 64, 10)
-    chain = Chain(tuple(dense_stack(widths)))
-    return ModelTask(Model("mlp-64", *chain.tensors, (1, 28, 28), 10, chain, widths=widths))
+    return ModelTask(Model("mlp-64", Structure(tuple(dense_stack(widths))), (1, 28, 28), 10))
 
 
 def records(key: Key) -> tuple[Examples, Examples]:

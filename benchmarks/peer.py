@@ -30,7 +30,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import mean_interval
 from leakgauge.harness.data.torchvision_shim import torchvision
 from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
-from leakgauge.harness.learn.layers import Chain, Conv, Dense, Flatten, Relu
+from leakgauge.harness.learn.layers import Conv, Dense, Flatten, Relu
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.prior import gaussian_prior
 from leakgauge.harness.learn.tasks import ModelTask
@@ -47,10 +47,9 @@ class Standardized(nn.Module):
 
     def __init__(self, task: ModelTask, params: Tensor, middle: Tensor, spread: Tensor) -> None:
         super().__init__()
-        chain = task.model.apply
-        assert isinstance(chain, Chain)
+        assert task.structure is not None
         self.middle, self.spread = middle[:, None, None], spread[:, None, None]
-        self.layers = nn.Sequential(*map(module, chain.layers))
+        self.layers = nn.Sequential(*map(module, task.structure.layers))
         nn.utils.vector_to_parameters(params, self.parameters())
 
     def forward(self, x: Tensor) -> Tensor:

@@ -4,17 +4,29 @@ import ctypes
 import math
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
-from leakgauge.harness.core.contract import Attack, Defense, Examples, Guess, LocalRule, Membership, Reconstruction
-from leakgauge.harness.core.rng import Key, normal
-from leakgauge.harness.core.vec import weighted_mean
-from leakgauge.harness.learn.models import build
+from leakgauge.harness.core.contract import (
+    Attack,
+    Defense,
+    Examples,
+    Guess,
+    InTraining,
+    LocalRule,
+    Membership,
+    Reconstruction,
+)
+from leakgauge.harness.core.rng import Key, normal, uniform
+from leakgauge.harness.core.vec import Layout, weighted_mean
+from leakgauge.harness.learn.layers import UNSCALED, Scale
+from leakgauge.harness.learn.models import Model, build
 from leakgauge.harness.learn.tasks import ModelTask
 
 
@@ -173,6 +185,34 @@ class Stuck(Coin):
 def small_task(name="mlp-small", shape=(1, 8, 8), classes=10):
     """A task on digits-sized images."""
     return ModelTask(build(name, shape, classes))
+
+
+@dataclass(frozen=True)
+class ByFunction:
+    """A network of which nothing is known but its scores: a function of the tensors, the inputs and the masks."""
+
+    layout: Layout
+    function: Callable[..., Tensor]
+    dropout: ClassVar[tuple[object, ...]] = ()
+    mixes: ClassVar[bool] = False
+    smooth: ClassVar[bool] = False
+    scale: ClassVar[Scale] = UNSCALED
+
+    def __call__(self, tensors, x, keep):
+        return self.function(tensors, x, keep)
+
+    def in_training(self, tensors, x, keep):
+        return InTraining(self.function(tensors, x, keep))
+
+    def start(self, key, initialization):
+        return uniform(key, (self.layout.dim,), -0.2, 0.2)
+
+
+def function_task(layout, function, shape=(1, 8, 8), classes=10, **how):
+    """A task of a network of which nothing else is known; by default of one tensor, whose shape is given."""
+    layout = layout if isinstance(layout, Layout) else Layout(("w",), (layout,))
+    network = ByFunction(layout, function)
+    return ModelTask(Model("function", network, shape, classes, start=network.start, **how))
 
 
 def random_examples(n, shape=(1, 8, 8), classes=10, seed=0):

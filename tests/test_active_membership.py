@@ -92,7 +92,7 @@ def test_a_second_round_adds_to_what_noise_hides(digits):
 
 def test_each_candidate_fires_one_neuron_and_hardly_any_other_record_does(digits):
     seen, _ = watched(digits, NoDefense())
-    front, head = _front(TASK, seen.model.params)
+    _, front, head = _front(TASK, seen.model.params)
     fires = torch.nn.functional.linear(front(seen.candidates.x), *head[:2]) > 0
     assert fires.any(1).all()
     others = torch.nn.functional.linear(front(digits.x[1000:]), *head[:2]) > 0

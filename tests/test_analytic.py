@@ -13,11 +13,11 @@ from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.data import load
-from leakgauge.harness.learn.models import Model, build
+from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.score import image_scores
 from tests import victims
-from tests.doubles import small_task
+from tests.doubles import function_task, small_task
 from tests.victims import EXACT, KEY, Case, Says, assert_found, make
 
 
@@ -150,8 +150,7 @@ def test_the_same_tensors_with_other_activations_are_not_the_lenet():
             x = relu(conv2d(x, tensors[2 * i], tensors[2 * i + 1], stride=stride, padding=2))
         return x.flatten(1) @ tensors[-2].T + tensors[-1]
 
-    task = ModelTask(dataclasses.replace(SMALL.model, apply=apply), "dlg")
-    assert isinstance(task.model, Model)
+    task = function_task(SMALL.layout, apply, SMALL.input_shape)
     (guess,) = Analytic().run(make(task, n=1).seen, KEY).guesses
     assert guess.failure.startswith("expected lenet-dlg or a dense first layer")
 

@@ -53,7 +53,7 @@ OWNERS = {
     "torch.func": {
         "harness.learn.batch",
         "harness.learn.gradients",
-        "harness.learn.modules",
+        "harness.learn.called",
         "attacks._engine.simulate",
     },
     "torchvision": {"harness.data.torchvision_shim"},

@@ -22,10 +22,10 @@ from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.data.embedded import photos
 from leakgauge.harness.federation import registry
 from leakgauge.harness.learn.gradients import gradients
-from leakgauge.harness.learn.models import Model, build
+from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.testing import Effort, checks_of
-from tests.doubles import small_task
+from tests.doubles import function_task, small_task
 from tests.victims import KEY, LENET, SHAPE, Case, Says, make, only
 
 CHEAP = {name: {"evaluations": 30} for name in ("dlg", "idlg", "map", "inverting-gradients")}
@@ -188,7 +188,7 @@ def test_labels_are_not_inferred_without_a_dense_last_layer():
     def apply(tensors, x, keep):
         return torch.nn.functional.conv2d(x, tensors[0]).mean((2, 3))
 
-    task = ModelTask(Model("conv-only", Layout(("conv",), ((10, 1, 3, 3),)), (9,), SHAPE, 10, apply))
+    task = function_task(Layout(("conv",), ((10, 1, 3, 3),)), apply, SHAPE)
     case = make(task)
     with pytest.raises(ValueError, match="expected a dense last layer with 10 rows to infer labels, got 'conv'"):
         IDLG().run(case.seen, KEY)

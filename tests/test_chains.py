@@ -28,7 +28,6 @@ from leakgauge.harness.federation.recording import read
 from leakgauge.harness.learn import modules
 from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
 from leakgauge.harness.learn.gradients import gradients, kernel_of
-from leakgauge.harness.learn.layers import Chain
 from leakgauge.harness.learn.models import build, scaled
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.own.inspect import Asked, study_of
@@ -250,14 +249,14 @@ def test_a_plain_sequential_is_read_as_layers_that_compute_the_same(name):
     build_it, shape = READ[name]
     net = build_it()
     task = own(net, shape)
-    assert isinstance(task.model.apply, Chain)
+    assert task.structure is not None
     assert kernel_of(task, task.init(KEY), 1) is not None
     assert task.layout.names == tuple(name for name, _ in net.named_parameters())
     assert_computes(task, net)
     # data that are stored on another scale, and centered besides
     double = dataclasses.replace(task, model=scaled(task.model, torch.tensor(-1.0), torch.tensor(2.0)))
     scale = moved(double).model.scale
-    assert isinstance(moved(double).model.apply, Chain)
+    assert moved(double).structure is not None
     assert_computes(moved(double), net, scale.low.double(), scale.span.double())
     modules.check(moved(task))
 
@@ -267,14 +266,14 @@ def test_a_plain_sequential_is_read_as_layers_that_compute_the_same(name):
 def test_any_other_network_is_called_as_it_is(name):
     net = OTHER[name]()
     task = own(net)
-    assert not isinstance(task.model.apply, Chain)
+    assert task.structure is None
     if "backward" not in name:  # such hooks have no gradients of many batches at once
         assert_computes(task, net)
 
 
 def test_lazy_layers_are_read_once_they_have_a_shape():
     task = own(lambda: nn.Sequential(nn.LazyConv2d(3, 3), nn.Flatten(), nn.LazyLinear(3)))
-    assert isinstance(task.model.apply, Chain)
+    assert task.structure is not None
     assert task.layout.shapes == ((3, 2, 3, 3), (3,), (3, 72), (3,))
 
 
@@ -292,8 +291,8 @@ class Hidden(nn.Module):
 def test_dropout_has_the_masks_and_the_gradients_of_an_unread_network():
     net = pooled(nn.Dropout(0.5), nn.MaxPool2d(2), nn.Dropout2d(0.3))
     read, unread = own(net), own(Hidden(net))
-    assert isinstance(read.model.apply, Chain)
-    assert not isinstance(unread.model.apply, Chain)
+    assert read.structure is not None
+    assert unread.structure is None
     assert read.model.dropout == unread.model.dropout == (((3, 8, 6), 0.5), ((3, 1, 1), 0.3))
     plan = LocalPlan(False, 3, None, 4, 0.1, 0.5)
     for clip in (None, 0.1):

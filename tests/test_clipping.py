@@ -1,7 +1,6 @@
 """Clipped per-record gradients against a loop over records in float64, and against opacus."""
 
 import copy
-import dataclasses
 import math
 
 import pytest
@@ -13,14 +12,13 @@ from torch.nn.functional import conv2d, cross_entropy, linear, relu_
 from torch.nn.utils import vector_to_parameters
 
 from leakgauge.harness.core.rng import Key, normal
-from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.learn import clipping
 from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
 from leakgauge.harness.learn.clipping import UnknownUse, clipped_gradient
-from leakgauge.harness.learn.models import Model, build, names
+from leakgauge.harness.learn.models import build, names
 from leakgauge.harness.learn.tasks import ModelTask
 from tests.clipping_case import assert_near, clipped_sum, median_norm, record_gradients, shape_of
-from tests.doubles import random_examples, small_task
+from tests.doubles import function_task, random_examples, small_task
 from tests.torch_models import TWINS
 
 
@@ -54,7 +52,7 @@ def test_the_sum_is_that_of_a_loop_over_records(model, soft, b):
 
 
 def test_a_recorded_dense_stack_has_the_same_sum():
-    assert_is_the_naive_sum(ModelTask(dataclasses.replace(small_task().model, widths=None)))
+    assert_is_the_naive_sum(function_task(small_task().layout, small_task().model.apply))
 
 
 @pytest.mark.parametrize("model", ["cnn2", "lenet-dlg", "cnn-udp", "resnet20"])  # stride, padding, kernel without bias
@@ -176,7 +174,7 @@ def rows_of_pixels_as_records(tensors, x, keep):
 
 
 def strange_task(apply, shape=(10, 64)):
-    return ModelTask(Model("strange", Layout(("w",), (shape,)), (64,), (1, 8, 8), 10, apply, l2=0.01))
+    return function_task(shape, apply, l2=0.01)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.learn.kernels import Kernel
-from leakgauge.harness.learn.layers import Chain, Dense
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.prior import gaussian_prior
 from leakgauge.harness.learn.tasks import ModelTask
@@ -31,8 +30,7 @@ def scene(name, dtype=torch.float64):
 
 def before(task):
     """The layers before the first dense one."""
-    layers = task.model.apply.layers
-    return Chain(layers[: next(place for place, layer in enumerate(layers) if isinstance(layer, Dense))])
+    return task.structure.front(task.structure.first_dense)
 
 
 def noisy(targets, level):
@@ -44,15 +42,15 @@ def noisy(targets, level):
 def test_the_kernel_of_a_linear_loss_agrees_with_autograd(name):
     task, params, x, _ = scene(name)
     chain = before(task)
-    theirs = params[: chain.tensors.layout.dim].requires_grad_()
+    theirs = params[: chain.layout.dim].requires_grad_()
     dummy = x[0].clone().requires_grad_()
-    outputs = chain(chain.tensors.layout.split(theirs), dummy[None], None)
+    outputs = chain(chain.layout.split(theirs), dummy[None], None)
     y = rng.normal(KEY.child("y"), tuple(outputs.shape), torch.float64).requires_grad_()
     v = rng.normal(KEY.child("v"), tuple(theirs.shape), torch.float64)
     w = rng.normal(KEY.child("w"), tuple(outputs.shape), torch.float64)
     (gradient,) = torch.autograd.grad((y * outputs).sum(), theirs, create_graph=True)
     slopes = torch.autograd.grad((gradient * v).sum() + (w * outputs).sum(), (dummy, y))
-    kernel = Kernel(chain, chain.tensors.layout, theirs, linear=True)
+    kernel = Kernel(chain, theirs, linear=True)
     found, trace = kernel.trace(x[:1, None], y[None].detach())
     pulled = trace.pull(v[None], w[None])
     torch.testing.assert_close(found[0], gradient.detach())
@@ -102,7 +100,7 @@ def test_noise_leaves_more_weight_to_the_prior():
 
 def test_a_dense_layer_without_a_gradient_shows_no_features():
     task, params, _, targets = scene("cnn2")
-    dense = before(task).tensors.layout.dim
+    dense = before(task).layout.dim
     targets[0, dense:] = 0.0
     told = Features.of(task, params, targets)
     assert told.error[0] == torch.inf

@@ -15,16 +15,19 @@ from leakgauge.harness.learn.gradients import gradients, kernel_of
 from leakgauge.harness.learn.kernels import Kernel
 from leakgauge.harness.learn.layers import (
     Block,
-    Chain,
     Conv,
     Dense,
+    Flatten,
     MaxPool,
     Mean,
-    Network,
+    MeanPool,
     Norm,
     Relu,
     Sigmoid,
     SoftRelu,
+    Structure,
+    Tanh,
+    Widen,
     dense_stack,
 )
 from leakgauge.harness.learn.models import Model, build
@@ -45,10 +48,8 @@ def named(name, shape=SHAPE, classes=CLASSES):
     return ModelTask(build(name, shape, classes), "dlg" if name == "lenet-dlg" else "default")
 
 
-def chained(*layers, shape=SHAPE, classes=CLASSES, kind=Chain):
-    chain = kind(tuple(layers))
-    training = chain.in_training if kind is Network else None
-    return ModelTask(Model("chain", *chain.tensors, shape, classes, chain, training=training))
+def chained(*layers, shape=SHAPE, classes=CLASSES, **how):
+    return ModelTask(Model("chain", Structure(tuple(layers), **how), shape, classes))
 
 
 def scene(task, m=3, b=2, dtype=torch.float64):
@@ -63,7 +64,7 @@ def by_hand(task, params, x, logits, v):
     """Gradients, and the slopes of <v, gradient> in inputs and logits."""
     logits = logits.clone().requires_grad_()
     y = logits.softmax(2)
-    found, trace = Kernel(task.model.apply, task.layout, params).trace(x, y)
+    found, trace = Kernel(task.structure, params).trace(x, y)
     pulled = trace.pull(v)
     return found, pulled.x, *torch.autograd.grad(y, logits, pulled.y)
 
@@ -108,7 +109,7 @@ def test_single_precision_is_as_exact_as_that_of_autograd(name):
 
 
 def test_exactly_the_covered_models_have_known_layers():
-    chains = [name for name in (*COVERED, "resnet20", "svm") if isinstance(named(name).model.apply, Chain)]
+    chains = [name for name in (*COVERED, "resnet20", "svm") if named(name).structure.plain]
     assert chains == COVERED
 
 
@@ -170,8 +171,39 @@ def test_slopes_pass_the_layers_before_the_first_weights(before):
 def test_residual_blocks_and_norms_in_any_order(groups):
     path = (Norm("norm1", 4, groups), Sigmoid(), Conv("conv1", 4, 6, 3, 2, 1), Norm("norm2", 6, groups // 2), Relu())
     second = (Conv("conv2", 6, 6, 3, padding=1, bias=False), SoftRelu(0.3))
-    layers = (Block(path, 2), Block(second), Norm("norm3", 6, groups // 2), MaxPool(), Mean(), Dense("fc", 6, CLASSES))
-    assert_both_agree(chained(*layers, shape=(4, 10, 13), kind=Network))
+    widened = Block(path, (Widen(2, 0, 2),))
+    layers = (widened, Block(second), Norm("norm3", 6, groups // 2), MaxPool(), Mean(), Dense("fc", 6, CLASSES))
+    assert_both_agree(chained(*layers, shape=(4, 10, 13)))
+
+
+@pytest.mark.parametrize("shortcut", [(Widen(1, 1, 1),), (Conv("conv0", 4, 6, 1), Norm("norm0", 6, 0, 1e-3, 0.1, 0.5))])
+def test_both_paths_of_a_residual_block_may_have_tensors_and_blocks_of_their_own(shortcut):
+    inner = Block((Conv("conv2", 6, 6, 3, padding=1), Tanh()), (Sigmoid(),))
+    path = (Conv("conv1", 4, 6, 3, padding=1), inner, Norm("norm1", 6, 3, 1e-2))
+    layers = (Block(path, shortcut), Relu(), MeanPool(3, 2, 1), Mean(), Dense("fc", 6, CLASSES))
+    assert_both_agree(chained(*layers, shape=(4, 10, 13)))
+
+
+@pytest.mark.parametrize("pool", [MaxPool(3, 3), MaxPool(3, 2), MaxPool(3, 1, 1), MeanPool(2, 2), MeanPool(3, 1, 1)])
+@pytest.mark.parametrize("bend", [Tanh(), Relu()])
+def test_windows_of_any_size_and_stride(pool, bend):
+    layers = (Conv("conv1", 1, 3, 3), bend, pool, Conv("conv2", 3, 2, 3), Mean(), Dense("fc", 2, CLASSES))
+    assert_both_agree(chained(*layers))
+
+
+def test_dense_layers_without_a_bias_and_tensors_in_another_order_than_their_layers():
+    layers = (Flatten(), Dense("a", 20, 6, bias=False), Tanh(), Dense("b", 6, 5), Relu(), Dense("c", 5, CLASSES))
+    for places in ((), (3, 1, 4, 0, 2)):
+        task = chained(*layers, shape=(20,), places=places)
+        assert_both_agree(task)
+        params, x, logits, _ = scene(task)
+        kernel, y = Kernel(task.structure, params), logits.softmax(2)
+        found, trace = kernel.trace(x[:, :1], y[:, :1], whole=False)
+        first, slopes, inputs = trace.outer
+        entries = slice(first, first + slopes.shape[1] * inputs.shape[1])
+        found[:, entries] = (slopes[:, :, None] * inputs[:, None]).flatten(1)
+        assert torch.equal(found, kernel.trace(x[:, :1], y[:, :1])[0])
+    assert task.layout.names == ("c.weight", "b.weight", "c.bias", "a.weight", "b.bias")
 
 
 @pytest.mark.parametrize("loops", [True, False])
@@ -219,9 +251,9 @@ def test_instances_and_images_may_change_from_call_to_call():
     task = named("lenet-dlg")
     params, x, logits, v = scene(task, m=4, b=3)
     y = logits.softmax(2)
-    kernel = Kernel(task.model.apply, task.layout, params)
+    kernel = Kernel(task.structure, params)
     for m, b in ((4, 3), (2, 3), (4, 1), (4, 3)):
-        fresh = Kernel(task.model.apply, task.layout, params)
+        fresh = Kernel(task.structure, params)
         found, expected = (one.trace(x[:m, :b], y[:m, :b]) for one in (kernel, fresh))
         assert torch.equal(found[0], expected[0])
         for one, other in zip(found[1].pull(v[:m]), expected[1].pull(v[:m]), strict=True):
@@ -232,7 +264,7 @@ def test_instances_and_images_may_change_from_call_to_call():
 def test_a_trace_may_be_used_twice_and_is_not_overwritten_by_the_next(shape):
     task = named("lenet-dlg", shape)
     params, x, logits, v = scene(task)
-    kernel = Kernel(task.model.apply, task.layout, params)
+    kernel = Kernel(task.structure, params)
     _, trace = kernel.trace(x, logits.softmax(2))
     first = trace.pull(v)
     trace.pull(2 * v)
@@ -244,7 +276,7 @@ def test_a_trace_may_be_used_twice_and_is_not_overwritten_by_the_next(shape):
 def test_memory_is_used_again_once_its_trace_is_gone_but_gradients_are_kept():
     task = named("lenet-dlg")
     params, x, logits, _ = scene(task)
-    kernel, y = Kernel(task.model.apply, task.layout, params), logits.softmax(2)
+    kernel, y = Kernel(task.structure, params), logits.softmax(2)
     first, trace = kernel.trace(x, y)
     other, kept, used = kernel.trace(x, y)[1], first.clone(), trace._tape.steps
     assert other._tape.steps is not used
@@ -256,7 +288,7 @@ def test_memory_is_used_again_once_its_trace_is_gone_but_gradients_are_kept():
 def test_a_kernel_does_not_see_later_parameters():
     task = named("mlp-small")
     params, x, logits, _ = scene(task)
-    kernel = Kernel(task.model.apply, task.layout, params)
+    kernel = Kernel(task.structure, params)
     before, _ = kernel.trace(x, logits.softmax(2))
     params.zero_()
     assert torch.equal(kernel.trace(x, logits.softmax(2))[0], before)
@@ -295,7 +327,7 @@ def test_a_confident_correct_prediction_keeps_the_digits_of_its_curvature():
     y = one_hot(torch.ones(x.shape[:2], dtype=torch.int64), CLASSES)
     found = []
     for dtype in (torch.float32, torch.float64):
-        kernel = Kernel(task.model.apply, task.layout, params.to(dtype))
+        kernel = Kernel(task.structure, params.to(dtype))
         found.append(kernel.trace(x.to(dtype), y.to(dtype))[1].pull(v.to(dtype)).x)
     assert 1e-9 < found[1].abs().max() < 1e-3
     assert (found[0] - found[1]).norm() < 1e-5 * found[1].norm()

@@ -14,11 +14,11 @@ from leakgauge.attacks._labels.last_layer import noise_of
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.data.embedded import digits
 from leakgauge.harness.learn.gradients import gradients
-from leakgauge.harness.learn.models import Model, build
+from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
+from tests.doubles import function_task
 
 KEY = Key(0)
 CLASSES = 10
@@ -195,7 +195,7 @@ def test_a_last_layer_without_a_bias_reveals_its_labels_too():
     def apply(tensors, x, keep):
         return linear(x.flatten(1), tensors[0])
 
-    task = ModelTask(Model("no-bias", Layout(("w",), ((CLASSES, 64),)), (64,), (1, 8, 8), CLASSES, apply))
+    task = function_task((CLASSES, 64), apply, classes=CLASSES)
     labels, params = drawn("independent", 2), task.init(KEY.child("model"))
     assert right(labels, found(task, params, sent(task, params, labels), labels)).float().mean() / 2 > 0.9
 

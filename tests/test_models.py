@@ -106,7 +106,7 @@ def test_fan_in_is_that_of_the_layer(name):
             wanted += [0, -1] if isinstance(layer, nn.GroupNorm) else [0, -1, -1, 0]
         elif isinstance(layer, nn.Conv2d | nn.Linear):
             wanted += [layer.weight[0].numel()] * (1 if layer.bias is None else 2)
-    assert list(build(name, CIFAR, 10).fan_in) == wanted
+    assert list(build(name, CIFAR, 10).structure.fan_in) == wanted
 
 
 @pytest.mark.parametrize(("name", "hidden"), [("linear", ()), ("mlp-small", (32, 16)), ("mlp", (256,))])

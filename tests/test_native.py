@@ -13,7 +13,7 @@ from leakgauge.harness.learn import convolution
 from leakgauge.harness.learn.convolution import _NativeConvStep
 from leakgauge.harness.learn.gradients import kernel_of
 from leakgauge.harness.learn.kernels import Kernel, Outer
-from leakgauge.harness.learn.layers import Chain, Conv, Dense, Flatten, Sigmoid
+from leakgauge.harness.learn.layers import Conv, Dense, Flatten, Sigmoid, Structure
 from leakgauge.harness.learn.models import Model, build
 from leakgauge.harness.learn.tasks import ModelTask
 
@@ -36,8 +36,7 @@ def between(window, sides, inputs=3, outputs=5, bias=True):
     after = [(side + 2 * conv.padding - conv.kernel) // conv.stride + 1 for side in sides]
     head = Dense("fc", outputs * after[0] * after[1], 4)
     layers = (Conv("first", 2, inputs, 1), Sigmoid(), conv, Sigmoid(), Flatten(), head)
-    chain = Chain(layers)
-    return ModelTask(Model("chain", *chain.tensors, (2, *sides), 4, chain))
+    return ModelTask(Model("chain", Structure(layers), (2, *sides), 4))
 
 
 def passes(task, dtype, m=3, b=2, loops=True):
@@ -47,7 +46,7 @@ def passes(task, dtype, m=3, b=2, loops=True):
     with pytest.MonkeyPatch.context() as patch:
         if not loops:
             patch.setattr(convolution, "library_for", lambda tensor: None)
-        kernel = Kernel(task.model.apply, task.layout, params)
+        kernel = Kernel(task.structure, params)
     for scale in (0.5, 1.0):  # the second evaluation reuses the memory of the first
         gradients, trace = kernel.trace(scale * x, y)
         found = (gradients, *trace.pull(v))
@@ -68,7 +67,7 @@ def assert_close(found, expected, share):
 @needs_loops
 def test_an_installation_with_a_compiler_has_the_loops_and_uses_them():
     task = between((3, 1, 1), (9, 9))
-    steps = Kernel(task.model.apply, task.layout, task.init(KEY))._tape(torch.zeros(1, 1, 2, 9, 9)).steps
+    steps = Kernel(task.structure, task.init(KEY))._tape(torch.zeros(1, 1, 2, 9, 9)).steps
     assert [type(step) is _NativeConvStep for step in steps] == [True, False, True, False, False, False]
     assert isinstance(lbfgs._memory(torch.zeros(1, 3), 2), lbfgs._NativeMemory)
     assert native.library_for(torch.zeros(1, dtype=torch.bfloat16)) is None
@@ -101,7 +100,7 @@ def test_every_number_of_channels_is_covered(channels, bias, dtype):
 @needs_loops
 def test_an_instance_has_the_same_numbers_in_every_batch():
     task = between((5, 2, 2), (9, 20))
-    kernel = Kernel(task.model.apply, task.layout, task.init(KEY))
+    kernel = Kernel(task.structure, task.init(KEY))
     x, y = draw("x", 4, 1, 2, 9, 20).float(), draw("y", 4, 1, 4).float().softmax(2)
     alone = torch.cat([kernel.trace(x[i : i + 1], y[i : i + 1])[0] for i in range(4)])
     assert_close([kernel.trace(x, y)[0]], [alone], 1e-6)
@@ -205,7 +204,7 @@ def test_directions_take_every_layout_and_keep_infinite_numbers_to_their_problem
 @needs_loops
 def test_a_convolution_takes_every_layout():
     task = between((3, 2, 1), (9, 20))
-    kernel = Kernel(task.model.apply, task.layout, task.init(KEY))
+    kernel = Kernel(task.structure, task.init(KEY))
     x, y = draw("x", 3, 2, 2, 9, 20).float(), draw("y", 3, 2, 4).float().softmax(2)
     turned = x.transpose(0, 4).contiguous().transpose(0, 4)
     assert not turned.is_contiguous()

@@ -15,17 +15,17 @@ from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.data import load
-from leakgauge.harness.learn.layers import Chain, dense_stack
+from leakgauge.harness.learn.layers import Structure, dense_stack
 from leakgauge.harness.learn.models import Model, build
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.score import match
+from tests.doubles import function_task
 from tests.victims import EXACT, KEY, Says, assert_found, errors, make, sent
 
 
 def dense(*widths):
     """A task of dense ReLU layers on vectors."""
-    chain = Chain(tuple(dense_stack(widths)))
-    return ModelTask(Model("stack", *chain.tensors, widths[:1], widths[-1], chain, widths=widths))
+    return ModelTask(Model("stack", Structure(tuple(dense_stack(widths))), widths[:1], widths[-1]))
 
 
 SMALL = dense(16, 64, 5)
@@ -218,7 +218,7 @@ def test_the_same_tensors_with_other_activations_are_not_a_relu_stack():
     def apply(tensors, x, keep):
         return linear(torch.tanh(linear(x, *tensors[:2])), *tensors[2:])
 
-    task = ModelTask(dataclasses.replace(SMALL.model, apply=apply))
+    task = function_task(SMALL.layout, apply, SMALL.input_shape, SMALL.classes)
     (guess,) = Spear().run(sent(task, batches(task, 1, 2)), KEY).guesses
     assert guess.failure.startswith("expected a model of dense layers with ReLU")
 

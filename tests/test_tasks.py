@@ -10,6 +10,7 @@ from torch.func import grad, vmap
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.learn.layers import Dropout, Structure
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
 
@@ -64,7 +65,7 @@ def test_initialization_is_one_draw_scaled_by_the_fan_in_or_to_a_half(name, init
     task = ModelTask(build(name, *SMALL[name]), initialization)
     draw = task.layout.split(rng.uniform(KEY, (task.layout.dim,), -1, 1))
     params = task.init(KEY)
-    parts = zip(task.layout.split(params), draw, task.layout.names, task.model.fan_in, strict=True)
+    parts = zip(task.layout.split(params), draw, task.layout.names, task.structure.fan_in, strict=True)
     for part, unit, tensor, fan_in in parts:
         if tensor.endswith("scale"):
             assert torch.equal(part, torch.ones_like(part))
@@ -227,7 +228,10 @@ def test_masks_are_zero_or_scaled_and_drop_at_the_declared_rate():
     entries, zeros = _dropped(task)
     assert entries >= 38_530
     assert _agrees(entries, zeros, 0.2)
-    off = dataclasses.replace(task.model, dropout=tuple((shape, 0.225) for shape, _ in task.model.dropout))
+    layers = (
+        dataclasses.replace(one, rate=0.225) if isinstance(one, Dropout) else one for one in task.structure.layers
+    )
+    off = dataclasses.replace(task.model, apply=Structure(tuple(layers)))
     assert not _agrees(*_dropped(ModelTask(off)), 0.2)
 
 

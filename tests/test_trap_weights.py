@@ -51,7 +51,7 @@ def trapped(request, pictures):
 def test_the_first_dense_layer_holds_most_of_the_gradient_and_the_last_one_enough_to_tell_the_label(pictures, trapped):
     task, params = trapped
     found = energies(task, params, pictures.x[7::97])
-    dense = sum(isinstance(layer, Dense) for layer in task.model.apply.layers)
+    dense = sum(isinstance(layer, Dense) for layer in task.structure.layers)
     share = found / found.sum(1, keepdim=True)
     first = share[:, -2 * dense] + share[:, 1 - 2 * dense]
     if dense == 1:

@@ -14,7 +14,6 @@ from leakgauge.harness.core.contract import Observation, Sighting, Task
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation.round import Client, Round
 from leakgauge.harness.learn.gradients import gradients, targets_of
-from leakgauge.harness.learn.layers import Chain
 from leakgauge.harness.learn.tasks import ModelTask
 
 STAGES = ((0.1, 16.0), (0.03, 160.0), (0.01, 1600.0), (0.003, math.inf))
@@ -35,11 +34,15 @@ _SURE = 4.0
 
 
 def softened(task: Task, width: float) -> Task | None:
-    """The task with bends of this width instead of kinks; None: it has kinks other than ReLU's, or no kinks."""
-    if not isinstance(task, ModelTask) or not isinstance(task.model.apply, Chain):
+    """The task with bends of this width instead of kinks.
+
+    None: it has kinks other than ReLU's, or no kinks; or residual blocks or norms, behind which softening was not
+    measured.
+    """
+    if not isinstance(task, ModelTask) or (task.structure is not None and not task.structure.is_chain):
         return None
     soft = task.model.apply.softened(width)
-    if task.smooth or not soft.smooth:
+    if task.model.apply.smooth or not soft.smooth:
         return None
     return replace(task, model=replace(task.model, apply=soft))
 

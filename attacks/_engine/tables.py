@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from leakgauge.attacks._engine.matching import Evaluation, Function
-from leakgauge.attacks._search.features import outer
+from leakgauge.attacks._search.features import front, outer
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Task
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.table import Column, likeliest_number, parts, records
-from leakgauge.harness.learn.layers import Chain, Dense, Flatten, Scale
+from leakgauge.harness.learn.layers import Scale
 from leakgauge.harness.learn.tasks import ModelTask
 
 _CLASSES = 24  # maximum number of classes of the mixture; `docs/attacks.md` has the energies with fewer and with more
@@ -294,11 +294,11 @@ class FirstLayer:
     @classmethod
     def of(cls, task: Task, targets: Tensor) -> FirstLayer | None:
         """From gradients `targets` [n, d]; None if the model does not begin with a dense layer or most are zero."""
-        if not isinstance(task, ModelTask) or not isinstance(chain := task.model.apply, Chain):
+        params = rng.uniform(Key(0).child("first layer"), (task.layout.dim,), -1.0, 1.0, dtype=torch.float64)
+        if not isinstance(task, ModelTask) or (found := front(task, params)) is None or found[0].layers:
             return None
-        if not isinstance(next(layer for layer in chain.layers if not isinstance(layer, (Flatten, Scale))), Dense):
-            return None
-        weight, bias = task.layout.split(targets)[:2]
+        split = task.layout.split if task.structure is None else task.structure.split
+        weight, bias = split(targets)[found[1] : found[1] + 2]
         rows = torch.cat([weight, bias[:, :, None]], 2).double()
         if not bool(rows.isfinite().all()) or float((rows != 0).double().mean()) < _SHOWN:
             return None

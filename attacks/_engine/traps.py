@@ -8,7 +8,6 @@ scale or step size that a defense derives from the size of the update fits the i
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 
@@ -21,7 +20,7 @@ from leakgauge.harness.core.contract import Task
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.gradients import gradients
-from leakgauge.harness.learn.layers import Chain, Conv, Dense, Dropout, Layer, Relu
+from leakgauge.harness.learn.layers import Conv, Dense, Dropout, Relu, Structure, Tanh
 from leakgauge.harness.learn.tasks import ModelTask
 
 _IMAGES = 1500
@@ -66,31 +65,32 @@ def trap(task: Task, x: Tensor, key: Key) -> Vector:
     Source: the trap weights of "LDP is not enough" (arXiv 2502.08151), which pass averages of 2 x 2 blocks. Ours pass
         principal components of patches, with power in proportion to their standard deviation.
     """
-    chain = task.model.apply if isinstance(task, ModelTask) else None
-    if not isinstance(chain, Chain) or not task.softmax:
+    structure = task.structure if isinstance(task, ModelTask) else None
+    if structure is None or not structure.plain or not task.softmax:
         raise ValueError(
-            "trap-weights needs a chain of convolutions and dense layers (of your own: a plain nn.Sequential) with a "
-            "softmax cross-entropy loss; this model or its loss is different"
+            "trap-weights needs a chain of convolutions and dense layers, which have biases, with a softmax "
+            "cross-entropy loss; this model or its loss is different"
         )
     if len(x) < 2:
         raise ValueError(f"expected at least 2 auxiliary inputs to fit the trap weights, got {len(x)}")
-    body = list(itertools.takewhile(lambda layer: not isinstance(layer, Dense), chain.layers))
+    body = structure.layers[: structure.first_dense]
     h, made = x[:_IMAGES], list[Tensor]()
     for at, layer in enumerate(body):
         if isinstance(layer, Conv):
-            last = not any(isinstance(later, Conv) for later in body[at + 1 :])
-            tensors = _carry(layer, h, first=not made, last=last, rectified=isinstance(_after(body, at), Relu))
+            after = body[at + 1] if at + 1 < len(body) else None
+            last = not any(isinstance(later, Conv) for later in body[at + 1 :]) and not isinstance(after, Tanh)
+            tensors = _carry(layer, h, first=not made, last=last, rectified=isinstance(after, Relu))
             h, made = layer.apply(h, *tensors), made + tensors
-        elif not isinstance(layer, (Dense, Dropout)):
+        elif not isinstance(layer, Dropout):
             h = layer.apply(h)
-    dense = [layer for layer in chain.layers if isinstance(layer, Dense)]
+    dense = [layer for layer in structure.layers if isinstance(layer, Dense)]
     tensors = made + _head(dense, float(h.flatten(1).norm(dim=1).max()), key)
     if len(dense) > 1:  # the last layer's gradient is the residual times these units, on which its scores hardly depend
-        tensors[-3] *= _louder(task, tensors, x, 2 * len(dense))
-    return task.layout.join(tensors)
+        tensors[-3] *= _louder(task, structure, tensors, x, 2 * len(dense))
+    return structure.join(tensors)
 
 
-def _louder(task: Task, tensors: Sequence[Tensor], x: Tensor, dense: int) -> float:
+def _louder(task: Task, structure: Structure, tensors: Sequence[Tensor], x: Tensor, dense: int) -> float:
     """The factor on the last hidden units that gives the last layer its share of the gradient's energy.
 
     Args:
@@ -98,14 +98,9 @@ def _louder(task: Task, tensors: Sequence[Tensor], x: Tensor, dense: int) -> flo
     """
     count = torch.arange(max(_CALIBRATED, task.classes))
     images, labels = x[count * len(x) // len(count), None], torch.eye(task.classes)[count % task.classes, None]
-    found = gradients(task, task.layout.join(tensors), images, labels)
-    energy = [float(part.square().sum()) for part in task.layout.split(found.square().sum(0).sqrt())]
+    found = gradients(task, structure.join(tensors), images, labels)
+    energy = [float(part.square().sum()) for part in structure.split(found.square().sum(0).sqrt())]
     return math.sqrt(_SHOWN / (1 - _SHOWN) * energy[-dense] / max(energy[-2], 1e-30))
-
-
-def _after(body: Sequence[Layer], at: int) -> Layer | None:
-    """The layer behind layer `at`; None if there is none."""
-    return body[at + 1] if at + 1 < len(body) else None
 
 
 def _carry(layer: Conv, h: Tensor, *, first: bool, last: bool, rectified: bool) -> list[Tensor]:

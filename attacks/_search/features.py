@@ -18,13 +18,14 @@ from leakgauge.attacks._engine.matching import Evaluation
 from leakgauge.attacks._engine.prior import Believed, Prior
 from leakgauge.attacks._search.adam import Schedule, descend
 from leakgauge.attacks._search.lbfgs import Minima
+from leakgauge.attacks._solve.closed_form import entrance
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Task
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.gradients import kernel_of
 from leakgauge.harness.learn.kernels import Kernel
-from leakgauge.harness.learn.layers import Chain, Dense, Flatten, Scale
+from leakgauge.harness.learn.layers import Flatten, Scale, Structure
 from leakgauge.harness.learn.tasks import ModelTask
 
 CLEAN = 0.15
@@ -87,26 +88,28 @@ class Features:
 
     @classmethod
     def of(cls, task: Task, params: Vector, targets: Tensor) -> Features | None:
-        """The features of gradients `targets` [n, d] of one image each; None if the model's layers are not known."""
-        if kernel_of(task, params, 1) is None:
+        """The features of gradients `targets` [n, d] of one image each.
+
+        None: the layers before the first dense one are not known, or this layer has no bias.
+        """
+        if not isinstance(task, ModelTask) or (found := front(task, params)) is None:
             return None
-        assert isinstance(task, ModelTask)
-        assert isinstance(task.model.apply, Chain)
-        layers = task.model.apply.layers
-        first = next(position for position, layer in enumerate(layers) if isinstance(layer, Dense))
-        before, owned = Chain(layers[:first]), sum(layer.owns for layer in layers[:first])
-        if not owned and not all(isinstance(layer, (Flatten, Scale)) for layer in before.layers):
+        if task.structure is not None and kernel_of(task, params, 1) is None:
             return None
-        weight, bias = task.layout.split(targets)[owned : owned + 2]
+        before, owned = found
+        split = task.layout.split if task.structure is None else task.structure.split
+        weight, bias = split(targets)[owned : owned + 2]
         features, slopes, error = outer(torch.cat([weight, bias[:, :, None]], 2).double())
-        if not owned:
+        if not before.layers:
             features = task.model.scale.stored(features.view(-1, *task.input_shape)).flatten(1)
         trust = (_WEIGHT * features.shape[1] / (2 * math.prod(task.input_shape) * error)).clamp(max=1)
-        layout, dtype = before.tensors.layout, targets.dtype
-        known = targets[:, : layout.dim]
-        kernel = Kernel(before, layout, params[: layout.dim], linear=True) if owned else None
-        weights = torch.zeros_like(known) if kernel is None else _weights(kernel, known)
-        back = slopes.to(dtype) @ task.layout.split(params)[owned]
+        dtype, known = targets.dtype, targets[:, :0]
+        weights, kernel = known, None
+        if before.layers:
+            known = torch.cat([part.flatten(1) for part in split(targets)[:owned]], 1)
+            kernel = Kernel(before, before.layout.join(split(params)[:owned]), linear=True)
+            weights = _weights(kernel, known)
+        back = slopes.to(dtype) @ split(params)[owned]
         return cls(kernel, features.to(dtype), back, known, weights, error.to(dtype), trust.to(dtype), task.input_shape)
 
     def search(self, prior: Prior, starts: Tensor, evaluations: int, key: Key) -> Minima:
@@ -147,6 +150,24 @@ class Features:
         value = (scale * off.square().sum(1) + (weighed * misses).sum(1) + _TINY).sqrt()
         pulled = trace.pull(weighed / value[:, None], ((scale / value)[:, None] * off)[:, None])
         return Evaluation(value, pulled.x.flatten(1))
+
+
+def front(task: ModelTask, params: Vector) -> tuple[Structure, int] | None:
+    """The layers before the first dense layer (none if it takes the inputs), and the number of their tensors.
+
+    None: these layers are not known, there is none with tensors between the inputs and other layers, or the dense layer
+    has no bias. A network of unknown structure is recognized by its gradient, if its first layer is dense.
+    """
+    if task.structure is None:
+        entry = entrance(task, params.double())
+        return None if entry is None else (Structure(()), entry)
+    layers, first = task.structure.layers, task.structure.first_dense
+    if first is None or layers[first].owns < 2:
+        return None
+    owned = sum(layer.owns for layer in layers[:first])
+    if owned:
+        return task.structure.front(first), owned
+    return (Structure(()), 0) if all(isinstance(layer, (Flatten, Scale)) for layer in layers[:first]) else None
 
 
 def outer(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:

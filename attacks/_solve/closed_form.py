@@ -13,7 +13,7 @@ from torch import Tensor
 from leakgauge.attacks._solve.layerwise import Evidence, Geometry, Inverse, inverse, pulled_back
 from leakgauge.harness.core.contract import Task
 from leakgauge.harness.core.rng import Key, uniform
-from leakgauge.harness.learn.layers import Chain, dense_stack
+from leakgauge.harness.learn.layers import Structure, dense_stack
 from leakgauge.harness.learn.models import Apply, Model, build
 from leakgauge.harness.learn.tasks import ModelTask
 
@@ -57,7 +57,7 @@ def closed_form(task: Task, params: Tensor, ridge: float) -> ClosedForm | None:
     if not isinstance(task, ModelTask):
         return None
     exact, shape = params.double(), task.input_shape
-    if (at := _entrance(task, exact)) is not None:
+    if (at := entrance(task, exact)) is not None:
         return DenseForm(task.model, at)
     if len(shape) == 3 and task.classes > 1:
         lenet = build("lenet-dlg", shape, task.classes)
@@ -66,7 +66,7 @@ def closed_form(task: Task, params: Tensor, ridge: float) -> ClosedForm | None:
     return None
 
 
-def _entrance(task: ModelTask, params: Tensor) -> int | None:
+def entrance(task: ModelTask, params: Tensor) -> int | None:
     """The position of the weight of a dense layer with a bias that takes the whole input; None: there is none.
 
     The weight's gradient is then the outer product of the bias's gradient and the input, whatever is behind the layer.
@@ -83,13 +83,21 @@ def _entrance(task: ModelTask, params: Tensor) -> int | None:
     return None
 
 
-def is_dense_stack(task: Task) -> bool:
-    """Whether a model computes the same as a `dense_stack`; by its scores, as its tensors do not show activations."""
+def dense_stack_of(task: Task) -> Structure | None:
+    """The structure of a model that computes the same as a `dense_stack`; None: it does not.
+
+    If its layers are not known, it is recognized by its scores, as its tensors do not show activations.
+    """
+    if not isinstance(task, ModelTask):
+        return None
+    if task.structure is not None:
+        return task.structure if task.structure.widths is not None else None
     widths = [math.prod(task.input_shape), *(width for tensor in task.layout.shapes[::2] for width in tensor[:1])]
-    dense = Chain(tuple(dense_stack(widths)))
-    if not isinstance(task, ModelTask) or task.layout.shapes != dense.tensors.layout.shapes:
-        return False
-    return _agree(task, uniform(Key(0).child("params"), (task.layout.dim,), -1.0, 1.0, dtype=torch.float64), dense)
+    dense = Structure(tuple(dense_stack(widths)))
+    if task.layout.shapes != dense.layout.shapes:
+        return None
+    params = uniform(Key(0).child("params"), (task.layout.dim,), -1.0, 1.0, dtype=torch.float64)
+    return dense if _agree(task, params, dense) else None
 
 
 def _agree(task: ModelTask, params: Tensor, apply: Apply) -> bool:

@@ -41,7 +41,7 @@ from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.batch import LocalPlan, Work, choose_engine, train_clients
-from leakgauge.harness.learn.layers import Chain, Conv, Dense, Dropout, Relu, Sigmoid
+from leakgauge.harness.learn.layers import Conv, Dense, Dropout, Relu, Sigmoid, Structure, Tanh
 from leakgauge.harness.learn.tasks import ModelTask
 
 _RATES = (0.1, 0.5, 1.0, 2.0)
@@ -60,7 +60,7 @@ _PARALLEL = 0.999
 """The least magnitude that counts as a cosine of +-1."""
 
 _STILL = 0.01
-"""A sigmoid that changes by less counts as not moved."""
+"""A sigmoid or tanh that changes by less counts as not moved."""
 
 
 class _Facts(NamedTuple):
@@ -106,13 +106,13 @@ def suspicious(task: ModelTask, params: Vector, data: Examples, key: Key) -> tup
 
 def _facts(task: ModelTask, params: Vector, data: Examples) -> _Facts:
     """The values that the tests compare."""
-    tensors, chain = task.layout.split(params), task.model.apply
+    tensors, structure = task.layout.split(params), task.structure
     weights = [tensor.flatten(1).double() for tensor in tensors if tensor.ndim > 1]
     return _Facts(
         torch.stack([weight.square().mean().sqrt() for weight in weights]),
         torch.stack([_parallel(weight) for weight in weights]),
         torch.stack([(weight.flatten().sort().values.diff() == 0).double().mean() for weight in weights]),
-        _stuck(chain, tensors, data.x) if isinstance(chain, Chain) else torch.zeros(1),
+        torch.zeros(1) if structure is None or not structure.plain else _stuck(structure, params, data.x),
         _rest(task, tensors, data),
     )
 
@@ -125,20 +125,20 @@ def _parallel(rows: Tensor) -> Tensor:
     return (((rows @ rows.T).abs() >= _PARALLEL * torch.outer(norms, norms)).sum() - k) / (k * (k - 1))
 
 
-def _stuck(chain: Chain, tensors: list[Tensor], x: Tensor) -> Tensor:
+def _stuck(structure: Structure, params: Vector, x: Tensor) -> Tensor:
     """The share of units (channels) of each activation that no input in the range of x moves or takes over the kink."""
-    rest, shares = iter(tensors), [torch.zeros(())]
+    tensors, shares = iter(structure.split(params)), [torch.zeros(())]
     low, high = x[:1].new_full(x[:1].shape, min(0.0, float(x.min()))), x.new_full(x[:1].shape, max(1.0, float(x.max())))
-    for layer in chain.layers:
+    for layer in structure.layers:
         if isinstance(layer, (Conv, Dense)):
-            weight, *bias = [next(rest) for _ in range(layer.owns)]
+            weight, *bias = [next(tensors) for _ in range(layer.owns)]
             middle = layer.apply((low + high) / 2, weight, *bias)
             radius = layer.apply((high - low) / 2, weight.abs(), *map(torch.zeros_like, bias))
             low, high = middle - radius, middle + radius
         elif not isinstance(layer, Dropout):
             before, low, high = (low, high), layer.apply(low), layer.apply(high)
-            if isinstance(layer, (Relu, Sigmoid)):
-                still = high - low < _STILL if isinstance(layer, Sigmoid) else (before[1] <= 0) | (before[0] >= 0)
+            if isinstance(layer, (Relu, Sigmoid, Tanh)):
+                still = (before[1] <= 0) | (before[0] >= 0) if isinstance(layer, Relu) else high - low < _STILL
                 shares.append(still[0].flatten(1).all(1).float().mean() if still.ndim > 2 else still.float().mean())
     return torch.stack(shares)
 

@@ -18,7 +18,7 @@ from leakgauge.harness.core.contract import Task
 from leakgauge.harness.core.native import library_for
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.kernels import Kernel
-from leakgauge.harness.learn.layers import Chain, Conv, Network
+from leakgauge.harness.learn.layers import Conv
 from leakgauge.harness.learn.tasks import ModelTask
 
 _TOGETHER = 32
@@ -89,17 +89,15 @@ def kernel_of(task: Task, params: Vector, images: int, *, blocks: bool = False) 
     On an NVIDIA H200 (`benchmarks/gpu.py`) with one image: 3.4 and 5.2 for the LeNet with 8 and 256 instances, 5.7 for
     `mlp`, 6.5 for a ResNet-20.
     """
-    if type(task) is not ModelTask or not task.softmax or task.model.l2:
+    if type(task) is not ModelTask or not task.softmax or task.model.l2 or task.structure is None:
         return None
-    chain, compiled = task.model.apply, library_for(params) is not None
-    if isinstance(chain, Network):
+    structure, compiled = task.structure, library_for(params) is not None
+    if not structure.is_chain:
         most = _IN_BLOCKS if compiled else _PATCHES if task.mixes else 1
-        return Kernel(chain, task.layout, params) if blocks and images <= most else None
-    if not isinstance(chain, Chain):
-        return None
-    convs = [layer for layer in chain.layers if isinstance(layer, Conv)]
-    slow = any(one.outputs > _FEW for one in convs) if compiled else bool(convs) and convs[0].stride == 1
-    return None if images > 1 and slow else Kernel(chain, task.layout, params)
+        return Kernel(structure, params) if blocks and images <= most else None
+    convs = [layer for layer in structure.layers if isinstance(layer, Conv)]
+    slow = any(conv.outputs > _FEW for conv in convs) if compiled else bool(convs) and convs[0].stride == 1
+    return None if images > 1 and slow else Kernel(structure, params)
 
 
 def takes_numbers(task: Task) -> bool:

@@ -18,12 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, max_pool2d, softplus
 
-from leakgauge.harness.core.vec import Layout, Vector
+from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.convolution import Scratch, Shape, conv_maker
 from leakgauge.harness.learn.layers import (
-    TINY,
     Block,
-    Chain,
     Conv,
     Dense,
     Dropout,
@@ -31,12 +29,15 @@ from leakgauge.harness.learn.layers import (
     Layer,
     MaxPool,
     Mean,
-    Network,
+    MeanPool,
     Norm,
     Relu,
     Scale,
     Sigmoid,
     SoftRelu,
+    Structure,
+    Tanh,
+    Widen,
 )
 
 
@@ -67,22 +68,25 @@ class Kernel:
     """Gradients of the mean softmax cross-entropy of a network at fixed parameters, with dropout off.
 
     Args:
-        network: its output is one row of scores for each input; batch norms use the statistics of an instance's batch.
+        structure: its output is one row of scores for each input; batch norms use the statistics of an instance's
+            batch.
         params: [d]. Not modified; later changes of params have no effect.
         linear: use as loss the inner product of the outputs and y, summed over the inputs of an instance.
     """
 
-    def __init__(self, network: Chain | Network, layout: Layout, params: Vector, *, linear: bool = False) -> None:
-        self._layout, self._head = layout, _Linear if linear else _Softmax
-        tensors = iter(layout.split(params.detach().clone()))
-        self.scales = [layer for layer in network.layers if isinstance(layer, Scale)]
-        layers = [layer for layer in network.layers if not isinstance(layer, (Dropout, Scale))]
+    def __init__(self, structure: Structure, params: Vector, *, linear: bool = False) -> None:
+        self._structure, self._head = structure, _Linear if linear else _Softmax
+        tensors = iter(structure.split(params.detach().clone()))
+        self.scale = structure.scale if isinstance(structure.layers[0], Scale) else None
+        layers = [layer for layer in structure.unscaled if not isinstance(layer, Dropout)]
         self._makers = [_maker(layer, tensors) for layer in layers]
         self._owns = [layer.owns for layer in layers]
         self.first = next(position for position, owns in enumerate(self._owns) if owns)
         """The position of the first layer with parameters."""
         self._free: list[_Tape] = []
-        self._before = sum(layout.sizes[: sum(self._owns[:-1])])  # entries of the layers before the last
+        last = sum(self._owns[:-1])
+        place = structure.places[last] if structure.places else last
+        self._before = sum(structure.layout.sizes[:place])  # entries before the weight of the last layer
 
     @torch.no_grad()
     def trace(self, x: Tensor, y: Tensor, *, whole: bool = True) -> tuple[Tensor, Trace]:
@@ -93,9 +97,8 @@ class Kernel:
             y: [m, b, classes] probabilities; if linear, the loss's slopes with respect to the outputs.
             whole: False leaves out the entries that `Trace.outer` describes, if there are any; the caller sets them.
         """
-        for scale in self.scales:
-            x = scale.apply(x)
-        gradients = x.new_empty(len(x), self._layout.dim)
+        x = x if self.scale is None else self.scale.apply(x)
+        gradients = x.new_empty(len(x), self._structure.layout.dim)
         with torch.inference_mode():  # operations and views take a sixth less time
             tape, into, h = self._tape(x), self.split(gradients), x.transpose(1, 2)
             for step in tape.steps:
@@ -132,7 +135,7 @@ class Kernel:
 
     def split(self, vectors: Tensor) -> list[list[Tensor]]:
         """Views of the rows of vectors [m, d], one list per layer."""
-        tensors = iter(self._layout.split(vectors))
+        tensors = iter(self._structure.split(vectors))
         return [[next(tensors) for _ in range(owns)] for owns in self._owns]
 
 
@@ -184,7 +187,8 @@ class Trace:
             for step in reversed(steps):
                 a = step.reverse(a)
         x = a.transpose(1, 2).clone(memory_format=torch.contiguous_format)
-        return Pulled(math.prod((scale.span.to(x) for scale in self._kernel.scales), start=x), y.clone())
+        scale = self._kernel.scale
+        return Pulled(x if scale is None else x * scale.span.to(x), y.clone())
 
 
 class _Step(Protocol):
@@ -217,24 +221,35 @@ Maker = Callable[[Shape, Scratch], _Step]
 """Makes a layer's step from the shape of its input, [m, channels, b, ...]."""
 
 
-def _maker(layer: Layer | Block, tensors: Iterator[Tensor]) -> Maker:
+def _maker(layer: Layer, tensors: Iterator[Tensor]) -> Maker:
     """The maker of the layer's steps; work that is the same in every evaluation is done here, once."""
-    own = [] if isinstance(layer, Block) else [next(tensors) for _ in range(layer.owns)]
+    if isinstance(layer, Block):
+        return partial(_BlockStep, [_path(path, tensors) for path in (layer.layers, layer.shortcut)])
+    own = list(itertools.islice(tensors, layer.owns))
     match layer:
         case Conv():
             return conv_maker(layer, own)
         case Dense():
-            weight, bias = own
-            return partial(_DenseStep, weight, bias)
-        case SoftRelu():
-            return partial(_SoftReluStep, layer.width)
+            weight, *bias = own
+            return partial(_DenseStep, weight, bias[0] if bias else None)
         case Norm():
             return partial(_NormStep, layer, own)
-        case Block():
-            return partial(_BlockStep, layer, [_maker(inner, tensors) for inner in layer.layers])
-        case Dropout():
-            raise TypeError("expected layers without dropout")
-    return _PLAIN[type(layer)]
+        case SoftRelu() | MaxPool() | MeanPool() | Widen():
+            return partial(_STEPS[type(layer)], layer)
+    return _STEPS[type(layer)]
+
+
+class _Path(NamedTuple):
+    """One path of a residual block: the makers of its steps, and how many tensors each of its layers owns."""
+
+    makers: list[Maker]
+    owns: list[int]
+
+
+def _path(layers: Sequence[Layer], tensors: Iterator[Tensor]) -> _Path:
+    """The path of these layers, without dropouts."""
+    kept = [layer for layer in layers if not isinstance(layer, Dropout)]
+    return _Path([_maker(layer, tensors) for layer in kept], [layer.owns for layer in kept])
 
 
 class _Softmax:
@@ -272,8 +287,8 @@ class _Linear:
 class _DenseStep:
     """A dense layer."""
 
-    def __init__(self, weight: Tensor, bias: Tensor, shape: Shape, scratch: Scratch) -> None:
-        self.weight, self.bias, self.shape = weight, bias, (*shape[:2], len(bias))
+    def __init__(self, weight: Tensor, bias: Tensor | None, shape: Shape, scratch: Scratch) -> None:
+        self.weight, self.bias, self.shape = weight, bias, (*shape[:2], len(weight))
         self.moved, self.back = scratch.new(*self.shape), scratch.new(*shape)
         self.product = True
         """Whether the next backward pass computes the weights' gradient."""
@@ -288,12 +303,16 @@ class _DenseStep:
             product = torch.mul if d.shape[1] == 1 else torch.bmm  # for one row, mul takes half the time
             product(d.transpose(1, 2), self.h, out=into[0])
         self.product = True
-        torch.sum(d, dim=1, out=into[1])
+        if self.bias is not None:
+            torch.sum(d, dim=1, out=into[1])
         return torch.matmul(d, self.weight) if on else d
 
     def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
         self.along = along[0]
-        torch.baddbmm(along[1][:, None], self.h, along[0].transpose(1, 2), out=self.moved)
+        if self.bias is None:
+            torch.bmm(self.h, along[0].transpose(1, 2), out=self.moved)
+        else:
+            torch.baddbmm(along[1][:, None], self.h, along[0].transpose(1, 2), out=self.moved)
         return self.moved if t is None else self.moved.add_(linear(t, self.weight))
 
     def reverse(self, a: Tensor) -> Tensor:
@@ -334,12 +353,28 @@ class _SigmoidStep(_Smooth):
         return torch.mul(t, self.slope, out=self.t)
 
 
+class _TanhStep(_Smooth):
+    """tanh(z), with h' = 1 - h^2 and h'' = -2 h h'."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        torch.tanh(h, out=self.h)
+        torch.addcmul(self.one, self.h, self.h, value=-1, out=self.slope)
+        return self.h
+
+    def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
+        assert t is not None
+        # self.d already contains the factor h'
+        torch.mul(self.h, t, out=self.bend).mul_(self.d).mul_(-2)
+        self.bent = True
+        return torch.mul(t, self.slope, out=self.t)
+
+
 class _SoftReluStep(_Smooth):
     """softplus(z / width) width, whose slope is the sigmoid of z / width."""
 
-    def __init__(self, width: float, shape: Shape, scratch: Scratch) -> None:
+    def __init__(self, layer: SoftRelu, shape: Shape, scratch: Scratch) -> None:
         super().__init__(shape, scratch)
-        self.width = width
+        self.width = layer.width
 
     def forward(self, h: Tensor) -> Tensor:
         z = h / self.width
@@ -367,14 +402,20 @@ class _ReluStep(_Smooth):
         return torch.mul(t, self.slope, out=self.t)
 
 
-class _MaxPoolStep:
-    """The maximum of each 2 x 2 window; the choice of the entry is treated as constant."""
+def _pooled(layer: MaxPool | MeanPool, shape: Shape) -> Shape:
+    """The shape of the output of a pooling."""
+    return (*shape[:3], *((side + 2 * layer.padding - layer.size) // layer.stride + 1 for side in shape[3:]))
 
-    def __init__(self, shape: Shape, scratch: Scratch) -> None:
-        self.before, self.shape = shape, (*shape[:3], shape[3] // 2, shape[4] // 2)
+
+class _MaxPoolStep:
+    """The maximum of each window; the choice of the entry is treated as constant."""
+
+    def __init__(self, layer: MaxPool, shape: Shape, scratch: Scratch) -> None:
+        self.layer, self.before, self.shape = layer, shape, _pooled(layer, shape)
 
     def forward(self, h: Tensor) -> Tensor:
-        pooled, taken = max_pool2d(h.flatten(0, 1), 2, return_indices=True)
+        window = self.layer.size, self.layer.stride, self.layer.padding
+        pooled, taken = max_pool2d(h.flatten(0, 1), *window, return_indices=True)
         self.taken = taken.view(*self.shape[:3], -1)
         return pooled.view(self.shape)
 
@@ -387,7 +428,11 @@ class _MaxPoolStep:
 
     def reverse(self, a: Tensor) -> Tensor:
         empty = a.new_zeros(self.before)
-        empty.view(*self.shape[:3], -1).scatter_(3, self.taken, a.flatten(3))
+        rows = empty.view(*self.shape[:3], -1)
+        if self.layer.stride < self.layer.size:
+            rows.scatter_add_(3, self.taken, a.flatten(3))
+        else:
+            rows.scatter_(3, self.taken, a.flatten(3))
         return empty
 
 
@@ -436,6 +481,42 @@ class _MeanStep(_FixedStep):
         return (a.transpose(1, 2) / self.entries)[..., None, None].expand(self.before)
 
 
+class _MeanPoolStep(_FixedStep):
+    """The mean of each window."""
+
+    def __init__(self, layer: MeanPool, shape: Shape, scratch: Scratch) -> None:
+        self.layer, self.window = layer, [[side, side] for side in (layer.size, layer.stride, layer.padding)]
+        self.before, self.shape = scratch.new(*shape), _pooled(layer, shape)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.layer.apply(h.flatten(0, 1)).view(self.shape)
+
+    def reverse(self, a: Tensor) -> Tensor:
+        maps = a.flatten(0, 1), self.before.flatten(0, 1)
+        back: Tensor = torch.ops.aten.avg_pool2d_backward(*maps, *self.window, False, True, None)
+        return back.view(self.before.shape)
+
+
+class _WidenStep(_FixedStep):
+    """Every stride-th row and column, between channels of zeros."""
+
+    def __init__(self, layer: Widen, shape: Shape, scratch: Scratch) -> None:
+        m, channels, b, *sides = self.before = shape
+        self.stride, self.inner = layer.stride, slice(layer.before, layer.before + channels)
+        sides = [-(-side // layer.stride) for side in sides]
+        self.shape: Shape = (m, layer.before + channels + layer.after, b, *sides)
+
+    def forward(self, h: Tensor) -> Tensor:
+        wide = h.new_zeros(self.shape)
+        wide[:, self.inner] = h[..., :: self.stride, :: self.stride]
+        return wide
+
+    def reverse(self, a: Tensor) -> Tensor:
+        back = a.new_zeros(self.before)
+        back[..., :: self.stride, :: self.stride] = a[:, self.inner]
+        return back
+
+
 class _NormStep:
     """A normalization u = (z - mean) / deviation over sets of entries, times a scale, plus a bias.
 
@@ -448,14 +529,16 @@ class _NormStep:
         self.scale, self.bias = (one[:, None, None, None] for one in tensors[:2])
         self.sets = (m, layer.groups or layer.channels, -1, shape[2], math.prod(shape[3:]))
         self.over = (2, 4) if layer.groups else (2, 3, 4)  # a batch norm's sets span the images
-        self.entries = math.prod(shape[2:])
+        self.entries, self.eps, self.rate = math.prod(shape[2:]), layer.eps, layer.rate
+        sizes = shape[2], shape[1], *shape[3:]
+        self.unbiased = 1.0 if layer.groups else layer.unbiased(self.entries, sizes)
 
     def forward(self, h: Tensor) -> Tensor:
         z = h.reshape(self.sets)
         self.mean = z.mean(self.over, keepdim=True)
         self.u = z - self.mean
         self.variance = self.u.square().mean(self.over, keepdim=True)  # `var_mean` takes several times as long
-        self.factor = (self.variance + TINY).rsqrt_()
+        self.factor = (self.variance + self.eps).rsqrt_()
         self.u.mul_(self.factor)
         return torch.addcmul(self.bias, self.u.view(self.shape), self.scale)
 
@@ -463,14 +546,14 @@ class _NormStep:
         self.d = d.clone(memory_format=torch.contiguous_format)  # a convolution's next pass may overwrite d
         torch.sum(self.d * self.u.view(self.shape), (2, 3, 4), out=into[0])
         torch.sum(self.d, (2, 3, 4), out=into[1])
-        for own, now, result in zip(self.running, (self.mean, self.variance), into[2:], strict=False):
-            torch.sub(own, now.flatten(1), out=result)
+        for own, now, result in zip(self.running, (self.mean, self.variance * self.unbiased), into[2:], strict=False):
+            torch.sub(own, now.flatten(1), out=result).mul_(self.rate)
         self.e, self.of_e = self._along(self.d * self.scale)
         return self.e.view(self.shape)
 
     def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
         self.along = along[0][..., None, None, None]
-        self.moves = [one[:, :, None, None, None] / self.entries for one in along[2:]]
+        self.moves = [part[:, :, None, None, None] * self.rate / self.entries for part in along[2:]]
         moved = torch.addcmul(along[1][..., None, None, None], self.along, self.u.view(self.shape))
         self.t, self.of_t = self._along(torch.zeros(self.shape).to(moved) if t is None else t)
         return moved.addcmul_(self.t.view(self.shape), self.scale)
@@ -482,7 +565,7 @@ class _NormStep:
         back.addcmul_(bend, self.factor, value=-1)
         if self.moves:
             mean, variance = self.moves
-            back.sub_(mean).addcmul_(self.u, variance / self.factor, value=-2)
+            back.sub_(mean).addcmul_(self.u, variance * self.unbiased / self.factor, value=-2)
         return back.view(self.shape)
 
     def _along(self, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -497,58 +580,52 @@ class _NormStep:
 
 
 class _BlockStep:
-    """A path of layers, plus a shortcut."""
+    """The sum of two paths of layers."""
 
-    def __init__(self, block: Block, makers: Sequence[Maker], shape: Shape, scratch: Scratch) -> None:
-        self.before, self.shape, self.stride, self.steps = shape, shape, block.stride, []
-        for make in makers:
-            self.steps.append(make(self.shape, scratch))
-            self.shape = self.steps[-1].shape
-        ends = list(itertools.accumulate((layer.owns for layer in block.layers), initial=0))
-        self.own = [slice(*ends) for ends in itertools.pairwise(ends)]
+    def __init__(self, paths: Sequence[_Path], shape: Shape, scratch: Scratch) -> None:
+        self.before, self.paths, start = shape, list[tuple[list[_Step], list[slice]]](), 0
+        for path in paths:
+            steps, after = list[_Step](), shape
+            for make in path.makers:
+                steps.append(make(after, scratch))
+                after = steps[-1].shape
+            ends = list(itertools.accumulate(path.owns, initial=start))
+            self.paths.append((steps, [slice(*pair) for pair in itertools.pairwise(ends)]))
+            self.shape, start = after, ends[-1]
 
     def forward(self, h: Tensor) -> Tensor:
-        after = h
-        for step in self.steps:
-            after = step.forward(after)
-        return self._ahead(after, h)
+        return self._sum(h, lambda step, _, after: step.forward(after))
 
     def backward(self, d: Tensor, into: Sequence[Tensor], on: bool) -> Tensor:
-        before = d
-        for step, own in zip(reversed(self.steps), reversed(self.own), strict=True):
-            before = step.backward(before, into[own], True)
-        return self._behind(before, d)
+        return self._sum(d, lambda step, own, before: step.backward(before, into[own], True), back=True)
 
     def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
-        after = t = along[0].new_zeros(self.before) if t is None else t
-        for step, own in zip(self.steps, self.own, strict=True):
-            after = step.tangent(after, along[own])
-        return self._ahead(after, t)
+        t = along[0].new_zeros(self.before) if t is None else t
+        return self._sum(t, lambda step, own, after: step.tangent(after, along[own]))
 
     def reverse(self, a: Tensor) -> Tensor:
-        before = a
-        for step in reversed(self.steps):
-            before = step.reverse(before)
-        return self._behind(before, a)
+        return self._sum(a, lambda step, _, before: step.reverse(before), back=True)
 
-    def _ahead(self, after: Tensor, h: Tensor) -> Tensor:
-        """The output of the path, plus the shortcut of the input."""
-        whole = after.clone()
-        whole[:, : self.before[1]].add_(h[..., :: self.stride, :: self.stride])
-        return whole
-
-    def _behind(self, before: Tensor, d: Tensor) -> Tensor:
-        """The slope in the input through the path, plus the slope through the shortcut."""
-        whole = before.clone()
-        whole[..., :: self.stride, :: self.stride].add_(d[:, : self.before[1]])
-        return whole
+    def _sum(self, h: Tensor, through: Callable[[_Step, slice, Tensor], Tensor], *, back: bool = False) -> Tensor:
+        """The sum of both paths, each from h; `back`: from its last step to its first."""
+        ends = []
+        for steps, owns in self.paths:
+            end = h
+            for step, own in list(zip(steps, owns, strict=True))[:: -1 if back else 1]:
+                end = through(step, own, end)
+            ends.append(end)
+        return ends[0] + ends[1]
 
 
-_PLAIN: dict[type[Layer], Maker] = {
+_STEPS: dict[type[Layer], Callable[..., _Step]] = {
     Sigmoid: _SigmoidStep,
+    Tanh: _TanhStep,
     Relu: _ReluStep,
+    SoftRelu: _SoftReluStep,
     MaxPool: _MaxPoolStep,
+    MeanPool: _MeanPoolStep,
     Flatten: _FlattenStep,
     Mean: _MeanStep,
+    Widen: _WidenStep,
 }
-"""Makers of layers without settings."""
+"""The steps of layers without tensors."""

@@ -1,16 +1,17 @@
-"""Building blocks of the models: the tensors of a layer, and chains of layers."""
+"""The layers of a network, and its structure: the list of its layers."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import conv2d, group_norm, linear, max_pool2d, pad, relu, softplus
+from torch.nn.functional import avg_pool2d, conv2d, group_norm, linear, max_pool2d, pad, relu, softplus
 
 from leakgauge.harness.core.contract import InTraining
 from leakgauge.harness.core.vec import Layout
@@ -20,32 +21,18 @@ TINY = 1e-5
 
 
 class Slot(NamedTuple):
-    """One tensor of a layer; `fan_in` as in `Model`."""
+    """One tensor of a layer; `fan_in` as in `Structure.fan_in`."""
 
     name: str
     shape: tuple[int, ...]
     fan_in: int
 
 
-class Tensors(NamedTuple):
-    """The tensors of a stack of layers, in the form that `Model` takes."""
-
-    layout: Layout
-    fan_in: tuple[int, ...]
-
-
-def stack(*layers: Sequence[Slot]) -> Tensors:
-    """All tensors of the layers, in order."""
-    slots = [slot for layer in layers for slot in layer]
-    layout = Layout(tuple(slot.name for slot in slots), tuple(slot.shape for slot in slots))
-    return Tensors(layout, tuple(slot.fan_in for slot in slots))
-
-
 def weights(name: str, *shape: int, bias: bool = True) -> list[Slot]:
     """A weight of this shape, [outputs, inputs, ...], and by default a bias [outputs] with the weight's fan-in."""
-    fan_in, of = math.prod(shape[1:]), f"{name}." if name else ""
-    weight = Slot(f"{of}weight", shape, fan_in)
-    return [weight, Slot(f"{of}bias", shape[:1], fan_in)] if bias else [weight]
+    fan_in = math.prod(shape[1:])
+    weight = Slot(f"{name}.weight", shape, fan_in)
+    return [weight, Slot(f"{name}.bias", shape[:1], fan_in)] if bias else [weight]
 
 
 class BatchStatistics(torch.autograd.Function):
@@ -74,8 +61,27 @@ class BatchStatistics(torch.autograd.Function):
         return slope * (mean - now_mean), slope * (variance - now_variance), None, None
 
 
+class Layer:
+    """A layer; `apply` maps its input [b, ...] and its tensors to its output."""
+
+    smooth: ClassVar[bool] = True
+    """Whether the output is a smooth function of the input: ReLU and max-pooling have kinks."""
+
+    apply: Callable[..., Tensor]
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        """Its tensors, in the order in which `apply` takes them."""
+        return ()
+
+    @property
+    def owns(self) -> int:
+        """Number of its tensors."""
+        return 0
+
+
 @dataclass(frozen=True)
-class Conv:
+class Conv(Layer):
     """A convolution with a square kernel; the image gets a border of `padding` zeros.
 
     Raises:
@@ -110,37 +116,49 @@ class Conv:
 
 
 @dataclass(frozen=True)
-class Dense:
-    """A dense layer with a bias."""
-
-    owns: ClassVar[int] = 2
+class Dense(Layer):
+    """A dense layer."""
 
     name: str
     inputs: int
     outputs: int
+    bias: bool = True
+
+    @property
+    def owns(self) -> int:
+        """Number of tensors: weight and, if present, bias."""
+        return 1 + self.bias
 
     @property
     def slots(self) -> list[Slot]:
-        """Weight and bias."""
-        return weights(self.name, self.outputs, self.inputs)
+        """Weight and, if present, bias."""
+        return weights(self.name, self.outputs, self.inputs, bias=self.bias)
 
-    def apply(self, h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def apply(self, h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """[b, inputs] to [b, outputs]."""
         return linear(h, weight, bias)
 
 
 @dataclass(frozen=True)
-class Norm:
+class Norm(Layer):
     """A normalization of images, then a scale and a bias for each channel.
 
-    groups: number of groups of channels; the entries of a group in one image are normalized together. 0: a batch norm,
-    which uses the statistics of the batch in training and running statistics otherwise. A negative running variance,
-    possible through a defense's noise, counts as 0.
+    Args:
+        groups: number of groups of channels; the entries of a group in one image are normalized together. 0: a batch
+            norm, which uses the statistics of the batch in training and running statistics otherwise. A negative
+            running variance, possible through a defense's noise, counts as 0.
+        eps: added to a variance.
+        momentum: of a batch norm of torch, whose running variance follows the unbiased variance of a batch; None: it
+            follows the biased one (Ioffe and Szegedy 2015).
+        rate: factor of the gradient in the running statistics.
     """
 
     name: str
     channels: int
     groups: int = 0
+    eps: float = TINY
+    momentum: float | None = None
+    rate: float = 1.0
 
     @property
     def owns(self) -> int:
@@ -150,7 +168,7 @@ class Norm:
     @property
     def slots(self) -> list[Slot]:
         """[channels] each: scale (initially 1) and bias (0); of a batch norm also running mean (0) and variance (1)."""
-        names = ("scale", "bias", "running_mean", "running_var")
+        names = ("weight", "bias", "running_mean", "running_var")
         initial = zip(names, (0, -1, -1, 0), strict=True)
         return [Slot(f"{self.name}.{name}", (self.channels,), fan_in) for name, fan_in in initial][: self.owns]
 
@@ -158,35 +176,44 @@ class Norm:
         """[b, channels, height, width] to the same shape."""
         scale, bias, *running = own
         if self.groups:
-            return group_norm(h, self.groups, scale, bias)
+            return group_norm(h, self.groups, scale, bias, self.eps)
         mean, variance = running
-        return _normal(h, mean, variance.clamp(min=0.0), scale, bias)
+        return normal(h, mean, variance.clamp(min=0.0), scale, bias, self.eps)
 
     def by_batch(self, h: Tensor, *own: Tensor) -> InTraining:
         """As `apply`, but by the statistics of h, with the loss term that moves the running statistics toward them."""
         if self.groups:
             return InTraining(self.apply(h, *own))
         scale, bias, *running = own
-        now = h.mean((0, 2, 3)), h.var((0, 2, 3), correction=0)
-        term: Tensor = BatchStatistics.apply(*running, *now)  # type: ignore[no-untyped-call]
-        return InTraining(_normal(h, *now, scale, bias), term)
+        mean, variance = now = h.mean((0, 2, 3)), h.var((0, 2, 3), correction=0)
+        shown = (mean, variance * self.unbiased(h.numel() // h.shape[1], tuple(h.shape)))
+        term: Tensor = BatchStatistics.apply(*running, *shown)  # type: ignore[no-untyped-call]
+        return InTraining(normal(h, *now, scale, bias, self.eps), self.rate * term)
+
+    def unbiased(self, count: int, shape: tuple[int, ...]) -> float:
+        """The factor from the biased variance of `count` entries of a channel to the one that the statistics follow.
+
+        Raises:
+            ValueError: the variance is unbiased, and there is only one entry in inputs of this shape.
+        """
+        if self.momentum is not None and count == 1:
+            raise ValueError(f"a batch norm needs more than one value per channel, got inputs {shape}")
+        return 1.0 if self.momentum is None else count / (count - 1)
 
 
-def _normal(h: Tensor, mean: Tensor, variance: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    """Each channel of h, normalized by this mean and variance."""
-    factor = scale * (variance + TINY).rsqrt()
-    return (h - mean[:, None, None]) * factor[:, None, None] + bias[:, None, None]
+def normal(
+    h: Tensor, mean: Tensor, variance: Tensor, scale: Tensor | None, bias: Tensor | None, eps: float = TINY
+) -> Tensor:
+    """Each channel of h [b, channels, ...], normalized by this mean and variance."""
+    shape = (-1, *(1 for _ in h.shape[2:]))
+    factor = (variance + eps).rsqrt()
+    factor = factor if scale is None else scale * factor
+    normalized = (h - mean.view(shape)) * factor.view(shape)
+    return normalized if bias is None else normalized + bias.view(shape)
 
 
 @dataclass(frozen=True)
-class _WithoutTensors:
-    """A layer that owns no tensors."""
-
-    owns: ClassVar[int] = 0
-    slots: ClassVar[tuple[Slot, ...]] = ()
-
-
-class Sigmoid(_WithoutTensors):
+class Sigmoid(Layer):
     """1 / (1 + exp(-h)), entry by entry."""
 
     def apply(self, h: Tensor) -> Tensor:
@@ -194,8 +221,20 @@ class Sigmoid(_WithoutTensors):
         return torch.sigmoid(h)
 
 
-class Relu(_WithoutTensors):
+@dataclass(frozen=True)
+class Tanh(Layer):
+    """The hyperbolic tangent, entry by entry."""
+
+    def apply(self, h: Tensor) -> Tensor:
+        """[...] to the same shape."""
+        return torch.tanh(h)
+
+
+@dataclass(frozen=True)
+class Relu(Layer):
     """max(h, 0), entry by entry; the slope at zero is zero."""
+
+    smooth: ClassVar[bool] = False
 
     def apply(self, h: Tensor) -> Tensor:
         """[...] to the same shape."""
@@ -203,7 +242,7 @@ class Relu(_WithoutTensors):
 
 
 @dataclass(frozen=True)
-class SoftRelu(_WithoutTensors):
+class SoftRelu(Layer):
     """width * log(1 + exp(h / width)), entry by entry: ReLU with a smooth bend of this width instead of a kink."""
 
     width: float
@@ -213,15 +252,35 @@ class SoftRelu(_WithoutTensors):
         return softplus(h / self.width, threshold=50) * self.width
 
 
-class MaxPool(_WithoutTensors):
-    """The maximum of each 2 x 2 window; an odd last row or column is dropped."""
+@dataclass(frozen=True)
+class MaxPool(Layer):
+    """The maximum of each square window; rows and columns that fill no window are dropped."""
+
+    size: int = 2
+    stride: int = 2
+    padding: int = 0
+    smooth: ClassVar[bool] = False
 
     def apply(self, h: Tensor) -> Tensor:
-        """[..., height, width] to half of both."""
-        return max_pool2d(h, 2)
+        """[b, channels, height, width] to [b, channels, ...]."""
+        return max_pool2d(h, self.size, self.stride, self.padding)
 
 
-class Flatten(_WithoutTensors):
+@dataclass(frozen=True)
+class MeanPool(Layer):
+    """The mean of each square window; rows and columns that fill no window are dropped, a border counts as zeros."""
+
+    size: int
+    stride: int
+    padding: int = 0
+
+    def apply(self, h: Tensor) -> Tensor:
+        """[b, channels, height, width] to [b, channels, ...]."""
+        return avg_pool2d(h, self.size, self.stride, self.padding)
+
+
+@dataclass(frozen=True)
+class Flatten(Layer):
     """Each example as one row."""
 
     def apply(self, h: Tensor) -> Tensor:
@@ -229,7 +288,8 @@ class Flatten(_WithoutTensors):
         return h.flatten(1)
 
 
-class Mean(_WithoutTensors):
+@dataclass(frozen=True)
+class Mean(Layer):
     """The mean of each channel's map."""
 
     def apply(self, h: Tensor) -> Tensor:
@@ -237,8 +297,34 @@ class Mean(_WithoutTensors):
         return h.mean((2, 3))
 
 
+@dataclass(frozen=True)
+class Widen(Layer):
+    """Every stride-th row and column, with channels of zeros before and after: a shortcut without parameters.
+
+    Source: option A of He et al. 2016.
+    """
+
+    stride: int
+    before: int
+    after: int
+
+    def apply(self, h: Tensor) -> Tensor:
+        """[b, channels, height, width] to [b, before + channels + after, ...]."""
+        return pad(h[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.before, self.after))
+
+
+@dataclass(frozen=True)
+class Margin(Layer):
+    """The scores (-h / 2, h / 2) of two classes, of which the second exceeds the first by h."""
+
+    def apply(self, h: Tensor) -> Tensor:
+        """[b, 1] to [b, 2]."""
+        half = h / 2
+        return torch.cat([-half, half], 1)
+
+
 @dataclass(frozen=True, eq=False)
-class Scale(_WithoutTensors):
+class Scale(Layer):
     """The original inputs of inputs that are stored as (x - low) / span; low and span are broadcast over one input."""
 
     low: Tensor
@@ -252,130 +338,219 @@ class Scale(_WithoutTensors):
         """The stored inputs of original inputs h."""
         return (h - self.low.to(h)) / self.span.to(h)
 
+    def after(self, low: Tensor, span: Tensor) -> Scale:
+        """The scale of inputs that are stored as (x - low) / span, where x are the stored inputs of this one."""
+        return Scale(low * self.span + self.low, span * self.span)
+
+
+UNSCALED = Scale(torch.zeros(()), torch.ones(()))
+
 
 @dataclass(frozen=True)
-class Dropout(_WithoutTensors):
+class Dropout(Layer):
     """A dropout of this rate on examples of this shape; the caller passes the mask."""
 
     shape: tuple[int, ...]
     rate: float
 
 
-Layer = Conv | Dense | Norm | Sigmoid | Relu | SoftRelu | MaxPool | Mean | Flatten | Scale | Dropout
-
-
 @dataclass(frozen=True)
-class Chain:
-    """Layers, each applied to the output of the previous layer, a `Dense` at the end; an `Apply` of `learn.models`."""
+class Block(Layer):
+    """A residual block: the sum of the outputs of two paths of layers; a shortcut without layers is the input itself.
 
-    layers: tuple[Layer, ...]
-
-    @property
-    def tensors(self) -> Tensors:
-        """The tensors of the layers, in their order."""
-        return stack(*(layer.slots for layer in self.layers))
-
-    @property
-    def dropout(self) -> tuple[tuple[tuple[int, ...], float], ...]:
-        """(shape, rate) of each dropout."""
-        return tuple((layer.shape, layer.rate) for layer in self.layers if isinstance(layer, Dropout))
-
-    @property
-    def smooth(self) -> bool:
-        """Whether the scores are a smooth function of the inputs: ReLU and max-pooling have kinks."""
-        return not any(isinstance(layer, (Relu, MaxPool)) for layer in self.layers)
-
-    def softened(self, width: float) -> Chain:
-        """The same layers with `SoftRelu` for ReLU."""
-        return Chain(tuple(SoftRelu(width) if isinstance(layer, Relu) else layer for layer in self.layers))
-
-    def __call__(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
-        """Scores [b, classes] of x [b, *input_shape]; `keep` as in `Model`."""
-        h, rest, masks = x, iter(tensors), iter(keep or ())
-        for layer in self.layers:
-            if not isinstance(layer, Dropout):
-                h = layer.apply(h, *itertools.islice(rest, layer.owns))
-            elif keep is not None:
-                h = h * next(masks).to(h)  # masks are drawn on the CPU, h may be elsewhere
-        return h
-
-
-@dataclass(frozen=True)
-class Block:
-    """Layers with a parameter-free shortcut that adds their input to their output.
-
-    If the layers add channels (`new` of them), the shortcut takes every second row and column, and its new channels
-    are zero (option A of He et al. 2016).
+    Its tensors are those of the layers, then those of the shortcut.
     """
 
     layers: tuple[Layer, ...]
-    new: int = 0
+    shortcut: tuple[Layer, ...] = ()
 
     @property
     def owns(self) -> int:
-        """Number of tensors of the layers."""
-        return sum(layer.owns for layer in self.layers)
+        """Number of tensors of both paths."""
+        return sum(layer.owns for layer in self.layers + self.shortcut)
 
     @property
     def slots(self) -> list[Slot]:
-        """The tensors of the layers, in order."""
-        return [slot for layer in self.layers for slot in layer.slots]
-
-    @property
-    def stride(self) -> int:
-        """Stride of the shortcut."""
-        return 2 if self.new else 1
-
-    def shortcut(self, h: Tensor) -> Tensor:
-        """The output of the shortcut for the input h."""
-        return pad(h[:, :, ::2, ::2], (0, 0, 0, 0, 0, self.new)) if self.new else h
+        """The tensors of both paths, in order."""
+        return [slot for layer in self.layers + self.shortcut for slot in layer.slots]
 
 
 @dataclass(frozen=True)
-class Network:
-    """Layers and residual blocks in sequence; not a `Chain`, because users of `Chain` expect a single path."""
+class Structure:
+    """The layers of a network, each applied to the output of the previous one; as a function, an `Apply`.
 
-    layers: tuple[Layer | Block, ...]
+    Args:
+        names: names of the tensors, in the order in which the layers take them; empty: those of the layers.
+        places: for each of these tensors, its position in the flat vector; empty: they have the order of the layers.
+    """
+
+    layers: tuple[Layer, ...]
+    names: tuple[str, ...] = ()
+    places: tuple[int, ...] = ()
+
+    @functools.cached_property
+    def _slots(self) -> tuple[Slot, ...]:
+        """The tensors, in the order of the flat vector."""
+        slots = [slot for layer in self.layers for slot in layer.slots]
+        if self.names:
+            slots = [slot._replace(name=name) for slot, name in zip(slots, self.names, strict=True)]
+        return tuple(slot for _, slot in sorted(zip(self.places or range(len(slots)), slots, strict=True)))
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        """Names and shapes of the tensors in the flat vector."""
+        return Layout(tuple(slot.name for slot in self._slots), tuple(slot.shape for slot in self._slots))
 
     @property
-    def tensors(self) -> Tensors:
-        """The tensors of the layers, in their order."""
-        return stack(*(layer.slots for layer in self.layers))
+    def fan_in(self) -> tuple[int, ...]:
+        """One per tensor; the default initialization is uniform in +-1/sqrt(fan_in). 0: ones; -1: zeros."""
+        return tuple(slot.fan_in for slot in self._slots)
+
+    def ordered(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Tensors of the layout, in the order in which the layers take them."""
+        return [tensors[place] for place in self.places] if self.places else tensors
+
+    def split(self, vectors: Tensor) -> Sequence[Tensor]:
+        """Views of vectors [..., d], one per tensor, in the order in which the layers take them."""
+        return self.ordered(self.layout.split(vectors))
+
+    def join(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The flat vector [d] of tensors in the order in which the layers take them."""
+        order = sorted(range(len(tensors)), key=self.places.__getitem__) if self.places else range(len(tensors))
+        return self.layout.join([tensors[number] for number in order])
+
+    @functools.cached_property
+    def flat(self) -> tuple[Layer, ...]:
+        """All layers, with those of residual blocks instead of the blocks."""
+        return tuple(_flat(self.layers))
+
+    @functools.cached_property
+    def dropout(self) -> tuple[tuple[tuple[int, ...], float], ...]:
+        """(shape, rate) of each dropout."""
+        return tuple((layer.shape, layer.rate) for layer in self.flat if isinstance(layer, Dropout))
+
+    @functools.cached_property
+    def mixes(self) -> bool:
+        """Whether the records of a batch change each other's scores in training: there is a batch norm."""
+        return any(isinstance(layer, Norm) and not layer.groups for layer in self.flat)
+
+    @property
+    def smooth(self) -> bool:
+        """Whether the scores are a smooth function of the inputs."""
+        return all(layer.smooth for layer in self.flat)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether there are neither residual blocks nor norms."""
+        return not any(isinstance(layer, (Block, Norm)) for layer in self.layers)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is a chain whose dense layers all have a bias."""
+        return self.is_chain and all(layer.owns == 2 for layer in self.layers if isinstance(layer, Dense))
+
+    @property
+    def scale(self) -> Scale:
+        """The scale of the stored inputs."""
+        first = self.layers[0]
+        return first if isinstance(first, Scale) else UNSCALED
+
+    @property
+    def unscaled(self) -> tuple[Layer, ...]:
+        """The layers behind the scale."""
+        return self.layers[1:] if isinstance(self.layers[0], Scale) else self.layers
+
+    @property
+    def first_dense(self) -> int | None:
+        """The position of the first dense layer that is in no residual block; None: there is none."""
+        return next((at for at, layer in enumerate(self.layers) if isinstance(layer, Dense)), None)
+
+    @property
+    def widths(self) -> tuple[int, ...] | None:
+        """(inputs, hidden..., classes) of a dense ReLU stack with biases, with any scale and dropouts; else None."""
+        layers = tuple(layer for layer in self.unscaled if not isinstance(layer, Dropout))
+        dense = [layer for layer in layers if isinstance(layer, Dense)]
+        relus: tuple[Layer, ...] = (Relu(),) * (len(dense) - 1)
+        wanted = itertools.chain.from_iterable(itertools.zip_longest(dense, relus))
+        if not self.plain or layers != (Flatten(), *(layer for layer in wanted if layer is not None)):
+            return None
+        return dense[0].inputs, *(layer.outputs for layer in dense)
+
+    def front(self, count: int) -> Structure:
+        """The first `count` layers alone; their tensors have the order of the layers."""
+        return Structure(self.layers[:count])
+
+    def scaled(self, low: Tensor, span: Tensor) -> Structure:
+        """The structure for inputs that are stored as (x - low) / span."""
+        return replace(self, layers=(self.scale.after(low, span), *self.unscaled))
+
+    def softened(self, width: float) -> Structure:
+        """The same layers with `SoftRelu` for ReLU."""
+        return self._with(lambda layer: SoftRelu(width) if isinstance(layer, Relu) else layer)
+
+    def paced(self, lr: float) -> Structure:
+        """Batch norms with a momentum move their statistics by it in a step of rate `lr`."""
+        return self._with(
+            lambda layer: (
+                replace(layer, rate=layer.momentum / lr)
+                if isinstance(layer, Norm) and layer.momentum is not None
+                else layer
+            )
+        )
+
+    def _with(self, change: Callable[[Layer], Layer]) -> Structure:
+        return replace(self, layers=_changed(self.layers, change))
 
     def __call__(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
-        """[b, classes] scores of x [b, *input_shape]."""
-        return self._through(self.layers, x, iter(tensors), None)
+        """Scores [b, classes] of x [b, *input_shape], from the tensors of the layout.
+
+        Args:
+            keep: one mask for each entry of `dropout`, already scaled by 1/(1-rate); None: dropout off.
+        """
+        return _through(self.layers, x, iter(self.ordered(tensors)), None if keep is None else iter(keep), None)
 
     def in_training(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> InTraining:
         """As a call, but batch norms use the statistics of x."""
         terms: list[Tensor] = []
-        scores = self._through(self.layers, x, iter(tensors), terms)
+        scores = _through(self.layers, x, iter(self.ordered(tensors)), None if keep is None else iter(keep), terms)
         return InTraining(scores, torch.stack(terms).sum() if terms else None)
 
-    def _through(
-        self, layers: Sequence[Layer | Block], h: Tensor, tensors: Iterator[Tensor], terms: list[Tensor] | None
-    ) -> Tensor:
-        """The output of the layers; in training, their loss terms are appended to `terms`."""
-        for layer in layers:
-            if isinstance(layer, Block):
-                h = self._through(layer.layers, h, tensors, terms) + layer.shortcut(h)
-            elif isinstance(layer, Norm) and terms is not None:
-                h, term = layer.by_batch(h, *itertools.islice(tensors, layer.owns))
-                terms += [] if term is None else [term]
-            elif not isinstance(layer, Dropout):
-                h = layer.apply(h, *itertools.islice(tensors, layer.owns))
-        return h
+
+def _flat(layers: Sequence[Layer]) -> Iterator[Layer]:
+    for layer in layers:
+        yield from _flat(layer.layers + layer.shortcut) if isinstance(layer, Block) else (layer,)
 
 
-@dataclass(frozen=True)
-class Trained:
-    """`Network.in_training` for `Model`; unlike bound methods, instances of equal networks are equal."""
+def _changed(layers: Sequence[Layer], change: Callable[[Layer], Layer]) -> tuple[Layer, ...]:
+    """The layers after `change`, also those of residual blocks."""
+    return tuple(
+        Block(_changed(layer.layers, change), _changed(layer.shortcut, change))
+        if isinstance(layer, Block)
+        else change(layer)
+        for layer in layers
+    )
 
-    network: Network
 
-    def __call__(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> InTraining:
-        """`Network.in_training`."""
-        return self.network.in_training(tensors, x, keep)
+def _through(
+    layers: Sequence[Layer],
+    h: Tensor,
+    tensors: Iterator[Tensor],
+    keep: Iterator[Tensor] | None,
+    terms: list[Tensor] | None,
+) -> Tensor:
+    """The output of the layers; in training, their loss terms are appended to `terms`."""
+    for layer in layers:
+        if isinstance(layer, Block):
+            inner = _through(layer.layers, h, tensors, keep, terms)
+            h = inner + _through(layer.shortcut, h, tensors, keep, terms)
+        elif isinstance(layer, Norm) and terms is not None:
+            h, term = layer.by_batch(h, *itertools.islice(tensors, layer.owns))
+            terms += [] if term is None else [term]
+        elif not isinstance(layer, Dropout):
+            h = layer.apply(h, *itertools.islice(tensors, layer.owns))
+        elif keep is not None:
+            h = h * next(keep).to(h)  # masks are drawn on the CPU, h may be elsewhere
+    return h
 
 
 def dense_stack(widths: Sequence[int]) -> list[Layer]:

@@ -15,7 +15,7 @@ from leakgauge.harness.core.contract import InTraining, Task
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.table import Column
 from leakgauge.harness.core.vec import Layout, Vector
-from leakgauge.harness.learn.layers import Chain
+from leakgauge.harness.learn.layers import Structure
 from leakgauge.harness.learn.models import Initialization, Model
 
 _DLG_BOUND = 0.5
@@ -51,6 +51,11 @@ class ModelTask(Task):
         return self.model.layout
 
     @property
+    def structure(self) -> Structure | None:
+        """The model's layers; None: they are not known."""
+        return self.model.structure
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input, without the batch axis."""
         return self.model.input_shape
@@ -67,13 +72,16 @@ class ModelTask(Task):
 
     @property
     def smooth(self) -> bool:
-        """Whether the scores are known to be a smooth function of the inputs."""
-        return self.model.smooth or (isinstance(self.model.apply, Chain) and self.model.apply.smooth)
+        """Whether the scores are known to be a smooth function of the inputs.
+
+        A model with a penalty is searched as if they were not.
+        """
+        return self.model.apply.smooth and not self.model.l2
 
     @property
     def mixes(self) -> bool:
         """Whether the records of a batch change each other's scores while a client trains, as with a batch norm."""
-        return self.model.training is not None
+        return self.model.apply.mixes
 
     def init(self, key: Key) -> Vector:
         """Fresh parameters [d] from one draw.
@@ -86,7 +94,8 @@ class ModelTask(Task):
         if self.model.start is not None:
             return self.model.start(key, self.initialization)
         flat = rng.uniform(key, (self.layout.dim,), -1.0, 1.0)
-        parts = zip(self.layout.split(flat), self.model.fan_in, strict=True)
+        assert self.structure is not None  # a shipped model's
+        parts = zip(self.layout.split(flat), self.structure.fan_in, strict=True)
         return self.layout.join([self._scale(part, fan_in) for part, fan_in in parts])
 
     def _scale(self, part: Tensor, fan_in: int) -> Tensor:
@@ -103,13 +112,7 @@ class ModelTask(Task):
 
     def in_training(self, params: Vector, x: Tensor) -> InTraining:
         """The scores that x has while a client trains: a batch norm uses the statistics of x."""
-        return self._in_training(self.layout.split(params), x, None)
-
-    def _in_training(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> InTraining:
-        """`in_training` for separate tensors, with these dropout masks."""
-        if self.model.training is not None:
-            return self.model.training(tensors, x, keep)
-        return InTraining(self.model.apply(tensors, x, keep))
+        return self.model.apply.in_training(self.layout.split(params), x, None)
 
     def loss(self, params: Vector, x: Tensor, y: Tensor, keep: Sequence[Tensor] | None = None) -> Tensor:
         """The scalar that a client minimizes: mean loss plus `penalty`; batch norms use the batch's statistics."""
@@ -117,7 +120,7 @@ class ModelTask(Task):
 
     def loss_at(self, tensors: Sequence[Tensor], x: Tensor, y: Tensor, keep: Sequence[Tensor] | None = None) -> Tensor:
         """`loss` for separate tensors in the layout's shapes, so that a hot loop needs no flat gradient."""
-        scores, term = self._in_training(tensors, x, keep)
+        scores, term = self.model.apply.in_training(tensors, x, keep)
         loss = self._losses(scores, y).mean()
         loss = loss if term is None else loss + term
         return loss + self.penalty(tensors) if self.model.l2 else loss
@@ -176,10 +179,11 @@ class ModelTask(Task):
         Guarantees:
             An entry is 0 with probability rate, else 1/(1-rate); a mask has shape [b, *shape].
         """
-        if not self.model.dropout:
+        dropouts = self.model.apply.dropout
+        if not dropouts:
             return None
-        dropouts = enumerate(self.model.dropout)
-        return [(rng.uniform(key.child(i), (b, *shape)) >= rate) / (1.0 - rate) for i, (shape, rate) in dropouts]
+        each = enumerate(dropouts)
+        return [(rng.uniform(key.child(i), (b, *shape)) >= rate) / (1.0 - rate) for i, (shape, rate) in each]
 
 
 def _hinge(scores: Tensor, y: Tensor) -> Tensor:

@@ -1,0 +1,515 @@
+"""Reads a `torch.nn.Module` into the list of its layers: `structure_of`.
+
+The module is called once, and every torch function that gets the inputs, or what became of them, is recorded by
+torch's own protocol (`TorchFunctionMode`). So an `nn.ReLU`, `F.relu` and `h.relu()` are the same call, and containers,
+custom modules, hooks and Python code of any kind are followed. A call that is no layer, or that takes a decision by the
+inputs' values, ends the reading: such a module has no known structure, and is called as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout, dropout2d
+from torch.nn.modules.utils import _pair
+from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function_unary
+from torch.utils._pytree import tree_leaves
+
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.learn.layers import (
+    UNSCALED,
+    Block,
+    Conv,
+    Dense,
+    Dropout,
+    Flatten,
+    Layer,
+    Margin,
+    MaxPool,
+    Mean,
+    MeanPool,
+    Norm,
+    Relu,
+    Scale,
+    Sigmoid,
+    Structure,
+    Tanh,
+    Widen,
+)
+
+_KEY = Key(0, ("structure",))
+"""Key of the inputs and the factors of dry runs."""
+
+_SHAPES = {
+    *("size", "dim", "ndimension", "numel", "nelement", "stride", "is_contiguous", "is_floating_point", "is_complex"),
+    *("get_device", "element_size", "__len__", "__get__"),
+}
+"""Functions that show no values of a tensor."""
+
+_CONSTANTS = {"new_zeros", "zeros_like"}
+"""Functions of a tensor whose results do not depend on its values."""
+
+
+def structure_of(module: nn.Module, input_shape: tuple[int, ...]) -> Structure | None:
+    """The layers of a module in its present mode; None: it has no known structure.
+
+    A structure owns exactly the module's trainable tensors, each once, and the running statistics of batch norms in
+    train mode. In dry runs it has the module's scores and gradients, in train and in eval mode.
+
+    Args:
+        module: not modified; materialized, on the CPU.
+        input_shape: without the batch axis.
+    """
+    module = copy.deepcopy(module)
+    with rng.global_generators(_KEY):
+        try:
+            structure = _read(module, input_shape)
+            return structure if structure is not None and _agrees(structure, module, input_shape) else None
+        except (
+            Exception,
+            SystemExit,
+        ):  # whatever fails in a user's code fails again, with an explanation, when it is called
+            return None
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, in the order of `state_dict`; a tied tensor only by its first name."""
+    found: dict[int, tuple[str, Tensor]] = {}
+    for prefix, layer in module.named_modules():
+        for key, tensor in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)):
+            found.setdefault(id(tensor), (f"{prefix}.{key}".lstrip("."), tensor))
+    return dict(found.values())
+
+
+def inputs(b: int, input_shape: tuple[int, ...], key: Key) -> Tensor:
+    """[b, *input_shape]: inputs of a dry run."""
+    return rng.uniform(key.child("x"), (b, *input_shape))
+
+
+def near(scores: Tensor, expected: Tensor) -> bool:
+    """Whether scores are equal up to rounding."""
+    atol = 1e-4 * float(expected.abs().max()) if expected.numel() else 0.0
+    return torch.allclose(scores, expected, rtol=1e-3, atol=atol, equal_nan=True)
+
+
+def follow(h: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, *, training: bool) -> Tensor:
+    """A batch norm whose running statistics follow the biased ones of a batch: a function that `structure_of` knows."""
+    if has_torch_function_unary(h):
+        every = weight, bias, mean, variance
+        normalized: Tensor = handle_torch_function(follow, (h,), h, *every, training=training)
+        return normalized
+    norm = Norm("", len(weight))
+    own = weight, bias, mean, variance
+    return norm.by_batch(h, *own).scores if training else norm.apply(h, *own)
+
+
+def margin(h: Tensor) -> Tensor:
+    """`Margin`, as a function that `structure_of` knows."""
+    if has_torch_function_unary(h):
+        scores: Tensor = handle_torch_function(margin, (h,), h)
+        return scores
+    return Margin().apply(h)
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """A layer that was called, and the names of its tensors; each call is equal only to itself."""
+
+    layer: Layer
+    names: tuple[str, ...] = ()
+
+
+class _Value(NamedTuple):
+    """What became of the inputs: the tensor, the calls that led to it, and whether the last one returned rows.
+
+    A mean over maps that keeps their axes counts as rows, although the tensor still has these axes.
+    """
+
+    tensor: Tensor
+    calls: tuple[_Call, ...]
+    rows: bool
+
+    def then(self, tensor: Tensor, *calls: _Call, rows: bool | None = None) -> _Value:
+        """The result of further calls."""
+        return _Value(tensor, self.calls + calls, self.rows if rows is None else rows)
+
+
+class _UnreadError(Exception):
+    """A call that is no layer."""
+
+
+class _Recorder(TorchFunctionMode):
+    """Records the calls of layers; dropouts return their inputs.
+
+    Attributes:
+        values: by the identity of their tensors, which therefore must stay alive.
+    """
+
+    def __init__(self, module: nn.Module, x: Tensor) -> None:
+        super().__init__()
+        self.names = {id(tensor): name for name, tensor in tensors_of(module).items()}
+        self.values = {id(x): _Value(x, (), x.ndim == 2)}
+        self.unread = ""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call the function, and record it if it gets a value."""
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        dropped = name in ("dropout", "dropout2d") and func in (dropout, dropout2d)
+        values = [self.values[id(leaf)] for leaf in tree_leaves((args, kwargs)) if id(leaf) in self.values]
+        result = args[0].clone() if dropped else func(*args, **kwargs)
+        if not values or name in _CONSTANTS or (name in _SHAPES and not isinstance(result, Tensor)):
+            return result
+        try:
+            reader = _READERS.get(name.strip("_") if name not in _READERS else name)
+            if reader is None or not isinstance(result, Tensor):
+                raise _UnreadError
+            self.values[id(result)] = reader(self, result, *args, **kwargs)
+        except (_UnreadError, TypeError, KeyError, IndexError, AttributeError):
+            self.unread = self.unread or name
+        return result
+
+    def value(self, tensor: Tensor) -> _Value:
+        """The value of an argument."""
+        return self.values[id(tensor)]
+
+    def owned(self, *tensors: Tensor | None) -> tuple[str, ...]:
+        """The names of a layer's tensors."""
+        return tuple(self.names[id(tensor)] for tensor in tensors if tensor is not None)
+
+    def layer(
+        self, result: Tensor, h: Tensor, layer: Layer, *own: Tensor | None, axes: int = 0, rows: bool | None = None
+    ) -> _Value:
+        """The value after a layer that takes inputs of this many axes (0: any)."""
+        value = self.value(h)
+        _require(axes in (0, h.ndim) and value.rows == (h.ndim == 2))
+        return value.then(result, _Call(layer, self.owned(*own)), rows=rows)
+
+
+def _require(condition: bool) -> None:
+    """End the reading unless a condition holds."""
+    if not condition:
+        raise _UnreadError
+
+
+def _prefix(names: tuple[str, ...]) -> str:
+    """The name of a layer: that of its weight, without the last word."""
+    return names[0].rpartition(".")[0]
+
+
+def _side(*pairs: Any) -> int:
+    """The one number of a quantity for rows and columns."""
+    sides = {side for pair in pairs for side in _pair(pair)}
+    _require(len(sides) == 1)
+    return int(sides.pop())
+
+
+def _linear(to: _Recorder, result: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None = None) -> _Value:
+    layer = Dense(_prefix(to.owned(weight)), weight.shape[1], len(weight), bias is not None)
+    return to.layer(result, h, layer, weight, bias, axes=2)
+
+
+def _conv(
+    to: _Recorder,
+    result: Tensor,
+    h: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> _Value:
+    _require(_side(dilation) == groups == 1)
+    kernel, step = _side(weight.shape[2:]), _side(stride)
+    if isinstance(padding, str):
+        _require(padding == "valid" or kernel % 2 == 1)
+        padding = 0 if padding == "valid" else kernel // 2
+    border = _side(padding)
+    _require(border < kernel)
+    name = _prefix(to.owned(weight))
+    layer = Conv(name, weight.shape[1], len(weight), kernel, step, border, bias is not None)
+    return to.layer(result, h, layer, weight, bias, axes=4)
+
+
+def _group_norm(
+    to: _Recorder, result: Tensor, h: Tensor, num_groups: int, weight: Tensor, bias: Tensor, eps: float = 1e-5
+) -> _Value:
+    layer = Norm(_prefix(to.owned(weight)), len(weight), num_groups, eps)
+    return to.layer(result, h, layer, weight, bias, axes=4)
+
+
+def _batch_norm(
+    to: _Recorder,
+    result: Tensor,
+    h: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> _Value:
+    _require(training)
+    layer = Norm(_prefix(to.owned(weight)), len(weight), 0, eps, momentum)
+    return to.layer(result, h, layer, weight, bias, running_mean, running_var, axes=4)
+
+
+def _follow(to: _Recorder, result: Tensor, h: Tensor, *own: Tensor, training: bool) -> _Value:
+    _require(training)
+    return to.layer(result, h, Norm(_prefix(to.owned(own[0])), len(own[0])), *own, axes=4)
+
+
+def _entrywise(layer: Layer) -> Callable[..., _Value]:
+    """The reader of an entry-by-entry function; `inplace` has no effect on what it returns."""
+
+    def read(to: _Recorder, result: Tensor, h: Tensor, inplace: bool = False) -> _Value:
+        return to.layer(result, h, layer)
+
+    return read
+
+
+def _max_pool(
+    to: _Recorder,
+    result: Tensor,
+    h: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> _Value:
+    _require(_side(dilation) == 1 and not ceil_mode)
+    layer = MaxPool(_side(kernel_size), _side(stride or kernel_size), _side(padding))
+    return to.layer(result, h, layer, axes=4)
+
+
+def _mean_pool(
+    to: _Recorder,
+    result: Tensor,
+    h: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> _Value:
+    if result.shape[2:] == (1, 1) and tuple(_pair(kernel_size)) == tuple(h.shape[2:]) and _side(padding) == 0:
+        return to.layer(result, h, Mean(), axes=4, rows=True)
+    layer = MeanPool(_side(kernel_size), _side(stride or kernel_size), _side(padding))
+    _require(not ceil_mode and divisor_override is None and (count_include_pad or not layer.padding))
+    return to.layer(result, h, layer, axes=4)
+
+
+def _whole_mean(to: _Recorder, result: Tensor, h: Tensor, output_size: Any) -> _Value:
+    _require(_side(output_size) == 1)
+    return to.layer(result, h, Mean(), axes=4, rows=True)
+
+
+def _mean(to: _Recorder, result: Tensor, h: Tensor, dim: Any, keepdim: bool = False) -> _Value:
+    _require(h.ndim == 4 and {axis % 4 for axis in dim} == {2, 3})
+    return to.layer(result, h, Mean(), rows=True)
+
+
+def _reshaped(to: _Recorder, result: Tensor, h: Tensor, *args: Any, **kwargs: Any) -> _Value:
+    """A function that changes at most the shape: from maps to rows."""
+    value = to.value(h)
+    if result.shape == h.shape and result.dtype == h.dtype:
+        return value.then(result)
+    _require(result.dtype == h.dtype and result.ndim == 2 and len(result) == len(h))
+    return value.then(result) if value.rows else value.then(result, _Call(Flatten()), rows=True)
+
+
+def _dropped(
+    to: _Recorder, result: Tensor, h: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> _Value:
+    if not training or not p:
+        return to.value(h).then(result)
+    _require(p < 1)
+    return to.layer(result, h, Dropout(tuple(h.shape[1:]), float(p)))
+
+
+def _dropped_channels(
+    to: _Recorder, result: Tensor, h: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> _Value:
+    if not training or not p:
+        return to.value(h).then(result)
+    _require(p < 1)
+    return to.layer(result, h, Dropout((h.shape[1], 1, 1), float(p)), axes=4)
+
+
+def _slice(to: _Recorder, result: Tensor, h: Tensor, index: Any) -> _Value:
+    """Every stride-th row and column."""
+    _require(h.ndim == 4 and isinstance(index, tuple))
+    rows, columns = index[-2:]
+    _require(index in ((slice(None), slice(None), rows, columns), (..., rows, columns)))
+    _require(rows == columns and rows in (slice(None), slice(None, None, rows.step), slice(0, None, rows.step)))
+    return _widened(to, result, h, Widen(rows.step or 1, 0, 0))
+
+
+def _padded(
+    to: _Recorder, result: Tensor, h: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None
+) -> _Value:
+    """Channels of zeros before and after."""
+    _require(mode == "constant" and not value and h.ndim == 4 and len(pad) >= 6 and not any((*pad[:4], *pad[6:])))
+    return _widened(to, result, h, Widen(1, *pad[4:6]))
+
+
+def _joined(to: _Recorder, result: Tensor, tensors: Sequence[Tensor], dim: int = 0) -> _Value:
+    """Channels of zeros before and after, joined with those of a value."""
+    (at,) = (number for number, tensor in enumerate(tensors) if id(tensor) in to.values)
+    zeros = [tensor for number, tensor in enumerate(tensors) if number != at]
+    _require(dim == 1 and tensors[at].ndim == 4 and not any(bool(zero.any()) for zero in zeros))
+    widths = [tensor.shape[1] for tensor in tensors]
+    return _widened(to, result, tensors[at], Widen(1, sum(widths[:at]), sum(widths[at + 1 :])))
+
+
+def _widened(to: _Recorder, result: Tensor, h: Tensor, widen: Widen) -> _Value:
+    """The value after a `Widen`, which continues one directly before it."""
+    value = to.value(h)
+    _require(not value.rows and min(widen.stride - 1, widen.before, widen.after) >= 0)
+    last = value.calls[-1].layer if value.calls else None
+    if isinstance(last, Widen) and widen.stride == 1:
+        widen = Widen(last.stride, last.before + widen.before, last.after + widen.after)
+        value = value._replace(calls=value.calls[:-1])
+    return value.then(result, *([] if widen == Widen(1, 0, 0) else [_Call(widen)]))
+
+
+def _added(to: _Recorder, result: Tensor, h: Any, other: Any, alpha: float = 1, sign: float = 1.0) -> _Value:
+    """The sum of two values, which is that of a residual block, or of a value and a constant."""
+    if id(h) not in to.values or id(other) not in to.values:
+        value, constant = (h, other) if id(h) in to.values else (other, h)
+        _require(value is h or sign == 1.0)
+        return _scaled(to, result, value, 1.0, sign * alpha * torch.as_tensor(constant))
+    one, two = to.value(h), to.value(other)
+    _require(alpha == sign == 1 and one.rows == two.rows == (h.ndim == 2) and h.shape == other.shape)
+    pairs = zip(one.calls, two.calls, strict=False)
+    shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] is pair[1], pairs))
+    body, shortcut = sorted((one.calls[shared:], two.calls[shared:]), key=len, reverse=True)
+    _require(bool(body))
+    block = Block(*(tuple(call.layer for call in path) for path in (body, shortcut)))
+    names = tuple(name for call in body + shortcut for name in call.names)
+    return _Value(result, (*one.calls[:shared], _Call(block, names)), one.rows)
+
+
+def _subtracted(to: _Recorder, result: Tensor, h: Any, other: Any, alpha: float = 1) -> _Value:
+    return _added(to, result, h, other, alpha, sign=-1.0)
+
+
+def _multiplied(to: _Recorder, result: Tensor, h: Any, other: Any) -> _Value:
+    value, constant = (h, other) if id(h) in to.values else (other, h)
+    return _scaled(to, result, value, torch.as_tensor(constant), 0.0)
+
+
+def _divided(to: _Recorder, result: Tensor, h: Tensor, other: Any) -> _Value:
+    return _scaled(to, result, h, 1 / torch.as_tensor(other), 0.0)
+
+
+def _scaled(to: _Recorder, result: Tensor, h: Tensor, span: Any, low: Any) -> _Value:
+    """Inputs times `span` plus `low`, before any other layer."""
+    value, parts = to.value(h), [torch.as_tensor(part, dtype=h.dtype).detach() for part in (span, low)]
+    for number, part in enumerate(parts):
+        if part.ndim == h.ndim:
+            _require(len(part) == 1)
+            parts[number] = part[0]
+    before = UNSCALED
+    if value.calls:
+        (call,) = value.calls
+        _require(isinstance(call.layer, Scale))
+        before = call.layer  # type: ignore[assignment]
+    _require(result.shape == h.shape and result.dtype == h.dtype and id(span) not in to.values)
+    span, low = parts
+    return _Value(result, (_Call(Scale(before.low * span + low, before.span * span)),), value.rows)
+
+
+def _margin(to: _Recorder, result: Tensor, h: Tensor) -> _Value:
+    return to.layer(result, h, Margin(), axes=2)
+
+
+_READERS: dict[str, Callable[..., _Value]] = {
+    "linear": _linear,
+    "conv2d": _conv,
+    "group_norm": _group_norm,
+    "batch_norm": _batch_norm,
+    "follow": _follow,
+    "margin": _margin,
+    "relu": _entrywise(Relu()),
+    "sigmoid": _entrywise(Sigmoid()),
+    "tanh": _entrywise(Tanh()),
+    "max_pool2d": _max_pool,
+    "avg_pool2d": _mean_pool,
+    "adaptive_avg_pool2d": _whole_mean,
+    "mean": _mean,
+    **dict.fromkeys(("flatten", "view", "reshape", "squeeze", "contiguous", "clone", "float", "to"), _reshaped),
+    "dropout": _dropped,
+    "dropout2d": _dropped_channels,
+    "getitem": _slice,
+    "pad": _padded,
+    "cat": _joined,
+    "add": _added,
+    "sub": _subtracted,
+    "mul": _multiplied,
+    "div": _divided,
+}
+"""What reads a function's call, by the function's name without underscores: the recorder, the result, the arguments."""
+
+
+def _read(module: nn.Module, input_shape: tuple[int, ...]) -> Structure | None:
+    """The structure of a module, from a run of two inputs; None: a call is no layer, or a tensor is used otherwise."""
+    x = inputs(2, input_shape, _KEY)
+    recorder = _Recorder(module, x)
+    with torch.no_grad(), recorder:
+        scores = module(x)
+    value = recorder.values.get(id(scores))
+    if recorder.unread or value is None or not value.rows or scores.ndim != 2:
+        return None
+    layers, names = [call.layer for call in value.calls], [name for call in value.calls for name in call.names]
+    if len(input_shape) == 1:
+        layers.insert(1 if layers and isinstance(layers[0], Scale) else 0, Flatten())
+    last = next((layer for layer in reversed(layers) if not isinstance(layer, Margin)), None)
+    tensors = tensors_of(module)
+    statistics = {name for name in names if not isinstance(tensors[name], nn.Parameter)}
+    trainable = {name for name, tensor in tensors.items() if tensor.requires_grad}
+    if not isinstance(last, Dense) or sorted(names) != sorted(trainable | statistics):
+        return None
+    order = [name for name in tensors if name in names]
+    usual = names == [slot.name for layer in layers for slot in layer.slots]
+    places = () if order == names else tuple(map(order.index, names))
+    return Structure(tuple(layers), () if usual else tuple(names), places)
+
+
+def _agrees(structure: Structure, module: nn.Module, input_shape: tuple[int, ...]) -> bool:
+    """Whether a structure has the scores and gradients of the module for three inputs."""
+    owned, x = tensors_of(module), inputs(3, input_shape, _KEY.child("agrees"))
+    tensors = [owned[name] for name in structure.layout.names]
+    before = [tensor.detach().clone() for tensor in tensors]
+    with torch.no_grad(), _Recorder(module, x):
+        trained = module(x)
+    if not near(structure.in_training(before, x, None).scores, trained):
+        return False
+    for name, buffer in zip(structure.layout.names, before, strict=True):
+        owned[name].data.copy_(buffer)
+    module.eval()
+    results = []
+    for scores_of in (module, lambda leaf: structure(tensors, leaf, None)):
+        leaf = x.clone().requires_grad_()
+        scores = scores_of(leaf.clone())  # a layer in place may come first
+        factors = rng.normal(_KEY.child("factors"), tuple(scores.shape))
+        leaves = [leaf, *(tensor for tensor in tensors if tensor.requires_grad)]
+        slopes = torch.autograd.grad((scores * factors).sum(), leaves, allow_unused=True)
+        results.append((scores.detach(), *slopes))
+    return all(
+        (one is None and other is None) or (one is not None and other is not None and near(other, one))
+        for one, other in zip(*results, strict=True)
+    )
