@@ -173,7 +173,7 @@ class _Recorder(TorchFunctionMode):
             if reader is None or not isinstance(result, Tensor):
                 raise _UnreadError
             self.values[id(result)] = reader(self, result, *args, **kwargs)
-        except (_UnreadError, TypeError, KeyError, IndexError, AttributeError):
+        except (_UnreadError, TypeError, ValueError, LookupError, AttributeError):
             self.unread = self.unread or name
         return result
 
