@@ -11,6 +11,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, bu
 from leakgauge.attacks._engine.objective import received_gradients
 from leakgauge.attacks._engine.reconstruct import failed, unusable
 from leakgauge.attacks._labels.infer import restore
+from leakgauge.attacks._labels.last_layer import last_layer
 from leakgauge.attacks._solve.closed_form import RIDGE, ClosedForm, Unsolvable, closed_form
 from leakgauge.attacks._solve.layerwise import Underdetermined
 from leakgauge.harness.core.contract import Attack, Guess, Message, Observation, Reconstruction, Task
@@ -92,7 +93,7 @@ def _solved(task: Task, params: Vector, form: ClosedForm | None, message: Messag
     if failure := unusable(target):
         raise Unsolvable(failure)
     # the last bias's gradient is p - [y = i]
-    if not takes_numbers(task) and not bool((task.layout.split(target)[-1] < 0).any()):
+    if not takes_numbers(task) and not bool((task.layout.split(target)[last_layer(task).stop - 1] < 0).any()):
         raise Unsolvable("the last bias's gradient has no negative entry, but every label causes one")
     x = form.solve(target.double())[None].to(params.dtype)
     if not bool(x.isfinite().all()):

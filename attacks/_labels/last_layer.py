@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
+from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Task
+from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
+from leakgauge.harness.learn.layers import Dense
+from leakgauge.harness.learn.tasks import ModelTask
 
 SURE = 4.0
 """An entry counts as negative if it is at least this many standard deviations below zero."""
@@ -55,12 +61,31 @@ def last_layer(task: Task) -> LastLayer:
     shapes = task.layout.shapes
     stop = len(shapes)
     first = stop - 2 if stop > 1 and shapes[-1] == (task.classes,) else stop - 1
-    if len(shapes[first]) != 2 or shapes[first][0] != task.classes:
-        raise ValueError(
-            f"expected a dense last layer with {task.classes} rows to infer labels, "
-            f"got {task.layout.names[first]!r} of shape {shapes[first]}"
-        )
+    if isinstance(task, ModelTask) and task.structure is not None and isinstance(task.structure.layers[-1], Dense):
+        places = sorted(task.structure.ordered(range(stop))[-task.structure.layers[-1].owns :])
+        first, stop = places[0], places[-1] + 1
+    elif len(shapes[first]) != 2 or shapes[first][0] != task.classes:
+        last, first, stop = first, *_elsewhere(task)
+        if stop == 0:
+            raise ValueError(
+                f"expected a dense last layer with {task.classes} rows to infer labels, "
+                f"got {task.layout.names[last]!r} of shape {shapes[last]}"
+            )
     return LastLayer(task, first, stop)
+
+
+def _elsewhere(task: Task) -> tuple[int, int]:
+    """`LastLayer` of a dense last layer with a bias whose tensors are not the last ones, by its gradient, or zeros."""
+    leaf = rng.uniform(Key(0).child("last"), (task.layout.dim,), -0.5, 0.5, dtype=torch.float64).requires_grad_()
+    x = rng.uniform(Key(0).child("x"), (2, *task.input_shape), dtype=torch.float64)
+    y = torch.zeros(2, dtype=torch.int64)
+    (gradient,) = torch.autograd.grad(task.loss(leaf, x, y), leaf)
+    errors = (task.outputs(leaf, x).softmax(1) - one_hot(y, task.classes)).mean(0)
+    parts = task.layout.split(gradient)
+    for first, (weight, bias) in enumerate(itertools.pairwise(parts)):
+        if weight.ndim == 2 and bias.shape == errors.shape == weight.shape[:1] and torch.allclose(bias, errors):
+            return first, first + 2
+    return 0, 0
 
 
 def noise_of(rows: Tensor) -> Tensor:

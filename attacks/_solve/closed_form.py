@@ -14,7 +14,7 @@ from leakgauge.attacks._solve.layerwise import Evidence, Geometry, Inverse, inve
 from leakgauge.harness.core.contract import Task
 from leakgauge.harness.core.rng import Key, uniform
 from leakgauge.harness.learn.layers import Structure, dense_stack
-from leakgauge.harness.learn.models import Apply, Model, build
+from leakgauge.harness.learn.models import Model, build
 from leakgauge.harness.learn.tasks import ModelTask
 
 _EDGE = 1e-9
@@ -60,9 +60,12 @@ def closed_form(task: Task, params: Tensor, ridge: float) -> ClosedForm | None:
     if (at := entrance(task, exact)) is not None:
         return DenseForm(task.model, at)
     if len(shape) == 3 and task.classes > 1:
-        lenet = build("lenet-dlg", shape, task.classes)
-        if task.layout.shapes == lenet.layout.shapes and _agree(task, exact, lenet.apply):
-            return _lenet(task.model, task.layout.split(exact), ridge)
+        lenet = build("lenet-dlg", shape, task.classes).structure
+        assert lenet is not None
+        known = task.structure or lenet
+        ordered = tuple(known.ordered(task.layout.shapes)) if known.layout.dim == task.layout.dim else ()
+        if ordered == lenet.layout.shapes and _agree(task, exact, lenet, known):
+            return _lenet(task.model, known, exact, ridge)
     return None
 
 
@@ -97,15 +100,18 @@ def dense_stack_of(task: Task) -> Structure | None:
     if task.layout.shapes != dense.layout.shapes:
         return None
     params = uniform(Key(0).child("params"), (task.layout.dim,), -1.0, 1.0, dtype=torch.float64)
-    return dense if _agree(task, params, dense) else None
+    return dense if _agree(task, params, dense, dense) else None
 
 
-def _agree(task: ModelTask, params: Tensor, apply: Apply) -> bool:
-    """Whether task and `apply` have the same scores for a few inputs."""
+def _agree(task: ModelTask, params: Tensor, other: Structure, known: Structure) -> bool:
+    """Whether a task has the scores of another structure for a few inputs.
+
+    known: gives the order of the layers' tensors.
+    """
     x = uniform(Key(0).child("probes"), (4, *task.input_shape), dtype=torch.float64)
     with torch.no_grad():
-        other = apply(task.layout.split(params), task.model.scale.apply(x), None)
-        return torch.allclose(task.outputs(params, x), other, rtol=1e-6, atol=1e-9)
+        scores = other(known.split(params), task.model.scale.apply(x), None)
+        return torch.allclose(task.outputs(params, x), scores, rtol=1e-6, atol=1e-9)
 
 
 def _quotient(weight: Tensor, bias: Tensor) -> Tensor:
@@ -140,16 +146,16 @@ class DenseForm:
         return self.model.scale.stored(_quotient(weight, bias).reshape(self.model.input_shape))
 
 
-def _lenet(model: Model, tensors: list[Tensor], ridge: float) -> ClosedForm:
+def _lenet(model: Model, structure: Structure, params: Tensor, ridge: float) -> ClosedForm:
     """The closed form of `lenet-dlg`, with prepared convolutions."""
     channels, height, width = model.input_shape
-    layers = []
+    layers, tensors = [], structure.split(params)
     for i, stride in enumerate(_STRIDES):
         geometry = Geometry((channels, height, width), stride, _PADDING)
         kernel, bias = tensors[2 * i : 2 * i + 2]
         layers.append(_Layer(kernel, bias[:, None, None], geometry, inverse(kernel, geometry, ridge)))
         channels, height, width = len(kernel), -(-height // stride), -(-width // stride)
-    return _LeNet(model, tuple(layers), tensors[-2], (channels, height, width))
+    return _LeNet(model, structure, tuple(layers), tensors[-2], (channels, height, width))
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,13 +176,14 @@ class _LeNet:
     """
 
     model: Model
+    structure: Structure
     layers: tuple[_Layer, ...]
     head: Tensor
     shape: tuple[int, int, int]
 
     def solve(self, gradient: Tensor) -> Tensor:
         """Implement `ClosedForm`."""
-        *kernels, weight, bias = self.model.layout.split(gradient)
+        *kernels, weight, bias = self.structure.split(gradient)
         h = _quotient(weight, bias)
         # the scores' slopes again, from all weights and not only the biases, so that noise averages out
         row = torch.cat([h, h.new_ones(1)])

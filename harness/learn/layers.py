@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from torch.nn.functional import avg_pool2d, conv2d, group_norm, linear, max_pool
 
 from leakgauge.harness.core.contract import InTraining
 from leakgauge.harness.core.vec import Layout
+
+_T = TypeVar("_T")
 
 TINY = 1e-5
 """Constant added to a variance, as in torch."""
@@ -406,8 +408,8 @@ class Structure:
         """One per tensor; the default initialization is uniform in +-1/sqrt(fan_in). 0: ones; -1: zeros."""
         return tuple(slot.fan_in for slot in self._slots)
 
-    def ordered(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Tensors of the layout, in the order in which the layers take them."""
+    def ordered(self, tensors: Sequence[_T]) -> Sequence[_T]:
+        """What belongs to the tensors of the layout, in the order in which the layers take them."""
         return [tensors[place] for place in self.places] if self.places else tensors
 
     def split(self, vectors: Tensor) -> Sequence[Tensor]:
