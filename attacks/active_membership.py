@@ -17,7 +17,8 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Attack, Membership, Observation, Sighting, Task
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
-from leakgauge.harness.learn.layers import Dense, Dropout, Relu, Structure
+from leakgauge.harness.learn.layers import Dense, Dropout, Relu
+from leakgauge.harness.learn.structure import Structure
 from leakgauge.harness.learn.tasks import ModelTask
 
 Statistic = Literal["gradient", "norm"]

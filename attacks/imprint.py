@@ -16,7 +16,7 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Attack, Guess, Message, Observation, Reconstruction
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
-from leakgauge.harness.learn.layers import Structure
+from leakgauge.harness.learn.structure import Structure
 from leakgauge.harness.learn.tasks import ModelTask
 
 _SMALL = 1e-12

@@ -46,9 +46,10 @@ from leakgauge.harness.data.embedded import digits
 from leakgauge.harness.federation.loop import Keep, train
 from leakgauge.harness.federation.observe import Scene, observe
 from leakgauge.harness.learn.batch import choose_engine
-from leakgauge.harness.learn.layers import Structure, dense_stack
+from leakgauge.harness.learn.layers import dense_stack
 from leakgauge.harness.learn.models import Model
 from leakgauge.harness.learn.partition import partition
+from leakgauge.harness.learn.structure import Structure
 from leakgauge.harness.learn.tasks import ModelTask
 
 CLIENTS, OUTSIDE, WRONG = 10, 700, 0.1

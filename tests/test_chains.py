@@ -1,4 +1,4 @@
-"""A user's `nn.Sequential` is read as layers where it is one, with the attacks, the speed and the limit of these."""
+"""A user's network is read as layers where it is made of them, with the attacks, the speed and the limit of these."""
 
 import copy
 import dataclasses
@@ -643,7 +643,7 @@ class ByHand(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.last = nn.Linear(64, 48), nn.Linear(48, 10)
+        self.last, self.first = nn.Linear(48, 10), nn.Linear(64, 48)
 
     def forward(self, x):
         return self.last(torch.relu(self.first(x.flatten(1))))

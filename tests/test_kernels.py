@@ -25,12 +25,12 @@ from leakgauge.harness.learn.layers import (
     Relu,
     Sigmoid,
     SoftRelu,
-    Structure,
     Tanh,
     Widen,
     dense_stack,
 )
 from leakgauge.harness.learn.models import Model, build
+from leakgauge.harness.learn.structure import Structure
 from leakgauge.harness.learn.tasks import ModelTask
 
 KEY = Key(0)

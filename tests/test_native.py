@@ -13,8 +13,9 @@ from leakgauge.harness.learn import convolution
 from leakgauge.harness.learn.convolution import _NativeConvStep
 from leakgauge.harness.learn.gradients import kernel_of
 from leakgauge.harness.learn.kernels import Kernel, Outer
-from leakgauge.harness.learn.layers import Conv, Dense, Flatten, Sigmoid, Structure
+from leakgauge.harness.learn.layers import Conv, Dense, Flatten, Sigmoid
 from leakgauge.harness.learn.models import Model, build
+from leakgauge.harness.learn.structure import Structure
 from leakgauge.harness.learn.tasks import ModelTask
 
 KEY = Key(0, ("native",))

@@ -15,8 +15,9 @@ from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.data import load
-from leakgauge.harness.learn.layers import Structure, dense_stack
+from leakgauge.harness.learn.layers import dense_stack
 from leakgauge.harness.learn.models import Model, build
+from leakgauge.harness.learn.structure import Structure
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.score import match
 from tests.doubles import function_task

@@ -10,8 +10,9 @@ from torch.func import grad, vmap
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.learn.layers import Dropout, Structure
+from leakgauge.harness.learn.layers import Dropout
 from leakgauge.harness.learn.models import build
+from leakgauge.harness.learn.structure import Structure
 from leakgauge.harness.learn.tasks import ModelTask
 
 KEY = Key(0)

@@ -20,7 +20,8 @@ from leakgauge.harness.core.contract import Task
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.gradients import gradients
-from leakgauge.harness.learn.layers import Conv, Dense, Dropout, Relu, Structure, Tanh
+from leakgauge.harness.learn.layers import Conv, Dense, Dropout, Relu, Tanh
+from leakgauge.harness.learn.structure import Structure
 from leakgauge.harness.learn.tasks import ModelTask
 
 _IMAGES = 1500

@@ -25,7 +25,8 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.gradients import kernel_of
 from leakgauge.harness.learn.kernels import Kernel
-from leakgauge.harness.learn.layers import Flatten, Scale, Structure
+from leakgauge.harness.learn.layers import Flatten, Scale
+from leakgauge.harness.learn.structure import Structure
 from leakgauge.harness.learn.tasks import ModelTask
 
 CLEAN = 0.15

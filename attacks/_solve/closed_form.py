@@ -13,8 +13,9 @@ from torch import Tensor
 from leakgauge.attacks._solve.layerwise import Evidence, Geometry, Inverse, inverse, pulled_back
 from leakgauge.harness.core.contract import Task
 from leakgauge.harness.core.rng import Key, uniform
-from leakgauge.harness.learn.layers import Structure, dense_stack
+from leakgauge.harness.learn.layers import dense_stack
 from leakgauge.harness.learn.models import Model, build
+from leakgauge.harness.learn.structure import Structure
 from leakgauge.harness.learn.tasks import ModelTask
 
 _EDGE = 1e-9

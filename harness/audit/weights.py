@@ -41,7 +41,8 @@ from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.batch import LocalPlan, Work, choose_engine, train_clients
-from leakgauge.harness.learn.layers import Conv, Dense, Dropout, Relu, Sigmoid, Structure, Tanh
+from leakgauge.harness.learn.layers import Conv, Dense, Dropout, Relu, Sigmoid, Tanh
+from leakgauge.harness.learn.structure import Structure
 from leakgauge.harness.learn.tasks import ModelTask
 
 _RATES = (0.1, 0.5, 1.0, 2.0)

@@ -201,10 +201,10 @@ class _Functions(TorchFunctionMode):
 
 @dataclass(frozen=True, eq=False)
 class Called:
-    """A network that is called as it is: an `Apply`. Not thread-safe.
+    """A network that is called as it is, as a function of its tensors, like a `Structure`. Not thread-safe.
 
     Attributes:
-        layout, dropout, mixes, scale: see `Apply`.
+        layout, dropout, mixes, scale: as in `Structure`.
         modes: each layer, and whether the user's network has it in train mode.
         statistics: names of the running statistics among the tensors.
         pace: 1 / learning rate if running statistics move by their layer's momentum.
@@ -255,25 +255,25 @@ class Called:
         return softened or all(type(layer) in _SMOOTH for layer, _ in self.modes)
 
     def scaled(self, low: Tensor, span: Tensor) -> Called:
-        """Implement `Apply`."""
+        """The network for inputs that are stored as (x - low) / span."""
         return replace(self, scale=self.scale.after(low, span))
 
     def softened(self, width: float) -> Called:
-        """Implement `Apply`."""
+        """The network with bends of this width instead of the kinks of ReLU."""
         return replace(self, width=width)
 
     def paced(self, lr: float) -> Called:
-        """Implement `Apply`."""
+        """The network, whose running statistics a step of rate `lr` moves by the momentum of their layer."""
         return replace(self, pace=1.0 / lr)
 
     def __call__(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
-        """Implement `Apply`."""
+        """Scores [b, classes] of x [b, *input_shape]; `keep` as in `Structure`."""
         # functions drop only in train mode, in which batch norms use the statistics of the batch
         drops = keep is not None and self.state.functional and not self.mixes
         return self._scores(tensors, x, keep, training=drops)
 
     def in_training(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> InTraining:
-        """Implement `Apply`."""
+        """The scores while a client trains."""
         scores = self._scores(tensors, x, keep, training=self.mixes or self.state.functional)
         terms = self.state.terms
         return InTraining(scores, torch.stack(terms).sum() if terms else None)

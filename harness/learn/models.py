@@ -8,19 +8,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import group_norm, pad, relu
 
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import InTraining
 from leakgauge.harness.core.errors import UnknownNameError, unknown
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout, Vector
-from leakgauge.harness.learn.layers import Scale, Structure
+from leakgauge.harness.learn.called import Called
+from leakgauge.harness.learn.layers import Scale
 from leakgauge.harness.learn.reading import follow, margin, structure_of
+from leakgauge.harness.learn.structure import Structure
 
 Loss = Literal["cross-entropy", "hinge", "squared"]
 Initialization = Literal["default", "dlg", "zero"]
@@ -32,47 +33,8 @@ _GROUPS = 2
 """Groups of a norm; best for ResNet-20 on label-skewed clients (Hsieh et al. 2020; issue 1 of their repository)."""
 
 
-class Apply(Protocol):
-    """A network as a function of its tensors: a `Structure`, or a module that is called as it is."""
-
-    @property
-    def layout(self) -> Layout:
-        """Names and shapes of the tensors."""
-
-    @property
-    def dropout(self) -> tuple[tuple[tuple[int, ...], float], ...]:
-        """(shape without the batch axis, rate) of each dropout."""
-
-    @property
-    def mixes(self) -> bool:
-        """Whether the records of a batch change each other's scores in training."""
-
-    @property
-    def smooth(self) -> bool:
-        """Whether the scores are known to be a smooth function of the inputs."""
-
-    @property
-    def scale(self) -> Scale:
-        """The scale of the stored inputs."""
-
-    def __call__(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
-        """Scores [b, classes] of x [b, *input_shape], from the tensors of the layout.
-
-        Args:
-            keep: one mask for each entry of `dropout`, already scaled by 1/(1-rate); None: dropout off.
-        """
-
-    def in_training(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> InTraining:
-        """The scores while a client trains."""
-
-    def scaled(self, low: Tensor, span: Tensor) -> Apply:
-        """The network for inputs that are stored as (x - low) / span."""
-
-    def softened(self, width: float) -> Apply:
-        """The network with bends of this width instead of the kinks of ReLU."""
-
-    def paced(self, lr: float) -> Apply:
-        """The network, but a step of rate `lr` moves running statistics by the momentum of their layer."""
+Apply = Structure | Called
+"""A network as a function of its tensors."""
 
 
 @dataclass(frozen=True)

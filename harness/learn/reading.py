@@ -12,6 +12,7 @@ import copy
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -39,10 +40,10 @@ from leakgauge.harness.learn.layers import (
     Relu,
     Scale,
     Sigmoid,
-    Structure,
     Tanh,
     Widen,
 )
+from leakgauge.harness.learn.structure import Structure
 
 _KEY = Key(0, ("structure",))
 """Key of the inputs and the factors of dry runs."""
@@ -212,53 +213,43 @@ def _side(*pairs: Any) -> int:
     return int(sides.pop())
 
 
+def _rest(names: str, defaults: Sequence[Any], rest: Sequence[Any], named: dict[str, Any]) -> list[Any]:
+    """The values of these arguments, which were given by position or by name."""
+    values = dict(zip(names.split(), defaults, strict=True)) | dict(zip(names.split(), rest, strict=False)) | named
+    return [values[name] for name in names.split()]
+
+
 def _linear(to: _Recorder, result: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None = None) -> _Value:
     layer = Dense(_prefix(to.owned(weight)), weight.shape[1], len(weight), bias is not None)
     return to.layer(result, h, layer, weight, bias, axes=2)
 
 
-def _conv(
-    to: _Recorder,
-    result: Tensor,
-    h: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> _Value:
+def _conv(to: _Recorder, result: Tensor, h: Tensor, weight: Tensor, *rest: Any, **named: Any) -> _Value:
+    bias, stride, padding, dilation, groups = _rest(
+        "bias stride padding dilation groups", (None, 1, 0, 1, 1), rest, named
+    )
     _require(_side(dilation) == groups == 1)
-    kernel, step = _side(weight.shape[2:]), _side(stride)
+    kernel = _side(weight.shape[2:])
     if isinstance(padding, str):
         _require(padding == "valid" or kernel % 2 == 1)
         padding = 0 if padding == "valid" else kernel // 2
-    border = _side(padding)
-    _require(border < kernel)
-    name = _prefix(to.owned(weight))
-    layer = Conv(name, weight.shape[1], len(weight), kernel, step, border, bias is not None)
+    _require(_side(padding) < kernel)
+    sides = kernel, _side(stride), _side(padding)
+    layer = Conv(_prefix(to.owned(weight)), weight.shape[1], len(weight), *sides, bias is not None)
     return to.layer(result, h, layer, weight, bias, axes=4)
 
 
-def _group_norm(
-    to: _Recorder, result: Tensor, h: Tensor, num_groups: int, weight: Tensor, bias: Tensor, eps: float = 1e-5
-) -> _Value:
+def _group_norm(to: _Recorder, result: Tensor, h: Tensor, num_groups: int, *rest: Any, **named: Any) -> _Value:
+    weight, bias, eps = _rest("weight bias eps", (None, None, 1e-5), rest, named)
     layer = Norm(_prefix(to.owned(weight)), len(weight), num_groups, eps)
     return to.layer(result, h, layer, weight, bias, axes=4)
 
 
 def _batch_norm(
-    to: _Recorder,
-    result: Tensor,
-    h: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
+    to: _Recorder, result: Tensor, h: Tensor, running_mean: Tensor, running_var: Tensor, *rest: Any, **named: Any
 ) -> _Value:
+    defaults = None, None, False, 0.1, 1e-5
+    weight, bias, training, momentum, eps = _rest("weight bias training momentum eps", defaults, rest, named)
     _require(training)
     layer = Norm(_prefix(to.owned(weight)), len(weight), 0, eps, momentum)
     return to.layer(result, h, layer, weight, bias, running_mean, running_var, axes=4)
@@ -278,38 +269,20 @@ def _entrywise(layer: Layer) -> Callable[..., _Value]:
     return read
 
 
-def _max_pool(
-    to: _Recorder,
-    result: Tensor,
-    h: Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> _Value:
+def _max_pool(to: _Recorder, result: Tensor, h: Tensor, kernel_size: Any, *rest: Any, **named: Any) -> _Value:
+    names, defaults = "stride padding dilation ceil_mode return_indices", (None, 0, 1, False, False)
+    stride, padding, dilation, ceil_mode, _ = _rest(names, defaults, rest, named)
     _require(_side(dilation) == 1 and not ceil_mode)
-    layer = MaxPool(_side(kernel_size), _side(stride or kernel_size), _side(padding))
-    return to.layer(result, h, layer, axes=4)
+    return to.layer(result, h, MaxPool(_side(kernel_size), _side(stride or kernel_size), _side(padding)), axes=4)
 
 
-def _mean_pool(
-    to: _Recorder,
-    result: Tensor,
-    h: Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> _Value:
+def _mean_pool(to: _Recorder, result: Tensor, h: Tensor, kernel_size: Any, *rest: Any, **named: Any) -> _Value:
+    names, defaults = "stride padding ceil_mode count_include_pad divisor_override", (None, 0, False, True, None)
+    stride, padding, ceil_mode, with_border, divisor = _rest(names, defaults, rest, named)
     if result.shape[2:] == (1, 1) and tuple(_pair(kernel_size)) == tuple(h.shape[2:]) and _side(padding) == 0:
         return to.layer(result, h, Mean(), axes=4, rows=True)
-    layer = MeanPool(_side(kernel_size), _side(stride or kernel_size), _side(padding))
-    _require(not ceil_mode and divisor_override is None and (count_include_pad or not layer.padding))
-    return to.layer(result, h, layer, axes=4)
+    _require(not ceil_mode and divisor is None and (with_border or _side(padding) == 0))
+    return to.layer(result, h, MeanPool(_side(kernel_size), _side(stride or kernel_size), _side(padding)), axes=4)
 
 
 def _whole_mean(to: _Recorder, result: Tensor, h: Tensor, output_size: Any) -> _Value:
@@ -331,22 +304,18 @@ def _reshaped(to: _Recorder, result: Tensor, h: Tensor, *args: Any, **kwargs: An
     return value.then(result) if value.rows else value.then(result, _Call(Flatten()), rows=True)
 
 
-def _dropped(
-    to: _Recorder, result: Tensor, h: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> _Value:
-    if not training or not p:
-        return to.value(h).then(result)
-    _require(p < 1)
-    return to.layer(result, h, Dropout(tuple(h.shape[1:]), float(p)))
+def _dropped(channels: bool) -> Callable[..., _Value]:
+    """The reader of a dropout of entries, or of whole channels."""
 
+    def read(to: _Recorder, result: Tensor, h: Tensor, *rest: Any, **named: Any) -> _Value:
+        p, training, _ = _rest("p training inplace", (0.5, True, False), rest, named)
+        if not training or not p:
+            return to.value(h).then(result)
+        _require(p < 1)
+        shape = (h.shape[1], 1, 1) if channels else tuple(h.shape[1:])
+        return to.layer(result, h, Dropout(shape, float(p)), axes=4 if channels else 0)
 
-def _dropped_channels(
-    to: _Recorder, result: Tensor, h: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> _Value:
-    if not training or not p:
-        return to.value(h).then(result)
-    _require(p < 1)
-    return to.layer(result, h, Dropout((h.shape[1], 1, 1), float(p)), axes=4)
+    return read
 
 
 def _slice(to: _Recorder, result: Tensor, h: Tensor, index: Any) -> _Value:
@@ -403,10 +372,6 @@ def _added(to: _Recorder, result: Tensor, h: Any, other: Any, alpha: float = 1, 
     return _Value(result, (*one.calls[:shared], _Call(block, names)), one.rows)
 
 
-def _subtracted(to: _Recorder, result: Tensor, h: Any, other: Any, alpha: float = 1) -> _Value:
-    return _added(to, result, h, other, alpha, sign=-1.0)
-
-
 def _multiplied(to: _Recorder, result: Tensor, h: Any, other: Any) -> _Value:
     value, constant = (h, other) if id(h) in to.values else (other, h)
     return _scaled(to, result, value, torch.as_tensor(constant), 0.0)
@@ -433,17 +398,13 @@ def _scaled(to: _Recorder, result: Tensor, h: Tensor, span: Any, low: Any) -> _V
     return _Value(result, (_Call(Scale(before.low * span + low, before.span * span)),), value.rows)
 
 
-def _margin(to: _Recorder, result: Tensor, h: Tensor) -> _Value:
-    return to.layer(result, h, Margin(), axes=2)
-
-
 _READERS: dict[str, Callable[..., _Value]] = {
     "linear": _linear,
     "conv2d": _conv,
     "group_norm": _group_norm,
     "batch_norm": _batch_norm,
     "follow": _follow,
-    "margin": _margin,
+    "margin": _entrywise(Margin()),
     "relu": _entrywise(Relu()),
     "sigmoid": _entrywise(Sigmoid()),
     "tanh": _entrywise(Tanh()),
@@ -452,13 +413,13 @@ _READERS: dict[str, Callable[..., _Value]] = {
     "adaptive_avg_pool2d": _whole_mean,
     "mean": _mean,
     **dict.fromkeys(("flatten", "view", "reshape", "squeeze", "contiguous", "clone", "float", "to"), _reshaped),
-    "dropout": _dropped,
-    "dropout2d": _dropped_channels,
+    "dropout": _dropped(False),
+    "dropout2d": _dropped(True),
     "getitem": _slice,
     "pad": _padded,
     "cat": _joined,
     "add": _added,
-    "sub": _subtracted,
+    "sub": partial(_added, sign=-1.0),
     "mul": _multiplied,
     "div": _divided,
 }

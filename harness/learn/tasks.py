@@ -15,8 +15,8 @@ from leakgauge.harness.core.contract import InTraining, Task
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.table import Column
 from leakgauge.harness.core.vec import Layout, Vector
-from leakgauge.harness.learn.layers import Structure
 from leakgauge.harness.learn.models import Initialization, Model
+from leakgauge.harness.learn.structure import Structure
 
 _DLG_BOUND = 0.5
 """The bound of the initialization `dlg`: Zhu et al. 2019, and JoPEQ's inversion experiment."""

@@ -1,0 +1,208 @@
+"""The structure of a network: the list of its layers, as a function of their tensors."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from leakgauge.harness.core.contract import InTraining
+from leakgauge.harness.core.vec import Layout
+from leakgauge.harness.learn.layers import (
+    UNSCALED,
+    Block,
+    Dense,
+    Dropout,
+    Flatten,
+    Layer,
+    Norm,
+    Relu,
+    Scale,
+    Slot,
+    SoftRelu,
+)
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The layers of a network, each applied to the output of the previous one, as a function of their tensors.
+
+    Args:
+        names: names of the tensors, in the order in which the layers take them; empty: those of the layers.
+        places: for each of these tensors, its position in the flat vector; empty: they have the order of the layers.
+    """
+
+    layers: tuple[Layer, ...]
+    names: tuple[str, ...] = ()
+    places: tuple[int, ...] = ()
+
+    @functools.cached_property
+    def _slots(self) -> tuple[Slot, ...]:
+        """The tensors, in the order of the flat vector."""
+        slots = [slot for layer in self.layers for slot in layer.slots]
+        if self.names:
+            slots = [slot._replace(name=name) for slot, name in zip(slots, self.names, strict=True)]
+        return tuple(slot for _, slot in sorted(zip(self.places or range(len(slots)), slots, strict=True)))
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        """Names and shapes of the tensors in the flat vector."""
+        return Layout(tuple(slot.name for slot in self._slots), tuple(slot.shape for slot in self._slots))
+
+    @property
+    def fan_in(self) -> tuple[int, ...]:
+        """One per tensor; the default initialization is uniform in +-1/sqrt(fan_in). 0: ones; -1: zeros."""
+        return tuple(slot.fan_in for slot in self._slots)
+
+    def ordered(self, tensors: Sequence[_T]) -> Sequence[_T]:
+        """What belongs to the tensors of the layout, in the order in which the layers take them."""
+        return [tensors[place] for place in self.places] if self.places else tensors
+
+    def split(self, vectors: Tensor) -> Sequence[Tensor]:
+        """Views of vectors [..., d], one per tensor, in the order in which the layers take them."""
+        return self.ordered(self.layout.split(vectors))
+
+    def join(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The flat vector [d] of tensors in the order in which the layers take them."""
+        order = sorted(range(len(tensors)), key=self.places.__getitem__) if self.places else range(len(tensors))
+        return self.layout.join([tensors[number] for number in order])
+
+    @functools.cached_property
+    def flat(self) -> tuple[Layer, ...]:
+        """All layers, with those of residual blocks instead of the blocks."""
+        return tuple(_flat(self.layers))
+
+    @functools.cached_property
+    def dropout(self) -> tuple[tuple[tuple[int, ...], float], ...]:
+        """(shape, rate) of each dropout."""
+        return tuple((layer.shape, layer.rate) for layer in self.flat if isinstance(layer, Dropout))
+
+    @functools.cached_property
+    def mixes(self) -> bool:
+        """Whether the records of a batch change each other's scores in training: there is a batch norm."""
+        return any(isinstance(layer, Norm) and not layer.groups for layer in self.flat)
+
+    @property
+    def smooth(self) -> bool:
+        """Whether the scores are a smooth function of the inputs."""
+        return all(layer.smooth for layer in self.flat)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether there are neither residual blocks nor norms."""
+        return not any(isinstance(layer, (Block, Norm)) for layer in self.layers)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is a chain whose dense layers all have a bias."""
+        return self.is_chain and all(layer.owns == 2 for layer in self.layers if isinstance(layer, Dense))
+
+    @property
+    def scale(self) -> Scale:
+        """The scale of the stored inputs."""
+        first = self.layers[0]
+        return first if isinstance(first, Scale) else UNSCALED
+
+    @property
+    def unscaled(self) -> tuple[Layer, ...]:
+        """The layers behind the scale."""
+        return self.layers[1:] if isinstance(self.layers[0], Scale) else self.layers
+
+    @property
+    def first_dense(self) -> int | None:
+        """The position of the first dense layer that is in no residual block; None: there is none."""
+        return next((at for at, layer in enumerate(self.layers) if isinstance(layer, Dense)), None)
+
+    @property
+    def widths(self) -> tuple[int, ...] | None:
+        """(inputs, hidden..., classes) of a dense ReLU stack with biases, with any scale and dropouts; else None."""
+        layers = tuple(layer for layer in self.unscaled if not isinstance(layer, Dropout))
+        dense = [layer for layer in layers if isinstance(layer, Dense)]
+        relus: tuple[Layer, ...] = (Relu(),) * (len(dense) - 1)
+        wanted = itertools.chain.from_iterable(itertools.zip_longest(dense, relus))
+        if not self.plain or layers != (Flatten(), *(layer for layer in wanted if layer is not None)):
+            return None
+        return dense[0].inputs, *(layer.outputs for layer in dense)
+
+    def front(self, count: int) -> Structure:
+        """The first `count` layers alone; their tensors have the order of the layers."""
+        return Structure(self.layers[:count])
+
+    def scaled(self, low: Tensor, span: Tensor) -> Structure:
+        """The structure for inputs that are stored as (x - low) / span."""
+        return replace(self, layers=(self.scale.after(low, span), *self.unscaled))
+
+    def softened(self, width: float) -> Structure:
+        """The same layers with `SoftRelu` for ReLU."""
+        return self._with(lambda layer: SoftRelu(width) if isinstance(layer, Relu) else layer)
+
+    def paced(self, lr: float) -> Structure:
+        """Batch norms with a momentum move their statistics by it in a step of rate `lr`."""
+        return self._with(
+            lambda layer: (
+                replace(layer, rate=layer.momentum / lr)
+                if isinstance(layer, Norm) and layer.momentum is not None
+                else layer
+            )
+        )
+
+    def _with(self, change: Callable[[Layer], Layer]) -> Structure:
+        return replace(self, layers=_changed(self.layers, change))
+
+    def __call__(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
+        """Scores [b, classes] of x [b, *input_shape], from the tensors of the layout.
+
+        Args:
+            keep: one mask for each entry of `dropout`, already scaled by 1/(1-rate); None: dropout off.
+        """
+        return _through(self.layers, x, iter(self.ordered(tensors)), None if keep is None else iter(keep), None)
+
+    def in_training(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> InTraining:
+        """As a call, but batch norms use the statistics of x."""
+        terms: list[Tensor] = []
+        scores = _through(self.layers, x, iter(self.ordered(tensors)), None if keep is None else iter(keep), terms)
+        return InTraining(scores, torch.stack(terms).sum() if terms else None)
+
+
+def _flat(layers: Sequence[Layer]) -> Iterator[Layer]:
+    for layer in layers:
+        yield from _flat(layer.layers + layer.shortcut) if isinstance(layer, Block) else (layer,)
+
+
+def _changed(layers: Sequence[Layer], change: Callable[[Layer], Layer]) -> tuple[Layer, ...]:
+    """The layers after `change`, also those of residual blocks."""
+    return tuple(
+        Block(_changed(layer.layers, change), _changed(layer.shortcut, change))
+        if isinstance(layer, Block)
+        else change(layer)
+        for layer in layers
+    )
+
+
+def _through(
+    layers: Sequence[Layer],
+    h: Tensor,
+    tensors: Iterator[Tensor],
+    keep: Iterator[Tensor] | None,
+    terms: list[Tensor] | None,
+) -> Tensor:
+    """The output of the layers; in training, their loss terms are appended to `terms`."""
+    for layer in layers:
+        if isinstance(layer, Block):
+            inner = _through(layer.layers, h, tensors, keep, terms)
+            h = inner + _through(layer.shortcut, h, tensors, keep, terms)
+        elif isinstance(layer, Norm) and terms is not None:
+            h, term = layer.by_batch(h, *itertools.islice(tensors, layer.owns))
+            terms += [] if term is None else [term]
+        elif not isinstance(layer, Dropout):
+            h = layer.apply(h, *itertools.islice(tensors, layer.owns))
+        elif keep is not None:
+            h = h * next(keep).to(h)  # masks are drawn on the CPU, h may be elsewhere
+    return h
