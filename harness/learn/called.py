@@ -228,15 +228,15 @@ class Called:
         """Take over a network: batch norm and dropout get other forwards, and in-place options are turned off."""
         modes, state = tuple((layer, layer.training) for layer in module.modules()), _State()
         for path, layer in module.named_modules():
-            drop = functools.partial(state.drop, f"layer {path!r}", float(getattr(layer, "p", 0)))
+            drop = functools.partial(state.drop, f"layer {path!r}")
             if getattr(layer, "inplace", False) is True:
                 layer.inplace = False
             if is_norm(layer):
                 layer.forward = functools.partial(state.norm, layer, layer.training)
             elif type(layer) in _MASKS and layer.training and layer.p:
-                layer.forward = functools.partial(drop, _MASKS[type(layer)], "")
+                layer.forward = functools.partial(drop, float(layer.p), _MASKS[type(layer)], "")
             elif (type(layer).__module__, type(layer).__name__) == _DEPTH and layer.training and layer.p:
-                layer.forward = functools.partial(drop, 0, layer.mode)
+                layer.forward = functools.partial(drop, float(layer.p), 0, layer.mode)
             elif type(layer) in _BENT:
                 layer.forward = _BENT[type(layer)]
         tensors = tensors_of(module)

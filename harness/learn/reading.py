@@ -68,9 +68,9 @@ def structure_of(module: nn.Module, input_shape: tuple[int, ...]) -> Structure |
         module: not modified; materialized, on the CPU.
         input_shape: without the batch axis.
     """
-    module = copy.deepcopy(module)
     with rng.global_generators(_KEY):
         try:
+            module = copy.deepcopy(module)
             structure = _read(module, input_shape)
             return structure if structure is not None and _agrees(structure, module, input_shape) else None
         except (
