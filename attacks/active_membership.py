@@ -17,7 +17,7 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Attack, Membership, Observation, Sighting, Task
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
-from leakgauge.harness.learn.layers import Dense, Dropout, Relu
+from leakgauge.harness.learn.layers import Dense, Dropout, LogSoftmax, Relu
 from leakgauge.harness.learn.structure import Structure
 from leakgauge.harness.learn.tasks import ModelTask
 
@@ -131,7 +131,7 @@ def _front(task: Task, params: Vector) -> tuple[Structure, Callable[[Tensor], Te
     structure = task.structure if isinstance(task, ModelTask) else None
     first = None if structure is None or structure.mixes else structure.first_dense
     behind = () if structure is None or first is None else structure.layers[first:]
-    head = [layer for layer in behind if not isinstance(layer, Dropout)]
+    head = [layer for layer in behind if not isinstance(layer, (Dropout, LogSoftmax))]
     dense = all(isinstance(layer, Relu) or (isinstance(layer, Dense) and layer.bias) for layer in head)
     if structure is None or first is None or head[1:2] != [Relu()] or not dense:
         text = "active-membership needs a dense layer with ReLU before another dense layer"

@@ -173,6 +173,8 @@ READ = {
         lambda: by_convolution(lambda net, x: net.last(net.first(x).mean([2, 3], keepdim=True).squeeze())),
         IMAGE,
     ),
+    "log-softmax": (lambda: By(lambda net, x: net.last(net.first(x.flatten(1)).relu()).log_softmax(dim=-1)), IMAGE),
+    "pool to a size": (lambda: pooled(nn.AdaptiveAvgPool2d((4, 3)), nn.AdaptiveAvgPool2d((4, 3))), IMAGE),
     "small pools": (
         lambda: by_convolution(lambda net, x: net.last(torch.flatten(functional.max_pool2d(net.first(x), 2), 1)), 36),
         IMAGE,
@@ -313,6 +315,9 @@ OTHER = {
     "batch norm without statistics": lambda: norms(nn.BatchNorm2d(4, track_running_stats=False)),
     "norm without a scale": lambda: norms(nn.GroupNorm(2, 4, affine=False)),
     "instance norm": lambda: norms(nn.InstanceNorm2d(4)),
+    "log-softmax inside": lambda: nn.Sequential(dense(nn.ReLU()), nn.LogSoftmax(1), nn.Linear(3, 3)),
+    "log-softmax of records": lambda: nn.Sequential(dense(nn.ReLU()), nn.LogSoftmax(0)),
+    "pool to an uneven size": lambda: pooled(nn.AdaptiveAvgPool2d((5, 3))),
     "softmax": lambda: nn.Sequential(dense(nn.ReLU()), nn.Softmax(1)),
     "sigmoid": lambda: nn.Sequential(dense(nn.ReLU()), nn.Sigmoid()),
     "subclass": lambda: dense(Doubled(5, 5)),
@@ -402,7 +407,7 @@ def test_any_other_network_is_called_as_it_is(name):
     task = own(net)
     assert task.structure is None
     # these have no gradients of many batches at once, or others in eval mode
-    if not any(word in name for word in ("backward", "decision", "detached", "batch norm without")):
+    if not any(word in name for word in ("backward", "decision", "detached", "batch norm without", "of records")):
         assert_computes(task, net)
 
 
@@ -675,6 +680,7 @@ def test_an_imprint_behind_dropout_is_refused_for_the_dropout():
         (lambda: dense(nn.ReLU()), True),
         (lambda: dense(nn.Dropout(0.2), nn.ReLU(), nn.Linear(5, 5), nn.ReLU()), True),
         (lambda: dense(nn.ReLU(), nn.Linear(5, 5)), True),
+        (lambda: nn.Sequential(dense(nn.ReLU()), nn.LogSoftmax(1)), True),
         (lambda: nn.Sequential(pooled(nn.MaxPool2d(2))[0], nn.Linear(36, 5), nn.ReLU(), nn.Linear(5, 3)), True),
         (lambda: By(lambda net, x: net.last(functional.relu(net.first(x.flatten(1))))), True),
         (lambda: nn.Sequential(*unet()[:-1], nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 3)), True),

@@ -61,8 +61,8 @@ def last_layer(task: Task) -> LastLayer:
     shapes = task.layout.shapes
     stop = len(shapes)
     first = stop - 2 if stop > 1 and shapes[-1] == (task.classes,) else stop - 1
-    if isinstance(task, ModelTask) and task.structure is not None and isinstance(task.structure.layers[-1], Dense):
-        places = sorted(task.structure.ordered(range(stop))[-task.structure.layers[-1].owns :])
+    if isinstance(task, ModelTask) and task.structure is not None and isinstance(task.structure.core[-1], Dense):
+        places = sorted(task.structure.ordered(range(stop))[-task.structure.core[-1].owns :])
         first, stop = places[0], places[-1] + 1
     elif len(shapes[first]) != 2 or shapes[first][0] != task.classes:
         last, first, stop = first, *_elsewhere(task)

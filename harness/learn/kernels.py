@@ -15,7 +15,7 @@ from torch import Tensor
 
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.convolution import Scratch
-from leakgauge.harness.learn.layers import Dropout, Scale
+from leakgauge.harness.learn.layers import Scale
 from leakgauge.harness.learn.steps import DenseStep, Step, maker_of
 from leakgauge.harness.learn.structure import Structure
 
@@ -57,9 +57,8 @@ class Kernel:
         self._structure, self._head = structure, _Linear if linear else _Softmax
         tensors = iter(structure.split(params.detach().clone()))
         self.scale = structure.scale if isinstance(structure.layers[0], Scale) else None
-        layers = [layer for layer in structure.unscaled if not isinstance(layer, Dropout)]
-        self._makers = [maker_of(layer, tensors) for layer in layers]
-        self._owns = [layer.owns for layer in layers]
+        self._makers = [maker_of(layer, tensors) for layer in structure.core]
+        self._owns = [layer.owns for layer in structure.core]
         self.first = next(position for position, owns in enumerate(self._owns) if owns)
         """The position of the first layer with parameters."""
         self._free: list[_Tape] = []

@@ -323,6 +323,15 @@ class Margin(Layer):
         return torch.cat([-half, half], 1)
 
 
+@dataclass(frozen=True)
+class LogSoftmax(Layer):
+    """The logarithms of the softmax of scores, which have the same cross-entropy as the scores."""
+
+    def apply(self, h: Tensor) -> Tensor:
+        """[b, classes] to the same shape."""
+        return torch.log_softmax(h, 1)
+
+
 @dataclass(frozen=True, eq=False)
 class Scale(Layer):
     """The original inputs of inputs that are stored as (x - low) / span; low and span are broadcast over one input."""

@@ -32,6 +32,7 @@ from leakgauge.harness.learn.layers import (
     Dropout,
     Flatten,
     Layer,
+    LogSoftmax,
     Margin,
     MaxPool,
     Mean,
@@ -285,9 +286,19 @@ def _mean_pool(to: _Recorder, result: Tensor, h: Tensor, kernel_size: Any, *rest
     return to.layer(result, h, MeanPool(_side(kernel_size), _side(stride or kernel_size), _side(padding)), axes=4)
 
 
-def _whole_mean(to: _Recorder, result: Tensor, h: Tensor, output_size: Any) -> _Value:
-    _require(_side(output_size) == 1)
-    return to.layer(result, h, Mean(), axes=4, rows=True)
+def _pool_to(to: _Recorder, result: Tensor, h: Tensor, output_size: Any) -> _Value:
+    if result.shape[2:] == h.shape[2:] != (1, 1):
+        return to.value(h).then(result)
+    if result.shape[2:] == (1, 1):
+        return to.layer(result, h, Mean(), axes=4, rows=True)
+    _require(not any(side % after for side, after in zip(h.shape[2:], result.shape[2:], strict=True)))
+    size = _side([side // after for side, after in zip(h.shape[2:], result.shape[2:], strict=True)])
+    return to.layer(result, h, MeanPool(size, size), axes=4)
+
+
+def _log_softmax(to: _Recorder, result: Tensor, h: Tensor, dim: int, *rest: Any, **named: Any) -> _Value:
+    _require(dim in (1, -1) and result.dtype == h.dtype)
+    return to.layer(result, h, LogSoftmax(), axes=2)
 
 
 def _mean(to: _Recorder, result: Tensor, h: Tensor, dim: Any, keepdim: bool = False) -> _Value:
@@ -410,7 +421,8 @@ _READERS: dict[str, Callable[..., _Value]] = {
     "tanh": _entrywise(Tanh()),
     "max_pool2d": _max_pool,
     "avg_pool2d": _mean_pool,
-    "adaptive_avg_pool2d": _whole_mean,
+    "adaptive_avg_pool2d": _pool_to,
+    "log_softmax": _log_softmax,
     "mean": _mean,
     **dict.fromkeys(("flatten", "view", "reshape", "squeeze", "contiguous", "clone", "float", "to"), _reshaped),
     "dropout": _dropped(False),
@@ -438,7 +450,8 @@ def _read(module: nn.Module, input_shape: tuple[int, ...]) -> Structure | None:
     layers, names = [call.layer for call in value.calls], [name for call in value.calls for name in call.names]
     if len(input_shape) == 1:
         layers.insert(1 if layers and isinstance(layers[0], Scale) else 0, Flatten())
-    last = next((layer for layer in reversed(layers) if not isinstance(layer, Margin)), None)
+    last = next((layer for layer in reversed(layers) if not isinstance(layer, (Margin, LogSoftmax))), None)
+    _require(not any(isinstance(layer, LogSoftmax) for layer in layers[:-1]))
     tensors = tensors_of(module)
     statistics = {name for name in names if not isinstance(tensors[name], nn.Parameter)}
     trainable = {name for name, tensor in tensors.items() if tensor.requires_grad}

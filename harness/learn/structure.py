@@ -20,6 +20,7 @@ from leakgauge.harness.learn.layers import (
     Dropout,
     Flatten,
     Layer,
+    LogSoftmax,
     Norm,
     Relu,
     Scale,
@@ -116,6 +117,11 @@ class Structure:
         return self.layers[1:] if isinstance(self.layers[0], Scale) else self.layers
 
     @property
+    def core(self) -> tuple[Layer, ...]:
+        """The layers without a scale, dropouts and a log-softmax at the end, which changes no cross-entropy."""
+        return tuple(layer for layer in self.unscaled if not isinstance(layer, (Dropout, LogSoftmax)))
+
+    @property
     def first_dense(self) -> int | None:
         """The position of the first dense layer that is in no residual block; None: there is none."""
         return next((at for at, layer in enumerate(self.layers) if isinstance(layer, Dense)), None)
@@ -123,11 +129,10 @@ class Structure:
     @property
     def widths(self) -> tuple[int, ...] | None:
         """(inputs, hidden..., classes) of a dense ReLU stack with biases, with any scale and dropouts; else None."""
-        layers = tuple(layer for layer in self.unscaled if not isinstance(layer, Dropout))
-        dense = [layer for layer in layers if isinstance(layer, Dense)]
+        dense = [layer for layer in self.core if isinstance(layer, Dense)]
         relus: tuple[Layer, ...] = (Relu(),) * (len(dense) - 1)
         wanted = itertools.chain.from_iterable(itertools.zip_longest(dense, relus))
-        if not self.plain or layers != (Flatten(), *(layer for layer in wanted if layer is not None)):
+        if not self.plain or self.core != (Flatten(), *(layer for layer in wanted if layer is not None)):
             return None
         return dense[0].inputs, *(layer.outputs for layer in dense)
 
