@@ -308,6 +308,8 @@ OTHER = {
     "detached": lambda: By(lambda net, x: net.last(net.first(x.flatten(1)).detach())),
     "shifted rows": lambda: By(lambda net, x: net.last(net.first(x.flatten(1)) - 0.1)),
     "rows of two records": lambda: By(lambda net, x: net.last(net.first(x.view(-1, 48).view(-1, 96)))),
+    "inputs times zero": lambda: By(lambda net, x: net.last(net.first((0 * x).flatten(1)))),
+    "squares": lambda: By(lambda net, x: net.last(net.first((x * x).flatten(1)))),
     "twice the same": lambda: By(lambda net, x: net.last((h := net.first(x.flatten(1))) + h)),
     "constant added to a layer": lambda: By(lambda net, x: net.last(torch.ones(5) + net.first(x.flatten(1)))),
     "affine after the first layer": lambda: By(lambda net, x: net.last(2 * net.first(x.flatten(1)))),

@@ -96,7 +96,7 @@ def line(error: BaseException) -> str:
 
 def is_norm(layer: nn.Module) -> bool:
     """Whether a layer is a batch norm with torch's own forward."""
-    return isinstance(layer, _BatchNorm) and type(layer).forward in {one.forward for one in _NORMS}
+    return isinstance(layer, _BatchNorm) and type(layer).forward in {norm.forward for norm in _NORMS}
 
 
 class _Place(NamedTuple):
@@ -125,7 +125,7 @@ class _State:
         self.pace: float | None = None
         self.sent = True
         self.places: tuple[_Place, ...] = ()
-        self.found: list[_Dropped] | None = None  # only in a dry run
+        self.dropped: list[_Dropped] | None = None  # only in a dry run
         self.kinks: set[str] = set()
         self.functional = False
         self.after: dict[str, Tensor] = {}
@@ -160,14 +160,14 @@ class _State:
             axes: number of axes of inputs whose whole channels are dropped; 0: entries are dropped.
             depth: the mode of a stochastic depth; empty: a dropout.
         """
-        if self.found is not None:
+        if self.dropped is not None:
             if axes not in (0, h.ndim):
                 raise ValueError(f"expected inputs of {axes} axes, got {tuple(h.shape)}")
             if depth not in ("", "row"):
                 raise ValueError(f"expected mode='row', got mode={depth!r}, which drops whole batches")
             kept = 1 if depth else 2 if axes else h.ndim
             shape = (*h.shape[:kept], *(1 for _ in h.shape[kept:]))
-            self.found.append(_Dropped(path, rate, shape, bool(axes or depth)))
+            self.dropped.append(_Dropped(path, rate, shape, bool(axes or depth)))
         if self.keep is None:
             return h
         mask, place = next(self.keep)
@@ -292,7 +292,7 @@ class Called:
         x = x if self.scale is UNSCALED else self.scale.apply(x)
         with ExitStack() as stack:
             stack.enter_context(_plain_attention())
-            if self.width is not None or state.functional or state.found is not None:
+            if self.width is not None or state.functional or state.dropped is not None:
                 stack.enter_context(_Functions(state, self.width))
             # writes changed tensors into state.after
             scores: Tensor = functional_call(self.module, state.after, (x,))
@@ -373,18 +373,18 @@ def tried(name: str, net: Called, tensors: list[Tensor], input_shape: tuple[int,
     everything = tensors_of(net.module) | net.constants | dict(zip(net.layout.names, tensors, strict=True))
     before = {key: tensor.clone() for key, tensor in everything.items()}
     scores = scores_of(x[:2], training=False)
-    runs, found = [], []
+    runs, dropped = [], []
     for b in (2, 3):
-        net.state.found = []
+        net.state.dropped = []
         runs.append(scores_of(x[:b], training=True))
-        found.append(net.state.found)
-        net.state.found = None
+        dropped.append(net.state.dropped)
+        net.state.dropped = None
     for key, tensor in (tensors_of(net.module) | net.state.after).items():
         if not torch.equal(before[key], tensor):
             raise refusal(name, f"{key!r} changes in forward; only the statistics of batch norms may")
     if not torch.equal(scores_of(x, training=True), runs[1]):
         raise refusal(name, "two forwards of the same inputs differ; what draws random numbers, or counts its calls?")
-    dropouts = [_dropout(name, *pair) for pair in zip(*found, strict=True)]
+    dropouts = [_dropout(name, *pair) for pair in zip(*dropped, strict=True)]
     net.state.places = tuple(place for place, _, _ in dropouts)
     live = any(mode and is_norm(layer) for layer, mode in net.modes)
     if not live and not near(runs[0], scores):

@@ -94,9 +94,9 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, loss: Loss = "c
     with rng.global_generators(KEY):
         module = fresh()
         names = _names(name, module, statistics=not name.endswith(_UNSENT))
-        found = tensors_of(module)
-        layout = Layout(names, tuple(tuple(found[one].shape) for one in names))
-        made = layout.join([found[one].detach().clone() for one in names])
+        tensors = tensors_of(module)
+        layout = Layout(names, tuple(tuple(tensors[key].shape) for key in names))
+        made = layout.join([tensors[key].detach().clone() for key in names])
         structure = structure_of(module, input_shape)
         net = tried(name, Called.of(module, layout), layout.split(made), input_shape, outputs)
     if structure is not None and (structure.layout, structure.dropout) != (layout, net.dropout):
@@ -182,10 +182,10 @@ def _source(name: str) -> Make | nn.Module:
         if rest not in known:
             raise unknown("model of torchvision", rest, known)
         return functools.partial(torchvision_shim.classifier, rest)
-    found: Make | nn.Module = imported("model", name)
-    if not isinstance(found, nn.Module) and not callable(found):
-        raise UnknownNameError(f"expected a torch.nn.Module or a function that makes one for {name!r}, got {found!r}")
-    return found
+    source: Make | nn.Module = imported("model", name)
+    if not isinstance(source, nn.Module) and not callable(source):
+        raise UnknownNameError(f"expected a torch.nn.Module or a function that makes one for {name!r}, got {source!r}")
+    return source
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,7 +216,7 @@ class _Fresh:
         """The arguments that the factory accepts."""
         known = {"classes": self.outputs, "num_classes": self.outputs, "channels": self.input_shape[0]}
         named = inspect.signature(make).parameters
-        return {key: one for key, one in {**known, "input_shape": self.input_shape}.items() if key in named}
+        return {key: value for key, value in {**known, "input_shape": self.input_shape}.items() if key in named}
 
     def _materialize(self, module: nn.Module) -> None:
         """Give lazy layers their shapes by a forward pass in eval mode."""
@@ -232,12 +232,12 @@ class _Fresh:
 
 def _owned(layout: Layout, module: nn.Module) -> list[Tensor]:
     """A network's tensors in the order of a layout."""
-    found = tensors_of(module)
+    tensors = tensors_of(module)
     for name, shape in zip(layout.names, layout.shapes, strict=True):
-        if name not in found or tuple(found[name].shape) != shape:
-            got = tuple(found[name].shape) if name in found else "none"
+        if name not in tensors or tuple(tensors[name].shape) != shape:
+            got = tuple(tensors[name].shape) if name in tensors else "none"
             raise ValueError(f"expected a network with a tensor {name!r} of shape {shape}, got {got}")
-    return [found[name] for name in layout.names]
+    return [tensors[name] for name in layout.names]
 
 
 def _names(name: str, module: nn.Module, *, statistics: bool) -> tuple[str, ...]:
@@ -255,13 +255,12 @@ def _names(name: str, module: nn.Module, *, statistics: bool) -> tuple[str, ...]
             raise refusal(name, f"{where}: a cumulative average (momentum=None) is not supported; give a momentum")
         if layer.running_mean is not None and statistics:
             moving |= {f"{path}.running_mean".lstrip("."), f"{path}.running_var".lstrip(".")}
-    found = tensors_of(module)
-    owned = [one for one, tensor in found.items() if tensor.requires_grad or one in moving]
-    if not any(found[one].requires_grad for one in owned):
+    owned = {key: tensor for key, tensor in tensors_of(module).items() if tensor.requires_grad or key in moving}
+    if not any(tensor.requires_grad for tensor in owned.values()):
         raise refusal(name, "expected a trainable parameter, got none")
-    for one in owned:
-        if found[one].dtype != torch.float32:
-            raise refusal(name, f"expected float32, got {found[one].dtype} for {one!r}; return network.float()")
+    for key, tensor in owned.items():
+        if tensor.dtype != torch.float32:
+            raise refusal(name, f"expected float32, got {tensor.dtype} for {key!r}; return network.float()")
     return tuple(owned)
 
 
@@ -333,13 +332,13 @@ def _apart(task: ModelTask, params: Vector, x: Tensor, y: Tensor) -> float:
     """
     leaf, mixed = x.requires_grad_(), rng.normal(KEY.child("mixed"), params.shape, torch.float64)
     (slope,) = torch.autograd.grad(gradients(task, params, leaf, y)[0] @ mixed, leaf)
-    found = []
+    distances = []
     for number, step in enumerate(_STEPS):
         way = rng.normal(KEY.child("way", number), x.shape, torch.float64)
         with torch.no_grad():
             ends = [gradients(task, params, x.detach() + sign * way, y)[0] @ mixed for sign in (step, -step)]
         pair = float((slope * way).sum()), float(ends[0] - ends[1]) / (2 * step)
-        found.append(abs(pair[0] - pair[1]) / max(*map(abs, pair), 1e-12))
-        if found[-1] <= _AGREES:
+        distances.append(abs(pair[0] - pair[1]) / max(*map(abs, pair), 1e-12))
+        if distances[-1] <= _AGREES:
             break
-    return min(found)
+    return min(distances)

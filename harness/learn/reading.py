@@ -83,11 +83,11 @@ def structure_of(module: nn.Module, input_shape: tuple[int, ...]) -> Structure |
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by name, in the order of `state_dict`; a tied tensor only by its first name."""
-    found: dict[int, tuple[str, Tensor]] = {}
+    named: dict[int, tuple[str, Tensor]] = {}
     for prefix, layer in module.named_modules():
         for key, tensor in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)):
-            found.setdefault(id(tensor), (f"{prefix}.{key}".lstrip("."), tensor))
-    return dict(found.values())
+            named.setdefault(id(tensor), (f"{prefix}.{key}".lstrip("."), tensor))
+    return dict(named.values())
 
 
 def inputs(b: int, input_shape: tuple[int, ...], key: Key) -> Tensor:
@@ -372,15 +372,15 @@ def _added(to: _Recorder, result: Tensor, h: Any, other: Any, alpha: float = 1, 
         value, constant = (h, other) if id(h) in to.values else (other, h)
         _require(value is h or sign == 1.0)
         return _scaled(to, result, value, 1.0, sign * alpha * torch.as_tensor(constant))
-    one, two = to.value(h), to.value(other)
-    _require(alpha == sign == 1 and one.rows == two.rows == (h.ndim == 2) and h.shape == other.shape)
-    pairs = zip(one.calls, two.calls, strict=False)
+    left, right = to.value(h), to.value(other)
+    _require(alpha == sign == 1 and left.rows == right.rows == (h.ndim == 2) and h.shape == other.shape)
+    pairs = zip(left.calls, right.calls, strict=False)
     shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] is pair[1], pairs))
-    body, shortcut = sorted((one.calls[shared:], two.calls[shared:]), key=len, reverse=True)
+    body, shortcut = sorted((left.calls[shared:], right.calls[shared:]), key=len, reverse=True)
     _require(bool(body))
     block = Block(*(tuple(call.layer for call in path) for path in (body, shortcut)))
     names = tuple(name for call in body + shortcut for name in call.names)
-    return _Value(result, (*one.calls[:shared], _Call(block, names)), one.rows)
+    return _Value(result, (*left.calls[:shared], _Call(block, names)), left.rows)
 
 
 def _multiplied(to: _Recorder, result: Tensor, h: Any, other: Any) -> _Value:
@@ -394,19 +394,20 @@ def _divided(to: _Recorder, result: Tensor, h: Tensor, other: Any) -> _Value:
 
 def _scaled(to: _Recorder, result: Tensor, h: Tensor, span: Any, low: Any) -> _Value:
     """Inputs times `span` plus `low`, before any other layer."""
-    value, parts = to.value(h), [torch.as_tensor(part, dtype=h.dtype).detach() for part in (span, low)]
-    for number, part in enumerate(parts):
-        if part.ndim == h.ndim:
-            _require(len(part) == 1)
-            parts[number] = part[0]
-    before = UNSCALED
-    if value.calls:
-        (call,) = value.calls
-        _require(isinstance(call.layer, Scale))
-        before = call.layer  # type: ignore[assignment]
-    _require(result.shape == h.shape and result.dtype == h.dtype and id(span) not in to.values)
-    span, low = parts
-    return _Value(result, (_Call(Scale(before.low * span + low, before.span * span)),), value.rows)
+    value = to.value(h)
+    _require(all(isinstance(call.layer, Scale) for call in value.calls) and result.shape == h.shape)
+    low, span = (_constant(number, h) for number in (low, span))
+    _require(bool((span != 0).all()))
+    scale = value.calls[0].layer if value.calls else UNSCALED
+    assert isinstance(scale, Scale)
+    return _Value(result, (_Call(Scale(scale.low * span + low, scale.span * span)),), value.rows)
+
+
+def _constant(number: Any, h: Tensor) -> Tensor:
+    """A number, or a tensor that is broadcast over each input of h."""
+    constant = torch.as_tensor(number, dtype=h.dtype).detach()
+    _require(constant.ndim < h.ndim or len(constant) == 1)
+    return constant[0] if constant.ndim == h.ndim else constant
 
 
 _READERS: dict[str, Callable[..., _Value]] = {
@@ -484,6 +485,6 @@ def _agrees(structure: Structure, module: nn.Module, input_shape: tuple[int, ...
         slopes = torch.autograd.grad((scores * factors).sum(), leaves, allow_unused=True)
         results.append((scores.detach(), *slopes))
     return all(
-        (one is None and other is None) or (one is not None and other is not None and near(other, one))
-        for one, other in zip(*results, strict=True)
+        near(found, expected) if found is not None and expected is not None else found is expected
+        for expected, found in zip(*results, strict=True)
     )
