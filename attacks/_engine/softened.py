@@ -78,7 +78,6 @@ def _imitated(seen: Observation, sighting: Sighting, x: Tensor, labels: Tensor, 
     for message, update in zip(sighting.messages, updates, strict=True):
         own = key.child(message.sender.number)
         client = Client.of(message.sender, update, seen.defense.remember(seen.setting), own)
-        silent = here.silent([message.sender], own) if seen.defense.superposes else []
-        (wire,) = here.exchange([client, *silent], own.child("channel")).received
+        (wire,) = here.among_silent([client], own).received
         messages.append(message._replace(wire=wire, shared=message.shared and client.shared))
     return sighting._replace(messages=tuple(messages))
