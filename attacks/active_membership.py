@@ -14,7 +14,7 @@ from leakgauge.attacks._engine.objective import gradients_of_round
 from leakgauge.attacks._members import clear
 from leakgauge.attacks._members.traffic import over_rounds, weight_of
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Attack, Membership, Observation, Sighting, Task
+from leakgauge.harness.core.contract import Attack, Membership, Observation, ObservedRound, Task
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.layers import Dense, Dropout, LogSoftmax, Relu
@@ -112,7 +112,9 @@ class ActiveMembership(Attack):
         """One score per candidate; nothing is drawn."""
         if self.statistic == "norm":
             return clear.judge(seen, key, clear.by_sets)
-        rounds = ((sighting.messages, _ratios(seen, sighting)) for sighting in seen.sightings if sighting.messages)
+        rounds = (
+            (observed.messages, _ratios(seen, observed)) for observed in seen.observed_rounds if observed.messages
+        )
         found = (
             (message.sender.number, row)
             for messages, ratios in rounds
@@ -169,7 +171,7 @@ def _neurons(like: Tensor, candidates: Tensor, hidden: int, fires: float, key: K
     return weight, bias, gain
 
 
-def _ratios(seen: Observation, sighting: Sighting) -> Tensor:
+def _ratios(seen: Observation, observed: ObservedRound) -> Tensor:
     """[k, n]: the log likelihood ratio that candidate n is in message k of a round.
 
     A message shows z = G (w m) + N(0, variance G): the products with the candidates' gradients in the layer of neurons.
@@ -178,7 +180,7 @@ def _ratios(seen: Observation, sighting: Sighting) -> Tensor:
     """
     assert seen.candidates is not None
     x, y = seen.candidates
-    structure, front, head = _front(seen.task, sighting.model.params)
+    structure, front, head = _front(seen.task, observed.model.params)
     inputs = front(x)
     slopes = functools.reduce(torch.matmul, head[-2:0:-2]).double()  # [classes, hidden], of the scores
     back = (slopes.mean(0) - slopes[y]) * (inputs @ head[0].T + head[1] > 0)  # [n, hidden], at scores of 0
@@ -186,13 +188,13 @@ def _ratios(seen: Observation, sighting: Sighting) -> Tensor:
     gram = (back @ back.T) * (rows @ rows.T)
     values, vectors = torch.linalg.eigh(gram)
     values, lengths = values.clamp(min=0), gram.diagonal().clamp(min=1e-30)
-    layers = [_layer(structure.split(gradient), len(head)) for gradient in gradients_of_round(seen, sighting)]
+    layers = [_layer(structure.split(gradient), len(head)) for gradient in gradients_of_round(seen, observed)]
     products = torch.stack([((back @ layer) * rows).sum(1) for layer in layers])  # [k, n]
     # a clip or a quantizer's range lowers the weight of a message's records; not all messages have a candidate
     seems = (products / lengths).amax(1)
     least = _LEAST * float(seems.max().clamp(min=0))
     found = []
-    for message, layer, product, seem in zip(sighting.messages, layers, products, seems, strict=True):
+    for message, layer, product, seem in zip(observed.messages, layers, products, seems, strict=True):
         weight = min(weight_of(seen.setting, message), max(least, float(seem)))
         noise = float(layer.square().mean(1).median()) + 1e-6 * weight**2 * float(lengths.mean()) + 1e-30
         others = min(0.5, message.images / len(x)) * weight**2

@@ -64,7 +64,7 @@ class Analytic(Attack):
 
     def run(self, observation: Observation, key: Key) -> Reconstruction:
         """Inputs, not clipped, and their labels; the objective is the squared distance of the gradients."""
-        (messages, model, _), targets = observation.sightings[0], received_gradients(observation, numbers=True)
+        (messages, model, _), targets = observation.observed_rounds[0], received_gradients(observation, numbers=True)
         task, params, guesses = observation.task, model.params, []
         # prepared once for all victims, because it depends only on the model
         form = closed_form(task, params, self.ridge) if bool(params.isfinite().all()) else None

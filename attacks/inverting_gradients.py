@@ -77,7 +77,7 @@ class InvertingGradients(ByLabels):
 
     def run(self, observation: Observation, key: Key) -> Reconstruction:
         """Inputs and labels; only images are clamped to [0, 1]."""
-        task, messages, guesses = observation.task, observation.sightings[0].messages, dict[int, Guess]()
+        task, messages, guesses = observation.task, observation.observed_rounds[0].messages, dict[int, Guess]()
         gradients = received_gradients(observation, numbers=self.labels == "given")
         labels = labels_of(observation, gradients, self.labels, key.child("dummies"))
         direction = Direction.smooth(self.evaluations, self.lr, self.tv)

@@ -18,7 +18,7 @@ from leakgauge.attacks._labels.infer import ByLabels, LabelSource, check_source,
 from leakgauge.attacks._labels.last_layer import last_layer
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import positive
-from leakgauge.harness.core.contract import Examples, Guess, Message, Observation, Reconstruction, Sender, Sighting
+from leakgauge.harness.core.contract import Examples, Guess, Message, Observation, ObservedRound, Reconstruction, Sender
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation.round import Client, Round
 
@@ -102,7 +102,7 @@ class Learned(ByLabels):
             raise ValueError(f"expected at least 2 auxiliary inputs, got {len(observation.auxiliary.x)}")
         gradients = received_gradients(observation)
         labels = labels_of(observation, gradients, self.labels, key.child("dummies"))
-        messages = observation.sightings[0].messages
+        messages = observation.observed_rounds[0].messages
         kinds = ((message.images, message.users, message.steps) for message in messages)
         guesses = dict[int, Guess]()
         for kind, victims in alike(gradients, kinds):
@@ -115,14 +115,14 @@ class Learned(ByLabels):
         self, observation: Observation, victims: Sequence[int], targets: Tensor, labels: Tensor, key: Key
     ) -> list[Guess]:
         """Guesses of one network for victims with equal numbers of images; targets [n, d], labels [n, b]."""
-        sighting = observation.sightings[0]
-        sighting = sighting._replace(messages=tuple(sighting.messages[i] for i in victims))
+        observed = observation.observed_rounds[0]
+        observed = observed._replace(messages=tuple(observed.messages[i] for i in victims))
         assert observation.auxiliary is not None
         train, held = _apart(observation.auxiliary)
-        usual = _usual(observation, sighting, train)
+        usual = _usual(observation, observed, train)
         if not bool(usual.isfinite().all()):
-            return [failed(observation.task, message, "the model is not finite") for message in sighting.messages]
-        imitation = _Imitation(observation, sighting, usual, self.labels, key)
+            return [failed(observation.task, message, "the model is not finite") for message in observed.messages]
+        imitation = _Imitation(observation, observed, usual, self.labels, key)
         many = imitation.pairs(train, self.samples, "train")
         few = imitation.pairs(held, min(len(held.x), max(1, self.samples // _HELD)), "held")
         made = (len(many.images) + len(few.images)) // labels.shape[1]
@@ -132,12 +132,12 @@ class Learned(ByLabels):
         images = network(features.flatten(0, 1)).view(*labels.shape, *observation.task.input_shape)
         if not math.isfinite(network.error):
             why = "the training of the attack's network diverged"
-            return [failed(observation.task, message, why, made) for message in sighting.messages]
+            return [failed(observation.task, message, why, made) for message in observed.messages]
         return [
             Guess(x, y, network.error, made)
             if bool(x.isfinite().all())
             else failed(observation.task, message, "the gradient is too large for the attack's network", made)
-            for message, x, y in zip(sighting.messages, images, labels, strict=True)
+            for message, x, y in zip(observed.messages, images, labels, strict=True)
         ]
 
 
@@ -149,14 +149,14 @@ class _Imitation:
     """
 
     observation: Observation
-    sighting: Sighting
+    observed: ObservedRound
     usual: Tensor
     labels: LabelSource
     key: Key
 
     def pairs(self, data: Examples, count: int, name: str) -> Pairs:
         """Pairs from about `count` images of `data`, in whole messages; later passes over the data alter the images."""
-        images, key = self.sighting.messages[0].images, self.key.child(name)
+        images, key = self.observed.messages[0].images, self.key.child(name)
         messages, at_once = max(1, count // images), max(1, _CHUNK // images)
         passes = -(-messages * images // len(data.x))
         order = torch.from_numpy(rng.permutations(key.child("order"), passes, len(data.x))).flatten()
@@ -181,7 +181,7 @@ class _Imitation:
         )
         labels = batches.y
         if self.labels == "inferred":
-            params, many = self.sighting.model.params, [labels.shape[1]] * len(labels)
+            params, many = self.observed.model.params, [labels.shape[1]] * len(labels)
             labels = torch.stack(restore(self.observation.task, params, gradients, many, key.child("dummies", start)))
         features = self.features(gradients, labels)
         features[broken] = torch.nan
@@ -189,22 +189,22 @@ class _Imitation:
 
     def _updates(self, batches: Examples) -> Tensor:
         """[m, users, d]: the clients' updates before the defense, without the noise of their steps."""
-        observation, sighting = self.observation, self.sighting
-        message, m = sighting.messages[0], len(batches.x)
-        local = Local.of(observation.setting, sighting.lr, message.steps, observation.defense)
+        observation, observed = self.observation, self.observed
+        message, m = observed.messages[0], len(batches.x)
+        local = Local.of(observation.setting, observed.lr, message.steps, observation.defense)
         # images are dealt alternately, because y is sorted and a user's images should not share one label
         each = message.images // message.users
         x = batches.x.reshape(m, each, message.users, *batches.x.shape[2:]).transpose(1, 2).flatten(0, 1)
         y = batches.y.reshape(m, each, message.users).transpose(1, 2).flatten(0, 1)
         soft = one_hot(y, observation.task.classes).to(x.dtype)
-        return client_updates(observation.task, sighting.model.params, x, soft, local).view(m, message.users, -1)
+        return client_updates(observation.task, observed.model.params, x, soft, local).view(m, message.users, -1)
 
     def _received(self, updates: Tensor, number: int, key: Key) -> Tensor:
         """[d]: the gradient that one message reveals after its users' updates [users, d] passed through the defense."""
-        observation, model = self.observation, self.sighting.model
+        observation, model = self.observation, self.observed.model
         here = Round(observation.defense, observation.setting, model.state, model.round)
-        turn = number % len(self.sighting.messages)
-        message = self.sighting.messages[turn]
+        turn = number % len(self.observed.messages)
+        message = self.observed.messages[turn]
         clients = []
         for i, (who, update) in enumerate(zip([message.sender, *message.others], updates, strict=True)):
             own = key.child("user", i)
@@ -214,7 +214,7 @@ class _Imitation:
             clients.append(Client.of(who, update, observation.defense.remember(observation.setting), own))
         (received,) = here.among_silent(clients, key).received
         estimate = here.estimate(received, message.sender, None if message.shared is None else clients[0].shared)
-        return (estimate / update_per_gradient(observation.setting, self.sighting)[turn]).to(model.params)
+        return (estimate / update_per_gradient(observation.setting, self.observed)[turn]).to(model.params)
 
     def _step_noise(self, message: Message, who: Sender) -> float:
         defense, setting = self.observation.defense, self.observation.setting
@@ -224,7 +224,7 @@ class _Imitation:
         assert defense.local.clip is not None  # noise is in units of the clip
         gradient = setting.sends == "gradient"
         size = message.images // message.users if gradient else min(setting.batch or who.samples, who.samples)
-        length = 1.0 if gradient else self.sighting.lr * math.sqrt(message.steps)
+        length = 1.0 if gradient else self.observed.lr * math.sqrt(message.steps)
         return length * multiplier * defense.local.clip / size
 
     def features(self, gradients: Tensor, labels: Tensor) -> Tensor:
@@ -252,11 +252,11 @@ def _apart(data: Examples) -> tuple[Examples, Examples]:
     return Examples(data.x[~held], data.y[~held]), Examples(data.x[held], data.y[held])
 
 
-def _usual(observation: Observation, sighting: Sighting, data: Examples) -> Tensor:
+def _usual(observation: Observation, observed: ObservedRound, data: Examples) -> Tensor:
     """[classes, classes]: the mean softmax for inputs of each label; a label without inputs gets the mean of all."""
     spread = torch.linspace(0, len(data.x) - 1, min(len(data.x), _USUAL)).long()
     with torch.no_grad():
-        p = observation.task.outputs(sighting.model.params, data.x[spread]).softmax(dim=1)
+        p = observation.task.outputs(observed.model.params, data.x[spread]).softmax(dim=1)
     members = one_hot(data.y[spread], observation.task.classes).to(p.dtype)
     count = members.sum(dim=0)[:, None]
     return torch.where(count > 0, members.T @ p / count.clamp(min=1), p.mean(dim=0))

@@ -12,7 +12,7 @@ from leakgauge.defenses.cepam_gaussian import CepamGaussian
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.jopeq import JoPEQ
 from leakgauge.defenses.none import NoDefense
-from leakgauge.harness.core.contract import Examples, Observation, Setting, Sighting, Snapshot
+from leakgauge.harness.core.contract import Examples, Observation, ObservedRound, Setting, Snapshot
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import auc
 from leakgauge.harness.core.threats import View
@@ -42,11 +42,13 @@ def watched(digits, defense, inside=16, task=TASK, rounds=1, honest=False, attac
     work = [Work(Examples(digits.x[part], digits.y[part]), key) for part in held.split(EACH)]
     plan = dataclasses.replace(PLAN, gradient=sends == "gradient", steps=1)
     updates = train_clients(task, params, work, plan, "loop").updates
-    sightings = [
-        Sighting(encoded(setting, defense, updates, [EACH] * CLIENTS, key.child(t)), Snapshot(t, params, None), 0.1)
+    observed_rounds = [
+        ObservedRound(
+            encoded(setting, defense, updates, [EACH] * CLIENTS, key.child(t)), Snapshot(t, params, None), 0.1
+        )
         for t in range(rounds)
     ]
-    first, *later = sightings
+    first, *later = observed_rounds
     seen = dataclasses.replace(blank, messages=first.messages, model=first.model, later=tuple(later))
     return seen, order < inside
 

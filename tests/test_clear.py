@@ -92,8 +92,8 @@ def watched(digits, defense, sends="gradient", steps=1, batch=0, clients=CLIENTS
 
 def ratios(seen):
     """[clients, candidates] of an honest round."""
-    (sighting,) = seen.sightings
-    return clear.by_batches(seen, sighting, clear._numbers(seen, sighting.messages), KEY)
+    (observed,) = seen.observed_rounds
+    return clear.by_batches(seen, observed, clear._numbers(seen, observed.messages), KEY)
 
 
 def owns(seen):
@@ -140,14 +140,14 @@ def test_a_ratio_is_the_odds_of_membership(digits):
 def test_the_law_with_a_candidate_is_that_of_batches_that_hold_it(digits, defense, sent, steps, batch, monkeypatch):
     """By slopes, as against an update for each pair of batch and candidate."""
     seen = watched(digits, defense, sent, steps, batch, clients=3)
-    (sighting,) = seen.sightings
+    (observed,) = seen.observed_rounds
     each = clear._gradients(seen, seen.model.params, seen.candidates)[:5]
     made = []
     inside = clear._updates
     monkeypatch.setattr(clear, "_updates", lambda *given: made.append((given[2], inside(*given))) or made[-1][1])
-    images = sighting.messages[0].images
+    images = observed.messages[0].images
     monkeypatch.setattr(clear, "_ENTRIES", 100 * images * TASK.layout.dim)
-    law = clear._simulated(seen, sighting._replace(messages=sighting.messages[:1]), each, KEY)
+    law = clear._simulated(seen, observed._replace(messages=observed.messages[:1]), each, KEY)
     assert len(made) == 3
     factor = (1.0 if sent == "gradient" else -0.1) / (batch or EACH)
     first = torch.cat([clear._gradients(seen, seen.model.params, Examples(b.x[:, 0], b.y[:, 0])) for b, _ in made])
@@ -172,10 +172,10 @@ def test_a_number_that_only_rounding_moves_says_nothing():
 
 def test_a_simulated_client_trains_as_a_client_does(digits):
     seen = watched(digits, Tells(), "update", 4, 2, clients=3)
-    (sighting,) = seen.sightings
+    (observed,) = seen.observed_rounds
     rows = torch.arange(EACH)[None]
     batch = Examples(digits.x[rows], digits.y[rows])
-    mine = clear._updates(seen, sighting._replace(messages=sighting.messages[:1]), batch, KEY)[0]
+    mine = clear._updates(seen, observed._replace(messages=observed.messages[:1]), batch, KEY)[0]
     here = seen.model.params
     for part in rows[0].split(2):
         leaf = here.clone().requires_grad_()
@@ -247,8 +247,8 @@ def test_the_norm_needs_auxiliary_data_and_no_shared_key(digits):
 
 def test_the_suspect_s_messages_alone_are_judged_and_rounds_add_up(digits):
     seen = watched(digits, CepamGaussian(), clients=4)
-    (sighting,) = seen.sightings
-    again = sighting._replace(model=Snapshot(1, *sighting.model[1:]))
+    (observed,) = seen.observed_rounds
+    again = observed._replace(model=Snapshot(1, *observed.model[1:]))
     seen = dataclasses.replace(seen, later=(again,))
     own = [NORM.run(dataclasses.replace(seen, suspect=k), KEY).scores for k in range(4)]
     torch.testing.assert_close(NORM.run(seen, KEY).scores, torch.stack(own).amax(0))
@@ -264,7 +264,7 @@ def test_a_record_that_a_message_may_leave_out_is_judged_by_the_mixture(digits):
     some = dataclasses.replace(seen, messages=half)
     found = NORM.run(some, KEY).scores
     row = clear.by_batches(
-        some, some.sightings[0]._replace(messages=half[1:2]), clear._numbers(some, half[1:2]), KEY.child(0)
+        some, some.observed_rounds[0]._replace(messages=half[1:2]), clear._numbers(some, half[1:2]), KEY.child(0)
     )
     torch.testing.assert_close(found, (0.5 + 0.5 * row[0].exp()).log())
     assert found.min() > math.log(0.5)

@@ -92,7 +92,7 @@ def test_other_rules_of_training_sums_and_other_parameters_do_not_join():
     params = other.model.params.clone()
     params[0] += 1e-6
     assert not alike(none, dataclasses.replace(other, model=other.model._replace(params=params)))
-    assert not alike(none, dataclasses.replace(other, later=other.sightings))
+    assert not alike(none, dataclasses.replace(other, later=other.observed_rounds))
 
 
 def test_no_batch_has_more_victims_than_fit():

@@ -9,7 +9,7 @@ from leakgauge.attacks._labels.infer import apportion
 from leakgauge.attacks.label_prior import LabelPrior
 from leakgauge.attacks.label_restoration import LabelRestoration
 from leakgauge.defenses.gaussian import Gaussian
-from leakgauge.harness.core.contract import Examples, Sighting
+from leakgauge.harness.core.contract import Examples, ObservedRound
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.study.score import score_labels
 from tests.victims import make, only
@@ -31,14 +31,14 @@ def test_labels_behind_a_bare_gradient_are_found(images):
 def test_the_evidence_of_several_rounds_is_added_up():
     case = make(n=8)
     wrong = make(n=8, labels=(case.y + 1) % 10).seen
-    right = Sighting(case.seen.messages, case.seen.model, case.seen.lr)
+    right = ObservedRound(case.seen.messages, case.seen.model, case.seen.lr)
     seen = dataclasses.replace(wrong, later=(right, right))
     assert torch.equal(torch.cat(LabelRestoration().run(seen, KEY).labels), case.y.flatten())
 
 
 def test_more_rounds_of_noisy_messages_reveal_more_labels():
     case, *others = (make(n=24, defense=Gaussian(clip=1e3, noise_std=1.5), key=Key(k)) for k in range(9))
-    later = tuple(Sighting(other.seen.messages, case.seen.model, 0.1) for other in others)
+    later = tuple(ObservedRound(other.seen.messages, case.seen.model, 0.1) for other in others)
     seen = (dataclasses.replace(case.seen, later=more) for more in ((), later))
     one, many = (torch.stack(LabelRestoration().run(each, KEY).labels) == case.y for each in seen)
     assert one.float().mean() < 0.9

@@ -125,7 +125,7 @@ def test_on_a_linear_model_map_reaches_the_limit_and_no_attack_is_below_it():
 def test_the_information_of_a_coordinate_is_that_of_its_noise(defense, each):
     seen, truth = scene(1, defense)
     update = gradients(LINEAR, seen.model.params, truth[0].x[None], torch.eye(4)[truth[0].y][None])
-    found = module._information(seen, seen.sightings[0], seen.messages[0], update, Key(1))
+    found = module._information(seen, seen.observed_rounds[0], seen.messages[0], update, Key(1))
     # the likelihood of Laplace noise has a rounded tip
     assert float(found.mean()) == pytest.approx(each, rel=0.2)
 
@@ -135,8 +135,8 @@ def test_a_clip_shrinks_what_uniform_errors_show(clip, kept):
     seen, truth = scene(1, CepamClip(clip=clip, noise_std=0.01))
     update = gradients(LINEAR, seen.model.params, truth[0].x[None], torch.eye(4)[truth[0].y][None])
     update = update / update.norm()
-    sighting, (message,) = seen.sightings[0], seen.messages
-    found = module._information(seen, sighting, message, update, Key(1))
+    observed, (message,) = seen.observed_rounds[0], seen.messages
+    found = module._information(seen, observed, message, update, Key(1))
     links = links_of(seen.setting, [message])
     variance = seen.defense.error_variance(None, [message.wire], links)
     assert float((found * variance).mean()) == pytest.approx(kept, rel=0.3)
@@ -147,7 +147,8 @@ def test_information_of_t_noise():
     seen, truth = scene(1, defense)
     update = gradients(LINEAR, seen.model.params, truth[0].x[None], torch.eye(4)[truth[0].y][None])
     found = [
-        float(module._information(seen, seen.sightings[0], seen.messages[0], update, Key(i)).mean()) for i in range(8)
+        float(module._information(seen, seen.observed_rounds[0], seen.messages[0], update, Key(i)).mean())
+        for i in range(8)
     ]
     # (nu + 2) / (nu + 4) / s2 of a bivariate t (Lange, Little, Taylor 1989), in units of the clip
     assert np.mean(found) == pytest.approx(6 / 8 / 0.01 / 100**2, rel=0.15)
@@ -212,7 +213,7 @@ def test_slopes_are_those_of_autograd(name):
     seen, victim = case.seen, Examples(x[0], case.y[0])
     directions = torch.eye(64, dtype=torch.float64)[:, :10]
     room = torch.empty(0, 0, dtype=torch.float64)
-    found = module._slopes(seen, seen.sightings[0], 0, victim, directions, Key(1), room)
+    found = module._slopes(seen, seen.observed_rounds[0], 0, victim, directions, Key(1), room)
     leaf = seen.model.params.double().requires_grad_()
 
     def sent(image):
@@ -221,7 +222,7 @@ def test_slopes_are_those_of_autograd(name):
     ways = directions.T.view(-1, *victim.x.shape)
     whole = torch.stack([torch.autograd.functional.jvp(sent, victim.x.double(), way)[1] for way in ways])
     nothing = torch.zeros(1, len(leaf))
-    weight = module._information(seen, seen.sightings[0], seen.messages[0], nothing, Key(1))[0].double()
+    weight = module._information(seen, seen.observed_rounds[0], seen.messages[0], nothing, Key(1))[0].double()
     shares = found.square().sum(1) / (whole.square() * weight).sum(1)
     assert shares.sqrt().numpy() == pytest.approx(1.0, rel=0.05)
     assert torch.nn.functional.cosine_similarity(found, whole * weight.sqrt()).min() > 0.95

@@ -236,14 +236,14 @@ def test_the_truth_explains_its_message_and_another_image_does_not(defense):
     x, task = smooth_images(8, side=8), ModelTask(build("mlp-small", (1, 8, 8), 10))
     seen, labels = observation(defense, x, task), torch.arange(8)[:, None] % 10
     explains = Explains("likelihood", unroll=True)
-    goal = objective(seen, seen.sightings, labels, explains)
-    bound = explained_at(seen, seen.sightings, x[:, None], labels, explains, Key(6))
+    goal = objective(seen, seen.observed_rounds, labels, explains)
+    bound = explained_at(seen, seen.observed_rounds, x[:, None], labels, explains, Key(6))
     assert bool((goal.messages(x.flatten(1), torch.arange(8)).value <= bound).all())
     other = x.roll(1, 0)
-    bound = explained_at(seen, seen.sightings, other[:, None], labels, explains, Key(6))
+    bound = explained_at(seen, seen.observed_rounds, other[:, None], labels, explains, Key(6))
     assert not bool((goal.messages(other.flatten(1), torch.arange(8)).value <= bound).any())
     few = seen.of(range(5, 8))
-    part = explained_at(few, few.sightings, other[5:, None], labels[5:], explains, Key(6))
+    part = explained_at(few, few.observed_rounds, other[5:, None], labels[5:], explains, Key(6))
     torch.testing.assert_close(part, bound[5:], rtol=1e-4, atol=1e-4)  # whatever the other victims
 
 

@@ -67,11 +67,11 @@ def rate(attack, seen, truth):
 
 def only_messages(seen, keep):
     """The observation with those messages of each round that `keep(round, message)` names."""
-    sightings = [
-        sighting._replace(messages=tuple(m for m in sighting.messages if keep(number, m)))
-        for number, sighting in enumerate(seen.sightings)
+    observed_rounds = [
+        observed._replace(messages=tuple(m for m in observed.messages if keep(number, m)))
+        for number, observed in enumerate(seen.observed_rounds)
     ]
-    first, *later = sightings
+    first, *later = observed_rounds
     return dataclasses.replace(seen, messages=first.messages, later=tuple(later))
 
 
@@ -216,7 +216,7 @@ def test_rounds_without_the_suspect_are_left_out(attack):
 def test_clients_are_judged_by_the_rounds_they_take_part_in():
     here = scene(participants=3)
     seen, truth = look(here)
-    took_part = [any(m.sender.number == 0 for m in sighting.messages) for sighting in seen.sightings]
+    took_part = [any(m.sender.number == 0 for m in observed.messages) for observed in seen.observed_rounds]
     assert 0 < sum(took_part) < ROUNDS
     assert rate(FedMIA(), seen, truth) > 0.65
     for attack in SUMS:

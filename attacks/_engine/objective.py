@@ -13,7 +13,7 @@ from torch import Tensor
 from leakgauge.attacks._engine.matching import Evaluation, Function, Latest, Misfit, SquaredDistance, evaluator
 from leakgauge.attacks._engine.prior import Believed, Prior
 from leakgauge.attacks._engine.simulate import Local, update_evaluator
-from leakgauge.harness.core.contract import Observation, Setting, Sighting, likelihood_of, links_of
+from leakgauge.harness.core.contract import Observation, ObservedRound, Setting, likelihood_of, links_of
 from leakgauge.harness.core.device import Placed
 from leakgauge.harness.federation.round import Round
 from leakgauge.harness.learn.gradients import takes_numbers, targets_of
@@ -47,14 +47,14 @@ class Explains:
             raise ValueError(f"expected objective 'l2' or 'likelihood', got {self.kind!r}")
 
 
-def update_per_gradient(setting: Setting, sighting: Sighting) -> Tensor:
+def update_per_gradient(setting: Setting, observed: ObservedRound) -> Tensor:
     """[n]: the factor from the mean gradient of a message's images to its update, to first order.
 
     The update of a superposed message is the sum of its users' updates.
     """
     gradient = setting.sends == "gradient"
     return torch.tensor(
-        [message.users * (1.0 if gradient else -sighting.lr * message.steps) for message in sighting.messages]
+        [message.users * (1.0 if gradient else -observed.lr * message.steps) for message in observed.messages]
     )
 
 
@@ -72,18 +72,18 @@ def received_gradients(observation: Observation, *, numbers: bool = False) -> Te
 
     Source: Geiping et al. 2020, sec. 6, attacks updates by unrolling the steps; this is the first-order approximation.
     """
-    return gradients_of_round(observation, observation.sightings[0], numbers=numbers)
+    return gradients_of_round(observation, observation.observed_rounds[0], numbers=numbers)
 
 
-def gradients_of_round(observation: Observation, sighting: Sighting, *, numbers: bool = False) -> Tensor:
+def gradients_of_round(observation: Observation, observed: ObservedRound, *, numbers: bool = False) -> Tensor:
     """Same as `received_gradients`, for any round."""
     regression = takes_numbers(observation.task)
     if not (observation.task.softmax or (numbers and regression)):
         advice = "; for a regression, use analytic, dlg, or map with given labels" if regression else ""
         raise ValueError(f"expected a softmax cross-entropy loss for gradient matching, got another loss{advice}")
-    here = Round(observation.defense, observation.setting, sighting.model.state, sighting.model.round)
-    estimates = torch.stack([here.read(message) for message in sighting.messages])
-    return estimates.to(sighting.model.params.dtype) / update_per_gradient(observation.setting, sighting)[:, None]
+    here = Round(observation.defense, observation.setting, observed.model.state, observed.model.round)
+    estimates = torch.stack([here.read(message) for message in observed.messages])
+    return estimates.to(observed.model.params.dtype) / update_per_gradient(observation.setting, observed)[:, None]
 
 
 class Objective(NamedTuple):
@@ -102,23 +102,23 @@ class Objective(NamedTuple):
 
 
 def objective(
-    observation: Observation, sightings: Sequence[Sighting], labels: Tensor | None, explains: Explains
+    observation: Observation, observed_rounds: Sequence[ObservedRound], labels: Tensor | None, explains: Explains
 ) -> Objective:
     """The objective: the misfits of all rounds summed, plus the prior.
 
     Args:
-        sightings: the rounds, each with one message of the same n victims, in the same order.
+        observed_rounds: the rounds, each with one message of the same n victims, in the same order.
         labels: [n, b], held fixed; None: each candidate has its own labels.
     """
-    task, params = observation.task, sightings[0].model.params
+    task, params = observation.task, observed_rounds[0].model.params
     fixed = None if labels is None else targets_of(task, labels, params.dtype)
-    functions, nothing = [], params.new_zeros(len(sightings[0].messages))
-    for sighting in sightings:
-        function, misfit_of_zero = _of_round(observation, sighting, fixed, explains)
+    functions, nothing = [], params.new_zeros(len(observed_rounds[0].messages))
+    for observed in observed_rounds:
+        function, misfit_of_zero = _of_round(observation, observed, fixed, explains)
         functions.append(function)
         nothing = nothing + misfit_of_zero
     messages = functions[0] if len(functions) == 1 else partial(_sum, functions)
-    images, believed = sightings[0].messages[0].images, None
+    images, believed = observed_rounds[0].messages[0].images, None
     if explains.prior is not None:
         others = 0 if labels is not None else images * task.classes
         believed = partial(Believed, prior=explains.prior, shape=task.input_shape, images=images, others=others)
@@ -126,27 +126,27 @@ def objective(
 
 
 def _of_round(
-    observation: Observation, sighting: Sighting, labels: Tensor | None, explains: Explains
+    observation: Observation, observed: ObservedRound, labels: Tensor | None, explains: Explains
 ) -> tuple[Function, Tensor]:
     """The misfit of one round, and its value [n] for updates of zero."""
-    message, params, aware = sighting.messages[0], sighting.model.params, explains.kind == "likelihood"
-    zero = params.new_zeros(len(sighting.messages), params.numel())
+    message, params, aware = observed.messages[0], observed.model.params, explains.kind == "likelihood"
+    zero = params.new_zeros(len(observed.messages), params.numel())
     each = torch.arange(len(zero), device=zero.device)
-    local = Local.of(observation.setting, sighting.lr, message.steps, observation.defense if aware else None)
-    unlikely = _Unlikelihood(observation, sighting)
-    factor = update_per_gradient(observation.setting, sighting).to(params.device)
+    local = Local.of(observation.setting, observed.lr, message.steps, observation.defense if aware else None)
+    unlikely = _Unlikelihood(observation, observed)
+    factor = update_per_gradient(observation.setting, observed).to(params.device)
     misfit: Misfit
     if not explains.unroll or (local.one_gradient(message.images) and message.users == 1):
         if aware:
             misfit = partial(_of_gradients, unlikely, factor)
         else:
-            estimates = gradients_of_round(observation, sighting, numbers=True)
+            estimates = gradients_of_round(observation, observed, numbers=True)
             misfit = SquaredDistance(estimates.to(params), explains.scale)
         function = evaluator(observation.task, params, misfit, images=message.images, labels=labels)
         return function, misfit(zero, each)
     misfit = unlikely
     if not aware:
-        estimates = gradients_of_round(observation, sighting, numbers=True).to(factor.device)
+        estimates = gradients_of_round(observation, observed, numbers=True).to(factor.device)
         misfit = partial(_distance, estimates * factor[:, None], factor, explains.scale)
     function = update_evaluator(
         observation.task, params, misfit, local, images=message.images, users=message.users, labels=labels
@@ -173,7 +173,7 @@ class _Unlikelihood:
     """-log p(received | the messages before the defense), from the defense itself: a `Misfit`."""
 
     observation: Observation
-    sighting: Sighting
+    observed: ObservedRound
     cache: dict[tuple[int, ...], Placed] = field(default_factory=dict)
     # the host waits for the numbers of the instances once, not at each evaluation
     _members: Latest[tuple[int, ...]] = field(default_factory=lambda: Latest(lambda rows: tuple(rows.tolist())))
@@ -183,9 +183,9 @@ class _Unlikelihood:
         if members not in self.cache:
             if (len(self.cache) + 1) * len(members) * setting.dim > _DECODED:
                 self.cache.clear()
-            messages = [self.sighting.messages[i] for i in members]
+            messages = [self.observed.messages[i] for i in members]
             given = [message.wire for message in messages], links_of(setting, messages)
-            likelihood = likelihood_of(self.observation.defense, self.sighting.model.state, *given)
+            likelihood = likelihood_of(self.observation.defense, self.observed.model.state, *given)
             self.cache[members] = Placed(likelihood, gradients.device)
         return self.cache[members](gradients)
 

@@ -26,7 +26,7 @@ from leakgauge.attacks._search.lbfgs import Minima, Stop, minimize
 from leakgauge.attacks._solve.closed_form import RIDGE, Unsolvable, closed_form
 from leakgauge.attacks._solve.layerwise import Underdetermined
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Guess, Message, Observation, Sighting, Task
+from leakgauge.harness.core.contract import Guess, Message, Observation, ObservedRound, Task
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn.gradients import takes_numbers
 
@@ -149,20 +149,20 @@ def match(
         A target that is zero or not finite gives a failure, without any evaluation.
     """
     placed = observation.placed()
-    sightings, device = placed.sightings[:rounds], observation.device
-    messages, guesses = sightings[0].messages, dict[int, Guess]()
-    steps = zip(*([message.steps for message in sighting.messages] for sighting in sightings), strict=True)
+    observed_rounds, device = placed.observed_rounds[:rounds], observation.device
+    messages, guesses = observed_rounds[0].messages, dict[int, Guess]()
+    steps = zip(*([message.steps for message in observed.messages] for observed in observed_rounds), strict=True)
     kinds = ((message.images, message.users, *each) for message, each in zip(messages, steps, strict=True))
     for _, victims in alike(targets, kinds):
         known = None if labels is None else torch.stack([labels[i] for i in victims]).to(device)
-        chosen, sought = tuple(_of(sighting, victims) for sighting in sightings), targets[victims]
-        group = _Group(placed, chosen, sought.to(sightings[0].model.params), known, search)
+        chosen, sought = tuple(_of(observed, victims) for observed in observed_rounds), targets[victims]
+        group = _Group(placed, chosen, sought.to(observed_rounds[0].model.params), known, search)
         guesses |= zip(victims, group.run(key), strict=True)
     return in_order(observation.task, messages, targets, guesses)
 
 
-def _of(sighting: Sighting, victims: Sequence[int]) -> Sighting:
-    return sighting._replace(messages=tuple(sighting.messages[i] for i in victims))
+def _of(observed: ObservedRound, victims: Sequence[int]) -> ObservedRound:
+    return observed._replace(messages=tuple(observed.messages[i] for i in victims))
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +173,7 @@ class _Group:
     """
 
     observation: Observation
-    sightings: tuple[Sighting, ...]
+    observed_rounds: tuple[ObservedRound, ...]
     targets: Tensor
     labels: Tensor | None
     search: Search
@@ -208,22 +208,22 @@ class _Group:
         if labels is None:
             labels = logits[..., 0] if takes_numbers(self.observation.task) else logits.argmax(dim=2)
         numbers = best.value.tolist(), best.evaluations.tolist()
-        return searched(self.observation.task, self.sightings[0].messages, x, labels.cpu(), *numbers)
+        return searched(self.observation.task, self.observed_rounds[0].messages, x, labels.cpu(), *numbers)
 
     @property
     def _message(self) -> Message:
-        return self.sightings[0].messages[0]
+        return self.observed_rounds[0].messages[0]
 
     @property
     def _local(self) -> Local:
-        return Local.of(self.observation.setting, self.sightings[0].lr, self._message.steps)
+        return Local.of(self.observation.setting, self.observed_rounds[0].lr, self._message.steps)
 
     @property
     def _one_image(self) -> bool:
         return (self._message.images, self._message.users) == (1, 1)
 
     def _goal(self, labels: Tensor | None) -> Objective:
-        return objective(self.observation, self.sightings, labels, self.search.explains)
+        return objective(self.observation, self.observed_rounds, labels, self.search.explains)
 
     def _restore(self, best: Minima, labels: Tensor | None, mixture: Mixture, key: Key) -> None:
         """Replace `best` by the restored records of a table."""
@@ -235,7 +235,7 @@ class _Group:
 
     def _try_closed_form(self, best: Minima, function: Function) -> None:
         """Store the closed form's images in `best`, where it has a solution."""
-        params = self.sightings[0].model.params.cpu()
+        params = self.observed_rounds[0].model.params.cpu()
         if not (self.search.solve and self._one_image) or self.labels is None or not bool(params.isfinite().all()):
             return
         if (form := closed_form(self.observation.task, params, RIDGE)) is None:
@@ -278,7 +278,7 @@ class _Group:
         best.evaluations[rows] += minima.evaluations
         x = self._mapped(minima.x, prior.inputs)
         images = self._each(x).view(len(rows), labels.shape[1], *self.observation.task.input_shape)
-        chosen = [_of(sighting, rows.tolist()) for sighting in self.sightings]
+        chosen = [_of(observed, rows.tolist()) for observed in self.observed_rounds]
         bound = explained_at(self.observation, chosen, images.nan_to_num(0.0), labels[rows], search.explains, key)
         bound = torch.maximum(bound, _share(CLOSE, goal)[rows])
         done = (goal.messages(x, rows).value <= bound) & (minima.value < best.value[rows])
@@ -325,7 +325,7 @@ class _Group:
             return z, used
         features = None
         if prior.centered and self._one_image:
-            features = Features.of(self.observation.task, self.sightings[0].model.params, self.targets[rows])
+            features = Features.of(self.observation.task, self.observed_rounds[0].model.params, self.targets[rows])
         if features is None:
             return self._by_direction(prior, z, labels, rows)
         starts = features.search(prior, z, self.search.warm, key.child("features", restart))
@@ -379,8 +379,8 @@ class _Group:
         used = torch.zeros_like(minima.evaluations)
         if not bool(near.any()):
             return minima._replace(evaluations=used)
-        exact = tuple(s._replace(model=s.model._replace(params=s.model.params.double())) for s in self.sightings)
-        distance = replace(self, sightings=exact)._goal(labels).at(math.inf)
+        exact = tuple(s._replace(model=s.model._replace(params=s.model.params.double())) for s in self.observed_rounds)
+        distance = replace(self, observed_rounds=exact)._goal(labels).at(math.inf)
         most, least = int(spare[near].max()), tolerance[rows[near]].double()
         stop = Stop(most, least, decrease=self.search.decrease, each=spare[near])
         better = minimize(_Subset(distance, rows[near]), minima.x[near].double(), stop)
@@ -424,7 +424,7 @@ class _Group:
         """[n, D]: each victim's first dummy inputs, and label logits if labels are searched too."""
         draw = rng.normal if self.search.start == "normal" else rng.uniform
         task, rows = self.observation.task, []
-        for message in self.sightings[0].messages:
+        for message in self.observed_rounds[0].messages:
             own = key.child("start", message.sender.number, restart)
             x = draw(own.child("inputs"), (message.images, *task.input_shape)).flatten()
             logits = rng.normal(own.child("labels"), (message.images, task.classes)).flatten()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from leakgauge.attacks._engine.objective import Explains, objective, update_per_gradient
-from leakgauge.harness.core.contract import Observation, Sighting, Task
+from leakgauge.harness.core.contract import Observation, ObservedRound, Task
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation.round import Client, Round
 from leakgauge.harness.learn.gradients import gradients, targets_of
@@ -48,7 +48,7 @@ def softened(task: Task, width: float) -> Task | None:
 
 
 def explained_at(
-    seen: Observation, sightings: Sequence[Sighting], x: Tensor, labels: Tensor, explains: Explains, key: Key
+    seen: Observation, observed_rounds: Sequence[ObservedRound], x: Tensor, labels: Tensor, explains: Explains, key: Key
 ) -> Tensor:
     """[n]: the misfit up to which a candidate explains its messages as well as the truth would.
 
@@ -57,27 +57,27 @@ def explained_at(
     deviations over imitated messages, plus one unit per entry, which the prior may cost.
 
     Args:
-        sightings: rounds in which each message is a single gradient of one client.
+        observed_rounds: rounds in which each message is a single gradient of one client.
         x: [n, b, *input_shape], the candidates; labels: [n, b].
     """
     each, misfits = torch.arange(len(x), device=x.device), []
     for number in range(_TIMES):
-        made = [_imitated(seen, sighting, x, labels, key.child(number)) for sighting in sightings]
+        made = [_imitated(seen, observed, x, labels, key.child(number)) for observed in observed_rounds]
         misfits.append(objective(seen, made, labels, explains).messages(x.flatten(1), each).value)
     values = torch.stack(misfits)
     return values.mean(0) + _SURE * values.std(0) + x[0].numel()
 
 
-def _imitated(seen: Observation, sighting: Sighting, x: Tensor, labels: Tensor, key: Key) -> Sighting:
-    """The sighting with messages of the candidates instead of the victims."""
-    params, here = sighting.model.params, Round(seen.defense, seen.setting, sighting.model.state, sighting.model.round)
+def _imitated(seen: Observation, observed: ObservedRound, x: Tensor, labels: Tensor, key: Key) -> ObservedRound:
+    """The observed round with messages of the candidates instead of the victims."""
+    params, here = observed.model.params, Round(seen.defense, seen.setting, observed.model.state, observed.model.round)
     with torch.no_grad():
         each = gradients(seen.task, params, x, targets_of(seen.task, labels, params.dtype))
     each = each.nan_to_num(0.0, 0.0, 0.0)  # if a model diverged: no client sends this
-    updates, messages = update_per_gradient(seen.setting, sighting)[:, None] * each.cpu(), []
-    for message, update in zip(sighting.messages, updates, strict=True):
+    updates, messages = update_per_gradient(seen.setting, observed)[:, None] * each.cpu(), []
+    for message, update in zip(observed.messages, updates, strict=True):
         own = key.child(message.sender.number)
         client = Client.of(message.sender, update, seen.defense.remember(seen.setting), own)
         (wire,) = here.among_silent([client], own).received
         messages.append(message._replace(wire=wire, shared=message.shared and client.shared))
-    return sighting._replace(messages=tuple(messages))
+    return observed._replace(messages=tuple(messages))

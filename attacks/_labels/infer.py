@@ -13,7 +13,7 @@ from leakgauge.attacks._engine.objective import Kind, gradients_of_round
 from leakgauge.attacks._engine.prior import needs_of
 from leakgauge.attacks._labels.last_layer import SURE, LastLayer, last_layer, noise_of
 from leakgauge.attacks._labels.posterior import expected_share, joined, label_chances, most_expected, prior
-from leakgauge.harness.core.contract import Attack, Examples, Observation, Sighting, Task
+from leakgauge.harness.core.contract import Attack, Examples, Observation, ObservedRound, Task
 from leakgauge.harness.core.rng import Key, uniform
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.gradients import takes_numbers
@@ -54,7 +54,7 @@ def labels_of(observation: Observation, gradients: Tensor, source: LabelSource, 
     """[b] labels of each victim, granted or restored from the gradients [n, d] that the messages reveal."""
     if source == "given":
         return _granted(observation)
-    return tuple(map(most_expected, _of_round(observation, observation.sightings[0], gradients, key)))
+    return tuple(map(most_expected, _of_round(observation, observation.observed_rounds[0], gradients, key)))
 
 
 def labels_over_rounds(observation: Observation, source: LabelSource, key: Key) -> tuple[Tensor, ...]:
@@ -62,8 +62,8 @@ def labels_over_rounds(observation: Observation, source: LabelSource, key: Key) 
     if source == "given":
         return _granted(observation)
     rounds = [
-        _of_round(observation, sighting, gradients_of_round(observation, sighting), key.child(number))
-        for number, sighting in enumerate(observation.sightings)
+        _of_round(observation, observed, gradients_of_round(observation, observed), key.child(number))
+        for number, observed in enumerate(observation.observed_rounds)
     ]
     if len(rounds) == 1:
         return tuple(map(most_expected, rounds[0]))
@@ -74,10 +74,10 @@ def labels_over_rounds(observation: Observation, source: LabelSource, key: Key) 
     return tuple(most_expected(joined(each, prior(share, each[0].shape[1]))) for each in victims)
 
 
-def _of_round(observation: Observation, sighting: Sighting, gradients: Tensor, key: Key) -> list[Tensor]:
-    images = [message.images for message in sighting.messages]
-    numbers = [message.sender.number for message in sighting.messages]
-    return _chances(observation.task, sighting.model.params, gradients, images, key, observation.auxiliary, numbers)
+def _of_round(observation: Observation, observed: ObservedRound, gradients: Tensor, key: Key) -> list[Tensor]:
+    images = [message.images for message in observed.messages]
+    numbers = [message.sender.number for message in observed.messages]
+    return _chances(observation.task, observed.model.params, gradients, images, key, observation.auxiliary, numbers)
 
 
 def _granted(observation: Observation) -> tuple[Tensor, ...]:

@@ -17,7 +17,7 @@ from leakgauge.attacks._engine.objective import update_per_gradient
 from leakgauge.attacks._engine.simulate import Local, client_updates
 from leakgauge.attacks._members.traffic import chance_of, mixture, over_rounds, weight_of
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Examples, Membership, Message, Observation, Sighting
+from leakgauge.harness.core.contract import Examples, Membership, Message, Observation, ObservedRound
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.gradients import gradients, targets_of
@@ -30,7 +30,7 @@ _SETS = 10**6  # maximum number of sets of candidates that are weighed, smaller 
 _EXACT = 3e-7  # relative deviation of a sum of float32 gradients from a message's number; at most 4e-7 occurred
 _ANYWHERE = Key(0).child("anywhere")  # public key of an update with nonzero entries; nothing else draws from it
 
-Ratios = Callable[[Observation, Sighting, Tensor, Key], Tensor]
+Ratios = Callable[[Observation, ObservedRound, Tensor, Key], Tensor]
 """[k, n]: log likelihood ratios that a candidate is in each message of a round, from numbers in clear [k, h]."""
 
 
@@ -41,11 +41,11 @@ def judge(observation: Observation, key: Key, ratios: Ratios) -> Membership:
         ValueError: the defense sends no such numbers, or the suspect sent no message.
     """
     evidence: list[tuple[int, Tensor]] = []
-    for sighting in observation.sightings:
-        messages = tuple(sent for sent in sighting.messages if observation.suspect in (None, sent.sender.number))
+    for observed in observation.observed_rounds:
+        messages = tuple(sent for sent in observed.messages if observation.suspect in (None, sent.sender.number))
         if messages:
             numbers = _numbers(observation, messages)
-            rows = ratios(observation, sighting._replace(messages=messages), numbers, key.child(sighting.model.round))
+            rows = ratios(observation, observed._replace(messages=messages), numbers, key.child(observed.model.round))
             chances = torch.tensor([[chance_of(message)] for message in messages], dtype=torch.float64)
             evidence += zip((message.sender.number for message in messages), mixture(rows, chances), strict=True)
     return over_rounds(evidence, observation.suspect)
@@ -62,7 +62,7 @@ def _numbers(observation: Observation, messages: tuple[Message, ...]) -> Tensor:
     return read.double()
 
 
-def by_batches(observation: Observation, sighting: Sighting, numbers: Tensor, key: Key) -> Tensor:
+def by_batches(observation: Observation, observed: ObservedRound, numbers: Tensor, key: Key) -> Tensor:
     """`Ratios` for any model: compares random batches of auxiliary records with the same batches with the candidate.
 
     The numbers are treated as normal, with the same covariance for both sides. Clients are simulated as they train; the
@@ -77,12 +77,12 @@ def by_batches(observation: Observation, sighting: Sighting, numbers: Tensor, ke
         raise ValueError(
             f"expected at least 2 auxiliary records to simulate batches, got {len(observation.auxiliary.x)}"
         )
-    each = _gradients(observation, sighting.model.params, observation.candidates)
-    kinds = [(message.images, message.steps, message.sender.samples) for message in sighting.messages]
+    each = _gradients(observation, observed.model.params, observation.candidates)
+    kinds = [(message.images, message.steps, message.sender.samples) for message in observed.messages]
     ratios = torch.empty(len(kinds), len(each), dtype=torch.float64)
     for kind in dict.fromkeys(kinds):
         rows = [row for row, other in enumerate(kinds) if other == kind]
-        like = sighting._replace(messages=(sighting.messages[rows[0]],))
+        like = observed._replace(messages=(observed.messages[rows[0]],))
         ratios[rows] = _simulated(observation, like, each, key.child(*kind)).ratios(numbers[rows])
     return ratios
 
@@ -105,23 +105,23 @@ class _Law(NamedTuple):
         return (numbers - mean) / std @ toward - (shift.T * toward).sum(0) / 2
 
 
-def _simulated(observation: Observation, sighting: Sighting, each: Tensor, key: Key) -> _Law:
-    """The law of the numbers in the sighting's one message, for candidates with gradients `each` [n, d].
+def _simulated(observation: Observation, observed: ObservedRound, each: Tensor, key: Key) -> _Law:
+    """The law of the numbers in the observed round's one message, for candidates with gradients `each` [n, d].
 
     A number that can be negative (a mean) is a linear function of the update; otherwise it is a length, the root of a
     quadratic form (a norm). So its value with the candidate follows from its slope, without an update for each pair of
     batch and candidate.
     """
     assert observation.auxiliary is not None
-    (message,), params, setting = sighting.messages, sighting.model.params, observation.setting
-    factor = float(update_per_gradient(setting, sighting)) * weight_of(setting, message)
+    (message,), params, setting = observed.messages, observed.model.params, observation.setting
+    factor = float(update_per_gradient(setting, observed)) * weight_of(setting, message)
     own = (factor * observation.defense.in_clear(each, setting).double()).square()[:, None]
     groups = [[(number, at, each[:, at]) for number, at in group] for group in _apart(observation)]
     without, linear, lengths = [], [], []
     (x, y), images = observation.auxiliary, max(1, message.images)
     drawn = torch.from_numpy(rng.integers(key.child("records"), _BATCHES * images, len(y))).view(_BATCHES, images)
     for chunk, rows in enumerate(torch.split(drawn, max(1, _ENTRIES // (setting.dim * images)))):
-        updates = _updates(observation, sighting, Examples(x[rows], y[rows]), key.child("noise", chunk))
+        updates = _updates(observation, observed, Examples(x[rows], y[rows]), key.child("noise", chunk))
         without.append(observation.defense.in_clear(updates, setting).double())
         leaf = updates - factor * _gradients(observation, params, Examples(x[rows[:, 0]], y[rows[:, 0]]))
         rest = observation.defense.in_clear(leaf.requires_grad_(), setting)
@@ -156,18 +156,18 @@ def _apart(observation: Observation) -> list[list[tuple[int, Tensor]]]:
     return groups
 
 
-def _updates(observation: Observation, sighting: Sighting, batches: Examples, key: Key) -> Tensor:
-    """[m, d]: the undefended updates of clients with these records [m, b, ...], for the sighting's one message."""
-    (message,), setting = sighting.messages, observation.setting
-    local = Local.of(setting, sighting.lr, message.steps, observation.defense)
+def _updates(observation: Observation, observed: ObservedRound, batches: Examples, key: Key) -> Tensor:
+    """[m, d]: the undefended updates of clients with these records [m, b, ...], for the round's one message."""
+    (message,), setting = observed.messages, observation.setting
+    local = Local.of(setting, observed.lr, message.steps, observation.defense)
     labels = targets_of(observation.task, batches.y, batches.x.dtype)
-    updates = client_updates(observation.task, sighting.model.params, batches.x, labels, local).detach()
+    updates = client_updates(observation.task, observed.model.params, batches.x, labels, local).detach()
     updates = updates.nan_to_num(0.0, 0.0, 0.0)
     noise = observation.defense.training_noise(setting, message.sender.samples)
     return updates + noise * rng.normal(key, tuple(updates.shape)) if noise else updates
 
 
-def by_sets(observation: Observation, sighting: Sighting, numbers: Tensor, key: Key) -> Tensor:
+def by_sets(observation: Observation, observed: ObservedRound, numbers: Tensor, key: Key) -> Tensor:
     """`Ratios` for a model in which only candidates have a notable gradient: finds which candidates add up to a number.
 
     The sum of the squared numbers is a quadratic form in the update, as for norms and means, and so in the set of
@@ -179,19 +179,19 @@ def by_sets(observation: Observation, sighting: Sighting, numbers: Tensor, key: 
     """
     assert observation.candidates is not None
     assert observation.auxiliary is not None
-    if max(message.steps for message in sighting.messages) > 1:
+    if max(message.steps for message in observed.messages) > 1:
         raise ValueError("expected messages of one local step for statistic norm, got more; use statistic gradient")
-    params, setting, defense = sighting.model.params, observation.setting, observation.defense
+    params, setting, defense = observed.model.params, observation.setting, observation.defense
     each = _gradients(observation, params, observation.candidates).double().requires_grad_()
     (slope,) = torch.autograd.grad(defense.in_clear(each, setting).square().sum(), each)
     gram = each.detach() @ slope.T / 2
     few = Examples(observation.auxiliary.x[:_CHUNK], observation.auxiliary.y[:_CHUNK])
     others = defense.in_clear(_gradients(observation, params, few), setting).double()
     other = float(others.square().sum(1).median())
-    sets = _sets(gram, max(message.images for message in sighting.messages))
+    sets = _sets(gram, max(message.images for message in observed.messages))
     chance = 0.5 / setting.participants  # probability that a client holds a candidate
-    ratios, lengths = [], numbers.norm(dim=1) / update_per_gradient(setting, sighting)
-    for message, length in zip(sighting.messages, lengths.tolist(), strict=True):
+    ratios, lengths = [], numbers.norm(dim=1) / update_per_gradient(setting, observed)
+    for message, length in zip(observed.messages, lengths.tolist(), strict=True):
         total = (length / weight_of(setting, message)) ** 2
         blur = _EXACT * total + message.images**2 * other + 1e-30
         ratios.append(_posterior(sets, total, blur, chance, len(gram)))

@@ -25,8 +25,8 @@ from leakgauge.harness.core.contract import (
     Membership,
     Message,
     Observation,
+    ObservedRound,
     Setting,
-    Sighting,
     likelihood_of,
     links_of,
 )
@@ -203,17 +203,17 @@ def read(observation: Observation, *, sent: bool = False, together: bool = False
         raise ValueError(
             "expected messages of single clients, got their sums from the channel; use membership-sum instead"
         )
-    for sighting in observation.sightings:
-        if sighting.messages:
-            yield _read_round(observation, sighting, sent, together)
+    for observed in observation.observed_rounds:
+        if observed.messages:
+            yield _read_round(observation, observed, sent, together)
 
 
-def _read_round(observation: Observation, sighting: Sighting, sent: bool, together: bool) -> Traffic:
+def _read_round(observation: Observation, observed: ObservedRound, sent: bool, together: bool) -> Traffic:
     """Read one round; the candidates' gradients are computed in chunks and not kept."""
     assert observation.candidates is not None
-    messages, params = sighting.messages, sighting.model.params
-    received = _finite_rows(gradients_of_round(observation, sighting, numbers=True).to(params.dtype))
-    known = _sent_coordinates(observation, sighting, received) if sent else None
+    messages, params = observed.messages, observed.model.params
+    received = _finite_rows(gradients_of_round(observation, observed, numbers=True).to(params.dtype))
+    known = _sent_coordinates(observation, observed, received) if sent else None
     weight = torch.tensor([weight_of(observation.setting, message) for message in messages], dtype=torch.float64)
     chance = torch.tensor([chance_of(message) for message in messages], dtype=torch.float64)
     if together:
@@ -263,21 +263,21 @@ def chance_of(message: Message) -> float:
     return min(1.0, max(1, message.images) / max(1, _samples(message)))
 
 
-def _sent_coordinates(observation: Observation, sighting: Sighting, received: Tensor) -> Tensor:
+def _sent_coordinates(observation: Observation, observed: ObservedRound, received: Tensor) -> Tensor:
     """[k, d] bool: the coordinates on which each message's likelihood depends at a small update; if none, all.
 
     A coordinate whose estimate is zero may still be revealed: a pixel that is dark in all of a client's images is
     evidence against a record in which this pixel is bright.
     """
-    setting, state, d = observation.setting, sighting.model.state, received.shape[1]
+    setting, state, d = observation.setting, observed.model.state, received.shape[1]
     known = torch.ones_like(received, dtype=torch.bool)
-    for row, message in enumerate(sighting.messages):
+    for row, message in enumerate(observed.messages):
         try:
             given = [message.wire], links_of(setting, [message])
             likelihood = likelihood_of(observation.defense, state, *given)
         except NoLikelihood:
             return known
-        length = 1.0 if setting.sends == "gradient" else sighting.lr * message.steps
+        length = 1.0 if setting.sends == "gradient" else observed.lr * message.steps
         size = _PROBE * (float(received[row].norm()) / math.sqrt(d) * length or 1.0)
         shape = (1, d) if message.users == 1 else (1, message.users, d)
         update = torch.full(shape, size, dtype=received.dtype, requires_grad=True)

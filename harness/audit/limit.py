@@ -30,7 +30,7 @@ from leakgauge.harness.core.contract import (
     Links,
     Message,
     Observation,
-    Sighting,
+    ObservedRound,
     Task,
     likelihood_of,
     links_of,
@@ -138,7 +138,7 @@ def limits(seen: Observation, truth: Sequence[Examples], key: Key, only: range |
         raise NoLimit("the adversary sees no message")
     if seen.auxiliary is None:
         raise NoLimit("the adversary has no auxiliary data")
-    if not all(bool(sighting.model.params.isfinite().all()) for sighting in seen.sightings):
+    if not all(bool(observed.model.params.isfinite().all()) for observed in seen.observed_rounds):
         raise NoLimit("a parameter of the model is not finite")
     if (fit := _ENTRIES // seen.setting.dim) < _FEWEST:
         text = f"of a model of {seen.setting.dim:,} parameters, only {fit} directions of an image fit in memory"
@@ -149,7 +149,7 @@ def limits(seen: Observation, truth: Sequence[Examples], key: Key, only: range |
         raise NoLimit(str(error)) from error
     keep_freed_memory()
     most = followed(seen.task, seen.model.params)  # of parameters on the CPU: equally many on every device
-    first = seen.sightings[0]
+    first = seen.observed_rounds[0]
     links = links_of(seen.setting, first.messages)
     wires = [message.wire for message in first.messages]
     linear = seen.defense.error_variance(first.model.state, wires, links) is not None
@@ -161,9 +161,9 @@ def limits(seen: Observation, truth: Sequence[Examples], key: Key, only: range |
         basis, variances = axes[0][:, :k], axes[1][:k]
         directions = moved(basis * variances.sqrt(), seen.device)
         information = directions.new_zeros(images * k, images * k).T
-        for at, sighting in enumerate(seen.sightings):
+        for at, observed in enumerate(seen.observed_rounds):
             try:
-                slopes = _slopes(seen, sighting, number, victim, directions, key.child(number, at), slopes)
+                slopes = _slopes(seen, observed, number, victim, directions, key.child(number, at), slopes)
             except ValueError as error:
                 # a batch norm may need more than one record
                 if seen.task.mixes or isinstance(error, NoLikelihood):
@@ -218,19 +218,25 @@ def _limit(information: Tensor, off: Tensor, variances: Tensor, entries: int) ->
 
 
 def _slopes(
-    seen: Observation, sighting: Sighting, number: int, victim: Examples, directions: Tensor, key: Key, room: Tensor
+    seen: Observation,
+    observed: ObservedRound,
+    number: int,
+    victim: Examples,
+    directions: Tensor,
+    key: Key,
+    room: Tensor,
 ) -> Tensor:
     """[b k, d] the slopes of one message along `directions` [p, k] of each of its images, times sqrt(F).
 
     Args:
         room: overwritten and returned if it has this shape; allocating a new array takes a third of the time.
     """
-    message, device = sighting.messages[number], directions.device
-    params = sighting.model.params.double().to(device)
+    message, device = observed.messages[number], directions.device
+    params = observed.model.params.double().to(device)
     users, images, clip = message.users, len(victim.y), seen.defense.local.clip
     each = images // users
     labels = targets_of(seen.task, victim.y, torch.float64).to(device)
-    factor = _per_record(seen, sighting, message, each)
+    factor = _per_record(seen, observed, message, each)
     shape, flat, gradients_of = seen.task.input_shape, victim.x.double().flatten(1).to(device), _gradients(seen, params)
 
     def sent(image: int, x: Tensor) -> Tensor:
@@ -242,7 +248,7 @@ def _slopes(
 
     whole = torch.cat([sent(image, flat[image : image + 1]) for image in range(images)])
     updates = whole.view(users, each, -1).sum(1).cpu()
-    weight = _information(seen, sighting, message, updates.float(), key).double().sqrt().to(device)
+    weight = _information(seen, observed, message, updates.float(), key).double().sqrt().to(device)
     clear = [_clear(seen, update).to(device) for update in updates]
     k, d = directions.shape[1], seen.setting.dim
     shape_of_rows = (images * k, d + len(clear[0]))
@@ -268,14 +274,14 @@ def _clear(seen: Observation, update: Tensor) -> Tensor:
     return torch.stack(slopes) * weight[:, None]
 
 
-def _per_record(seen: Observation, sighting: Sighting, message: Message, images: int) -> float:
+def _per_record(seen: Observation, observed: ObservedRound, message: Message, images: int) -> float:
     """The factor of one record's gradient in its client's message, with all steps as one."""
     batch, rule = seen.setting.batch or images, seen.defense.local
     if seen.setting.sends == "gradient":
         return 1.0 / images
     nominal = rule.poisson or seen.defense.step_noise(seen.setting) > 0
     divisor = batch if nominal else min(batch, images)
-    return -sighting.lr * message.steps * min(batch, images) / (images * divisor)
+    return -observed.lr * message.steps * min(batch, images) / (images * divisor)
 
 
 def _gradients(seen: Observation, params: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
@@ -289,14 +295,14 @@ def _gradients(seen: Observation, params: Tensor) -> Callable[[Tensor, Tensor], 
     return lambda x, y: torch.cat([gradients(task, params, x[i : i + 1], y[i : i + 1]) for i in range(len(x))])
 
 
-def _information(seen: Observation, sighting: Sighting, message: Message, updates: Tensor, key: Key) -> Tensor:
+def _information(seen: Observation, observed: ObservedRound, message: Message, updates: Tensor, key: Key) -> Tensor:
     """[users, d] the Fisher information of a message of these updates, or one over the variance if there is none.
 
     For messages without noise, it is the curvature of the likelihood of the message that was sent.
     """
-    state, links = sighting.model.state, links_of(seen.setting, [message])
+    state, links = observed.model.state, links_of(seen.setting, [message])
     variance = seen.defense.error_variance(state, [message.wire], links)
-    wires, fresh = _fresh(seen, sighting, message, updates, key)
+    wires, fresh = _fresh(seen, observed, message, updates, key)
     if variance is not None:
         share = _kept(Round(seen.defense, seen.setting, state), wires, fresh, updates)
         return (share**2 / variance).clamp(max=_SHARPEST)
@@ -337,10 +343,10 @@ def _slope(score: Likelihood, updates: Tensor, times: int) -> Tensor:
 
 
 def _fresh(
-    seen: Observation, sighting: Sighting, message: Message, updates: Tensor, key: Key
+    seen: Observation, observed: ObservedRound, message: Message, updates: Tensor, key: Key
 ) -> tuple[list[bytes], Links]:
     """Messages of these updates with other private noise, and their links as the adversary has them."""
-    here = Round(seen.defense, seen.setting, sighting.model.state, sighting.model.round)
+    here = Round(seen.defense, seen.setting, observed.model.state, observed.model.round)
     senders, wires, shared = (message.sender, *message.others), list[bytes](), list[Key]()
     for number in range(_MESSAGES):
         own = key.child("fresh", number)

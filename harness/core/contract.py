@@ -139,7 +139,7 @@ def links_of(setting: Setting, messages: Sequence[Message]) -> Links:
     return Links(setting, senders, keys if len(keys) == len(messages) else None)
 
 
-class Sighting(NamedTuple):
+class ObservedRound(NamedTuple):
     """The victims' messages of one round, the model from which they trained, and the learning rate."""
 
     messages: tuple[Message, ...]
@@ -174,7 +174,7 @@ class Observation:
     lr: float
     messages: tuple[Message, ...] | None = None
     model: Snapshot | None = None
-    later: tuple[Sighting, ...] = ()
+    later: tuple[ObservedRound, ...] = ()
     models: tuple[Snapshot, ...] | None = None
     final: Vector | None = None
     auxiliary: Examples | None = None
@@ -185,11 +185,11 @@ class Observation:
     device: str = "cpu"
 
     @property
-    def sightings(self) -> tuple[Sighting, ...]:
+    def observed_rounds(self) -> tuple[ObservedRound, ...]:
         """All attacked rounds, for an attack that needs messages and models."""
         assert self.messages is not None
         assert self.model is not None
-        return (Sighting(self.messages, self.model, self.lr), *self.later)
+        return (ObservedRound(self.messages, self.model, self.lr), *self.later)
 
     def placed(self) -> Observation:
         """The same with the parameters of the attacked rounds on the device, for a search."""
@@ -197,7 +197,7 @@ class Observation:
         def there(model: Snapshot) -> Snapshot:
             return model._replace(params=moved(model.params, self.device))
 
-        later = tuple(sighting._replace(model=there(sighting.model)) for sighting in self.later)
+        later = tuple(observed._replace(model=there(observed.model)) for observed in self.later)
         return dataclasses.replace(self, model=None if self.model is None else there(self.model), later=later)
 
     def double(self) -> Observation:
@@ -210,7 +210,7 @@ class Observation:
         def exact(model: Snapshot) -> Snapshot:
             return model._replace(params=model.params.double())
 
-        later = tuple(sighting._replace(model=exact(sighting.model)) for sighting in self.later)
+        later = tuple(observed._replace(model=exact(observed.model)) for observed in self.later)
         auxiliary = None if self.auxiliary is None else self.auxiliary.double()
         model = None if self.model is None else exact(self.model)
         return dataclasses.replace(self, model=model, later=later, auxiliary=auxiliary)
@@ -224,7 +224,7 @@ class Observation:
         return dataclasses.replace(
             self,
             messages=None if self.messages is None else part(self.messages),
-            later=tuple(sighting._replace(messages=part(sighting.messages)) for sighting in self.later),
+            later=tuple(observed._replace(messages=part(observed.messages)) for observed in self.later),
             labels=None if self.labels is None else tuple(self.labels[i] for i in victims),
         )
 

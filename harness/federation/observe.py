@@ -13,7 +13,7 @@ from torch import Tensor
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import FederationSpec, Target
-from leakgauge.harness.core.contract import Defense, Examples, Message, Observation, Sender, Sighting, Snapshot
+from leakgauge.harness.core.contract import Defense, Examples, Message, Observation, ObservedRound, Sender, Snapshot
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.federation.aggregate import aggregated, summed
@@ -29,7 +29,7 @@ IN_LINEUP = 100
 class _Sent(NamedTuple):
     """The victims' messages by round, their data, and the training rows and clients behind the messages."""
 
-    sightings: tuple[Sighting, ...]
+    observed_rounds: tuple[ObservedRound, ...]
     victims: tuple[Examples, ...]
     rows: Indices
     senders: frozenset[int] = frozenset()
@@ -109,7 +109,7 @@ def observe(scene: Scene, view: View, target: Target) -> tuple[Observation, Trut
         return _members(scene, view, target)
     sent = _probes(scene, view, target) if target.kind == "probe" else _real_messages(scene, view, target)
     seen = dataclasses.replace(
-        _with_sightings(_base(scene, view), sent.sightings),
+        _with_rounds(_base(scene, view), sent.observed_rounds),
         auxiliary=_auxiliary(scene, view, scene.test),
         others=_others(scene, sent.rows, sent.senders) if "others" in view.sees else None,
         labels=tuple(victim.y.sort().values for victim in sent.victims) if "labels" in view.sees else None,
@@ -146,9 +146,9 @@ def _members(scene: Scene, view: View, target: Target) -> tuple[Observation, Tru
     order = torch.from_numpy(rng.permutation(key.child("order"), inside + outside))
     x, y = torch.cat([members.x, others.x])[order], torch.cat([members.y, others.y])[order]
     free = np.setdiff1d(np.arange(len(scene.test.y)), test_rows)
-    traffic = [_sighting(scene, number, scene.training.messages.get(number, ()), view) for number in target.looks_at]
+    traffic = [_observed(scene, number, scene.training.messages.get(number, ()), view) for number in target.looks_at]
     seen = dataclasses.replace(
-        _with_sightings(_base(scene, view), tuple(traffic)),
+        _with_rounds(_base(scene, view), tuple(traffic)),
         candidates=Examples(x, y) if "candidates" in view.sees else None,
         suspect=target.client,
         auxiliary=_auxiliary(scene, view, Examples(scene.test.x[free], scene.test.y[free])),
@@ -210,15 +210,15 @@ def _lineups(scene: Scene, sent: _Sent) -> tuple[Indices, ...]:
     return tuple(lineups)
 
 
-def _with_sightings(seen: Observation, sightings: tuple[Sighting, ...]) -> Observation:
-    """Add what the adversary sees of the attacked rounds; unchanged without sightings."""
-    if not sightings:
+def _with_rounds(seen: Observation, observed_rounds: tuple[ObservedRound, ...]) -> Observation:
+    """Add what the adversary sees of the attacked rounds; unchanged without observed rounds."""
+    if not observed_rounds:
         return seen
     sees = seen.view.sees
     if "shared" not in sees:
-        bare = [tuple(message._replace(shared=None) for message in one.messages) for one in sightings]
-        sightings = tuple(one._replace(messages=part) for one, part in zip(sightings, bare, strict=True))
-    first, *later = sightings
+        bare = [tuple(message._replace(shared=None) for message in one.messages) for one in observed_rounds]
+        observed_rounds = tuple(one._replace(messages=part) for one, part in zip(observed_rounds, bare, strict=True))
+    first, *later = observed_rounds
     return dataclasses.replace(
         seen,
         lr=first.lr,
@@ -228,12 +228,12 @@ def _with_sightings(seen: Observation, sightings: tuple[Sighting, ...]) -> Obser
     )
 
 
-def _sighting(scene: Scene, number: int, messages: Sequence[Message], view: View) -> Sighting:
+def _observed(scene: Scene, number: int, messages: Sequence[Message], view: View) -> ObservedRound:
     """These messages of one round as the adversary sees them, with the round's model and learning rate."""
     model = _snapshot(scene, number)
     if "sums" in view.sees:
         messages = summed(Round(scene.defense, scene.training.setting, model.state, number), messages)
-    return Sighting(tuple(messages), model, scene.training.learning_rates[number])
+    return ObservedRound(tuple(messages), model, scene.training.learning_rates[number])
 
 
 def _snapshot(scene: Scene, number: int) -> Snapshot:
@@ -260,18 +260,18 @@ def _probes(scene: Scene, view: View, target: Target) -> _Sent:
     together = target.users if defense.superposes else 1
     if together > scene.training.setting.participants:
         raise ValueError(f"expected users <= {scene.training.setting.participants} participants, got {together}")
-    data, sightings = [scene.rows(part) for part in rows.reshape(-1, target.batch)], list[Sighting]()
+    data, observed_rounds = [scene.rows(part) for part in rows.reshape(-1, target.batch)], list[ObservedRound]()
     memories = [scene.defense.remember(scene.training.setting) for _ in data]
     for number in target.looks_at:
-        sighting, memories = _probed(scene, defense, data, memories, number, together)
-        sightings.append(sighting)
+        observed, memories = _probed(scene, defense, data, memories, number, together)
+        observed_rounds.append(observed)
     groups = rows.reshape(-1, together * target.batch)
-    return _Sent(tuple(sightings), tuple(scene.rows(part) for part in groups), rows)
+    return _Sent(tuple(observed_rounds), tuple(scene.rows(part) for part in groups), rows)
 
 
 def _probed(
     scene: Scene, defense: Defense[Any, Any], data: Sequence[Examples], memories: list[Any], number: int, together: int
-) -> tuple[Sighting, list[Any]]:
+) -> tuple[ObservedRound, list[Any]]:
     """The messages of one round from clients with these data, and the clients' memories after it.
 
     The clients send the same images in every round and keep their memory, like a real client. If only sums of messages
@@ -296,7 +296,7 @@ def _probed(
         images = together * sender.samples
         messages.append(Message(number, sender, received, group[0].shared, images, steps[first], tuple(others)))
         after += exchange.memories
-    return Sighting(tuple(messages), model, lr), after
+    return ObservedRound(tuple(messages), model, lr), after
 
 
 def _real_messages(scene: Scene, view: View, target: Target) -> _Sent:
@@ -304,16 +304,16 @@ def _real_messages(scene: Scene, view: View, target: Target) -> _Sent:
 
     If only the sum of all messages arrives, its senders are one victim.
     """
-    training, sightings, sums = scene.training, list[Sighting](), _defense(scene, view).superposes
+    training, observed_rounds, sums = scene.training, list[ObservedRound](), _defense(scene, view).superposes
     chosen: dict[int, Indices] = {}
     for number in target.looks_at:
         if not training.messages.get(number):
             raise ValueError(f"no message of round {number} reached the receiver, or it was not kept")
-        sighting, truth = _sighting(scene, number, training.messages[number], view), training.truth[number]
+        observed, truth = _observed(scene, number, training.messages[number], view), training.truth[number]
         if not chosen:
-            known = [message for message in sighting.messages if sums or message.sender.number in truth]
+            known = [message for message in observed.messages if sums or message.sender.number in truth]
             chosen = _behind(known[0], truth) if sums else {k: truth[k] for k in _senders(*known[: target.count])}
-        messages = tuple(message for message in sighting.messages if chosen.keys() >= set(_senders(message)))
+        messages = tuple(message for message in observed.messages if chosen.keys() >= set(_senders(message)))
         if len(messages) < target.count:
             raise ValueError(
                 f"expected at most {len(messages)} messages in round {number}, got count={target.count}: no "
@@ -321,10 +321,10 @@ def _real_messages(scene: Scene, view: View, target: Target) -> _Sent:
             )
         if any(set(rows) != set(truth.get(client, ())) for client, rows in chosen.items()):
             raise ValueError("expected the same samples behind a client's messages of several rounds: needs batch = 0")
-        sightings.append(sighting._replace(messages=messages))
+        observed_rounds.append(observed._replace(messages=messages))
     rows = [scene.clients[client][used] for client, used in chosen.items()]
     victims = [np.concatenate(rows)] if sums else rows
-    return _Sent(tuple(sightings), tuple(map(scene.rows, victims)), np.concatenate(rows), frozenset(chosen))
+    return _Sent(tuple(observed_rounds), tuple(map(scene.rows, victims)), np.concatenate(rows), frozenset(chosen))
 
 
 def _senders(*messages: Message) -> list[int]:

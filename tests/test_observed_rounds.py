@@ -44,13 +44,13 @@ def gradient(params, x, y):
 def test_the_same_images_are_sent_from_the_model_of_each_round():
     here = scene(Gaussian(clip=1e3, noise_std=1e-7))
     seen, truth = observe(here, SERVER, Target(round=1, count=2, rounds=3))
-    assert [sighting.model.round for sighting in seen.sightings] == [1, 2, 3]
-    for sighting in seen.sightings:
-        for message, victim in zip(sighting.messages, truth.victims, strict=True):
+    assert [observed.model.round for observed in seen.observed_rounds] == [1, 2, 3]
+    for observed in seen.observed_rounds:
+        for message, victim in zip(observed.messages, truth.victims, strict=True):
             sent = unpack_float32(message.wire, TASK.layout.dim)
-            expected = gradient(here.training.models[sighting.model.round], *victim)
+            expected = gradient(here.training.models[observed.model.round], *victim)
             torch.testing.assert_close(sent, expected, rtol=1e-3, atol=1e-6)
-    wires = {message.wire for sighting in seen.sightings for message in sighting.messages}
+    wires = {message.wire for observed in seen.observed_rounds for message in observed.messages}
     assert len(wires) == 6
 
 
@@ -63,8 +63,8 @@ def test_the_first_of_several_rounds_is_what_one_round_shows():
 
 def test_a_victims_memory_carries_over_to_the_next_round():
     here = scene(TopK(fraction=0.05, feedback=True))
-    first, second = observe(here, SERVER, Target(round=0, count=1, rounds=2))[0].sightings
-    fresh = observe(here, SERVER, Target(round=1, count=1))[0].sightings[0]
+    first, second = observe(here, SERVER, Target(round=0, count=1, rounds=2))[0].observed_rounds
+    fresh = observe(here, SERVER, Target(round=1, count=1))[0].observed_rounds[0]
     assert second.messages[0].wire != fresh.messages[0].wire
     assert first.messages[0].wire == observe(here, SERVER, Target(round=0, count=1))[0].messages[0].wire
 
@@ -75,14 +75,14 @@ def test_a_victims_memory_carries_over_to_the_next_round():
 def test_only_adversaries_who_see_messages_see_later_rounds(threat, rounds):
     seen, _ = observe(scene(Gaussian(noise_std=0.1)), View(threat), Target(round=0, count=2, rounds=3))
     assert len(seen.later) == rounds
-    shared = {message.shared is not None for sighting in seen.later for message in sighting.messages}
+    shared = {message.shared is not None for observed in seen.later for message in observed.messages}
     assert shared <= {threat is Threat.SERVER}
 
 
 def test_real_messages_of_several_rounds_need_the_same_samples_in_each():
     target = Target(kind="messages", round=0, count=2, rounds=3)
     seen, truth = observe(scene(Gaussian(noise_std=0.1), batch=0), SERVER, target)
-    assert [len(sighting.messages) for sighting in seen.sightings] == [2, 2, 2]
+    assert [len(observed.messages) for observed in seen.observed_rounds] == [2, 2, 2]
     assert [len(victim.y) for victim in truth.victims] == [10, 10]
     with pytest.raises(ValueError, match="the same samples behind a client's messages of several rounds"):
         observe(scene(Gaussian(noise_std=0.1)), SERVER, target)
