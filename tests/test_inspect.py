@@ -157,8 +157,8 @@ def test_what_is_sent_over_the_air_is_attacked_as_the_sum_that_a_training_of_its
     with Recorder(tmp_path / "rec", facts, ready.task.layout, spec.defense, most_bytes=10**6, seed=5) as recorder:
         recorder.model(0, start, 0.1)
         for k, update, (batch,) in zip(keys, trained.updates, trained.batches, strict=True):
-            letter, _ = here.send(Client.of(Sender(k, 2), update, None, keys[k]))
-            recorder.message(Recorded(0, k, 2, here.opened(letter), 2, 1, ready.clients[k][batch]))
+            sealed, _ = here.send(Client.of(Sender(k, 2), update, None, keys[k]))
+            recorder.message(Recorded(0, k, 2, here.opened(sealed), 2, 1, ready.clients[k][batch]))
     ours = run_study(resolve(table), tmp_path / "ours", workers=0)
     table["tasks"][0]["data"] = f"recording:{tmp_path}/rec?data=digits"
     table["federations"] = [dataclasses.asdict(spec_of(read(tmp_path / "rec")))]

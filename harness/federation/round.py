@@ -53,23 +53,23 @@ class Client(NamedTuple):
         return self._replace(update=torch.zeros_like(self.update))
 
 
-class Letter(NamedTuple):
+class SealedMessage(NamedTuple):
     """A remote client's message in its envelope, and the shared key of the round, as the server holds them.
 
     fault: the client's reason why its message does not count; the client then sends only its noise. Empty: it counts.
     """
 
     sender: Sender
-    sealed: bytes
+    wire: bytes
     shared: Key
     fault: str = ""
 
-    def silent(self) -> Letter:
-        """The letter with its fault cleared, so that its content enters the sum as noise."""
+    def silent(self) -> SealedMessage:
+        """The sealed message with its fault cleared, so that its content enters the sum as noise."""
         return self._replace(fault="")
 
 
-C = TypeVar("C", Client, Letter)
+C = TypeVar("C", Client, SealedMessage)
 
 
 class Exchange(NamedTuple):
@@ -117,18 +117,19 @@ class Round:
     state: Any
     number: int = 0
 
-    def exchange(self, clients: Sequence[Client] | Sequence[Letter], channel: Key) -> Exchange:
-        """Encode each client's update, or open its letter, then transmit all messages.
+    def exchange(self, clients: Sequence[Client] | Sequence[SealedMessage], channel: Key) -> Exchange:
+        """Encode each client's update, or open its sealed message, then transmit all messages.
 
         A message that stays in this process has no envelope, because sealing and opening would only copy it.
 
         Args:
-            clients: a letter's content replaces the encoded update, and the letter has no memory.
+            clients: a sealed message's content replaces the encoded update, and the sealed message has no memory.
             channel: key of the channel noise.
 
         Raises:
             ValueError: an update is not finite; the error names round and client.
-            MessageError: the channel cannot carry a waveform, or a letter has a fault or is of another client or round.
+            MessageError: the channel cannot carry a waveform, or a sealed message has a fault or is of another client
+                or round.
         """
         sent, memories, senders, keys = [], [], [], []
         for client in clients:
@@ -159,18 +160,21 @@ class Round:
         drawn = f"`encode` draws from the global generator of {' and '.join(moved)}" if moved else ""
         return drawn or "`encode` sends other bytes for the same update and keys"
 
-    def send(self, client: Client) -> tuple[Letter, Any]:
-        """Client: the letter to a remote server, and the client's memory if the server accepts the letter.
+    def send(self, client: Client) -> tuple[SealedMessage, Any]:
+        """Client: the sealed message to a remote server, and the client's memory if the server accepts the sealed
+        message.
 
-        If the update is faulty, the letter states the fault. Its message is then empty, or the client's noise alone if
-        the channel superposes.
+        If the update is faulty, the sealed message states the fault. Its message is then empty, or the client's noise
+        alone if the channel superposes.
         """
         try:
             wire, after = self._encode(client)
-            return self._letter(client, wire), after
+            return self._sealed_message(client, wire), after
         except ValueError as error:
-            noise = self._letter(client, self._encode(client.silent())[0]).sealed if self.defense.superposes else b""
-            return Letter(client.sender, noise, client.shared, self._reason(error, client)), client.memory
+            noise = (
+                self._sealed_message(client, self._encode(client.silent())[0]).wire if self.defense.superposes else b""
+            )
+            return SealedMessage(client.sender, noise, client.shared, self._reason(error, client)), client.memory
 
     def _encode(self, client: Client) -> tuple[bytes, Any]:
         """Check a client's update and encode it: its message and its new memory."""
@@ -181,30 +185,30 @@ class Round:
         except ValueError as error:
             raise ValueError(f"round {self.number}, client {client.sender.number}: {error}") from error
 
-    def _letter(self, client: Client, wire: bytes) -> Letter:
-        """The letter with a client's message."""
-        return Letter(client.sender, self.sealed(wire, client.sender), client.shared)
+    def _sealed_message(self, client: Client, wire: bytes) -> SealedMessage:
+        """The sealed message with a client's message."""
+        return SealedMessage(client.sender, self.sealed(wire, client.sender), client.shared)
 
     def sealed(self, wire: bytes, sender: Sender) -> bytes:
         """A message in its envelope; a waveform has none."""
         return wire if self.defense.analog else seal(wire, self.number, sender.number)
 
-    def opened(self, letter: Letter) -> bytes:
-        """The message in a letter.
+    def opened(self, sealed: SealedMessage) -> bytes:
+        """The message in a sealed message.
 
         Raises:
-            MessageError: the letter has a fault, or its envelope is of another round or client.
+            MessageError: the sealed message has a fault, or its envelope is of another round or client.
         """
-        if letter.fault:
-            raise MessageError(letter.fault)
-        return letter.sealed if self.defense.analog else unseal(letter.sealed, self.number, letter.sender.number)
+        if sealed.fault:
+            raise MessageError(sealed.fault)
+        return sealed.wire if self.defense.analog else unseal(sealed.wire, self.number, sealed.sender.number)
 
     def collect(self, clients: Sequence[C], channel: Key, server: Key) -> Collected[C]:
         """`exchange` and `decode` without the clients whose update is not finite or whose message is refused.
 
         The round proceeds as if these clients had not been drawn. If the channel superposes, a client with a faulty
         update sends only its noise, because the others rely on this noise; if only the sum is faulty, all clients are
-        dropped. A letter that states no fault but is refused is left out of the sum too.
+        dropped. A sealed message that states no fault but is refused is left out of the sum too.
 
         Args:
             channel, server: keys of the channel noise and of the server.
@@ -246,7 +250,7 @@ class Round:
             return self._reason(error, client)
         return ""
 
-    def _reason(self, error: ValueError, client: Client | Letter) -> str:
+    def _reason(self, error: ValueError, client: Client | SealedMessage) -> str:
         """The error text without round and client, which are stored beside it."""
         return str(error).removeprefix(f"round {self.number}, client {client.sender.number}: ")
 

@@ -31,7 +31,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.sinks import line
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation.recording import Facts
-from leakgauge.harness.federation.round import Client, Collected, Letter, client_key
+from leakgauge.harness.federation.round import Client, Collected, SealedMessage, client_key
 from leakgauge.harness.own.flower_records import (
     HOOKED,
     LOG,
@@ -171,12 +171,12 @@ class _Encoder:
             private=private.child("private"),
             shared=own.child("shared"),
         )
-        letter, after = order.round(self.defense, setting).send(client)
+        sealed, after = order.round(self.defense, setting).send(client)
         for when, memory in (("before", client.memory), ("after", after)):
             context.state[f"{OURS}-{when}"] = _kept(memory)
         context.state[OURS] = ConfigRecord({"round": order.number})
-        reply.content[name] = ArrayRecord({OURS: Array(np.frombuffer(letter.sealed, np.uint8))})
-        reply.content[OURS] = ConfigRecord({"client": number, "fault": letter.fault})
+        reply.content[name] = ArrayRecord({OURS: Array(np.frombuffer(sealed.wire, np.uint8))})
+        reply.content[OURS] = ConfigRecord({"client": number, "fault": sealed.fault})
         return reply
 
     def _seed(self, context: Any) -> int:
@@ -303,11 +303,11 @@ class Server:
             weight=self.weight,
         )
 
-    def letter(self, reply: Any) -> Letter:
-        """The letter in a reply.
+    def sealed(self, reply: Any) -> SealedMessage:
+        """The sealed message in a reply.
 
         Raises:
-            MessageError: there is no letter, or its numbers are impossible or belong to another client.
+            MessageError: there is no sealed message, or its numbers are impossible or belong to another client.
         """
         node, stated = reply.metadata.src_node_id, reply.content.config_records.get(OURS, {})
         number, fault = stated.get("client"), stated.get("fault")
@@ -320,7 +320,7 @@ class Server:
         if held.dtype != np.uint8:
             raise MessageError(f"expected a message of bytes, got {held.dtype}")
         key = client_key(self.master, self.here.number, number).child("shared")
-        return Letter(Sender(number, samples_of(reply, self.weight)), held.tobytes(), key, fault)
+        return SealedMessage(Sender(number, samples_of(reply, self.weight)), held.tobytes(), key, fault)
 
     @property
     def master(self) -> Key:
@@ -330,22 +330,22 @@ class Server:
 
     def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> Any:
         """Decode the replies, and give the result to the strategy."""
-        arrived: dict[int, tuple[Letter, Any]] = {}
+        arrived: dict[int, tuple[SealedMessage, Any]] = {}
         for reply in replies:
             if reply.has_error():
                 self._refuse(f"node {reply.metadata.src_node_id}", error_of(reply))
                 continue
             try:
-                letter = self.letter(reply)
+                sealed = self.sealed(reply)
             except (ValueError, TypeError) as error:
                 self._refuse(f"node {reply.metadata.src_node_id}", str(error))
                 continue
-            arrived[letter.sender.number] = (letter, reply)
+            arrived[sealed.sender.number] = (sealed, reply)
         if not arrived:
             return self._aggregate(server_round, [])
         private = self.master.child("round", self.here.number) if self.seed is not None else Key(secrets.randbits(128))
-        letters = [arrived[number][0] for number in sorted(arrived)]
-        found = self.here.collect(letters, private.child("channel"), private.child("server"))
+        sealed_messages = [arrived[number][0] for number in sorted(arrived)]
+        found = self.here.collect(sealed_messages, private.child("channel"), private.child("server"))
         for number, reason in found.dropped.items():
             self._refuse(f"client {number}", reason)
         for sender in found.links.senders:
@@ -361,7 +361,7 @@ class Server:
         """Log which client does not count, and why."""
         LOG.warning("leakgauge: round %d, %s does not count: %s", self.here.number, who, line(reason))
 
-    def _decoded(self, found: Collected[Letter], counted: Sequence[Any]) -> list[Any]:
+    def _decoded(self, found: Collected[SealedMessage], counted: Sequence[Any]) -> list[Any]:
         """Replies with models for the strategy: one for all counted clients, or one for each."""
         if found.mean is None or self.layout is None:
             return []

@@ -28,7 +28,7 @@ from leakgauge.harness.federation.round import Round
 
 LOG = getLogger("flwr")
 OURS = "leakgauge"
-"""The name of leakgauge's record in a message, and of the array that holds a letter."""
+"""The name of leakgauge's record in a message, and of the array that holds a sealed message."""
 
 HOOKED = "leakgauge_hook"
 """The attribute of a strategy that holds the object in front of its methods."""

@@ -250,8 +250,8 @@ class _Tap:
     def _message(self, start: _Start, reply: Any, node: int) -> Recorded:
         """The message in a reply."""
         if self.server is not None:
-            letter, rule = self.server.letter(reply), self.server.defense.local
-            return self.folder.message(start.number, letter.sender, self.server.here.opened(letter), rule, known=True)
+            sealed, rule = self.server.sealed(reply), self.server.defense.local
+            return self.folder.message(start.number, sealed.sender, self.server.here.opened(sealed), rule, known=True)
         stated = reply.content.config_records.get(OURS, {}).get("client")
         number = self.nodes.setdefault(node, len(self.nodes)) if stated is None else int(stated)
         sender = Sender(number, samples_of(reply, self.weight))

@@ -20,7 +20,7 @@ from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.data import DataSet
 from leakgauge.harness.federation.loop import Keep, Training, evaluation, replay_state
 from leakgauge.harness.federation.recording import RecordedData, Recording, spec_of
-from leakgauge.harness.federation.round import Letter, Round, client_key
+from leakgauge.harness.federation.round import Round, SealedMessage, client_key
 from leakgauge.harness.learn.batch import Indices
 from leakgauge.harness.learn.tasks import ModelTask
 
@@ -201,11 +201,13 @@ def _added_up(here: Round, messages: Sequence[Message], key: Key | None) -> tupl
     key: of the training; None: the noise is drawn again from the same law.
     """
     own = (key or _UNHEARD).child("round", here.number)
-    letters = [
-        Letter(one.sender, here.sealed(one.wire, one.sender), one.shared or own.child("shared", one.sender.number))
+    sealed_messages = [
+        SealedMessage(
+            one.sender, here.sealed(one.wire, one.sender), one.shared or own.child("shared", one.sender.number)
+        )
         for one in messages
     ]
-    found = here.collect(letters, own.child("channel"), own.child("server"))
+    found = here.collect(sealed_messages, own.child("channel"), own.child("server"))
     counted = [one for one in messages if one.sender.number not in found.dropped]
     if not counted:
         return [], found.dropped

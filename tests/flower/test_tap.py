@@ -184,15 +184,15 @@ def test_a_refused_message_drops_its_client_for_the_round(runs, fault):
             if number == 1 and fault in ("diverge 3", "raise 3") and client in bad:
                 continue
             key = Key(0)  # top-k draws nothing
-            letter, after = here.send(
+            sealed, after = here.send(
                 Client(Sender(client, SAMPLES), update_of(client, params), memories[client], key, key)
             )
             if number == 0 and client in bad:
-                assert sent.get(client) != here.opened(letter)
+                assert sent.get(client) != here.opened(sealed)
                 continue
-            assert sent[client] == here.opened(letter)
+            assert sent[client] == here.opened(sealed)
             memories[client] = after
-            updates.append(here.estimate(sent[client], letter.sender, None))
+            updates.append(here.estimate(sent[client], sealed.sender, None))
         if number == 0:
             torch.testing.assert_close(recording.model(1), params + torch.stack(updates).mean(0), rtol=1e-5, atol=1e-7)
     assert final[fault]["seen"] == 7
