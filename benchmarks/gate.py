@@ -28,14 +28,14 @@ import torch
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import Cell
 from leakgauge.harness.core.contract import Defense
-from leakgauge.harness.core.prints import Print
+from leakgauge.harness.core.fingerprints import Fingerprint
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.round import Client
 from leakgauge.harness.gate.judge import Verdict, judge
 from leakgauge.harness.gate.measure import Measured, measured
 from leakgauge.harness.gate.mechanism import LEVEL, Changed, law_checks
 from leakgauge.harness.gate.rules import Rules
-from leakgauge.harness.study.prints import take
+from leakgauge.harness.study.fingerprints import take
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import Study, load_study
 
@@ -71,9 +71,12 @@ def redraws(study: Study, numbers: range) -> None:
     for at in numbers:
         start = time.process_time()
         with renamed(at):
-            now, prints = _run(light), take(_floors(study))
+            now, fingerprints = _run(light), take(_floors(study))
         rules = Rules(level=Rules().level - LEVEL)
-        checks = [*law_checks(prints, base, Changed(("redrawn",), training=True)), *judge(now, before, rules).checks]
+        checks = [
+            *law_checks(fingerprints, base, Changed(("redrawn",), training=True)),
+            *judge(now, before, rules).checks,
+        ]
         failed = [check for check in checks if check.verdict is Verdict.FAIL]
         alarms += bool(failed)
         said = "; ".join(f"{check.key}: {check.reason}" for check in failed)
@@ -94,7 +97,7 @@ def power(study: Study) -> None:
         print(f"{key[:70]:<72}{'; '.join(words)}", flush=True)
 
 
-def _found(base: Sequence[Print], cells: Sequence[Cell], whole: bool, factor: float) -> str:
+def _found(base: Sequence[Fingerprint], cells: Sequence[Cell], whole: bool, factor: float) -> str:
     """Whether the law test finds a defense with this share of its noise, with the reason."""
     with renamed(0), quieter(factor, whole=whole):
         now = take(cells)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.prints import DRAWN
+from leakgauge.harness.core.fingerprints import DRAWN
 from leakgauge.harness.federation import loop, registry
 from leakgauge.harness.federation.round import Client
 from leakgauge.harness.gate import mechanism
@@ -15,7 +15,7 @@ from leakgauge.harness.gate.baseline import Baseline, read, write
 from leakgauge.harness.gate.measure import measured
 from leakgauge.harness.gate.mechanism import compare, law_checks
 from leakgauge.harness.gate.rules import Rules, Verdict
-from leakgauge.harness.study.prints import take
+from leakgauge.harness.study.fingerprints import take
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import load_study
 from tests import command
@@ -207,7 +207,7 @@ def test_less_noise_is_found_in_every_defense_that_draws_it(factor, monkeypatch)
 @pytest.fixture(scope="module")
 def base(small, before, tmp_path_factory):
     run = run_study(small, tmp_path_factory.mktemp("base"), workers=0)
-    return Baseline(measured(run), "first numbers", prints=before)
+    return Baseline(measured(run), "first numbers", fingerprints=before)
 
 
 def judged(study, folder, held, own=None):
@@ -228,7 +228,7 @@ def test_what_changed_runs_beside_the_controls_and_must_be_acknowledged(small, b
     assert {line.split(": ")[1].split("(")[0] for line in outcome.unaccepted} == {"jopeq", "gaussian", "udp"}
     assert {one.defense.name for one in ran.measures} == {"none", "jopeq", "gaussian", "udp"}
     assert outcome.unchanged == sum(one.defense.name == "top-k" for one in base.measured.measures)
-    own = dataclasses.replace(base, prints=take(small.cells))
+    own = dataclasses.replace(base, fingerprints=take(small.cells))
     _, outcome = judged(small, tmp_path, base, own)
     assert outcome.unaccepted == ()
     assert outcome.verdict in (Verdict.PASS, Verdict.INCONCLUSIVE)
@@ -238,7 +238,7 @@ def test_what_changed_runs_beside_the_controls_and_must_be_acknowledged(small, b
 def test_an_acknowledged_loss_of_noise_still_fails(small, base, tmp_path, monkeypatch):
     instead(monkeypatch, "gaussian", lambda one: lying(one, lambda liar, honest, *call: type(one).encode(
         dataclasses.replace(one, noise_std=one.noise_std / 2), *call)))  # fmt: skip
-    own = dataclasses.replace(base, prints=take(small.cells))
+    own = dataclasses.replace(base, fingerprints=take(small.cells))
     _, outcome = judged(small, tmp_path, base, own)
     assert (outcome.verdict, outcome.unaccepted) == (Verdict.FAIL, ())
     assert "times what it was (round 1 of two" in outcome.checks[0].reason
@@ -249,13 +249,15 @@ def test_a_baseline_cannot_be_made_ready_for_a_later_change(small, base, tmp_pat
     """Two proposals: fingerprints of weaker code, which nobody would see, and then that code, which would match."""
     with pytest.MonkeyPatch.context() as later:
         instead(later, "gaussian", with_clip(2.0))
-        weaker = dataclasses.replace(base, prints=take(small.cells))
+        weaker = dataclasses.replace(base, fingerprints=take(small.cells))
     _, outcome = judged(small, tmp_path, base, weaker)
     assert (outcome.verdict, len(outcome.unaccepted)) == (Verdict.NOT_ACCEPTED, 1)
-    only_draws = tuple(new if new.what in DRAWN else old for new, old in zip(weaker.prints, base.prints, strict=True))
-    _, outcome = judged(small, tmp_path, base, dataclasses.replace(base, prints=only_draws))
+    only_draws = tuple(
+        new if new.what in DRAWN else old for new, old in zip(weaker.fingerprints, base.fingerprints, strict=True)
+    )
+    _, outcome = judged(small, tmp_path, base, dataclasses.replace(base, fingerprints=only_draws))
     assert [line.split(": ")[2].split(";")[0] for line in outcome.unaccepted] == ["messages"]
-    _, outcome = judged(small, tmp_path, base, dataclasses.replace(base, prints=()))
+    _, outcome = judged(small, tmp_path, base, dataclasses.replace(base, fingerprints=()))
     assert "the baseline has no fingerprints" in outcome.unaccepted[0]
 
 
@@ -279,7 +281,7 @@ def test_a_question_that_the_study_no_longer_asks_is_missed(small, base, tmp_pat
 def test_the_commands_acknowledge_and_check_by_the_code(small, base, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small.toml").write_text(SMALL)
-    write(dataclasses.replace(base, prints=()), tmp_path / "small.json")
+    write(dataclasses.replace(base, fingerprints=()), tmp_path / "small.json")
 
     def call(*words):
         done = command.call(*words)
@@ -287,8 +289,8 @@ def test_the_commands_acknowledge_and_check_by_the_code(small, base, tmp_path, m
 
     gate = ("gate", "small.toml", "--baseline", "small.json", "--out", "run", "--accept-baseline", "no repository here")
     code, said = call("baseline", "acknowledge", "small.json", "small.toml", "--reason", "fingerprints are new")
-    assert (code, f"wrote small.json: {len(base.prints)} fingerprints" in said) == (0, True)
-    assert read(Path("small.json")).prints == base.prints
+    assert (code, f"wrote small.json: {len(base.fingerprints)} fingerprints" in said) == (0, True)
+    assert read(Path("small.json")).fingerprints == base.fingerprints
     code, said = call(*gate)
     assert (code, f"no fingerprint of the code behind {len(base.measured.measures)} measures changed" in said) == (
         0,

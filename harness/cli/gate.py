@@ -159,7 +159,7 @@ def acknowledge(
     """Record the fingerprints of this code in a baseline and keep its numbers; 'gate' tests what changed."""
     from leakgauge.harness.gate.baseline import read, write
     from leakgauge.harness.gate.mechanism import compare
-    from leakgauge.harness.study.prints import take
+    from leakgauge.harness.study.fingerprints import take
     from leakgauge.harness.study.study import load_study
 
     _check_update(reason)
@@ -167,10 +167,12 @@ def acknowledge(
         before, loaded = read(file), load_study(study, allow_code=allow_code)
         if loaded.name != before.measured.study:
             raise cli.refusal(cli.USAGE, f"{file} is of the study {before.measured.study!r}, not of {loaded.name!r}")
-        prints = take(loaded.cells, data)
-        write(replace(before, prints=prints, reason=reason.strip()), file)
-    lines = compare(prints, before.prints).lines or ("nothing changed",)
-    say(*(f"leakgauge: {clipped(line)}" for line in lines), f"leakgauge: wrote {file}: {len(prints)} fingerprints")
+        fingerprints = take(loaded.cells, data)
+        write(replace(before, fingerprints=fingerprints, reason=reason.strip()), file)
+    lines = compare(fingerprints, before.fingerprints).lines or ("nothing changed",)
+    say(
+        *(f"leakgauge: {clipped(line)}" for line in lines), f"leakgauge: wrote {file}: {len(fingerprints)} fingerprints"
+    )
 
 
 @baselines.command()
@@ -207,8 +209,8 @@ def update(
             notes += [f"warning: {warning}" for warning in outcome.warnings]
             say(*(f"leakgauge: {note}" for note in notes), err=True)
         _check_accepted(outcome, accept_increase or [])
-        prints = () if before is None else before.prints
-        write(Baseline(now, reason.strip(), gaps, prints), path)
+        fingerprints = () if before is None else before.fingerprints
+        write(Baseline(now, reason.strip(), gaps, fingerprints), path)
     previous = "the first" if before is None else f"before: {before.reason}"
     dirty = ", made with uncommitted changes" if now.dirty else ""
     known = f", gaps: {', '.join(gaps)}" if gaps else ""

@@ -16,8 +16,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from leakgauge.harness.core.cell import PartSpec
 from leakgauge.harness.core.files import text
+from leakgauge.harness.core.fingerprints import DRAWN, DRAWS, STATISTICS, Fingerprint
 from leakgauge.harness.core.metrics import GateTest, metric
-from leakgauge.harness.core.prints import DRAWN, DRAWS, STATISTICS, Print
 from leakgauge.harness.gate.measure import Measure, Measured, measured
 from leakgauge.harness.study.store import load_run, write_atomically
 
@@ -46,7 +46,7 @@ class Baseline:
     measured: Measured
     reason: str
     gaps: tuple[str, ...] = ()
-    prints: tuple[Print, ...] = ()
+    fingerprints: tuple[Fingerprint, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class _File:
     reason: str
     measured: Measured
     gaps: tuple[str, ...] = ()
-    prints: tuple[Print, ...] = ()
+    fingerprints: tuple[Fingerprint, ...] = ()
     noise_sd: float | None = None
     """Present in older baselines; not used."""
 
@@ -119,15 +119,17 @@ def parse(content: str, path: str) -> Baseline:
     schema = data.get("schema") if isinstance(data, dict) else None
     if schema != SCHEMA:
         raise BaselineError(f"baseline {path}: got schema {schema!r}, expected {SCHEMA}; delete it and {_ANEW}")
+    if "prints" in data:  # the name in older files
+        data["fingerprints"] = data.pop("prints")
     try:
-        file: _File = TypeAdapter(_File).validate_json(content)
+        file: _File = TypeAdapter(_File).validate_json(json.dumps(data))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(step) for step in first["loc"])
         raise BaselineError(f"baseline {path}: {where}: {first['msg']}; restore it with git") from error
     if problem := _problem(file):
         raise BaselineError(f"baseline {path}: {problem}; restore it with git")
-    return Baseline(file.measured, file.reason, file.gaps, file.prints)
+    return Baseline(file.measured, file.reason, file.gaps, file.fingerprints)
 
 
 def write(baseline: Baseline, path: Path) -> None:
@@ -150,8 +152,8 @@ def to_text(baseline: Baseline) -> str:
     }
     text = json.dumps(head, indent=1, ensure_ascii=False, allow_nan=False).removesuffix("\n }\n}")
     lines = ",\n".join(_lines(measure) for measure in baseline.measured.measures)
-    prints = ",\n".join(f"  {_plain(dataclasses.asdict(fingerprint))}" for fingerprint in baseline.prints)
-    ends = f',\n "prints": [\n{prints}\n ]' if prints else ""
+    fingerprints = ",\n".join(f"  {_plain(dataclasses.asdict(fingerprint))}" for fingerprint in baseline.fingerprints)
+    ends = f',\n "fingerprints": [\n{fingerprints}\n ]' if fingerprints else ""
     return f'{text},\n  "measures": [\n{lines}\n  ]\n }}{ends}\n}}\n'
 
 
@@ -200,7 +202,7 @@ def _problem(file: _File) -> str:
         if metric(measure.metric).gate is GateTest.DELONG and sides != len(measure.values):
             return f"{measure.key} has {len(measure.values)} values for {sides} records"
     rows = DRAWS * 2 * len(STATISTICS)
-    for fingerprint in file.prints:
+    for fingerprint in file.fingerprints:
         count = len(fingerprint.numbers)
         if fingerprint.what in DRAWN and (not count or count % rows):
             return f"{fingerprint.defense} has {count} numbers of {fingerprint.what}, expected a multiple of {rows}"

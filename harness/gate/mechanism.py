@@ -19,8 +19,8 @@ import numpy as np
 
 from leakgauge.harness.core.cases import gathered, training_identity
 from leakgauge.harness.core.cell import Cell, PartSpec
+from leakgauge.harness.core.fingerprints import DRAWN, DRAWS, STATISTICS, Fingerprint
 from leakgauge.harness.core.labels import UNDEFENDED
-from leakgauge.harness.core.prints import DRAWN, DRAWS, STATISTICS, Print
 from leakgauge.harness.core.stats import Numbers, holm
 from leakgauge.harness.gate import rules as statistics
 from leakgauge.harness.gate.baseline import Baseline
@@ -28,7 +28,7 @@ from leakgauge.harness.gate.judge import Check, Outcome, Verdict, judge
 from leakgauge.harness.gate.measure import DIGITS, Measured, key_end, measured
 from leakgauge.harness.gate.rules import Rise, Rules
 from leakgauge.harness.study.environment import environment
-from leakgauge.harness.study.prints import take
+from leakgauge.harness.study.fingerprints import take
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.schedule import Listener
 from leakgauge.harness.study.study import Study
@@ -64,7 +64,7 @@ def gate(
         StudyError, StoreError: as `run_study`.
     """
     now = take(study.cells, data)
-    changed = compare(now, held.prints)
+    changed = compare(now, held.fingerprints)
     unaccepted = _unacknowledged(now, held, own)
     cells = [cell for cell in study.cells if _concerned(changed, cell.training.defense, cell.attack)]
     ends, known = _ends(study.cells), held.measured.measures
@@ -93,7 +93,7 @@ def gate(
     kept = tuple(measure for measure in ran.measures if measure.key not in left and _end(measure.key) in asked)
     ran = dataclasses.replace(ran, measures=kept)
     notes = [] if unaccepted else [f"changed, acknowledged ({own.reason}): {line}" for line in changed.lines]
-    laws = law_checks(now, held.prints, changed)
+    laws = law_checks(now, held.fingerprints, changed)
     base = dataclasses.replace(held.measured, measures=tuple(behind), study_hash=ran.study_hash)
     judged = judge(ran, base, dataclasses.replace(rules, level=max(0.0, rules.level - LEVEL)), gaps=held.gaps)
     checks = sorted([*laws, *judged.checks], key=lambda check: list(Verdict).index(check.verdict))
@@ -115,12 +115,12 @@ def _end(key: str) -> str:
     return key.rpartition("/")[2]
 
 
-def _unacknowledged(now: Iterable[Print], held: Baseline, own: Baseline) -> tuple[str, ...]:
+def _unacknowledged(now: Iterable[Fingerprint], held: Baseline, own: Baseline) -> tuple[str, ...]:
     """The parts whose fingerprint in the checkout's baseline differs from its code.
 
     Parts with unchanged code are included: otherwise a baseline could be prepared for a later change.
     """
-    lines = compare(now, own.prints).lines if held.prints or own.prints else ()
+    lines = compare(now, own.fingerprints).lines if held.fingerprints or own.fingerprints else ()
     return tuple(f"differs from the baseline of this checkout: {line}; {_ACKNOWLEDGE}" for line in lines)
 
 
@@ -144,7 +144,7 @@ class Changed(NamedTuple):
         return bool(self.lines) and (control or self.training or defense in self.defenses or attack in self.attacks)
 
 
-def compare(now: Iterable[Print], before: Iterable[Print]) -> Changed:
+def compare(now: Iterable[Fingerprint], before: Iterable[Fingerprint]) -> Changed:
     """What differs. A change of the training explains all others; a change of a defense explains its attacks."""
     new, old = ({fingerprint.key: fingerprint for fingerprint in side} for side in (now, before))
     if not old:
@@ -159,7 +159,7 @@ def compare(now: Iterable[Print], before: Iterable[Print]) -> Changed:
     return Changed(tuple(lines), False, frozenset(kinds), frozenset(attacks))
 
 
-def law_checks(now: Iterable[Print], before: Iterable[Print], changed: Changed) -> list[Check]:
+def law_checks(now: Iterable[Fingerprint], before: Iterable[Fingerprint], changed: Changed) -> list[Check]:
     """Whether messages of the changed defenses follow another law: paired tests of the draws, in both directions.
 
     The tests are Student's t over the updates of one length, with Holm's correction over all tests of the run.
@@ -189,7 +189,7 @@ def law_checks(now: Iterable[Print], before: Iterable[Print], changed: Changed) 
     ]
 
 
-def _law_check(fingerprint: Print, was: Numbers, rise: Rise, p: Numbers) -> Check:
+def _law_check(fingerprint: Fingerprint, was: Numbers, rise: Rise, p: Numbers) -> Check:
     """The check of one defense's draws [scales, statistics], with the rise of the most significant statistic."""
     through = np.arange(rise.mean.shape[1]) % len(STATISTICS) == 0
     least = np.where(through, _LEAST * np.abs(was.mean(-1)), _LEAST)

@@ -23,7 +23,14 @@ from leakgauge.harness.gate.rules import Rules
 
 _CODE = [
     f":/harness/{name}"
-    for name in ("gate", "cli/gate.py", "core/metrics.py", "core/stats.py", "core/prints.py", "study/prints.py")
+    for name in (
+        "gate",
+        "cli/gate.py",
+        "core/metrics.py",
+        "core/stats.py",
+        "core/fingerprints.py",
+        "study/fingerprints.py",
+    )
 ]
 """The code that decides the verdict of a check."""
 
@@ -56,7 +63,7 @@ def trusted(path: Path, target: str | None = None, accepted: str | None = None) 
     """
     own = read(path)
     held = _held(path, own, target)
-    if not (accepted or "").strip() or not (held.unaccepted or own.prints != held.baseline.prints):
+    if not (accepted or "").strip() or not (held.unaccepted or own.fingerprints != held.baseline.fingerprints):
         return held
     notes = (f"accepted ({accepted}): {change}" for change in held.unaccepted)
     base = held.base if own.measured.measures == held.baseline.measured.measures else None
@@ -73,7 +80,7 @@ def changes(old: Baseline, new: Baseline) -> tuple[list[str], list[str]]:
     weaker += [f"weakened in the baseline: {key} may lack numbers" for key in new.gaps if key not in old.gaps]
     weaker += [_changed(was, after[key]) for key, was in before.items() if after.get(key, was) != was]
     notes = [f"added to the baseline: {key}" for key in after if key not in before]
-    notes += ["changed in the baseline: fingerprints of the code"] * (old.prints != new.prints)
+    notes += ["changed in the baseline: fingerprints of the code"] * (old.fingerprints != new.fingerprints)
     return weaker, notes + [f"changed in the baseline: {line}" for line in provenance(old.measured, new.measured)]
 
 

@@ -13,8 +13,8 @@ from leakgauge.attacks._engine import prior, reconstruct
 from leakgauge.attacks._search import adam, lbfgs
 from leakgauge.harness.core.contract import Attack
 from leakgauge.harness.core.errors import StudyError
-from leakgauge.harness.core.prints import Print
-from leakgauge.harness.study import prints
+from leakgauge.harness.core.fingerprints import Fingerprint
+from leakgauge.harness.study import fingerprints
 from leakgauge.harness.study.study import load_study, resolve
 
 CELLS = """
@@ -35,7 +35,7 @@ import json, sys
 from leakgauge.harness.core import native
 if sys.argv[2] == "plain":
     native.library = lambda real="float": None
-from leakgauge.harness.study.prints import take
+from leakgauge.harness.study.fingerprints import take
 from leakgauge.harness.study.study import load_study
 print(json.dumps([[*one.key, one.digest, *one.numbers] for one in take(load_study(sys.argv[1]).cells)]))
 """
@@ -50,7 +50,7 @@ def cells(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def here(cells):
-    return {one.key: one for one in prints.take(load_study(cells).cells)}
+    return {one.key: one for one in fingerprints.take(load_study(cells).cells)}
 
 
 @pytest.mark.matrix
@@ -69,14 +69,14 @@ def test_other_kernels_give_the_same_fingerprints(kernels, loops, cells, here):
     assert len(rows) == len(here)
     for what, defense, attack, case, digest, *numbers in rows:
         one = here[what, defense, attack, case]
-        assert one.like(Print(*one.key, digest, tuple(numbers))), one
+        assert one.like(Fingerprint(*one.key, digest, tuple(numbers))), one
         if what == "attack":  # far within the tolerance: no search carries last digits on
             pairs = zip(one.numbers, numbers, strict=True)
             assert all(math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-6) for a, b in pairs), (one, numbers)
 
 
 WEAKER = {
-    "half of the evaluations": lambda patch: patch.setattr(prints, "_EVALUATIONS", 10),
+    "half of the evaluations": lambda patch: patch.setattr(fingerprints, "_EVALUATIONS", 10),
     "no prior": lambda patch: patch.setattr(prior.ImagePrior, "energy", lambda self, z, x: z.sum((1, 2)) * 0),
     "a longer step": lambda patch: patch.setattr(adam.Schedule, "size", lambda self, used: 2 * self.step),
     "a short memory": lambda patch: patch.setattr(lbfgs, "_HISTORY", 1),
@@ -91,7 +91,7 @@ WEAKER = {
 @pytest.mark.table(3)
 def test_a_weaker_attack_has_another_fingerprint(name, cells, here, monkeypatch):
     WEAKER[name](monkeypatch)
-    found = prints.take([one for one in load_study(cells).cells if one.training.task.model == "mlp-small"])
+    found = fingerprints.take([one for one in load_study(cells).cells if one.training.task.model == "mlp-small"])
     changed = {one.what for one in found if not one.like(here[one.key])}
     assert changed == {"attack"}
 
@@ -114,12 +114,12 @@ def test_a_users_attack_that_cannot_mix_precisions_gets_single_precision(here, c
     kept = []
 
     def searched(attack, seen, key):
-        kept.append(prints_searched(Single(), seen, key))
-        return prints_searched(attack, seen, key)
+        kept.append(searched_before(Single(), seen, key))
+        return searched_before(attack, seen, key)
 
-    prints_searched = prints._searched
-    monkeypatch.setattr(prints, "_searched", searched)
-    prints.take([cell])
+    searched_before = fingerprints._searched
+    monkeypatch.setattr(fingerprints, "_searched", searched)
+    fingerprints.take([cell])
     assert asked == [torch.float64, torch.float32]
     assert kept[0].dtype == torch.float32
 
@@ -135,7 +135,7 @@ MALICIOUS = {
 
 
 def test_an_attack_whose_broadcast_does_not_fit_the_model_has_its_refusal_as_fingerprint():
-    found = [one for one in prints.take(resolve(MALICIOUS).cells) if one.what == "attack"]
+    found = [one for one in fingerprints.take(resolve(MALICIOUS).cells) if one.what == "attack"]
     assert sorted((bool(one.digest), bool(one.numbers)) for one in found) == [(False, True), (True, False)]
 
 
@@ -148,11 +148,11 @@ def test_an_attack_whose_broadcast_does_not_fit_the_model_has_its_refusal_as_fin
 )
 def test_a_missing_data_set_or_a_model_that_does_not_fit_is_the_users_mistake(task, said, tmp_path):
     with pytest.raises(StudyError, match=said):
-        prints.take(resolve(MALICIOUS | {"tasks": [task]}).cells, tmp_path)
+        fingerprints.take(resolve(MALICIOUS | {"tasks": [task]}).cells, tmp_path)
 
 
 def test_shipped_attacks_search_in_double_precision_and_never_fall_back(monkeypatch):
-    monkeypatch.setattr(prints, "_searched", lambda attack, seen, key: attack.run(seen.double(), key))
+    monkeypatch.setattr(fingerprints, "_searched", lambda attack, seen, key: attack.run(seen.double(), key))
     names = ("learned", "spear", "dlg", "label-restoration")
     few = {"learned": {"samples": 60, "epochs": 2}, "spear": {"samples": 100}}
     study = MALICIOUS | {
@@ -160,6 +160,6 @@ def test_shipped_attacks_search_in_double_precision_and_never_fall_back(monkeypa
         "tasks": [{"data": "digits", "model": "mlp-small"}],
         "attacks": [{"name": one, "target": {"count": 2, "batch": [1, 2]}} | few.get(one, {}) for one in names],
     }
-    found = [one for one in prints.take(resolve(study).cells) if one.what == "attack"]
+    found = [one for one in fingerprints.take(resolve(study).cells) if one.what == "attack"]
     assert len(found) == 2 * len(names)
     assert {one.attack.partition("(")[0] for one in found if one.numbers} == {*names}

@@ -27,11 +27,11 @@ DRAWS = 12
 """Number of messages behind each statistic."""
 
 DRAWN = ("messages", "messages after training")
-"""`Print.what` of statistics: of messages of fixed updates, and of those of clients that train by a defense's rule."""
+"""`Fingerprint.what` of statistics: of messages of fixed updates, and of messages after local training."""
 
 
 @dataclass(frozen=True)
-class Print:
+class Fingerprint:
     """The output of one part of the code for fixed keys: a digest of exact content, and numbers that may be rounded.
 
     Attributes:
@@ -49,10 +49,10 @@ class Print:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """The part and the case that the print belongs to."""
+        """The part and the case that the fingerprint belongs to."""
         return self.what, self.defense, self.attack, self.case
 
-    def like(self, other: Print) -> bool:
+    def like(self, other: Fingerprint) -> bool:
         """Whether two versions of the code give the same, up to rounding; the tolerance is wider for an attack."""
         tolerance = 1e-2 if self.what == "attack" else 1e-3
         same = (self.digest, len(self.numbers)) == (other.digest, len(other.numbers))

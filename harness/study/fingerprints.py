@@ -1,4 +1,4 @@
-"""Takes the fingerprints of the code behind a study; `core.prints` describes them."""
+"""Takes the fingerprints of the code behind a study; `core.fingerprints` describes them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from leakgauge.harness.core.contract import (
     likelihood_of,
 )
 from leakgauge.harness.core.errors import NoLikelihood, StudyError
+from leakgauge.harness.core.fingerprints import DRAWN, DRAWS, STATISTICS, Fingerprint
 from leakgauge.harness.core.labels import UNDEFENDED
-from leakgauge.harness.core.prints import DRAWN, DRAWS, STATISTICS, Print
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stored import fingerprint, to_data
 from leakgauge.harness.core.threats import Threat, View
@@ -64,7 +64,7 @@ _REPLAYED = 3
 _FRACTION = re.compile(r"\d+\.\d+(?:e-?\d+)?")
 
 
-def take(cells: Sequence[Cell], data: Path | None = None) -> tuple[Print, ...]:
+def take(cells: Sequence[Cell], data: Path | None = None) -> tuple[Fingerprint, ...]:
     """The fingerprints of the code behind these cells.
 
     Args:
@@ -73,7 +73,7 @@ def take(cells: Sequence[Cell], data: Path | None = None) -> tuple[Print, ...]:
     Raises:
         StudyError: a data set is missing or unreadable, or a model does not fit it.
     """
-    root, taken = default_root() if data is None else data, list[Print]()
+    root, taken = default_root() if data is None else data, list[Fingerprint]()
     first: dict[str, list[Cell]] = {}  # of trainings that differ only in the seed, the first
     for cell in cells:
         of_training = first.setdefault(training_identity(cell.training), [])
@@ -119,7 +119,7 @@ def _few(target: Target) -> Target:
 
 
 def _case(spec: TrainingSpec, *more: Any) -> str:
-    """The identity of a case: two prints of the same parts are comparable if it is equal."""
+    """The identity of a case: two fingerprints of the same parts are comparable if it is equal."""
     return fingerprint([to_data(spec.task), to_data(spec.federation), *more])
 
 
@@ -148,7 +148,7 @@ def _two_rounds(federation: Federation, updates: Sequence[Vector], key: Key) -> 
         yield exchange, federation.round(number).decode(exchange, key.child(number, "server"))
 
 
-def _of_defense(spec: TrainingSpec, ready: Prepared) -> Iterator[Print]:
+def _of_defense(spec: TrainingSpec, ready: Prepared) -> Iterator[Fingerprint]:
     """`encode`, `estimate`, `likelihood` and `claim` of a defense in its setting."""
     defense, setting, key, case = ready.defense, ready.setting, spec.defense.key, _case(spec)
     few = _LENGTHS[: setting.participants]
@@ -167,14 +167,14 @@ def _of_defense(spec: TrainingSpec, ready: Prepared) -> Iterator[Print]:
             likelihood = likelihood_of(defense, federation.history[number], exchange.received, exchange.links)
             rows = true[None] if defense.superposes else true
             scores += [likelihood(share * rows).detach() for share in (1.0, 0.9)]
-    yield Print("encode", key, "", case, digest.hexdigest()[:16])
-    yield Print("estimate", key, "", case, numbers=_sketch(torch.stack(decoded)))
+    yield Fingerprint("encode", key, "", case, digest.hexdigest()[:16])
+    yield Fingerprint("estimate", key, "", case, numbers=_sketch(torch.stack(decoded)))
     if scores:
-        yield Print("likelihood", key, "", case, numbers=_plain(torch.cat([score.flatten() for score in scores])))
+        yield Fingerprint("likelihood", key, "", case, numbers=_plain(torch.cat([score.flatten() for score in scores])))
     state = defense.init(setting)
     later = defense.advance(state, Feedback(0, None, None))
     claim = claim_of(defense, [state, state if defense.stops(later) else later], setting)
-    yield Print("claim", key, "", case, fingerprint(_promised(claim)))
+    yield Fingerprint("claim", key, "", case, fingerprint(_promised(claim)))
 
 
 def _promised(claim: Claim) -> str:
@@ -187,13 +187,13 @@ def _promised(claim: Claim) -> str:
     return _FRACTION.sub(lambda fraction: f"{float(fraction[0]):.6g}", repr(each))
 
 
-def _draws(spec: TrainingSpec, ready: Prepared) -> Iterator[Print]:
+def _draws(spec: TrainingSpec, ready: Prepared) -> Iterator[Fingerprint]:
     """Statistics of messages of fixed updates, and of trained updates if the local training clips or adds noise."""
     defense, dim, case = ready.defense, ready.setting.dim, _case(spec)
     keys = [(length, _KEY.child("draw", f"{length:g}", at)) for length in _SCALES for at in range(DRAWS)]
     updates = [(_update(key.child("update"), dim, length), key) for length, key in keys]
     numbers = [x for update, key in updates for x in _statistics(ready, update, update, key)]
-    yield Print(DRAWN[0], spec.defense.key, "", case, numbers=tuple(numbers))
+    yield Fingerprint(DRAWN[0], spec.defense.key, "", case, numbers=tuple(numbers))
     noise = defense.step_noise(ready.setting)
     if defense.local == LocalRule() and not noise:
         return
@@ -203,7 +203,7 @@ def _draws(spec: TrainingSpec, ready: Prepared) -> Iterator[Print]:
     plain, own = (train_clients(ready.task, params, work, plan, "double").updates for plan in plans)
     rows = zip(plain, own, work, strict=True)
     numbers = [x for true, update, done in rows for x in _statistics(ready, true, update, done.key)]
-    yield Print(DRAWN[1], spec.defense.key, "", case, numbers=tuple(numbers))
+    yield Fingerprint(DRAWN[1], spec.defense.key, "", case, numbers=tuple(numbers))
 
 
 def _statistics(ready: Prepared, true: Vector, update: Vector, key: Key) -> list[float]:
@@ -219,7 +219,7 @@ def _statistics(ready: Prepared, true: Vector, update: Vector, key: Key) -> list
     return [float(f"{x:.6g}") for x in [*numbers, *[0.0] * len(STATISTICS)][: 2 * len(STATISTICS)]]
 
 
-def _of_training(spec: TrainingSpec, cells: Sequence[Cell], ready: Prepared, root: Path) -> Iterator[Print]:
+def _of_training(spec: TrainingSpec, cells: Sequence[Cell], ready: Prepared, root: Path) -> Iterator[Fingerprint]:
     """`training`: one round under this defense; `attack`: each attack on it."""
     malice = spec.malice and replace(spec.malice, target=_few(spec.malice.target))
     small = replace(spec, federation=replace(spec.federation, rounds=1), malice=malice)
@@ -233,12 +233,14 @@ def _of_training(spec: TrainingSpec, cells: Sequence[Cell], ready: Prepared, roo
         if malice is None:
             raise
         for own, case in zip(cells, cases, strict=True):  # its broadcast does not fit the model
-            yield Print("attack", spec.defense.key, own.attack.key, case, fingerprint(str(error)))
+            yield Fingerprint("attack", spec.defense.key, own.attack.key, case, fingerprint(str(error)))
         return
     if spec.malice is None:
         last = trained.evaluations[-1]
         measured = _plain(torch.tensor([last.accuracy or 0.0, last.loss], dtype=torch.float64))
-        yield Print("training", spec.defense.key, "", _case(spec), numbers=_sketch(trained.final[None]) + measured)
+        yield Fingerprint(
+            "training", spec.defense.key, "", _case(spec), numbers=_sketch(trained.final[None]) + measured
+        )
     scene = scene_of(small, ready, trained, "double")
     for cell, own, case in zip(asked, cells, cases, strict=True):
         try:
@@ -248,11 +250,11 @@ def _of_training(spec: TrainingSpec, cells: Sequence[Cell], ready: Prepared, roo
             result = attack.run(seen, key) if own.target.kind == "members" else _searched(attack, seen, key)
             estimates, _ = scored(result, truth, None, scene.task.columns)
         except ValueError as error:
-            yield Print("attack", spec.defense.key, own.attack.key, case, fingerprint(str(error)))
+            yield Fingerprint("attack", spec.defense.key, own.attack.key, case, fingerprint(str(error)))
             continue
         numbers = [x for estimate in estimates for x in (estimate.value, *estimate.values) if x is not None]
         plain = _plain(torch.tensor(numbers, dtype=torch.float64))
-        yield Print("attack", spec.defense.key, own.attack.key, case, numbers=plain)
+        yield Fingerprint("attack", spec.defense.key, own.attack.key, case, numbers=plain)
 
 
 def _searched(attack: Attack, seen: Observation, key: Key) -> Reconstruction | Labels | Membership:
