@@ -16,7 +16,7 @@ from leakgauge.defenses._common.clip import Clipped, clip_l2
 from leakgauge.defenses._common.plain import Plain
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import gaussian_mu, repeat
-from leakgauge.harness.core.claim import Breach, Claim, Horizon, Proof, Relation, Unit
+from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, Violation
 from leakgauge.harness.core.contract import Link, Links, Setting
 from leakgauge.harness.core.law import Additive, Law, Normal, projected
 from leakgauge.harness.core.rng import Key
@@ -107,9 +107,9 @@ class DPFedAvg(Clipped, Plain):
         """The same mechanism with a noise of 0.001 C in each coordinate of the sum."""
         return replace(self, epsilon=None, noise_std=1e-3 * self.clip)
 
-    def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
+    def violations(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Violation]:
         """The rounds whose number of messages differs from the public number."""
-        return {_FIXED: Breach(int(len(links.senders) != links.setting.participants), 1, "round")}
+        return {_FIXED: Violation(int(len(links.senders) != links.setting.participants), 1, "round")}
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """(epsilon, delta) for one client over these rounds, against adversaries that see only models."""

@@ -149,7 +149,7 @@ def _object(analysis: Analysis, cell: Cell) -> dict[str, object]:
     result, failure, training = run.results.get(cell.id), run.failures.get(cell.id), run.trainings.get(spec.id)
     estimates = [to_data(estimate) for estimate in result.estimates] if result is not None else []
     failed = None if failure is None or result is not None else {"kind": failure.kind, "message": failure.message}
-    checked = {key: getattr(training, key, None) for key in ("one_round", "whole_run", "breaches", "audited")}
+    checked = {key: getattr(training, key, None) for key in ("one_round", "whole_run", "violations", "audited")}
     checked = to_data(checked, infinity="inf")
     for claim in ("one_round", "whole_run") if training is not None else ():
         checked[claim]["verdict"] = verdict_of(getattr(training, claim))

@@ -134,12 +134,12 @@ def is_lawful(name, other):
     return within(other, *(f"harness.{one}" for one in LAW[here] if "." in one))
 
 
-def breaches(imported):
+def violations(imported):
     return [f"{name} imports {other}" for name, other in imported if not is_lawful(name, other)]
 
 
 def test_every_import_is_lawful():
-    assert breaches(arrows()) == []
+    assert violations(arrows()) == []
     assert len(EXCEPTIONS) <= 3
     assert set(map(room_of, graph())) - {"harness"} == set(LAW)
 
@@ -197,5 +197,7 @@ def test_an_unlawful_import_is_seen(tmp_path):
         ("harness.gate.judge", "reports.html"),
         ("harness.federation.registry", "attacks.dlg"),
     ]
-    assert len(breaches(unlawful)) == len(unlawful)
-    assert breaches([("defenses.gaussian", "defenses._common.clip"), ("harness.gate.rerun", "harness.study.run")]) == []
+    assert len(violations(unlawful)) == len(unlawful)
+    assert (
+        violations([("defenses.gaussian", "defenses._common.clip"), ("harness.gate.rerun", "harness.study.run")]) == []
+    )

@@ -16,7 +16,7 @@ from leakgauge.defenses.ota_orthogonal import OTAOrthogonal
 from leakgauge.defenses.sdq import SDQ
 from leakgauge.defenses.top_k import TopK
 from leakgauge.harness.core.cell import FederationSpec
-from leakgauge.harness.core.claim import EVERY_ROUND, Breach
+from leakgauge.harness.core.claim import EVERY_ROUND, Violation
 from leakgauge.harness.core.codec import pack_float64
 from leakgauge.harness.core.contract import Sender
 from leakgauge.harness.core.rng import Key, normal
@@ -87,7 +87,7 @@ def test_a_client_that_diverges_is_dropped_and_the_others_are_averaged_by_their_
     assert all(one.reason.startswith("expected a finite update, got nan at coordinate") for one in training.dropped)
     assert [numbers_of(training.messages[number]) for number in range(3)] == [[0, 1, 3, 4]] * 3
     assert all(2 not in training.truth[number] for number in range(3))
-    assert training.breaches[EVERY_ROUND] == Breach(1, 5, "client", covered=True)
+    assert training.violations[EVERY_ROUND] == Violation(1, 5, "client", covered=True)
     start, sent = training.models[1], training.messages[1]
     here = Round(NoDefense(), training.setting, None)
     mean = sum(one.sender.samples * here.read(one).double() for one in sent)
@@ -162,7 +162,7 @@ def test_a_client_that_always_diverges_might_as_well_not_be_there(defense):
     # it divides by the public number of participants, which is broken
     moved, expected = (run.models[1] - run.models[0] for run in (training, fine))
     torch.testing.assert_close(5 * moved, 4 * expected, rtol=1e-4, atol=1e-6)
-    assert training.breaches["the number of participants is fixed beforehand and public"] == Breach(3, 3, "round")
+    assert training.violations["the number of participants is fixed beforehand and public"] == Violation(3, 3, "round")
 
 
 def sending(defense, updates, setting=SETTING):
@@ -191,7 +191,7 @@ def test_over_the_air_a_client_that_diverged_sends_its_noise_alone():
     training = go(OTA(), data=poisoned(2))
     assert [one.client for one in training.dropped] == [2, 2, 2]
     assert numbers_of(training.messages[1]) == [0, 1, 3, 4]
-    assert OTA.relies not in training.breaches
+    assert OTA.relies not in training.violations
 
 
 @pytest.mark.parametrize("kind", [OTA, OTAOrthogonal])
@@ -205,8 +205,8 @@ def test_a_waveform_that_is_not_finite_drops_its_client(kind):
     assert torch.equal(found.mean, without.mean)
     assert found.exchange.received == without.exchange.received
     # its noise is missing from the sum: the proof does not cover this
-    broken = go(defense).breaches
-    assert broken.get(OTA.relies) == (Breach(3, 3, "round") if kind is OTA else None)
+    broken = go(defense).violations
+    assert broken.get(OTA.relies) == (Violation(3, 3, "round") if kind is OTA else None)
 
 
 def test_a_sum_that_is_at_fault_as_a_whole_drops_all_clients():
@@ -247,9 +247,9 @@ def test_a_finite_update_that_overflows_in_its_message_is_dropped():
 
 def test_a_claim_that_relies_on_the_others_counts_the_rounds_in_which_one_is_missing():
     data = {k: random_examples(10, seed=k) for k in range(5)}
-    assert go(CepamClip(), data).breaches[CepamClip.relies] == Breach(0, 3, "round")
+    assert go(CepamClip(), data).violations[CepamClip.relies] == Violation(0, 3, "round")
     data[2].x[0] = math.nan
-    assert go(CepamClip(), data).breaches[CepamClip.relies] == Breach(3, 3, "round")
+    assert go(CepamClip(), data).violations[CepamClip.relies] == Violation(3, 3, "round")
 
 
 def test_a_stored_training_keeps_what_was_dropped(tmp_path):

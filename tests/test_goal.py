@@ -122,7 +122,7 @@ def test_a_clip_at_the_median_norm_is_that_of_undefended_trainings_and_leaves_th
     run = run_study(asked, tmp_path, workers=0)
     stored = [json.loads(path.read_text("utf-8")) for path in tmp_path.glob("trainings/*/record.json")]
     plain = [one for one in stored if one["spec"]["defense"]["name"] == "none"]
-    norms = [norm for one in plain for norm in one["gauges"]["update_norm"]]
+    norms = [norm for one in plain for norm in one["state_metrics"]["update_norm"]]
     assert len(norms) == 6
     chosen = [one.spec.defense.parameters for one in run.trainings.values()]
     assert len(chosen) == 4

@@ -29,7 +29,7 @@ METHODS = {
     "    def sent_in_clear(self, received, setting):\n        return torch.zeros(len(received), 1).double()",
     "the first message": "def decode(self, state, received, links, private):\n"
     "        return self.estimate(state, received[0], links.each()[0])",
-    "assumptions": "def breaches(self, updates, links, lr):\n        updates[0].mul_(2)\n        return {}",
+    "assumptions": "def violations(self, updates, links, lr):\n        updates[0].mul_(2)\n        return {}",
     "a repr": "def __repr__(self):\n        return 'mine'",
 }
 

@@ -82,5 +82,5 @@ def test_a_sum_keeps_the_memory_and_the_measures_of_its_defense():
     top, update = TopK(feedback=True), torch.ones(6)
     memory = top.remember(SETTING) + 1
     assert Aggregated(top).compensated(memory, update).tolist() == top.compensated(memory, update).tolist()
-    assert Aggregated(UDP()).gauges(0, SETTING) == UDP().gauges(0, SETTING) != {}
+    assert Aggregated(UDP()).state_metrics(0, SETTING) == UDP().state_metrics(0, SETTING) != {}
     assert Aggregated(UDP()).promises is UDP().promises

@@ -37,7 +37,7 @@ import torch
 from scipy import special, stats
 
 from leakgauge.harness.core.accounting import Leak, delta, repeat
-from leakgauge.harness.core.claim import Breach, Claim, Proof, Relation, Unit, added_up, claim_over
+from leakgauge.harness.core.claim import Claim, Proof, Relation, Unit, Violation, added_up, claim_over
 from leakgauge.harness.core.contract import Links, Setting
 from leakgauge.harness.core.gaussian import gaussian_delta
 from leakgauge.harness.core.threats import Threat
@@ -143,20 +143,20 @@ def clipped(single: Promise, source: str, reach: float, n: int, rounds: int, set
     return _claim(promise, source, ONE_WEIGHT, proved, further, rounds)
 
 
-def breaches(updates: Sequence[Vector], links: Links, *, sends_norm: bool) -> dict[str, Breach]:
+def violations(updates: Sequence[Vector], links: Links, *, sends_norm: bool) -> dict[str, Violation]:
     """The messages whose records are drawn without replacement, and the rounds of unequal norms or weights.
 
-    The bound for a record covers both breaches if norms are sent; if updates are clipped, it needs equal weights.
+    The bound for a record covers both violations if norms are sent; if updates are clipped, it needs equal weights.
     """
     setting, senders = links.setting, links.senders
     single = setting.steps == 1 and setting.batch == 1
-    drawn = Breach(sum(who.samples > 1 for who in senders) * (not single), len(senders), "message", covered=True)
+    drawn = Violation(sum(who.samples > 1 for who in senders) * (not single), len(senders), "message", covered=True)
     unequal = len({who.samples for who in senders}) > 1
     if sends_norm:
         norms = [float(torch.linalg.vector_norm(update, dtype=torch.float64)) for update in updates]
         unequal |= max(norms) > (1 + _ROUNDING) * min(norms)
     assumed = _ONE_NORM if sends_norm else ONE_WEIGHT
-    return {_SINGLE: drawn, assumed: Breach(int(unequal), 1, "round", covered=sends_norm)}
+    return {_SINGLE: drawn, assumed: Violation(int(unequal), 1, "round", covered=sends_norm)}
 
 
 def _clipped_record(promise: Promise, mu: float, rounds: int, setting: Setting) -> Proof:

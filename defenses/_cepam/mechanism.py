@@ -22,7 +22,7 @@ from leakgauge.defenses._cepam.lrsuq import gaussian_radii
 from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.defenses._common.misfit import ball_misfit
 from leakgauge.harness.core.checks import check_update, positive
-from leakgauge.harness.core.claim import Breach
+from leakgauge.harness.core.claim import Violation
 from leakgauge.harness.core.codec import Reader, unpack_float32
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
 from leakgauge.harness.core.errors import MessageError
@@ -141,9 +141,9 @@ class Cepam(Defense[None, None]):
                 row[:] = (radii.square() / (self.lattice_dimension + 2)).repeat(self.lattice_dimension)[: len(row)]
         return rows
 
-    def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
-        """Breaches in how records are drawn, and in equal norms and weights; see `_cepam.claim.breaches`."""
-        return claim.breaches(updates, links, sends_norm=self.sends_norm)
+    def violations(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Violation]:
+        """Violations in how records are drawn, and in equal norms and weights; see `_cepam.claim.violations`."""
+        return claim.violations(updates, links, sends_norm=self.sends_norm)
 
     def _padded(self, update: Tensor, setting: Setting) -> Tensor:
         short = self._count(setting) * self.lattice_dimension - setting.dim

@@ -102,7 +102,7 @@ class Cascade(Wrapper[None, None]):
 
     delegated: ClassVar[str] = (
         "randomized analog superposes relies promises local step_noise training_noise parts transmit average in_clear "
-        "sent_in_clear step_law gauges breaches"
+        "sent_in_clear step_law state_metrics violations"
     )
     # there is no state; the second defense's error changes norms, variances and the law of a mean
     default: ClassVar[str] = "init remember advance compensated stops decode longest error_variance aggregate_law"

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from leakgauge.defenses._common.reference import scaled
 from leakgauge.harness.core.checks import positive
-from leakgauge.harness.core.claim import Breach, Claim, Proof, Unit, claim_over
+from leakgauge.harness.core.claim import Claim, Proof, Unit, Violation, claim_over
 from leakgauge.harness.core.contract import Defense, Links, Setting
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.vec import Layout, Parts, Vector
@@ -211,7 +211,7 @@ class ByScale(Defense[S, None]):
         pieces = read.reshape(len(received), -1, columns)
         return torch.cat([pieces[..., :-1].flatten(1), pieces[..., -1]], 1)
 
-    def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
+    def violations(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Violation]:
         """The scaled numbers outside [-1, 1], or pairs outside the unit disc; a public scale has none."""
         mode, lanes = self.scaling.mode, self.scaling.lanes
         if mode == "public" or not self.assumes_range:
@@ -219,7 +219,7 @@ class ByScale(Defense[S, None]):
         numbers = [scaled(update, links.setting.layout, mode, lanes).numbers for update in updates]
         rows = np.concatenate(numbers).reshape(-1, lanes)
         broken = int((np.einsum("ij,ij->i", rows, rows) > (1 + _ROUNDING) ** 2).sum())
-        return {_INSIDE[lanes]: Breach(broken, len(rows), "coordinate" if lanes == 1 else "pair")}
+        return {_INSIDE[lanes]: Violation(broken, len(rows), "coordinate" if lanes == 1 else "pair")}
 
     def claim_of_each(
         self, promised: float, each: float, proved: Proof, source: str, rounds: int, setting: Setting

@@ -28,7 +28,7 @@ from leakgauge.defenses._udp.formulas import (
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import repeat
 from leakgauge.harness.core.checks import check_update, positive
-from leakgauge.harness.core.claim import Breach, Claim, Horizon, Proof, Relation, Unit
+from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, Violation
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, LocalRule, Sender, Setting
 from leakgauge.harness.core.law import Additive, Law, Normal, StepLaw, numbers, projected
@@ -106,7 +106,7 @@ class UDPRounds(Defense[S, None]):
         """T, the number of rounds for which the noise is calibrated."""
         return setting.rounds if self.rounds is None else self.rounds
 
-    def gauges(self, state: S, setting: Setting) -> dict[str, float]:
+    def state_metrics(self, state: S, setting: Setting) -> dict[str, float]:
         """z of the round, and the current T."""
         rounds = self.planned_rounds(state, setting)
         return {"noise_multiplier": self.noise_multiplier(state, setting), "planned_rounds": float(rounds)}
@@ -195,11 +195,11 @@ class UDPRounds(Defense[S, None]):
             further=(*_picked(multipliers, unit, share), self._client(multipliers, setting)),
         )
 
-    def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
+    def violations(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Violation]:
         """The rounds whose learning rate is above that of round 0, for which the noise is calibrated."""
         if _FALLING not in self.assumes(links.setting):
             return {}
-        return {_FALLING: Breach(int(lr > links.setting.lr), 1, "round")}
+        return {_FALLING: Violation(int(lr > links.setting.lr), 1, "round")}
 
     def assumes(self, setting: Setting) -> list[str]:
         """The assumptions of the claim."""

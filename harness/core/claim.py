@@ -144,7 +144,7 @@ class Proof:
         return epsilon(self.event, delta)
 
 
-class Breach(NamedTuple):
+class Violation(NamedTuple):
     """How often messages break one assumption of a claim.
 
     Attributes:
@@ -159,7 +159,7 @@ class Breach(NamedTuple):
     what: str
     covered: bool = False
 
-    def plus(self, other: Breach) -> Breach:
+    def plus(self, other: Violation) -> Violation:
         """The sum of both counts, for the same assumption."""
         return self._replace(broken=self.broken + other.broken, of=self.of + other.of)
 
@@ -172,7 +172,7 @@ class Claim:
         epsilon: by the formula of the source, for this horizon; infinite: nothing is promised.
         delta: the claimed delta (0 for a pure claim).
         against: the adversaries of the claim; empty if and only if nothing is promised.
-        assumes: the assumptions of the source; `Defense.breaches` counts those that messages can break.
+        assumes: the assumptions of the source; `Defense.violations` counts those that messages can break.
         proved: the proof for the claim's unit, against the claim's adversaries: an upper bound.
         further: proofs for other units or adversaries that a reader may confuse with those of the claim.
         attained: an epsilon that some pair of neighbors attains, at the claim's delta, if `proved` is larger and not

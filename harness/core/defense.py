@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, NoReturn, Protocol, TypeV
 import torch
 from torch import Tensor
 
-from leakgauge.harness.core.claim import Breach, Claim, Horizon, nothing_promised
+from leakgauge.harness.core.claim import Claim, Horizon, Violation, nothing_promised
 from leakgauge.harness.core.errors import NoLikelihood
 from leakgauge.harness.core.law import Law, StepLaw
 from leakgauge.harness.core.rng import Key
@@ -326,7 +326,7 @@ class Evidence(Generic[S, M]):
         """
         return None
 
-    def gauges(self, state: S, setting: Setting) -> dict[str, float]:
+    def state_metrics(self, state: S, setting: Setting) -> dict[str, float]:
         """Public numbers of a round's state that a training records by round; by default none."""
         return {}
 
@@ -344,7 +344,7 @@ class Guarantee(Generic[S, M]):
         """The claim for the rounds whose states are in `history`, one state per round; by default no promise."""
         return nothing_promised(len(history), f"{type(self).__name__} states no claim.")
 
-    def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
+    def violations(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Violation]:
         """How often one round breaks the assumptions of the claim, by their texts in `Claim.assumes`.
 
         A training adds up the counts of its rounds. Assumptions about a secret, about trust or about a choice have no

@@ -248,8 +248,8 @@ class AuditRecord:
 
 
 @dataclass(frozen=True)
-class BreachRecord:
-    """How often a training broke one assumption of its claims; the other fields are those of `claim.Breach`.
+class ViolationRecord:
+    """How often a training broke one assumption of its claims; the other fields are those of `claim.Violation`.
 
     assumption: the text of the assumption in `ClaimRecord.assumes`.
     """
@@ -288,9 +288,9 @@ class TrainingRecord:
             exact or the update is zero.
         one_round, whole_run: the claim for one round and for all rounds.
         audited: audit of the defense alone; None if the study requests no audit, or if a flag states why it is missing.
-        breaches: counts for the assumptions that messages can break; empty in results older than these counts.
+        violations: counts for the assumptions that messages can break; empty in results older than these counts.
         dropped: the clients that did not count in a round, in the order of the rounds.
-        gauges: by name and round, public numbers of the defense's state, such as `noise_multiplier`, and
+        state_metrics: by name and round, public numbers of the defense's state, such as `noise_multiplier`, and
             `update_norm`, the median l2 norm of the updates before the defense.
     """
 
@@ -308,9 +308,9 @@ class TrainingRecord:
     flags: tuple[Flag, ...]
     digest: str
     audited: AuditRecord | None = None
-    breaches: tuple[BreachRecord, ...] = ()
+    violations: tuple[ViolationRecord, ...] = ()
     dropped: tuple[Dropped, ...] = ()
-    gauges: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    state_metrics: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         stated = (each if each.samples else replace(each, samples=self.test_samples) for each in self.evaluations)

@@ -162,7 +162,7 @@ def _of_training(record: TrainingRecord, seconds: float | None) -> Iterator[Row]
         yield {"quantity": "message_bytes", "round": round_, "value": size, "unit": "bytes"}
     for round_, snr in enumerate(record.snr_db):
         yield {"quantity": "snr_db", "round": round_, "value": snr, "unit": "dB"}
-    for name, numbers in record.gauges.items():
+    for name, numbers in record.state_metrics.items():
         yield from ({"quantity": name, "round": round_, "value": value} for round_, value in enumerate(numbers))
     yield from _final(record)
     if record.bits is not None:
@@ -173,9 +173,9 @@ def _of_training(record: TrainingRecord, seconds: float | None) -> Iterator[Row]
         yield from _of_claim(claim)
     if record.audited is not None:
         yield from _of_audit(record.audited)
-    for breach in record.breaches:
-        note = f"{breach.assumption}; {'covered by the proof' if breach.covered else 'not covered by the proof'}"
-        yield {"quantity": "broken", "value": breach.broken, "n": breach.of, "unit": breach.what, "note": note}
+    for violation in record.violations:
+        note = f"{violation.assumption}; {'covered by the proof' if violation.covered else 'not covered by the proof'}"
+        yield {"quantity": "broken", "value": violation.broken, "n": violation.of, "unit": violation.what, "note": note}
 
 
 def _final(record: TrainingRecord) -> Iterator[Row]:

@@ -62,7 +62,7 @@ class Aggregated(Wrapper[Any, Any]):
     analog: ClassVar[bool] = True
     delegated: ClassVar[str] = (
         "randomized relies promises local step_noise training_noise parts init remember advance compensated stops "
-        "gauges step_law breaches claim parameters"
+        "state_metrics step_law violations claim parameters"
     )
     # a sum shows no header, its errors have Fisher information, and the server refuses no sum
     default: ClassVar[str] = "in_clear sent_in_clear error_variance longest average"

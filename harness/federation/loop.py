@@ -14,7 +14,7 @@ import torch
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import FederationSpec
-from leakgauge.harness.core.claim import EVERY_ROUND, Breach
+from leakgauge.harness.core.claim import EVERY_ROUND, Violation
 from leakgauge.harness.core.contract import Defense, Examples, Feedback, LocalRule, Message, Sender, Setting, Snapshot
 from leakgauge.harness.core.result import Dropped, Evaluation
 from leakgauge.harness.core.rng import Key
@@ -54,8 +54,8 @@ class Training:
         message_bytes: mean bytes of a client's message, by round.
         snr_db: mean over a round's messages, by evaluated round; None if decoding was exact.
         norms: median l2 norm of the updates before the defense, by round; 0 for a round without a finite update.
-        breaches: by assumption, how often the rounds broke it (`Defense.breaches`); under `EVERY_ROUND`, the clients
-            that missed a round.
+        violations: by assumption, how often the rounds broke it (`Defense.violations`); under `EVERY_ROUND`, the
+            clients that missed a round.
         dropped: the clients that did not count in a round, in the order of the rounds.
         unrepeated: why the first message does not follow from its keys (`Round.unrepeated`); empty: it does.
     """
@@ -71,7 +71,7 @@ class Training:
     message_bytes: list[float] = field(default_factory=list)
     snr_db: list[float | None] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
-    breaches: dict[str, Breach] = field(default_factory=dict)
+    violations: dict[str, Violation] = field(default_factory=dict)
     dropped: list[Dropped] = field(default_factory=list)
     unrepeated: str = ""
 
@@ -203,7 +203,7 @@ def train(
         run.evaluate(params, last, whole=True)
     training.final = params
     missed = sum(run.turns[number] < len(training.feedback) for number in clients)
-    training.breaches[EVERY_ROUND] = Breach(missed, len(clients), "client", covered=True)
+    training.violations[EVERY_ROUND] = Violation(missed, len(clients), "client", covered=True)
     return training
 
 
@@ -334,12 +334,14 @@ class _Run:
             self.training.dropped.append(Dropped(number, client, reason))
 
     def _count(self, collected: Collected[Client], lr: float) -> None:
-        """Add a round's breaches of the defense's assumptions."""
-        total, updates = self.training.breaches, [client.update for client in collected.clients]
-        breaches = self.defense.breaches(updates, collected.exchange.links._replace(shared=None), lr)
+        """Add a round's violations of the defense's assumptions."""
+        total, updates = self.training.violations, [client.update for client in collected.clients]
+        violations = self.defense.violations(updates, collected.exchange.links._replace(shared=None), lr)
         if self.defense.relies and len(updates) < self.setting.participants:
-            breaches |= {self.defense.relies: Breach(1, 1, "round")}
-        total |= {text: breach.plus(total[text]) if text in total else breach for text, breach in breaches.items()}
+            violations |= {self.defense.relies: Violation(1, 1, "round")}
+        total |= {
+            text: violation.plus(total[text]) if text in total else violation for text, violation in violations.items()
+        }
 
     def _keep(self, number: int, collected: Collected[Client], batches: Sequence[Sequence[Indices]]) -> None:
         """Record a round's messages that count, and the samples behind each message."""

@@ -174,22 +174,22 @@ def check_claim(tested: DefenseUnderTest) -> str:
 
 
 def check_assumptions(tested: DefenseUnderTest) -> str:
-    """`breaches` counts assumptions that the claim states, and leaves the updates as they are."""
+    """`violations` counts assumptions that the claim states, and leaves the updates as they are."""
     defense, wire = tested.defense, tested.wire
-    if type(defense).breaches is Defense.breaches:
+    if type(defense).violations is Defense.violations:
         raise Skip("no assumption of the claim is counted")
     setting, updates = wire.round_.setting, [wire.update(0.9, number) for number in range(4)]
     before = torch.stack(updates)
     senders = [Sender(number, setting.samples) for number in range(4)]
-    counted = defense.breaches(updates, Links(setting, senders, None), setting.lr)
+    counted = defense.violations(updates, Links(setting, senders, None), setting.lr)
     if not torch.equal(before, torch.stack(updates)):
-        raise Fault("`breaches` modifies the updates that it is given; work on copies")
+        raise Fault("`violations` modifies the updates that it is given; work on copies")
     unknown = counted.keys() - set(tested.claim(3).assumes)
     if unknown:
-        raise Fault(f"`breaches` counts {sorted(unknown)[0]!r}, which `claim` does not state in `assumes`")
+        raise Fault(f"`violations` counts {sorted(unknown)[0]!r}, which `claim` does not state in `assumes`")
     for text, count in counted.items():
         if not 0 <= count.broken <= count.of or not count.of:
-            raise Fault(f"`breaches` counts {count.broken} of {count.of} for {text!r}")
+            raise Fault(f"`violations` counts {count.broken} of {count.of} for {text!r}")
     return f"{len(counted)} assumptions are counted"
 
 

@@ -361,7 +361,7 @@ def _for_norm(specs: list[TrainingSpec], goal: Goal, axis: _Axis, root: Path) ->
     """The median norm of the updates of undefended trainings of all seeds."""
     plain = [replace(spec, defense=PartSpec(UNDEFENDED)) for spec in specs]
     records = yield plain
-    norms = [norm for spec in plain for norm in records[spec.id].gauges.get("update_norm", ())]
+    norms = [norm for spec in plain for norm in records[spec.id].state_metrics.get("update_norm", ())]
     if not norms:
         raise ValueError("target.clip: the stored trainings without a defense have no norms; use another folder")
     name = f"{axis.defense.name}, {goal.text}"

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from leakgauge.harness.core.cell import FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec
-from leakgauge.harness.core.claim import Breach, Claim
+from leakgauge.harness.core.claim import Claim, Violation
 from leakgauge.harness.core.contract import Defense, Examples, Feedback, Message, Observation, Sender, Setting, claim_of
 from leakgauge.harness.core.result import TrainingRecord
 from leakgauge.harness.core.rng import Key, integers, subset
@@ -253,7 +253,7 @@ def from_arrays(arrays: Arrays, setting: Setting, record: TrainingRecord, key: K
         feedback=[Feedback(number, *pair) for number, pair in enumerate(itertools.pairwise(losses))],
         message_bytes=list(record.message_bytes),
         snr_db=list(record.snr_db),
-        breaches={b.assumption: Breach(b.broken, b.of, b.what, b.covered) for b in record.breaches},
+        violations={b.assumption: Violation(b.broken, b.of, b.what, b.covered) for b in record.violations},
         dropped=list(record.dropped),
     )
     for name, array in arrays.items():

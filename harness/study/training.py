@@ -14,7 +14,7 @@ from leakgauge.harness.audit.claims import claim_to_data, record_claim
 from leakgauge.harness.audit.standalone import audit_for_study, audited_part
 from leakgauge.harness.core.cell import Cell, TrainingSpec
 from leakgauge.harness.core.contract import Defense, claim_of
-from leakgauge.harness.core.result import AuditRecord, BreachRecord, ClaimRecord, Execution, TrainingRecord
+from leakgauge.harness.core.result import AuditRecord, ClaimRecord, Execution, TrainingRecord, ViolationRecord
 from leakgauge.harness.core.threats import Threat, View
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.loop import Broadcast, Keep, Training, train
@@ -82,9 +82,9 @@ def run_training(spec: TrainingSpec, keep: Keep, place: Place) -> TrainingRecord
         flags=(),
         digest=arrays_digest({"final": training.final.numpy()}),
         audited=audited,
-        breaches=_breaches(training, one_round, whole_run),
+        violations=_violations(training, one_round, whole_run),
         dropped=tuple(training.dropped),
-        gauges=_gauges(ready, training, states[: len(training.message_bytes)]),
+        state_metrics=_state_metrics(ready, training, states[: len(training.message_bytes)]),
     )
     caveats = training_flags(
         *(record, len(ready.data.classes), unaudited),
@@ -142,14 +142,14 @@ def _audit(ready: Prepared, spec: TrainingSpec, device: str) -> tuple[AuditRecor
         return None, " ".join(str(error).split())
 
 
-def _breaches(training: Training, *claims: ClaimRecord) -> tuple[BreachRecord, ...]:
+def _violations(training: Training, *claims: ClaimRecord) -> tuple[ViolationRecord, ...]:
     """The counts of broken assumptions of these claims, in the order of the assumptions."""
-    texts, counts = dict.fromkeys(text for claim in claims for text in claim.assumes), training.breaches
-    return tuple(BreachRecord(text, *counts[text]) for text in texts if text in counts)
+    texts, counts = dict.fromkeys(text for claim in claims for text in claim.assumes), training.violations
+    return tuple(ViolationRecord(text, *counts[text]) for text in texts if text in counts)
 
 
-def _gauges(ready: Prepared, training: Training, states: Sequence[Any]) -> dict[str, tuple[float, ...]]:
+def _state_metrics(ready: Prepared, training: Training, states: Sequence[Any]) -> dict[str, tuple[float, ...]]:
     """The numbers of the rounds' states and the norms of the updates, by name and round."""
-    rounds = [ready.defense.gauges(state, ready.setting) for state in states]
-    gauges = {name: tuple(numbers[name] for numbers in rounds) for name in (rounds[0] if rounds else ())}
-    return gauges | ({"update_norm": tuple(training.norms)} if training.norms else {})
+    rounds = [ready.defense.state_metrics(state, ready.setting) for state in states]
+    state_metrics = {name: tuple(numbers[name] for numbers in rounds) for name in (rounds[0] if rounds else ())}
+    return state_metrics | ({"update_norm": tuple(training.norms)} if training.norms else {})

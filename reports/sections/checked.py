@@ -142,7 +142,7 @@ def unkept(claims: Sequence[ClaimRecord], trainings: Sequence[TrainingRecord]) -
 
 def is_unkept(claim: ClaimRecord, training: TrainingRecord) -> bool:
     """Whether a training broke an assumption of its claim; a claim that promises nothing has no assumptions."""
-    broken = {violation.assumption for violation in training.breaches if violation.voids}
+    broken = {violation.assumption for violation in training.violations if violation.voids}
     return claim.epsilon is not None and not broken.isdisjoint(claim.assumes)
 
 

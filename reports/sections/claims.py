@@ -209,7 +209,7 @@ def _basis(claims: Sequence[ClaimRecord]) -> str:
 def _with_count(assumption: str, trainings: Sequence[TrainingRecord]) -> str:
     """An assumption, and how often the runs of all seeds broke it, if it was counted."""
     violations = [
-        violation for training in trainings for violation in training.breaches if violation.assumption == assumption
+        violation for training in trainings for violation in training.violations if violation.assumption == assumption
     ]
     if not violations:
         return assumption
@@ -233,7 +233,7 @@ def claims(analysis: Analysis) -> Claims:
         trainings = analysis.trainings_of(setting, defense)
         both = [t.one_round for t in trainings] + [t.whole_run for t in trainings]
         texts, lines = dict.fromkeys(text for claim in both for text in claim.assumes).keys(), _lines(trainings)
-        broken = {violation.assumption for t in trainings for violation in t.breaches if violation.voids}
+        broken = {violation.assumption for t in trainings for violation in t.violations if violation.voids}
         units += [claim.unit for claim in both if claim.epsilon is not None]
         rows.append(
             ClaimRow(

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from leakgauge.harness.core.result import BreachRecord, Run
+from leakgauge.harness.core.result import Run, ViolationRecord
 from leakgauge.reports.export import to_jsonl
 from leakgauge.reports.html import render
 from leakgauge.reports.sections.checked import overview
@@ -18,19 +18,19 @@ from tests import report_fixtures as double
 from tests.report_page import complete, small, with_trainings
 
 SINGLE, CLIP = "a record is in one batch per round", "the clip bounds each record's gradient"
-KEPT = BreachRecord(CLIP, 0, 3_600_000, "coordinate", covered=False)
+KEPT = ViolationRecord(CLIP, 0, 3_600_000, "coordinate", covered=False)
 BROKEN = dataclasses.replace(KEPT, broken=1204)
-COVERED = BreachRecord(SINGLE, 2, 8, "round", covered=True)
+COVERED = ViolationRecord(SINGLE, 2, 8, "round", covered=True)
 NARROW = "\u00a0"
 
 
-def run_of(*breaches: BreachRecord, seeds: tuple[int, ...] = (0,), only: int | None = None) -> Run:
+def run_of(*violations: ViolationRecord, seeds: tuple[int, ...] = (0,), only: int | None = None) -> Run:
     """A defense whose claim HOLDS and whose code is CONSISTENT, with these counts, in one of the seeds or in all."""
     audit = double.audit(1.0, 1.0, 0.5, "record")
     return with_trainings(
         double.make_run(small(double.GAUSSIAN[0], seeds=seeds)),
         lambda one: dataclasses.replace(
-            one, audited=audit, breaches=breaches if only in (None, one.spec.seed) else (KEPT,)
+            one, audited=audit, violations=violations if only in (None, one.spec.seed) else (KEPT,)
         ),
     )
 
@@ -56,8 +56,8 @@ def test_an_assumption_stands_with_its_count_in_the_run() -> None:
 
 
 def test_a_claim_is_green_only_if_the_run_kept_what_its_proof_needs() -> None:
-    for breaches, tone in (((), "good"), ((KEPT,), "good"), ((COVERED,), "good"), ((BROKEN, COVERED), "info")):
-        row = row_of(run_of(*breaches))
+    for violations, tone in (((), "good"), ((KEPT,), "good"), ((COVERED,), "good"), ((BROKEN, COVERED), "info")):
+        row = row_of(run_of(*violations))
         for line in row.lines[:2]:
             assert [(state.badge.words, state.badge.tone) for state in line.states] == [("HOLDS", tone)]
             marks = [(state.badge.words, state.badge.tone, state.seeds) for state in line.unkept]
@@ -92,9 +92,9 @@ def test_counts_add_up_over_the_seeds_and_the_mark_names_how_many_broke_it() -> 
     assert [state.seeds for line in row.lines for state in line.unkept] == ["in 1 of 2 seeds"] * 2
 
 
-@pytest.mark.parametrize(("breach", "broken"), [(BROKEN, True), (KEPT, False), (COVERED, False)])
-def test_the_overview_and_the_terminal_name_a_broken_assumption(breach: BreachRecord, broken: bool) -> None:
-    run = run_of(breach, seeds=(0, 1))
+@pytest.mark.parametrize(("violation", "broken"), [(BROKEN, True), (KEPT, False), (COVERED, False)])
+def test_the_overview_and_the_terminal_name_a_broken_assumption(violation: ViolationRecord, broken: bool) -> None:
+    run = run_of(violation, seeds=(0, 1))
     said = overview(Analysis(run))
     assert said == "Of 1 claim, 1 holds." + (" This run broke an assumption of 1 claim." if broken else "")
     assert ("assumption broken" in plain(run)) == broken
@@ -106,10 +106,10 @@ def test_the_downloads_hold_the_counts() -> None:
         {"assumption": CLIP, "broken": 1204, "of": 3_600_000, "what": "coordinate", "covered": False},
         {"assumption": SINGLE, "broken": 2, "of": 8, "what": "round", "covered": True},
     ]
-    assert json.loads(to_jsonl(Analysis(run)).splitlines()[0])["breaches"] == expected
+    assert json.loads(to_jsonl(Analysis(run)).splitlines()[0])["violations"] == expected
     frame = run.frame()
     found = frame[frame.quantity == "broken"]
     assert found[["value", "n", "unit"]].values.tolist() == [[1204, 3_600_000, "coordinate"], [2, 8, "round"]]
     assert list(found.note) == [f"{CLIP}; not covered by the proof", f"{SINGLE}; covered by the proof"]
     unfinished = dataclasses.replace(run, trainings={})
-    assert json.loads(to_jsonl(Analysis(unfinished)).splitlines()[0])["breaches"] is None
+    assert json.loads(to_jsonl(Analysis(unfinished)).splitlines()[0])["violations"] is None
