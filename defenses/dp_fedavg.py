@@ -103,7 +103,7 @@ class DPFedAvg(Clipped, Plain):
         total = np.sum([projected(update, self.clip) for update in updates], axis=0)
         return Additive(total / users, Normal(), self.sigma(links.setting) / users)
 
-    def quieter(self) -> DPFedAvg:
+    def low_noise_variant(self) -> DPFedAvg:
         """The same mechanism with a noise of 0.001 C in each coordinate of the sum."""
         return replace(self, epsilon=None, noise_std=1e-3 * self.clip)
 

@@ -64,7 +64,7 @@ class DPSGD(Clipped, Plain):
         """Steps with clip C and noise z that take each record with probability B/n."""
         return StepLaw(self.clip, self.multiplier(setting), _share(setting))
 
-    def quieter(self) -> DPSGD:
+    def low_noise_variant(self) -> DPSGD:
         """The same steps with a noise of 0.001 times the clip."""
         return replace(self, epsilon=None, noise_std=1e-3)
 

@@ -100,7 +100,7 @@ class Gaussian(Clipped, Perturbs):
         """Normal around the update's projection onto the ball of radius C."""
         return Additive(projected(update, self.clip), Normal(), self.sigma)
 
-    def quieter(self) -> Gaussian:
+    def low_noise_variant(self) -> Gaussian:
         """The same mechanism with a noise of 0.001 C in each coordinate."""
         return replace(self, epsilon=None, noise_std=1e-3 * self.clip)
 

@@ -82,7 +82,7 @@ class JoPEQ(ScalarJoPEQ):
         numbers = scaled(update, link.setting.layout, self.scale, 1, self.clip)
         return leveled(numbers, Laplacian(), reduced * np.eye(2), self.lattice, link.key)
 
-    def quieter(self) -> JoPEQ:
+    def low_noise_variant(self) -> JoPEQ:
         """The same with a noise scale of 0.001, and steps small enough that private noise remains."""
         return replace(self, epsilon=2000.0, bits=16, gamma="reference")
 

@@ -66,7 +66,7 @@ class SoundJoPEQ(ScalarJoPEQ):
         numbers = scaled(update, link.setting.layout, "public", 1, self.clip)
         return leveled(numbers, Laplacian(), 2 / self.epsilon * np.eye(2), self.lattice, link.key)
 
-    def quieter(self) -> SoundJoPEQ:
+    def low_noise_variant(self) -> SoundJoPEQ:
         """The same with a noise scale of 0.001 and small steps."""
         return replace(self, epsilon=2000.0, bits=16, gamma="reference")
 

@@ -123,7 +123,7 @@ class JoPEQT(Dithered):
         root = np.asarray(np.linalg.cholesky(matrix), np.float64)
         return leveled(numbers, StudentPairs(nu), root, lattice, link.key)
 
-    def quieter(self) -> JoPEQT:
+    def low_noise_variant(self) -> JoPEQT:
         """The same nu with a noise scale of 0.001, and steps small enough that private noise remains."""
         return replace(self, s2=1e-6, nu=self.noise.nu, bits=16, gamma="reference")
 

@@ -133,7 +133,7 @@ class Laplace(Perturbs):
         header, center, places = scaled(update, link.setting.layout, self.scale)
         return Additive(center, Laplacian(), self.noise_scale, places, header)
 
-    def quieter(self) -> Laplace:
+    def low_noise_variant(self) -> Laplace:
         """The same mechanism with a noise standard deviation of 0.001 times the bound."""
         return replace(self, epsilon=None, noise_std=1e-3 * self._bound)
 

@@ -164,7 +164,7 @@ class MVU(ByScale[Design]):
         chances = (1 - share) * every.take(below, 1) + share * every.take(below + 1, 1)
         return Choices(chances[0], self.bits, places, header, chances[1:])
 
-    def quieter(self) -> MVU:
+    def low_noise_variant(self) -> MVU:
         """The same with the largest epsilon and the finest levels for the stochastic rounding."""
         return replace(self, epsilon=24.0, bits=4)
 

@@ -231,7 +231,7 @@ class Piecewise(Defense[None, None]):
         places = rng.subset(link.key.child("positions"), dim, k)[rng.permutation(link.key.child("order"), k)]
         return _TwoLevels(clamped(update, self.clip)[places] / self.clip, places, self.epsilon / k)
 
-    def quieter(self) -> Piecewise:
+    def low_noise_variant(self) -> Piecewise:
         """The same with epsilon 1e6: up to d = 12,000, sends all coordinates, with less noise than float32 resolves."""
         return replace(self, epsilon=1e6)
 

@@ -180,7 +180,7 @@ class SqSGD(Defense[Plan, Tensor]):
         levels, channel = 1 << self.bits, state.channel
         return Matched((values + 1) * (levels - 1) / 2, levels, channel.tau, channel.logit, self.epsilon)
 
-    def quieter(self) -> SqSGD:
+    def low_noise_variant(self) -> SqSGD:
         """The same with 1024 levels, and a channel that is the identity up to 1298 coordinates."""
         return replace(self, epsilon=1e4, bits=10)
 

@@ -117,7 +117,7 @@ class TNoise(Perturbs):
         header, center, places = scaled(update, link.setting.layout, self.scale, 2, self.clip)
         return Additive(center, StudentPairs(self.noise.nu), math.sqrt(self.noise.s2), places, header, fair=False)
 
-    def quieter(self) -> TNoise:
+    def low_noise_variant(self) -> TNoise:
         """The same mechanism with a noise scale of 0.001 and the same degrees of freedom."""
         return replace(self, s2=1e-6, nu=self.noise.nu)
 

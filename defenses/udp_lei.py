@@ -67,9 +67,9 @@ class UDPLei(UDPRounds[tuple[float, ...]]):
         """Whether the budget covers no further round."""
         return not state
 
-    def quieter(self) -> UDPLei:
+    def low_noise_variant(self) -> UDPLei:
         """A large budget, and a first z that spends little of it."""
-        return replace(self, epsilon=super().quieter().epsilon, first=1e-2)
+        return replace(self, epsilon=super().low_noise_variant().epsilon, first=1e-2)
 
     def noise_multiplier(self, state: tuple[float, ...], setting: Setting) -> float:
         """z of the next round."""

@@ -110,7 +110,7 @@ class VQSGD(Defense[None, None]):
         chances = (other + (1 - n * other) * drawn)[:, None]
         return Choices(chances[0], width_of(n), np.full(self.repeats, -1), others=chances[1:])
 
-    def quieter(self) -> VQSGD:
+    def low_noise_variant(self) -> VQSGD:
         """The same with hardly any randomized response, and many points."""
         return replace(self, epsilon=400.0, repeats=1000)
 

@@ -48,18 +48,18 @@ class Tells(Plain):
 
     def encode(self, state, memory, update, link, private):
         wire, _ = super().encode(state, memory, update, link, private)
-        return pack_float32(self.in_clear(update[None], link.setting)[0].float()) + wire, None
+        return pack_float32(self.plaintext_statistic(update[None], link.setting)[0].float()) + wire, None
 
     def estimate(self, state, received, link):
         return super().estimate(state, received[12:], link)
 
-    def in_clear(self, updates, setting):
+    def plaintext_statistic(self, updates, setting):
         shares = normal(Key(5), (setting.dim, 3)).to(updates)
         return updates @ shares
 
-    def sent_in_clear(self, received, setting):
+    def read_plaintext_statistic(self, received, setting):
         if not self.reads:
-            return super().sent_in_clear(received, setting)
+            return super().read_plaintext_statistic(received, setting)
         return torch.stack([unpack_float32(wire[:12], 3) for wire in received]).double()
 
     def claim(self, history, setting):
@@ -152,9 +152,9 @@ def test_the_law_with_a_candidate_is_that_of_batches_that_hold_it(digits, defens
     factor = (1.0 if sent == "gradient" else -0.1) / (batch or EACH)
     first = torch.cat([clear._gradients(seen, seen.model.params, Examples(b.x[:, 0], b.y[:, 0])) for b, _ in made])
     updates = torch.cat([update for _, update in made])
-    torch.testing.assert_close(law.without, seen.defense.in_clear(updates, seen.setting).double())
+    torch.testing.assert_close(law.without, seen.defense.plaintext_statistic(updates, seen.setting).double())
     pairs = updates + factor * (each[:, None] - first)
-    direct = torch.stack([seen.defense.in_clear(pair, seen.setting).double().mean(0) for pair in pairs])
+    direct = torch.stack([seen.defense.plaintext_statistic(pair, seen.setting).double().mean(0) for pair in pairs])
     size = law.without.square().mean(0).max().sqrt()
     torch.testing.assert_close(law.mean_with, direct, rtol=1e-4, atol=1e-5 * float(size))
 

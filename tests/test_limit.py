@@ -185,7 +185,7 @@ def test_noise_keeps_the_fisher_information():
 
 def test_norms_in_clear_lower_the_limit():
     seen, truth = scene(4, CepamGaussian(noise_std=1.0))
-    (shown,) = seen.defense.in_clear(torch.ones(1, seen.setting.dim), seen.setting)
+    (shown,) = seen.defense.plaintext_statistic(torch.ones(1, seen.setting.dim), seen.setting)
     assert shown.item() == pytest.approx(math.sqrt(seen.setting.dim))
     hidden = dataclasses.replace(seen, defense=_WithoutNorm(seen.defense))
     with_norm, without = (np.mean([one.error[0] for one in limits(s, truth, Key(1))]) for s in (seen, hidden))
@@ -198,7 +198,7 @@ class _WithoutNorm:
     def __init__(self, defense):
         self._defense = defense
 
-    def in_clear(self, updates, setting):
+    def plaintext_statistic(self, updates, setting):
         return updates.new_zeros(len(updates), 0)
 
     def __getattr__(self, name):

@@ -25,8 +25,9 @@ ADD = "    def clipped("
 CLIPPED = "self.clipped(update)"
 METHODS = {
     "a state that nobody else has": "def init(self, setting):\n        return COUNT.append(1) or len(COUNT)",
-    "numbers in clear": "def in_clear(self, updates, setting):\n        return updates.norm(dim=1, keepdim=True)\n\n"
-    "    def sent_in_clear(self, received, setting):\n        return torch.zeros(len(received), 1).double()",
+    "numbers in clear": "def plaintext_statistic(self, updates, setting):\n"
+    "        return updates.norm(dim=1, keepdim=True)\n\n"
+    "    def read_plaintext_statistic(self, received, setting):\n        return torch.zeros(len(received), 1).double()",
     "the first message": "def decode(self, state, received, links, private):\n"
     "        return self.estimate(state, received[0], links.each()[0])",
     "assumptions": "def violations(self, updates, links, lr):\n        updates[0].mul_(2)\n        return {}",

@@ -52,12 +52,14 @@ def judge(observation: Observation, key: Key, ratios: Ratios) -> Membership:
 
 
 def _numbers(observation: Observation, messages: tuple[Message, ...]) -> Tensor:
-    read = observation.defense.sent_in_clear([message.wire for message in messages], observation.setting)
-    named = observation.defense.in_clear(torch.zeros(1, observation.setting.dim), observation.setting).shape[1]
+    defense, setting = observation.defense, observation.setting
+    read = defense.read_plaintext_statistic([message.wire for message in messages], setting)
+    named = defense.plaintext_statistic(torch.zeros(1, setting.dim), setting).shape[1]
     if not 0 < read.shape[1] == named:
         raise ValueError(
             "expected a defense that sends numbers in the clear, such as a norm, got "
-            f"{named} from its in_clear and {read.shape[1]} from its sent_in_clear; use another statistic"
+            f"{named} from its plaintext_statistic and {read.shape[1]} from its read_plaintext_statistic; "
+            "use another statistic"
         )
     return read.double()
 
@@ -115,16 +117,16 @@ def _simulated(observation: Observation, observed: ObservedRound, each: Tensor, 
     assert observation.auxiliary is not None
     (message,), params, setting = observed.messages, observed.model.params, observation.setting
     factor = float(update_per_gradient(setting, observed)) * weight_of(setting, message)
-    own = (factor * observation.defense.in_clear(each, setting).double()).square()[:, None]
+    own = (factor * observation.defense.plaintext_statistic(each, setting).double()).square()[:, None]
     groups = [[(number, at, each[:, at]) for number, at in group] for group in _apart(observation)]
     without, linear, lengths = [], [], []
     (x, y), images = observation.auxiliary, max(1, message.images)
     drawn = torch.from_numpy(rng.integers(key.child("records"), _BATCHES * images, len(y))).view(_BATCHES, images)
     for chunk, rows in enumerate(torch.split(drawn, max(1, _ENTRIES // (setting.dim * images)))):
         updates = _updates(observation, observed, Examples(x[rows], y[rows]), key.child("noise", chunk))
-        without.append(observation.defense.in_clear(updates, setting).double())
+        without.append(observation.defense.plaintext_statistic(updates, setting).double())
         leaf = updates - factor * _gradients(observation, params, Examples(x[rows[:, 0]], y[rows[:, 0]]))
-        rest = observation.defense.in_clear(leaf.requires_grad_(), setting)
+        rest = observation.defense.plaintext_statistic(leaf.requires_grad_(), setting)
         along = own.new_empty(len(each), len(rows), own.shape[2])
         for group in groups:
             total = rest[:, [number for number, *_ in group]].sum()
@@ -144,7 +146,7 @@ def _apart(observation: Observation) -> list[list[tuple[int, Tensor]]]:
     groups: list[list[tuple[int, Tensor]]] = []
     used: list[Tensor] = []
     leaf = rng.normal(_ANYWHERE, (1, observation.setting.dim)).requires_grad_()
-    for number, value in enumerate(observation.defense.in_clear(leaf, observation.setting)[0]):
+    for number, value in enumerate(observation.defense.plaintext_statistic(leaf, observation.setting)[0]):
         (slope,) = torch.autograd.grad(value, leaf, retain_graph=True)
         on = slope[0] != 0
         free = next((row for row, others in enumerate(used) if not bool((others & on).any())), len(groups))
@@ -183,10 +185,10 @@ def by_sets(observation: Observation, observed: ObservedRound, numbers: Tensor, 
         raise ValueError("expected messages of one local step for statistic norm, got more; use statistic gradient")
     params, setting, defense = observed.model.params, observation.setting, observation.defense
     each = _gradients(observation, params, observation.candidates).double().requires_grad_()
-    (slope,) = torch.autograd.grad(defense.in_clear(each, setting).square().sum(), each)
+    (slope,) = torch.autograd.grad(defense.plaintext_statistic(each, setting).square().sum(), each)
     gram = each.detach() @ slope.T / 2
     few = Examples(observation.auxiliary.x[:_CHUNK], observation.auxiliary.y[:_CHUNK])
-    others = defense.in_clear(_gradients(observation, params, few), setting).double()
+    others = defense.plaintext_statistic(_gradients(observation, params, few), setting).double()
     other = float(others.square().sum(1).median())
     sets = _sets(gram, max(message.images for message in observed.messages))
     chance = 0.5 / setting.participants  # probability that a client holds a candidate

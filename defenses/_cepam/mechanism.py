@@ -122,14 +122,14 @@ class Cepam(Defense[None, None]):
 
         return score
 
-    def in_clear(self, updates: Tensor, setting: Setting) -> Tensor:
+    def plaintext_statistic(self, updates: Tensor, setting: Setting) -> Tensor:
         """The norm, if it is sent."""
-        return updates.norm(dim=1, keepdim=True) if self.sends_norm else super().in_clear(updates, setting)
+        return updates.norm(dim=1, keepdim=True) if self.sends_norm else super().plaintext_statistic(updates, setting)
 
-    def sent_in_clear(self, received: Sequence[bytes], setting: Setting) -> Tensor:
+    def read_plaintext_statistic(self, received: Sequence[bytes], setting: Setting) -> Tensor:
         """The norm, if it is sent."""
         if not self.sends_norm:
-            return super().sent_in_clear(received, setting)
+            return super().read_plaintext_statistic(received, setting)
         return torch.tensor([[self.bound * self._split(wire)[0]] for wire in received], dtype=torch.float64)
 
     def error_variance(self, state: None, received: Sequence[bytes], links: Links) -> Tensor:

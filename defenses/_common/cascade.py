@@ -101,8 +101,8 @@ class Cascade(Wrapper[None, None]):
     """
 
     delegated: ClassVar[str] = (
-        "randomized analog superposes relies promises local step_noise training_noise parts transmit average in_clear "
-        "sent_in_clear step_law state_metrics violations"
+        "randomized analog superposes relies promises local step_noise training_noise parts transmit average "
+        "plaintext_statistic read_plaintext_statistic step_law state_metrics violations"
     )
     # there is no state; the second defense's error changes norms, variances and the law of a mean
     default: ClassVar[str] = "init remember advance compensated stops decode longest error_variance aggregate_law"
@@ -173,9 +173,9 @@ class Cascade(Wrapper[None, None]):
         lattice, root = self._lattice(link.setting), first.scale / unit * np.eye(2)
         return leveled(numbers, first.noise, root, lattice, link.key.child("dither"))
 
-    def quieter(self) -> Cascade | None:
-        """The cascade of a quieter first and a finer second defense; None if the first has no quieter version."""
-        quiet = self.first.quieter()
+    def low_noise_variant(self) -> Cascade | None:
+        """The first defense's low-noise variant, then a finer second defense; None if the first states none."""
+        quiet = self.first.low_noise_variant()
         return replace(self, first=quiet, second=self.second.finer()) if isinstance(quiet, Perturbs) else None
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:

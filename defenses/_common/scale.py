@@ -192,20 +192,20 @@ class ByScale(Defense[S, None]):
         index = torch.arange(size + -size % scaling.lanes).reshape(scaling.lanes, -1).T
         return Parts(index[(index < size).all(1)], scaling.mode != "public")
 
-    def in_clear(self, updates: Tensor, setting: Setting) -> Tensor:
+    def plaintext_statistic(self, updates: Tensor, setting: Setting) -> Tensor:
         """[n, h]: means and scales; h is 0 if the scale is public."""
         scaling, layout = self.scaling, setting.layout
         if scaling.mode == "public":
-            return super().in_clear(updates, setting)
+            return super().plaintext_statistic(updates, setting)
         header, _ = scaling.normalize(updates[0].float(), layout)
         means, scales = scaling.candidates([header], layout).measured(updates)
         return torch.cat([means.flatten(1), scales], 1) if scaling.mode == "tensor" else scales
 
-    def sent_in_clear(self, received: Sequence[bytes], setting: Setting) -> Tensor:
-        """The numbers of `in_clear`, from the headers."""
+    def read_plaintext_statistic(self, received: Sequence[bytes], setting: Setting) -> Tensor:
+        """The numbers of `plaintext_statistic`, from the headers."""
         scaling, layout = self.scaling, setting.layout
         if scaling.mode == "public":
-            return super().sent_in_clear(received, setting)
+            return super().read_plaintext_statistic(received, setting)
         size, columns = scaling.header_size(layout), scaling.lanes + 1 if scaling.mode == "tensor" else 1
         read = torch.tensor([list(scaling.read(wire[:size], layout)) for wire in received], dtype=torch.float64)
         pieces = read.reshape(len(received), -1, columns)

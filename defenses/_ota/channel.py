@@ -85,7 +85,7 @@ class OverTheAir(Defense[P, None]):
         sent = math.sqrt(state.alpha[user] * self.power) * signal + math.sqrt(state.beta[user] * self.power) * noise
         return pack_float64(sent), None
 
-    def quieter(self) -> OverTheAir[P]:
+    def low_noise_variant(self) -> OverTheAir[P]:
         """The same with an epsilon that needs no client noise, and receiver noise of 0.001 of a full-power signal."""
         return replace(self, epsilon=1e6, noise_variance=1e-6 * self.power)
 

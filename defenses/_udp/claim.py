@@ -167,7 +167,7 @@ class UDPRounds(Defense[S, None]):
         """For `records`, one step on all records without noise, because noise is added to the message."""
         return StepLaw(self.clip, 0.0, 1.0, single=True) if self.clips == "records" else None
 
-    def quieter(self) -> UDPRounds[S]:
+    def low_noise_variant(self) -> UDPRounds[S]:
         """The same with an epsilon that allows z far below 1."""
         return replace(self, epsilon=claimed_epsilon(_QUIET, self.delta, 1.0, self.formula))
 

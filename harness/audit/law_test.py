@@ -147,20 +147,20 @@ def check_law(defense: Defense[Any, Any], like: Setting, key: Key) -> LawRecord 
         samples = [_sample(items, setting) for items in kinds.values() if _numbers({"": items})]
         # the level of one p-value, before a few more are added
         share = _detects(samples, LEVEL / max(1, len(values)))
-        loud = _loud(defense, setting, kinds["message"], key, enough=share is not None and share <= _SHARE)
+        max_norm = _max_norm(defense, setting, kinds["message"], key, enough=share is not None and share <= _SHARE)
     except LawError as error:
         return LawRecord((str(error),), 0.0, 1, 0, 1, None)
     messages, numbers = sum(map(len, kinds.values())), _numbers(kinds)
     if not values:
         return LawRecord((), 1.0, messages, 0, 0, None)
-    for word, sample in loud.items():
+    for word, sample in max_norm.items():
         further = ratio_values(sample.ratios, sample.groups) if sample.ratios is not None else {}
         values |= {f"{name}, {word} at the clip": p for name, p in further.items()}
     level = LEVEL / len(values)
     rejects = tuple(sorted((name for name, p in values.items() if not p >= level), key=values.__getitem__))
     least = min(1.0, min(values.values()) * len(values))
-    share = _detects(samples, level, list(loud.values()))
-    messages += sum(len(sample.uniforms) for sample in loud.values())
+    share = _detects(samples, level, list(max_norm.values()))
+    messages += sum(len(sample.uniforms) for sample in max_norm.values())
     return LawRecord(rejects, least, messages, numbers, len(values), share)
 
 
@@ -171,7 +171,7 @@ def _p_values(federation: Federation, kinds: _Kinds, key: Key) -> tuple[dict[str
         more = _readings(federation, run, key)
         kinds, run = {kind: items + more[kind] for kind, items in kinds.items()}, run + 1
     values = _of_kinds(kinds, setting, coarse=False)
-    low_noise = federation.defense.quieter()
+    low_noise = federation.defense.low_noise_variant()
     if low_noise is not None:
         at_rest = _of_kinds(_readings(Federation.of(low_noise, setting), -1, key), setting, coarse=True)
         values |= {f"{name}, with little noise": p for name, p in at_rest.items()}
@@ -181,7 +181,7 @@ def _p_values(federation: Federation, kinds: _Kinds, key: Key) -> tuple[dict[str
     return values, kinds
 
 
-def _loud(
+def _max_norm(
     defense: Defense[Any, Any], like: Setting, items: Sequence[_Item], key: Key, *, enough: bool
 ) -> dict[str, Sample]:
     """Discrete messages of updates at the clip, by the size of the update; `items` are messages of other updates.
@@ -207,7 +207,7 @@ def _loud(
         except ValueError:
             continue  # no channel of this epsilon has so few coordinates
         federation, own = Federation(defense, setting, history), key.child("clip", setting.dim)
-        each = [_readings(federation, run, own, loud=True) for run in range(runs)]
+        each = [_readings(federation, run, own, max_norm=True) for run in range(runs)]
         sample = _sample([item for kinds in each for item in kinds["message"]], setting)
         if sample.ratios is not None and not (silent and _is_silent(sample.ratios)):
             samples[f"d = {setting.dim}"] = sample
@@ -218,14 +218,14 @@ def _is_silent(ratios: Numbers) -> bool:
     return bool(np.abs(ratios).sum() < _SILENT)
 
 
-def _detects(samples: Sequence[Sample], level: float, loud: Sequence[Sample] = ()) -> float | None:
-    """The smallest missing share of noise that shows in every kind of message; `loud` are further discrete messages."""
+def _detects(samples: Sequence[Sample], level: float, max_norm: Sequence[Sample] = ()) -> float | None:
+    """The smallest missing share of noise that shows in every kind of message; `max_norm`: more discrete messages."""
     shares: list[float | None] = []
     for sample in samples:
         if sample.ratios is None:
             shares.append(detectable(sample.uniforms.size, level))
             continue
-        each = [detectable_by_ratios(more.ratios, level) for more in (sample, *loud) if more.ratios is not None]
+        each = [detectable_by_ratios(more.ratios, level) for more in (sample, *max_norm) if more.ratios is not None]
         shares.append(min((share for share in each if share is not None), default=None))
     known = [share for share in shares if share is not None]
     return max(known, default=None) if len(known) == len(shares) else None
@@ -250,14 +250,14 @@ def _of_kinds(kinds: _Kinds, setting: Setting, *, coarse: bool) -> dict[str, flo
     }
 
 
-def _readings(federation: Federation, run: int, key: Key, *, loud: bool = False) -> _Kinds:
+def _readings(federation: Federation, run: int, key: Key, *, max_norm: bool = False) -> _Kinds:
     """The messages and the sums of one federation that follow a law, ordered by round and sender.
 
     Args:
         loud: all updates are at the clip.
     """
     defense, setting = federation.defense, federation.setting
-    draw, kinds = _loud_update if loud else _update, _Kinds(message=[], sum=[])
+    draw, kinds = _max_norm_update if max_norm else _update, _Kinds(message=[], sum=[])
     senders = [Sender(k, _SMALLEST * (1 + k % 10)) for k in range(_CLIENTS)]
     memories, updates = federation.memories(_CLIENTS), [torch.zeros(setting.dim) for _ in senders]
     kinds["training"] = _trainings(defense, setting, run, key.child("training", run))
@@ -390,7 +390,7 @@ def _update(defense: Defense[Any, Any], setting: Setting, key: Key, last: Tensor
     return pattern, (values * (norm / values.norm())).float()
 
 
-def _loud_update(defense: Defense[Any, Any], setting: Setting, key: Key, last: Tensor) -> tuple[int, Tensor]:
+def _max_norm_update(defense: Defense[Any, Any], setting: Setting, key: Key, last: Tensor) -> tuple[int, Tensor]:
     """The number of a pattern, and an update with all coordinates, or a single one, far above the clip."""
     size = 10 * float(getattr(defense, "clip", 1.0)) * setting.dim
     values = size * rng.normal(key.child("values"), (setting.dim,)).sign()

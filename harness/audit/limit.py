@@ -266,7 +266,7 @@ def _slopes(
 def _clear(seen: Observation, update: Tensor) -> Tensor:
     """[h, d] the slopes of the numbers that one client's message shows without noise, over their standard deviation."""
     leaf = update[None].clone().requires_grad_()
-    (shown,) = seen.defense.in_clear(leaf, seen.setting)
+    (shown,) = seen.defense.plaintext_statistic(leaf, seen.setting)
     slopes = [torch.autograd.grad(one, leaf, retain_graph=True)[0][0] for one in shown]
     if not slopes:
         return update.new_zeros(0, len(update))

@@ -274,15 +274,15 @@ class Evidence(Generic[S, M]):
         """
         raise NoLikelihood(f"{type(self).__name__} states no likelihood, which this needs; write `likelihood`")
 
-    def in_clear(self, updates: Tensor, setting: Setting) -> Tensor:
+    def plaintext_statistic(self, updates: Tensor, setting: Setting) -> Tensor:
         """[n, h] numbers that messages of updates [n, d] show without noise, such as a norm; differentiable.
 
         h is small; numbers that encode coordinates belong to `likelihood` instead.
         """
         return updates.new_zeros(len(updates), 0)
 
-    def sent_in_clear(self, received: Sequence[bytes], setting: Setting) -> Tensor:
-        """[n, h] float64: the numbers of `in_clear`, read from n messages; this needs no key.
+    def read_plaintext_statistic(self, received: Sequence[bytes], setting: Setting) -> Tensor:
+        """[n, h] float64: the numbers of `plaintext_statistic`, read from n messages; this needs no key.
 
         Raises:
             MessageError: the bytes are not a message of this defense.
@@ -357,7 +357,7 @@ class Guarantee(Generic[S, M]):
         """
         return {}
 
-    def quieter(self) -> Defense[S, M] | None:
+    def low_noise_variant(self) -> Defense[S, M] | None:
         """This defense with the least noise it allows, to audit the numbers under the noise; None: not stated."""
         return None
 

@@ -65,8 +65,10 @@ class Aggregated(Wrapper[Any, Any]):
         "state_metrics step_law violations claim parameters"
     )
     # a sum shows no header, its errors have Fisher information, and the server refuses no sum
-    default: ClassVar[str] = "in_clear sent_in_clear error_variance longest average"
-    refused: ClassVar[dict[str, str]] = {"law aggregate_law quieter": "they are stated for messages that arrive singly"}
+    default: ClassVar[str] = "plaintext_statistic read_plaintext_statistic error_variance longest average"
+    refused: ClassVar[dict[str, str]] = {
+        "law aggregate_law low_noise_variant": "they are stated for messages that arrive singly"
+    }
 
     inner: Defense[Any, Any]
 

@@ -248,21 +248,27 @@ def _content(value: Any) -> Any:
 
 
 def check_plaintext(tested: DefenseUnderTest) -> str:
-    """The numbers that `in_clear` says a message shows are those that `sent_in_clear` reads from it."""
+    """A message shows the numbers that `plaintext_statistic` states and `read_plaintext_statistic` reads."""
     for dim in (DIM, DIM + 1):
         wire = Wire(tested.defense, dim)
         updates = torch.stack([0.5 + wire.update(), torch.zeros(dim)])
-        stated = tested.defense.in_clear(updates.double(), wire.round_.setting)
+        stated = tested.defense.plaintext_statistic(updates.double(), wire.round_.setting)
         received = [wire.exchange(update).received[0] for update in updates]
-        read = tested.defense.sent_in_clear(received, wire.round_.setting)
+        read = tested.defense.read_plaintext_statistic(received, wire.round_.setting)
         if read.shape != stated.shape:
-            raise Fault(f"`in_clear` states numbers {list(stated.shape)}, `sent_in_clear` reads {list(read.shape)}")
+            raise Fault(
+                f"`plaintext_statistic` states numbers {list(stated.shape)}, "
+                f"`read_plaintext_statistic` reads {list(read.shape)}"
+            )
         if not torch.allclose(read, stated, rtol=1e-6, atol=1e-12):
             off = float((read - stated).abs().max())
-            raise Fault(f"`sent_in_clear` reads other numbers than `in_clear` states, off by up to {off:.3g}")
+            raise Fault(
+                "`read_plaintext_statistic` reads other numbers than `plaintext_statistic` states, "
+                f"off by up to {off:.3g}"
+            )
     if not stated.shape[1]:
         raise Skip("no number is sent in clear")
-    return f"{stated.shape[1]} numbers of each message are read as `in_clear` states them"
+    return f"{stated.shape[1]} numbers of each message are read as `plaintext_statistic` states them"
 
 
 def check_mean(tested: DefenseUnderTest) -> str:

@@ -57,7 +57,7 @@ _WRONG = "it prefers the wrong update: a score is -log p, lower for the better c
 
 def check_estimate(tested: DefenseUnderTest) -> str:
     """The server's estimate has the length of the update, on average or in the coordinates that were sent."""
-    quiet = tested.defense.quieter() or tested.defense
+    quiet = tested.defense.low_noise_variant() or tested.defense
     wire = Wire(quiet)
     update = wire.update().double()
     numbers = range(_MESSAGES)
@@ -103,8 +103,9 @@ def check_clip(tested: DefenseUnderTest) -> str:
         raise Skip("nothing is promised")
     if claim.unit is Unit.RECORD:
         raise Skip("records are clipped in local training")
-    if defense.in_clear(torch.zeros(1, wire.dim), wire.round_.setting).shape[1]:
-        return f"a scale is sent in clear, as `in_clear` says; an update of norm {_FAR:g} is read as {length:.3g}"
+    if defense.plaintext_statistic(torch.zeros(1, wire.dim), wire.round_.setting).shape[1]:
+        shown = f"an update of norm {_FAR:g} is read as {length:.3g}"
+        return f"a scale is sent in clear, as `plaintext_statistic` says; {shown}"
     if length > _GROWN:
         raise Fault(
             f"an update of norm {_FAR * wire.clip:g} is sent with norm {length * wire.clip:.3g}: its norm is not "

@@ -56,8 +56,8 @@ class Several(Wrapper[Any, Any]):
     delegated: ClassVar[str] = "local step_noise training_noise superposes"
     default: ClassVar[str] = "analog randomized remember"  # `encode` asks each defense for its memory
     refused: ClassVar[dict[str, str]] = {
-        "parts init longest decode average advance compensated stops in_clear sent_in_clear error_variance law "
-        "state_metrics step_law aggregate_law relies promises claim violations quieter "
+        "parts init longest decode average advance compensated stops plaintext_statistic read_plaintext_statistic "
+        "error_variance law state_metrics step_law aggregate_law relies promises claim violations low_noise_variant "
         "parameters": "the defenses of a batch differ"
     }
 

@@ -80,7 +80,7 @@ def changed(**changes):
 
 def noiseless(liar, honest, state, memory, update, link, private):
     """A message with hardly any noise."""
-    return type(liar).__mro__[1].encode(liar.quieter(), state, memory, update, link, private)
+    return type(liar).__mro__[1].encode(liar.low_noise_variant(), state, memory, update, link, private)
 
 
 def only(when, what):

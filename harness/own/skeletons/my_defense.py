@@ -95,7 +95,7 @@ class MyDefense(Defense[None, None]):
         """The message's law by the paper, written independently of the code above: an audit compares the two."""
         return Additive(projected(update, self.clip), Normal(), self.sigma)
 
-    def quieter(self) -> "MyDefense":
+    def low_noise_variant(self) -> "MyDefense":
         """The same defense with hardly any noise, so that an audit sees the message under the noise."""
         return replace(self, epsilon=1e6)
 
