@@ -58,7 +58,7 @@ from leakgauge.harness.core.threats import View
 from leakgauge.harness.data.embedded import digits
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.loop import Keep, train
-from leakgauge.harness.federation.observe import Scene, observe
+from leakgauge.harness.federation.observe import TrainedFederation, observe
 from leakgauge.harness.learn.batch import LocalPlan, choose_engine
 from leakgauge.harness.learn.partition import partition
 from leakgauge.harness.study.score import score_membership
@@ -269,9 +269,9 @@ def federation(spec: FederationSpec, pool: Examples, rest: Examples, key: Key) -
     clients = dict(enumerate(partition(spec, pool.y, key.child("partition"))))
     holdings = {number: Examples(pool.x[rows], pool.y[rows]) for number, rows in clients.items()}
     training = train(task, spec, NoDefense(), holdings, rest, key.child("training"), engine=engine, keep=Keep())
-    scene = Scene(task, spec, NoDefense(), training, pool, rest, clients, engine, key)
+    federation = TrainedFederation(task, spec, NoDefense(), training, pool, rest, clients, engine, key)
     target = Target(kind="members", count=INSIDE, outside=len(pool.y) - INSIDE)
-    seen, truth = observe(scene, View.parse("public"), target)
+    seen, truth = observe(federation, View.parse("public"), target)
     assert truth.is_member is not None
     found = {}
     for name in ATTACKS:

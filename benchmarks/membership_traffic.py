@@ -44,7 +44,7 @@ from leakgauge.harness.core.stats import auc, mean, tpr_at_fpr
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.data.embedded import digits
 from leakgauge.harness.federation.loop import Keep, train
-from leakgauge.harness.federation.observe import Scene, observe
+from leakgauge.harness.federation.observe import TrainedFederation, observe
 from leakgauge.harness.learn.batch import choose_engine
 from leakgauge.harness.learn.layers import dense_stack
 from leakgauge.harness.learn.models import Model
@@ -110,9 +110,9 @@ def watch(defense: Defense[Any, Any], key: Key) -> Observed:
     every, engine = frozenset(range(FEDERATION.rounds)), choose_engine(task)
     keep = Keep(every, every)
     training = train(task, FEDERATION, defense, holdings, test, key.child("training"), engine=engine, keep=keep)
-    scene = Scene(task, FEDERATION, defense, training, inside, test, clients, engine, key)
+    federation = TrainedFederation(task, FEDERATION, defense, training, inside, test, clients, engine, key)
     target = Target(kind="members", round=0, rounds=FEDERATION.rounds, count=500, outside=OUTSIDE)
-    seen, truth = observe(scene, View.parse("server"), target)
+    seen, truth = observe(federation, View.parse("server"), target)
     assert seen.candidates is not None
     assert truth.is_member is not None
     held = {k: data.x.flatten(1) for k, data in holdings.items()}

@@ -30,7 +30,7 @@ from leakgauge.harness.federation.round import Client, Round
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import resolve
 from tests.doubles import study_table
-from tests.test_observe import gradient_of, scene
+from tests.test_observe import federation, gradient_of
 
 AGGREGATOR = View(Threat.AGGREGATOR)
 LAYOUT = Layout(("w", "b"), ((60, 20), (40,)))
@@ -151,7 +151,7 @@ def test_a_score_has_finite_slopes_at_zero_and_without_a_clip():
 
 
 def test_an_aggregator_sees_the_sum_of_a_probe_and_no_shared_key():
-    here = scene()
+    here = federation()
     seen, truth = observe(here, AGGREGATOR, Target(round=1, count=2, users=2, batch=3))
     assert len(seen.messages) == len(truth.victims) == 2
     for message, victim in zip(seen.messages, truth.victims, strict=True):
@@ -161,7 +161,7 @@ def test_an_aggregator_sees_the_sum_of_a_probe_and_no_shared_key():
 
 
 def test_an_aggregator_sees_the_sum_of_all_messages_of_a_round_beside_candidates():
-    here = scene()
+    here = federation()
     server, _ = observe(here, View(Threat.SERVER), Target(kind="members", round=1, count=5))
     seen, _ = observe(here, AGGREGATOR, Target(kind="members", round=1, count=5))
     (message,) = seen.messages

@@ -13,7 +13,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.loop import Keep, train
-from leakgauge.harness.federation.observe import Scene, observe
+from leakgauge.harness.federation.observe import TrainedFederation, observe
 from leakgauge.harness.learn.batch import choose_engine
 from leakgauge.harness.study.prepare import load_data, make_task
 from leakgauge.harness.study.score import score_reconstruction
@@ -40,7 +40,7 @@ MILD = {
 
 
 @functools.cache
-def scene(name):
+def federation(name):
     """Digits and the first model of a federation with this defense."""
     loaded = load_data("digits", Path())
     task = make_task(TaskSpec("digits", "lenet-dlg", "dlg"), loaded)
@@ -50,13 +50,13 @@ def scene(name):
     defense, engine = registry.build("defense", name, MILD.get(name, {})), choose_engine(task)
     keep = Keep(frozenset({0}))
     trained = train(task, FEDERATION, defense, holdings, loaded.test, KEY.child("training"), engine=engine, keep=keep)
-    return Scene(task, FEDERATION, defense, trained, loaded.train, loaded.test, clients, engine, KEY)
+    return TrainedFederation(task, FEDERATION, defense, trained, loaded.train, loaded.test, clients, engine, KEY)
 
 
 @functools.cache
 def ssim(name, attack, **parameters):
     """[n] SSIM of an attack."""
-    seen, truth = observe(scene(name), View.parse("server"), PROBE)
+    seen, truth = observe(federation(name), View.parse("server"), PROBE)
     guesses = registry.build("attack", attack, parameters).run(seen, KEY).guesses
     found, _ = score_reconstruction([v.x for v in truth.victims], [v.y for v in truth.victims], guesses)
     (estimate,) = [e for e in found if e.name == "ssim"]

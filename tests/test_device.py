@@ -34,7 +34,7 @@ from leakgauge.harness.study.training import keep_for, run_training
 from tests.doubles import random_examples, small_task, study_table
 from tests.elsewhere import DEVICE, Away, Elsewhere
 from tests.test_defenses import CASCADES, SENDERS, SETTING, SHARED, UPDATE, receive
-from tests.test_limit import scene as limit_scene
+from tests.test_limit import federation as limit_scene
 from tests.victims import make
 
 

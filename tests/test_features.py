@@ -20,7 +20,7 @@ N, SHAPE = 4, (1, 16, 16)
 CONVOLUTIONS = ["cnn2", "lenet5", "cnn-udp"]
 
 
-def scene(name, dtype=torch.float64):
+def federation(name, dtype=torch.float64):
     """A task, its parameters, N inputs and the gradient of each."""
     task = ModelTask(build(name, SHAPE, 10))
     params, x = task.init(KEY).to(dtype), rng.uniform(KEY.child("x"), (N, *SHAPE)).to(dtype)
@@ -40,7 +40,7 @@ def noisy(targets, level):
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_the_kernel_of_a_linear_loss_agrees_with_autograd(name):
-    task, params, x, _ = scene(name)
+    task, params, x, _ = federation(name)
     chain = before(task)
     theirs = params[: chain.layout.dim].requires_grad_()
     dummy = x[0].clone().requires_grad_()
@@ -61,7 +61,7 @@ def test_the_kernel_of_a_linear_loss_agrees_with_autograd(name):
 
 @pytest.mark.parametrize("name", [*CONVOLUTIONS, "mlp-small"])
 def test_the_truth_explains_all_and_the_slope_is_that_of_the_value(name):
-    task, params, x, targets = scene(name)
+    task, params, x, targets = federation(name)
     told, rows = Features.of(task, params, targets), torch.arange(N)
     assert (told(x.flatten(1), rows).value < 1e-6).all()
     assert (told.error < 1e-6).all()
@@ -79,7 +79,7 @@ def test_the_truth_explains_all_and_the_slope_is_that_of_the_value(name):
 @pytest.mark.parametrize("level", [1e-4, 1e-3])
 @pytest.mark.parametrize("name", ["lenet5", "mlp-small"])
 def test_the_error_is_that_of_the_features_under_equal_noise(name, level):
-    task, params, _, targets = scene(name)
+    task, params, _, targets = federation(name)
     exact, told = Features.of(task, params, targets), Features.of(task, params, noisy(targets, level))
     off = (told.features - exact.features).norm(dim=1) / exact.features.norm(dim=1)
     assert (told.error > 1e-3).all()
@@ -87,7 +87,7 @@ def test_the_error_is_that_of_the_features_under_equal_noise(name, level):
 
 
 def test_noise_leaves_more_weight_to_the_prior():
-    task, params, x, targets = scene("mlp-small")
+    task, params, x, targets = federation("mlp-small")
     level = 0.1 * float(targets.abs().max())
     clear, hidden = Features.of(task, params, targets), Features.of(task, params, noisy(targets, level))
     assert (clear.trust == 1).all()
@@ -99,7 +99,7 @@ def test_noise_leaves_more_weight_to_the_prior():
 
 
 def test_a_dense_layer_without_a_gradient_shows_no_features():
-    task, params, _, targets = scene("cnn2")
+    task, params, _, targets = federation("cnn2")
     dense = before(task).layout.dim
     targets[0, dense:] = 0.0
     told = Features.of(task, params, targets)
@@ -114,7 +114,7 @@ def test_a_model_of_other_layers_shows_no_features():
 
 
 def test_searches_repeat_themselves_and_do_not_depend_on_other_victims():
-    task, params, x, targets = scene("cnn2", torch.float32)
+    task, params, x, targets = federation("cnn2", torch.float32)
     prior = gaussian_prior(rng.uniform(KEY.child("auxiliary"), (40, *SHAPE)), 100.0)
     start = torch.zeros(N, prior.coordinates(x[0].flatten()).shape[-1])
     told, alone = Features.of(task, params, targets), Features.of(task, params, targets[:1])

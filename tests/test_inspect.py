@@ -602,8 +602,8 @@ def test_without_a_seed_nobody_has_the_shared_keys(tmp_path):
         table["attacks"][0]["target"]["count"] = 1
         study = resolve(table)
         assert not run_study(study, tmp_path / f"out{seed}", workers=0).failures
-        scene = StoredTraining.of(study.trainings[0], Place(tmp_path / f"out{seed}", Path())).scene
-        wires[seed] = scene.training.messages[0][0].shared
+        federation = StoredTraining.of(study.trainings[0], Place(tmp_path / f"out{seed}", Path())).federation
+        wires[seed] = federation.training.messages[0][0].shared
     assert wires[None] is None
     assert wires[0] == client_key(Key(0).child("training"), 0, 0).child("shared")
 

@@ -52,7 +52,7 @@ def chained(*layers, shape=SHAPE, classes=CLASSES, **how):
     return ModelTask(Model("chain", Structure(tuple(layers), **how), shape, classes))
 
 
-def scene(task, m=3, b=2, dtype=torch.float64):
+def federation(task, m=3, b=2, dtype=torch.float64):
     """Parameters, inputs, label logits, and a direction for each gradient."""
     x = rng.normal(KEY.child("x"), (m, b, *task.input_shape), torch.float64)
     logits = rng.normal(KEY.child("logits"), (m, b, task.classes), torch.float64)
@@ -83,7 +83,7 @@ def by_autograd(task, params, x, logits, v):
 
 def assert_both_agree(task, **how):
     """By hand and by autograd."""
-    scenery = scene(task, **how)
+    scenery = federation(task, **how)
     assert_close(by_hand(task, *scenery), by_autograd(task, *scenery), 1e-10)
 
 
@@ -104,7 +104,7 @@ def test_every_model_of_known_layers_agrees_with_double_backward(name, b):
 @pytest.mark.parametrize("name", [*COVERED, *RESIDUAL])
 def test_single_precision_is_as_exact_as_that_of_autograd(name):
     task = named(name)
-    exact, scenery = by_autograd(task, *scene(task)), scene(task, dtype=torch.float32)
+    exact, scenery = by_autograd(task, *federation(task)), federation(task, dtype=torch.float32)
     assert_close(by_hand(task, *scenery), exact, 1e-4)
 
 
@@ -138,7 +138,7 @@ def test_an_evaluation_goes_by_hand_through_residual_blocks_where_that_is_faster
 @pytest.mark.parametrize("name", RESIDUAL)
 def test_an_evaluation_through_residual_blocks_is_that_of_autograd(name):
     task = named(name)
-    params, x, logits, v = scene(task, b=1)
+    params, x, logits, v = federation(task, b=1)
     functions = [
         evaluator(one, params, SquaredDistance(v), images=1, labels=logits.softmax(2))
         for one in (task, Mapped(task.model))
@@ -196,7 +196,7 @@ def test_dense_layers_without_a_bias_and_tensors_in_another_order_than_their_lay
     for places in ((), (3, 1, 4, 0, 2)):
         task = chained(*layers, shape=(20,), places=places)
         assert_both_agree(task)
-        params, x, logits, _ = scene(task)
+        params, x, logits, _ = federation(task)
         kernel, y = Kernel(task.structure, params), logits.softmax(2)
         found, trace = kernel.trace(x[:, :1], y[:, :1], whole=False)
         first, slopes, inputs = trace.outer
@@ -216,7 +216,7 @@ def test_a_norm_may_stand_directly_before_a_convolution(loops, monkeypatch):
 
 def test_a_network_scores_by_running_statistics_and_trains_by_those_of_the_batch():
     task = named("resnet20-bn")
-    params, x, _, _ = scene(task)
+    params, x, _, _ = federation(task)
     alone, batch = (task.in_training(params, part).scores[0] for part in (x[0, :1], x[0]))
     assert not torch.allclose(alone, batch)
     assert torch.allclose(task.outputs(params, x[0, :1])[0], task.outputs(params, x[0])[0])
@@ -231,7 +231,7 @@ def test_a_stride_or_padding_out_of_range_is_refused(stride, padding):
 @pytest.mark.parametrize("name", ["lenet-dlg", "linear"])
 def test_the_pullback_is_the_derivative_by_finite_differences(name):
     task = named(name, (1, 2, 3), 3)
-    params, x, logits, _ = scene(task)
+    params, x, logits, _ = federation(task)
     leaves = (x.requires_grad_(), logits.softmax(2).requires_grad_())
     assert torch.autograd.gradcheck(lambda x, y: gradients(task, params, x, y), leaves, fast_mode=True)
 
@@ -239,7 +239,7 @@ def test_the_pullback_is_the_derivative_by_finite_differences(name):
 @pytest.mark.parametrize("name", ["cnn2", "lenet-dlg"])
 def test_nan_stays_with_its_instance(name):
     task = named(name)
-    params, x, logits, v = scene(task)
+    params, x, logits, v = federation(task)
     clean = by_hand(task, params, x, logits, v)
     x[1, 0, 0, 3, 3] = torch.nan
     for one, other in zip(by_hand(task, params, x, logits, v), clean, strict=True):
@@ -249,7 +249,7 @@ def test_nan_stays_with_its_instance(name):
 
 def test_instances_and_images_may_change_from_call_to_call():
     task = named("lenet-dlg")
-    params, x, logits, v = scene(task, m=4, b=3)
+    params, x, logits, v = federation(task, m=4, b=3)
     y = logits.softmax(2)
     kernel = Kernel(task.structure, params)
     for m, b in ((4, 3), (2, 3), (4, 1), (4, 3)):
@@ -263,7 +263,7 @@ def test_instances_and_images_may_change_from_call_to_call():
 @pytest.mark.parametrize("shape", [SHAPE, (1, 2, 3)])  # the second has windows as large as its maps
 def test_a_trace_may_be_used_twice_and_is_not_overwritten_by_the_next(shape):
     task = named("lenet-dlg", shape)
-    params, x, logits, v = scene(task)
+    params, x, logits, v = federation(task)
     kernel = Kernel(task.structure, params)
     _, trace = kernel.trace(x, logits.softmax(2))
     first = trace.pull(v)
@@ -275,7 +275,7 @@ def test_a_trace_may_be_used_twice_and_is_not_overwritten_by_the_next(shape):
 
 def test_memory_is_used_again_once_its_trace_is_gone_but_gradients_are_kept():
     task = named("lenet-dlg")
-    params, x, logits, _ = scene(task)
+    params, x, logits, _ = federation(task)
     kernel, y = Kernel(task.structure, params), logits.softmax(2)
     first, trace = kernel.trace(x, y)
     other, kept, used = kernel.trace(x, y)[1], first.clone(), trace._tape.steps
@@ -287,7 +287,7 @@ def test_memory_is_used_again_once_its_trace_is_gone_but_gradients_are_kept():
 
 def test_a_kernel_does_not_see_later_parameters():
     task = named("mlp-small")
-    params, x, logits, _ = scene(task)
+    params, x, logits, _ = federation(task)
     kernel = Kernel(task.structure, params)
     before, _ = kernel.trace(x, logits.softmax(2))
     params.zero_()
@@ -296,7 +296,7 @@ def test_a_kernel_does_not_see_later_parameters():
 
 def test_inputs_that_changed_before_the_backward_pass_are_refused():
     task = named("mlp-small")
-    params, x, logits, _ = scene(task)
+    params, x, logits, _ = federation(task)
     found = gradients(task, params, x.requires_grad_(), logits.softmax(2))
     with torch.no_grad():
         x.add_(1)
@@ -306,7 +306,7 @@ def test_inputs_that_changed_before_the_backward_pass_are_refused():
 
 def test_many_instances_are_computed_in_parts():
     task = named("mlp-small")
-    params, x, logits, v = scene(task, m=70, b=1)
+    params, x, logits, v = federation(task, m=70, b=1)
     y, expected = logits.softmax(2), by_autograd(task, params, x, logits, v)
     found = gradients(task, params, x.requires_grad_(), y)
     assert_close((found, *torch.autograd.grad(found, x, v)), expected[:2], 1e-10)
@@ -314,7 +314,7 @@ def test_many_instances_are_computed_in_parts():
 
 def test_a_misfit_with_and_without_its_own_slope_agree():
     task = named("lenet-dlg")
-    params, x, logits, v = scene(task)
+    params, x, logits, v = federation(task)
     misfits = (SquaredDistance(v, 0.3), SquaredDistance(v, 0.3).__call__)
     functions = [evaluator(task, params, misfit, images=2, labels=logits.softmax(2)) for misfit in misfits]
     assert_close(*(function(x.flatten(1), torch.arange(3)) for function in functions), 1e-12)
@@ -322,7 +322,7 @@ def test_a_misfit_with_and_without_its_own_slope_agree():
 
 def test_a_confident_correct_prediction_keeps_the_digits_of_its_curvature():
     task = named("linear")
-    params, x, _, v = scene(task)
+    params, x, _, v = federation(task)
     params[-CLASSES:] = torch.tensor([0.0, 16.0, 0.0, 0.0])
     y = one_hot(torch.ones(x.shape[:2], dtype=torch.int64), CLASSES)
     found = []

@@ -51,7 +51,7 @@ def smooth(n, key):
     return (0.5 + normal(key, (n, 16)) @ mixing.T).view(n, *SHAPE)
 
 
-def scene(n, defense, task=LINEAR, x=None, images=1, zero=True, steps=0):
+def federation(n, defense, task=LINEAR, x=None, images=1, zero=True, steps=0):
     """An observation of victims with images of the auxiliary data's law, and the truth."""
     case = make(task, n, images, NoDefense())
     x = smooth(n * images, Key(5)).view(n, images, *SHAPE) if x is None else x
@@ -80,7 +80,7 @@ def scene(n, defense, task=LINEAR, x=None, images=1, zero=True, steps=0):
 @pytest.mark.matrix
 def test_a_linear_model_has_the_error_of_the_linear_posterior_mean(monkeypatch):
     monkeypatch.setattr(module, "_MESSAGES", 3000)
-    seen, truth = scene(3, Gaussian(clip=100.0, noise_std=NOISE))
+    seen, truth = federation(3, Gaussian(clip=100.0, noise_std=NOISE))
     found = limits(seen, truth, Key(1))
     prior = gaussian_prior(seen.auxiliary.x, 0.0)
     covariance = (prior.factor @ prior.factor.T + prior.least * torch.eye(16)).double()
@@ -99,10 +99,10 @@ def test_a_linear_model_has_the_error_of_the_linear_posterior_mean(monkeypatch):
 @pytest.mark.matrix
 def test_on_a_linear_model_map_reaches_the_limit_and_no_attack_is_below_it():
     n = 200
-    drawn = scene(1, NoDefense())[0].auxiliary.x
+    drawn = federation(1, NoDefense())[0].auxiliary.x
     prior = gaussian_prior(drawn, 0.0)
     z = normal(Key(8), (n, 1, prior.factor.shape[1] + 16))
-    seen, truth = scene(n, Gaussian(clip=100.0, noise_std=NOISE), x=prior.inputs(z).view(n, 1, *SHAPE))
+    seen, truth = federation(n, Gaussian(clip=100.0, noise_std=NOISE), x=prior.inputs(z).view(n, 1, *SHAPE))
     found = limits(seen, truth, Key(1))
     guesses = MAP(box=0.0, solve=False, evaluations=50).run(seen, Key(2)).guesses
     errors = np.array(
@@ -123,7 +123,7 @@ def test_on_a_linear_model_map_reaches_the_limit_and_no_attack_is_below_it():
     ],
 )
 def test_the_information_of_a_coordinate_is_that_of_its_noise(defense, each):
-    seen, truth = scene(1, defense)
+    seen, truth = federation(1, defense)
     update = gradients(LINEAR, seen.model.params, truth[0].x[None], torch.eye(4)[truth[0].y][None])
     found = module._information(seen, seen.observed_rounds[0], seen.messages[0], update, Key(1))
     # the likelihood of Laplace noise has a rounded tip
@@ -132,7 +132,7 @@ def test_the_information_of_a_coordinate_is_that_of_its_noise(defense, each):
 
 @pytest.mark.parametrize(("clip", "kept"), [(0.3, 0.09), (100.0, 1.0)])
 def test_a_clip_shrinks_what_uniform_errors_show(clip, kept):
-    seen, truth = scene(1, CepamClip(clip=clip, noise_std=0.01))
+    seen, truth = federation(1, CepamClip(clip=clip, noise_std=0.01))
     update = gradients(LINEAR, seen.model.params, truth[0].x[None], torch.eye(4)[truth[0].y][None])
     update = update / update.norm()
     observed, (message,) = seen.observed_rounds[0], seen.messages
@@ -144,7 +144,7 @@ def test_a_clip_shrinks_what_uniform_errors_show(clip, kept):
 
 def test_information_of_t_noise():
     defense = TNoise(clip=100.0, s2=0.01, nu=4.0, scale="public")
-    seen, truth = scene(1, defense)
+    seen, truth = federation(1, defense)
     update = gradients(LINEAR, seen.model.params, truth[0].x[None], torch.eye(4)[truth[0].y][None])
     found = [
         float(module._information(seen, seen.observed_rounds[0], seen.messages[0], update, Key(i)).mean())
@@ -178,13 +178,13 @@ def test_variances_are_those_of_the_errors(defense):
 
 
 def test_noise_keeps_the_fisher_information():
-    seen, _ = scene(1, JoPEQ())
+    seen, _ = federation(1, JoPEQ())
     links = Links(seen.setting, [seen.messages[0].sender], [seen.messages[0].shared])
     assert JoPEQ().error_variance(None, [seen.messages[0].wire], links) is None
 
 
 def test_norms_in_clear_lower_the_limit():
-    seen, truth = scene(4, CepamGaussian(noise_std=1.0))
+    seen, truth = federation(4, CepamGaussian(noise_std=1.0))
     (shown,) = seen.defense.plaintext_statistic(torch.ones(1, seen.setting.dim), seen.setting)
     assert shown.item() == pytest.approx(math.sqrt(seen.setting.dim))
     hidden = dataclasses.replace(seen, defense=_WithoutNorm(seen.defense))
@@ -230,18 +230,18 @@ def test_slopes_are_those_of_autograd(name):
 
 def test_a_batch_and_several_steps():
     quiet = Gaussian(clip=100.0, noise_std=1e-3)
-    one = [limit.error for limit in limits(*scene(2, quiet, images=1), Key(1))]
-    two = [limit.error for limit in limits(*scene(2, quiet, images=2), Key(1))]
+    one = [limit.error for limit in limits(*federation(2, quiet, images=1), Key(1))]
+    two = [limit.error for limit in limits(*federation(2, quiet, images=2), Key(1))]
     assert [len(part) for part in two] == [2, 2]
     # four numbers of label 0 and 1 mix two images
     assert np.mean(two) > np.mean(one)
     loud = Gaussian(clip=100.0, noise_std=0.05)
-    longer = [np.mean([limit.error for limit in limits(*scene(4, loud, steps=steps), Key(1))]) for steps in (1, 8)]
+    longer = [np.mean([limit.error for limit in limits(*federation(4, loud, steps=steps), Key(1))]) for steps in (1, 8)]
     assert longer[1] < 0.8 * longer[0]
 
 
 def test_who_cannot_decode_has_the_mean_image(monkeypatch):
-    seen, truth = scene(2, SqSGD())
+    seen, truth = federation(2, SqSGD())
     blind = dataclasses.replace(
         seen,
         view=View.parse("eavesdropper"),
@@ -252,7 +252,7 @@ def test_who_cannot_decode_has_the_mean_image(monkeypatch):
 
 
 def test_directions_left_out_count_as_known(monkeypatch):
-    seen, truth = scene(2, Gaussian(clip=100.0, noise_std=NOISE))
+    seen, truth = federation(2, Gaussian(clip=100.0, noise_std=NOISE))
     whole = limits(seen, truth, Key(1))
     monkeypatch.setattr(module, "_DIRECTIONS", 5)
     part = limits(seen, truth, Key(1))
@@ -271,13 +271,13 @@ def test_directions_left_out_count_as_known(monkeypatch):
     ],
 )
 def test_without_a_limit_there_is_a_reason(change, why):
-    seen, truth = scene(1, NoDefense())
+    seen, truth = federation(1, NoDefense())
     with pytest.raises(NoLimit, match=why):
         limits(dataclasses.replace(seen, **change), truth, Key(1))
 
 
 def test_a_limit_of_a_few_directions_is_left_out_with_the_reason(monkeypatch):
-    seen, truth = scene(1, NoDefense())
+    seen, truth = federation(1, NoDefense())
     monkeypatch.setattr(module, "_ENTRIES", 16 * seen.setting.dim)
     assert limits(seen, truth, Key(1))
     monkeypatch.setattr(module, "_ENTRIES", 16 * seen.setting.dim - 1)
@@ -286,11 +286,11 @@ def test_a_limit_of_a_few_directions_is_left_out_with_the_reason(monkeypatch):
 
 
 def test_parameters_and_slopes_that_are_not_finite():
-    seen, truth = scene(1, NoDefense())
+    seen, truth = federation(1, NoDefense())
     broken = seen.model._replace(params=torch.full_like(seen.model.params, torch.nan))
     with pytest.raises(NoLimit, match="parameter of the model is not finite"):
         limits(dataclasses.replace(seen, model=broken), truth, Key(1))
-    seen, truth = scene(1, _Nowhere(clip=100.0, noise_std=1.0))
+    seen, truth = federation(1, _Nowhere(clip=100.0, noise_std=1.0))
     with pytest.raises(NoLimit, match="slope of the defense's likelihood is not finite"):
         limits(seen, truth, Key(1))
 
@@ -308,7 +308,7 @@ def guess(x, **other):
 
 
 def test_scores_and_flags():
-    seen, truth = scene(3, Gaussian(clip=100.0, noise_std=NOISE))
+    seen, truth = federation(3, Gaussian(clip=100.0, noise_std=NOISE))
     found, xs = limits(seen, truth, Key(1)), [victim.x for victim in truth]
     twice = [
         guess((x.flatten() + math.sqrt(4 * one.error[0])).view_as(x).double()) for x, one in zip(xs, found, strict=True)
@@ -329,7 +329,7 @@ def test_scores_and_flags():
 
 
 def flags_of(attack, defense, offset, noise=NOISE):
-    seen, truth = scene(8, Gaussian(clip=100.0, noise_std=noise))
+    seen, truth = federation(8, Gaussian(clip=100.0, noise_std=noise))
     found, xs = limits(seen, truth, Key(1)), [victim.x for victim in truth]
     guesses = [guess(x + offset) for x in xs]
     estimates, _ = score_reconstruction(xs, [victim.y for victim in truth], guesses)

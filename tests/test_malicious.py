@@ -21,7 +21,7 @@ from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import load_run
 from leakgauge.harness.study.study import resolve
 from tests.doubles import Counting, random_examples, small_task, study_table
-from tests.test_observe import PROBE, scene
+from tests.test_observe import PROBE, federation
 
 TASK = small_task()
 CLIENTS = {k: random_examples(10, seed=k) for k in range(3)}
@@ -71,7 +71,7 @@ def test_what_is_broadcast_changes_neither_the_senders_nor_their_data():
 
 @pytest.mark.parametrize("target", [PROBE, Target(kind="members", count=5, round=1)])
 def test_before_the_round_it_knows_no_message_and_no_model_but_the_same_candidates(target):
-    here = scene()
+    here = federation()
     nothing = dataclasses.replace(here, training=Training(here.training.setting, torch.zeros(TASK.layout.dim)))
     before, (seen, truth) = before_rounds(nothing, VIEW, target), observe(here, VIEW, target)
     assert before.messages is None

@@ -16,7 +16,7 @@ KEY = Key(0)
 every_model = pytest.mark.parametrize("name", ["linear", "mlp-small", "lenet-dlg", "resnet20"])
 
 
-def scene(name, n=5, images=2, shape=(1, 8, 8), classes=4, dtype=torch.float32):
+def federation(name, n=5, images=2, shape=(1, 8, 8), classes=4, dtype=torch.float32):
     """A task, its parameters, and n instances of inputs and one-hot labels."""
     task = ModelTask(build(name, shape, classes), "dlg" if name == "lenet-dlg" else "default")
     x = rng.uniform(KEY.child("x"), (n, images, *shape), dtype=dtype)
@@ -32,7 +32,7 @@ def loop_gradient(task, params, x, y):
 
 @every_model
 def test_gradients_equal_those_of_the_loop_over_instances(name):
-    task, params, x, y = scene(name)
+    task, params, x, y = federation(name)
     expected = torch.stack([loop_gradient(task, params, *one) for one in zip(x, y, strict=True)])
     assert torch.allclose(gradients(task, params, x, y), expected, rtol=1e-4, atol=1e-6)
 
@@ -40,7 +40,7 @@ def test_gradients_equal_those_of_the_loop_over_instances(name):
 @every_model
 @pytest.mark.parametrize("joint", [False, True])
 def test_value_and_slope_equal_those_of_the_double_backward_loop(name, joint):
-    task, params, x, y = scene(name, dtype=torch.float64)
+    task, params, x, y = federation(name, dtype=torch.float64)
     targets = rng.normal(KEY.child("targets"), (5, task.layout.dim), torch.float64)
     logits = rng.normal(KEY.child("logits"), (5, 2, 4), torch.float64)
     candidates = torch.cat([x.flatten(1), logits.flatten(1)], 1) if joint else x.flatten(1)
@@ -60,7 +60,7 @@ def test_value_and_slope_equal_those_of_the_double_backward_loop(name, joint):
 @pytest.mark.parametrize("images", [1, 2])
 def test_a_confident_correct_prediction_keeps_its_digits(images):
     # p - 1 with p near 1 loses them; matching then stalled and never found the images
-    task, params, x, y = scene("linear", images=images)
+    task, params, x, y = federation("linear", images=images)
     params = params.clone()
     params[-4:] = torch.tensor([0.0, 14.0, 0.0, 0.0])
     y = one_hot(torch.ones(y.shape[:2], dtype=torch.int64), 4).float()
@@ -73,7 +73,7 @@ def test_a_confident_correct_prediction_keeps_its_digits(images):
 
 
 def test_a_candidate_is_compared_with_the_target_of_its_instance():
-    task, params, x, y = scene("mlp-small")
+    task, params, x, y = federation("mlp-small")
     function = evaluator(task, params, SquaredDistance(gradients(task, params, x, y)), images=2, labels=y)
     rows = torch.tensor([3, 0, 3])
     assert (function(x.flatten(1)[rows], rows).value < 1e-10).all()
@@ -82,7 +82,7 @@ def test_a_candidate_is_compared_with_the_target_of_its_instance():
 
 @pytest.mark.parametrize("chunk", [1, 2, 8])
 def test_other_candidates_change_a_value_by_rounding_only(chunk):
-    task, params, x, y = scene("lenet-dlg")
+    task, params, x, y = federation("lenet-dlg")
     targets = rng.normal(KEY.child("targets"), (5, task.layout.dim))
     misfit = SquaredDistance(targets)
     whole, parts = (evaluator(task, params, misfit, images=2, labels=y, chunk=size) for size in (5, chunk))
@@ -91,7 +91,7 @@ def test_other_candidates_change_a_value_by_rounding_only(chunk):
 
 
 def test_of_large_models_few_candidates_are_computed_at_once(monkeypatch):
-    task, params, x, y = scene("cnn2", shape=(1, 16, 16))
+    task, params, x, y = federation("cnn2", shape=(1, 16, 16))
     misfit = SquaredDistance(rng.normal(KEY.child("targets"), (5, task.layout.dim)))
     monkeypatch.setattr(matching, "kernel_of", lambda *args, **rest: None)
     whole = evaluator(task, params, misfit, images=2, labels=y)
@@ -104,7 +104,7 @@ def test_of_large_models_few_candidates_are_computed_at_once(monkeypatch):
 
 
 def test_candidates_and_parameters_are_not_modified():
-    task, params, x, y = scene("mlp-small")
+    task, params, x, y = federation("mlp-small")
     candidates, before = x.flatten(1), (x.flatten(1).clone(), params.clone())
     misfit = SquaredDistance(torch.zeros(5, task.layout.dim))
     evaluator(task, params, misfit, images=2, labels=y)(candidates, torch.arange(5))
@@ -115,7 +115,7 @@ def test_candidates_and_parameters_are_not_modified():
 
 
 def test_a_candidate_unpacks_into_inputs_and_logits():
-    task, _, x, _ = scene("mlp-small")
+    task, _, x, _ = federation("mlp-small")
     logits = rng.normal(KEY, (5, 2, 4))
     found = unpack(task, torch.cat([x.flatten(1), logits.flatten(1)], 1), 2)
     assert torch.equal(found[0], x)
@@ -133,6 +133,6 @@ def test_losses_equal_those_of_single_examples(name, classes):
 
 
 def test_an_empty_chunk_is_refused():
-    task, params, _, y = scene("mlp-small")
+    task, params, _, y = federation("mlp-small")
     with pytest.raises(ValueError, match="expected chunk >= 1, got chunk=0"):
         evaluator(task, params, SquaredDistance(torch.zeros(5, 1)), images=2, labels=y, chunk=0)

@@ -24,7 +24,7 @@ from leakgauge.harness.core.stats import auc
 from leakgauge.harness.core.threats import Threat, ThreatMismatch, View, require
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.loop import Keep, train
-from leakgauge.harness.federation.observe import Scene, observe
+from leakgauge.harness.federation.observe import TrainedFederation, observe
 from tests.doubles import Ruled, Summing, random_examples, small_task
 from tests.victims import Says, make
 
@@ -41,14 +41,14 @@ every = pytest.mark.parametrize("attack", SINGLE + SUMS, ids=repr)
 
 
 @functools.cache
-def scene(defense=None, **federation):
+def federation(defense=None, **federation):
     """A federation on noise images with labels in turn, which the model can only memorize."""
     base = {"clients": 4, "rounds": ROUNDS, "batch": 5, "local_epochs": 2, "lr": 0.5, "evaluate_every": ROUNDS}
     spec, kept = FederationSpec(**(base | federation)), frozenset(range(ROUNDS))
     holdings = {k: Examples(TRAIN.x[rows], TRAIN.y[rows]) for k, rows in CLIENTS.items()}
     defense, key = defense or NoDefense(), Key(0).child("training")
     training = train(TASK, spec, defense, holdings, TEST, key, engine="loop", keep=Keep(kept, kept))
-    return Scene(TASK, spec, defense, training, TRAIN, TEST, CLIENTS, "loop", Key(0))
+    return TrainedFederation(TASK, spec, defense, training, TRAIN, TEST, CLIENTS, "loop", Key(0))
 
 
 def look(here, client=0, rounds=ROUNDS):
@@ -77,7 +77,7 @@ def only_messages(seen, keep):
 
 @single
 def test_members_stand_out_for_their_own_client_and_not_for_another(attack):
-    seen, truth = look(scene())
+    seen, truth = look(federation())
     right = rate(attack, seen, truth)
     wrong = max(rate(attack, dataclasses.replace(seen, suspect=other), truth) for other in (1, 2, 3))
     if attack == MembershipCosine("difference"):  # |g|^2 dominates this statistic
@@ -144,7 +144,7 @@ class Clips(Ruled):
 
 @every
 def test_shuffled_candidates_have_shuffled_scores_in_any_chunks(attack, monkeypatch):
-    seen, _ = look(scene(), rounds=2)
+    seen, _ = look(federation(), rounds=2)
     order = torch.from_numpy(np.roll(np.arange(50)[::-1], 7).copy())
     shuffled = Examples(seen.candidates.x[order], seen.candidates.y[order])
     before = scores(attack, seen)
@@ -178,14 +178,14 @@ def test_messages_without_information_leave_scores_finite(attack):
     ],
 )
 def test_scores_are_finite_behind_a_defense(name, parameters, client):
-    seen, _ = look(scene(registry.build("defense", name, parameters)), client, rounds=2)
+    seen, _ = look(federation(registry.build("defense", name, parameters)), client, rounds=2)
     for attack in SUMS + (RATIOS if name != "ota" else []):
         assert scores(attack, seen).isfinite().all()
 
 
 @pytest.mark.parametrize("defense", [TopK(fraction=0.05), RandomMask(share=0.05)], ids=["top-k", "random-mask"])
 def test_only_coordinates_that_were_sent_count(defense):
-    seen, _ = look(scene(defense), rounds=1)
+    seen, _ = look(federation(defense), rounds=1)
     (traffic,) = read(seen, sent=True)
     estimates = [defense.estimate(None, m.wire, Link(seen.setting, m.sender, m.shared)) for m in seen.messages]
     x, y = seen.candidates
@@ -198,7 +198,7 @@ def test_only_coordinates_that_were_sent_count(defense):
 
 
 def test_a_zero_that_was_sent_counts():
-    seen, _ = look(scene(), rounds=1)
+    seen, _ = look(federation(), rounds=1)
     messages = tuple(m._replace(wire=b"\0" * 4 * 100 + m.wire[400:]) for m in seen.messages)
     (traffic,) = read(dataclasses.replace(seen, messages=messages), sent=True)
     torch.testing.assert_close(traffic.sent_norm, traffic.gradient_norm.expand_as(traffic.sent_norm))
@@ -206,7 +206,7 @@ def test_a_zero_that_was_sent_counts():
 
 @pytest.mark.parametrize("attack", [MembershipCosine(), FedMIA()], ids=repr)
 def test_rounds_without_the_suspect_are_left_out(attack):
-    seen, truth = look(scene())
+    seen, truth = look(federation())
     absent = only_messages(seen, lambda number, message: number < 3 or message.sender.number != 0)
     early = dataclasses.replace(seen, later=seen.later[:2])
     torch.testing.assert_close(scores(attack, absent), scores(attack, early), rtol=1e-4, atol=1e-5)
@@ -214,7 +214,7 @@ def test_rounds_without_the_suspect_are_left_out(attack):
 
 
 def test_clients_are_judged_by_the_rounds_they_take_part_in():
-    here = scene(participants=3)
+    here = federation(participants=3)
     seen, truth = look(here)
     took_part = [any(m.sender.number == 0 for m in observed.messages) for observed in seen.observed_rounds]
     assert 0 < sum(took_part) < ROUNDS
@@ -225,7 +225,7 @@ def test_clients_are_judged_by_the_rounds_they_take_part_in():
 
 @single
 def test_without_a_suspect_the_score_is_the_largest_among_the_clients(attack):
-    seen, _ = look(scene(), rounds=2)
+    seen, _ = look(federation(), rounds=2)
     each = torch.stack([scores(attack, dataclasses.replace(seen, suspect=k)) for k in range(4)])
     together = scores(attack, dataclasses.replace(seen, suspect=None))
     torch.testing.assert_close(together, each.amax(dim=0), rtol=1e-4, atol=1e-5)
@@ -233,13 +233,13 @@ def test_without_a_suspect_the_score_is_the_largest_among_the_clients(attack):
 
 @single
 def test_a_suspect_who_sent_nothing_is_refused(attack):
-    seen, _ = look(scene(), rounds=2)
+    seen, _ = look(federation(), rounds=2)
     with pytest.raises(ValueError, match="expected a message of client 9 in the observed rounds, got none"):
         scores(attack, dataclasses.replace(seen, suspect=9))
 
 
 def test_a_single_client_needs_the_cosine():
-    seen, truth = look(scene())
+    seen, truth = look(federation())
     alone = only_messages(seen, lambda number, message: message.sender.number == 0)
     for attack in (FedMIA(), FedMIA(pooled=False), FedMIA(ratio=True)):
         with pytest.raises(ValueError, match=r"at least three messages in every round.*membership-cosine"):
@@ -251,7 +251,7 @@ def test_a_single_client_needs_the_cosine():
 
 @sums
 def test_a_sum_reveals_the_same_whether_the_channel_or_the_attacker_adds(attack):
-    (apart, _), (added, truth) = look(scene(), None), look(scene(Summing()), None)
+    (apart, _), (added, truth) = look(federation(), None), look(federation(Summing()), None)
     assert len(added.messages) == 1
     found = scores(attack, added)
     if attack == MembershipSum():  # the double's likelihood does not show which coordinates were sent
@@ -262,7 +262,7 @@ def test_a_sum_reveals_the_same_whether_the_channel_or_the_attacker_adds(attack)
 
 @sums
 def test_swapped_messages_leave_a_sum_unchanged(attack):
-    seen, _ = look(scene(), None, rounds=1)
+    seen, _ = look(federation(), None, rounds=1)
     a, b, *rest = seen.messages
     values = [unpack_float32(message.wire, TASK.layout.dim) for message in (a, b)]
     swapped = (a._replace(wire=b.wire), b._replace(wire=a.wire), *rest)
@@ -274,12 +274,12 @@ def test_swapped_messages_leave_a_sum_unchanged(attack):
 @pytest.mark.parametrize("attack", [one for one in SINGLE if isinstance(one, FedMIA)], ids=repr)
 def test_what_compares_messages_refuses_a_channel_that_adds_them(attack):
     with pytest.raises(ValueError, match="use membership-sum instead"):
-        scores(attack, look(scene(Summing()), None)[0])
+        scores(attack, look(federation(Summing()), None)[0])
 
 
 @pytest.mark.parametrize("suspect", [None, 2])
 def test_of_a_channel_that_adds_the_cosine_reads_the_sum(suspect):
-    seen, _ = look(scene(Summing()), suspect)
+    seen, _ = look(federation(Summing()), suspect)
     for single, together in ((MembershipCosine(), MembershipSum()), (RATIOS[0], MembershipSum("likelihood"))):
         assert single.aware == together.aware
     torch.testing.assert_close(scores(RATIOS[0], seen), scores(MembershipSum("likelihood"), seen))

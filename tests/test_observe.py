@@ -12,7 +12,7 @@ from leakgauge.harness.core.contract import Examples, Sender
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import SEES, Threat, ThreatMismatch, View, require
 from leakgauge.harness.federation.loop import Keep, train
-from leakgauge.harness.federation.observe import Scene, observe
+from leakgauge.harness.federation.observe import TrainedFederation, observe
 from tests.doubles import Counting, Echo, Summing, random_examples, small_task
 
 TASK = small_task()
@@ -21,13 +21,13 @@ CLIENTS = {k: np.arange(10 * k, 10 * k + 10) for k in range(4)}
 PROBE = Target(round=1, count=3, batch=2)
 
 
-def scene(defense=None, train_set=TRAIN, **federation):
+def federation(defense=None, train_set=TRAIN, **federation):
     spec = FederationSpec(**{"clients": 4, "rounds": 3, "batch": 4, "algorithm": "fedsgd", **federation})
     defense = defense or NoDefense()
     holdings = {k: Examples(train_set.x[rows], train_set.y[rows]) for k, rows in CLIENTS.items()}
     keep = Keep(frozenset({0, 1, 2}), frozenset({1}))
     training = train(TASK, spec, defense, holdings, TEST, Key(0).child("training"), engine="loop", keep=keep)
-    return Scene(TASK, spec, defense, training, train_set, TEST, CLIENTS, "loop", Key(0))
+    return TrainedFederation(TASK, spec, defense, training, train_set, TEST, CLIENTS, "loop", Key(0))
 
 
 def gradient_of(here, victim):
@@ -54,7 +54,7 @@ def distances(images, others):
 def test_an_observation_holds_what_its_threat_model_lists_and_no_more(threat, target):
     if threat is Threat.AGGREGATOR and target.kind == "messages":
         target = dataclasses.replace(target, count=1)
-    seen, _ = observe(scene(), View(threat), target)
+    seen, _ = observe(federation(), View(threat), target)
     sees = SEES[threat]
     at_messages = target.round is not None
     assert (seen.messages is not None) == (bool(sees & {"messages", "sums"}) and at_messages)
@@ -74,7 +74,7 @@ def test_an_observation_holds_what_its_threat_model_lists_and_no_more(threat, ta
 
 
 def test_nobody_sees_a_private_key_or_the_images():
-    seen, truth = observe(scene(Gaussian(noise_std=0.1)), View(Threat.SERVER), PROBE)
+    seen, truth = observe(federation(Gaussian(noise_std=0.1)), View(Threat.SERVER), PROBE)
     assert "private" not in repr(seen.messages)
     for victim in truth.victims:
         assert (distances(victim.x, seen.auxiliary.x) > 0).all()
@@ -84,7 +84,7 @@ def test_nobody_sees_a_private_key_or_the_images():
     ("target", "count", "images"), [(PROBE, 3, 2), (Target(kind="messages", round=1, count=4), 4, 4)]
 )
 def test_messages_are_the_gradients_of_the_victims_at_the_model_of_the_round(target, count, images):
-    here = scene()
+    here = federation()
     seen, truth = observe(here, View(Threat.SERVER), target)
     assert len(seen.messages) == count
     for message, victim in zip(seen.messages, truth.victims, strict=True):
@@ -94,14 +94,14 @@ def test_messages_are_the_gradients_of_the_victims_at_the_model_of_the_round(tar
 
 
 def test_a_probe_of_an_update_trains_as_a_client_would():
-    seen, _ = observe(scene(algorithm="fedavg", local_steps=3), View(Threat.SERVER), PROBE)
+    seen, _ = observe(federation(algorithm="fedavg", local_steps=3), View(Threat.SERVER), PROBE)
     assert {message.steps for message in seen.messages} == {3}
     assert seen.setting.sends == "update"
 
 
 def test_victims_are_the_same_for_every_defense_and_belong_to_clients():
-    plain = observe(scene(), View(Threat.SERVER), PROBE)[1]
-    noisy = observe(scene(Gaussian(noise_std=0.5)), View(Threat.PUBLIC), PROBE)[1]
+    plain = observe(federation(), View(Threat.SERVER), PROBE)[1]
+    noisy = observe(federation(Gaussian(noise_std=0.5)), View(Threat.PUBLIC), PROBE)[1]
     for left, right in zip(plain.victims, noisy.victims, strict=True):
         assert torch.equal(left.x, right.x)
     images = torch.cat([victim.x for victim in plain.victims])
@@ -110,12 +110,12 @@ def test_victims_are_the_same_for_every_defense_and_belong_to_clients():
 
 
 def test_the_state_of_the_round_is_public():
-    seen, _ = observe(scene(Counting()), View(Threat.PARTICIPANT), Target(round=2))
+    seen, _ = observe(federation(Counting()), View(Threat.PARTICIPANT), Target(round=2))
     assert seen.model.state == 2
 
 
 def test_if_the_channel_adds_the_other_clients_of_a_probe_are_silent_and_a_round_has_one_message():
-    here = scene(Summing())
+    here = federation(Summing())
     seen, truth = observe(here, View(Threat.SERVER), PROBE)
     received = unpack_float32(seen.messages[0].wire, TASK.layout.dim)
     torch.testing.assert_close(received, gradient_of(here, truth.victims[0]), rtol=1e-5, atol=1e-7)
@@ -127,19 +127,22 @@ def test_if_the_channel_adds_the_other_clients_of_a_probe_are_silent_and_a_round
 
 
 def test_labels_are_seen_only_where_granted():
-    seen, truth = observe(scene(), View.parse("server+labels"), PROBE)
+    seen, truth = observe(federation(), View.parse("server+labels"), PROBE)
     assert [sorted(victim.y.tolist()) for victim in truth.victims] == [labels.tolist() for labels in seen.labels]
 
 
 @pytest.mark.parametrize("target", [PROBE, Target(kind="members", count=5)])
 def test_auxiliary_data_of_another_kind_replace_those_of_the_victims_kind(target):
     others = random_examples(7, seed=3)
-    here, view = dataclasses.replace(scene(), auxiliary=others), View.parse("server+labels+auxiliary=fashion_mnist")
+    here, view = (
+        dataclasses.replace(federation(), auxiliary=others),
+        View.parse("server+labels+auxiliary=fashion_mnist"),
+    )
     assert (view.name, view.other) == ("server+labels+auxiliary=fashion_mnist", "fashion_mnist")
     assert observe(here, view, target)[0].auxiliary is others
     assert observe(here, View.parse("server"), target)[0].auxiliary is not others
     with pytest.raises(ValueError, match="no auxiliary data from 'fashion_mnist'"):
-        observe(scene(), view, target)
+        observe(federation(), view, target)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +162,7 @@ def test_a_wrong_grant_of_auxiliary_data_is_refused(text):
     ],
 )
 def test_a_colluding_server_holds_the_others_data_but_nothing_of_the_victims(target, clients, rows):
-    seen, truth = observe(scene(), View(Threat.COLLUDING_SERVER), target)
+    seen, truth = observe(federation(), View(Threat.COLLUDING_SERVER), target)
     assert set(seen.others) == clients
     held = torch.cat([data.x for data in seen.others.values()])
     assert len(held) == rows
@@ -168,7 +171,7 @@ def test_a_colluding_server_holds_the_others_data_but_nothing_of_the_victims(tar
 
 
 def test_members_are_held_by_clients_and_the_others_by_nobody():
-    seen, truth = observe(scene(), View(Threat.PUBLIC), Target(kind="members", count=20))
+    seen, truth = observe(federation(), View(Threat.PUBLIC), Target(kind="members", count=20))
     for images, chosen in ((TRAIN.x[:40], truth.is_member), (TRAIN.x[40:], ~truth.is_member)):
         assert (distances(seen.candidates.x[chosen], images) == 0).all()
     assert truth.is_member.sum() == 20
@@ -178,7 +181,7 @@ def test_members_are_held_by_clients_and_the_others_by_nobody():
 
 def test_members_of_one_clients_data_are_its_records():
     target = Target(kind="members", client=2, count=10, outside=15)
-    seen, truth = observe(scene(), View(Threat.COLLUDING_SERVER), target)
+    seen, truth = observe(federation(), View(Threat.COLLUDING_SERVER), target)
     assert torch.equal(distances(seen.candidates.x, TRAIN.x[CLIENTS[2]]) == 0, truth.is_member)
     assert (int(truth.is_member.sum()), len(truth.is_member)) == (10, 25)
     assert seen.suspect == 2
@@ -186,7 +189,7 @@ def test_members_of_one_clients_data_are_its_records():
 
 
 def test_without_idle_samples_non_members_come_from_the_test_set_as_the_note_states():
-    seen, truth = observe(scene(), View(Threat.PUBLIC), Target(kind="members", count=30))
+    seen, truth = observe(federation(), View(Threat.PUBLIC), Target(kind="members", count=30))
     assert "test set" in truth.note
     assert len(seen.auxiliary.x) == 10
     assert (distances(seen.candidates.x[~truth.is_member], seen.auxiliary.x) > 0).all()
@@ -206,7 +209,7 @@ def test_without_idle_samples_non_members_come_from_the_test_set_as_the_note_sta
 )
 def test_a_target_that_the_scene_lacks_is_refused(target, message):
     with pytest.raises(ValueError, match=message):
-        observe(scene(), View(Threat.SERVER), target)
+        observe(federation(), View(Threat.SERVER), target)
 
 
 def test_a_need_that_is_not_seen_is_named():

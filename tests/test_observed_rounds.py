@@ -15,7 +15,7 @@ from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat, View
 from leakgauge.harness.federation.loop import Keep, train
-from leakgauge.harness.federation.observe import Scene, observe
+from leakgauge.harness.federation.observe import TrainedFederation, observe
 from leakgauge.harness.study.study import resolve
 from leakgauge.harness.study.training import keep_for
 from tests.doubles import Ruled, Summing, random_examples, small_task, study_table
@@ -26,14 +26,14 @@ CLIENTS = {k: np.arange(10 * k, 10 * k + 10) for k in range(4)}
 SERVER = View(Threat.SERVER)
 
 
-def scene(defense, **federation):
+def federation(defense, **federation):
     spec = FederationSpec(**{"clients": 4, "rounds": 4, "batch": 4, "algorithm": "fedsgd", **federation})
     holdings = {k: Examples(TRAIN.x[rows], TRAIN.y[rows]) for k, rows in CLIENTS.items()}
     every = frozenset(range(4))
     training = train(
         TASK, spec, defense, holdings, TEST, Key(0).child("training"), engine="loop", keep=Keep(every, every)
     )
-    return Scene(TASK, spec, defense, training, TRAIN, TEST, CLIENTS, "loop", Key(0))
+    return TrainedFederation(TASK, spec, defense, training, TRAIN, TEST, CLIENTS, "loop", Key(0))
 
 
 def gradient(params, x, y):
@@ -42,7 +42,7 @@ def gradient(params, x, y):
 
 
 def test_the_same_images_are_sent_from_the_model_of_each_round():
-    here = scene(Gaussian(clip=1e3, noise_std=1e-7))
+    here = federation(Gaussian(clip=1e3, noise_std=1e-7))
     seen, truth = observe(here, SERVER, Target(round=1, count=2, rounds=3))
     assert [observed.model.round for observed in seen.observed_rounds] == [1, 2, 3]
     for observed in seen.observed_rounds:
@@ -55,14 +55,14 @@ def test_the_same_images_are_sent_from_the_model_of_each_round():
 
 
 def test_the_first_of_several_rounds_is_what_one_round_shows():
-    here = scene(Gaussian(noise_std=0.1))
+    here = federation(Gaussian(noise_std=0.1))
     one, three = (observe(here, SERVER, Target(round=1, count=2, rounds=n))[0] for n in (1, 3))
     assert one.messages == three.messages
     assert one.later == ()
 
 
 def test_a_victims_memory_carries_over_to_the_next_round():
-    here = scene(TopK(fraction=0.05, feedback=True))
+    here = federation(TopK(fraction=0.05, feedback=True))
     first, second = observe(here, SERVER, Target(round=0, count=1, rounds=2))[0].observed_rounds
     fresh = observe(here, SERVER, Target(round=1, count=1))[0].observed_rounds[0]
     assert second.messages[0].wire != fresh.messages[0].wire
@@ -73,7 +73,7 @@ def test_a_victims_memory_carries_over_to_the_next_round():
     ("threat", "rounds"), [(Threat.SERVER, 2), (Threat.EAVESDROPPER, 2), (Threat.PARTICIPANT, 0), (Threat.PUBLIC, 0)]
 )
 def test_only_adversaries_who_see_messages_see_later_rounds(threat, rounds):
-    seen, _ = observe(scene(Gaussian(noise_std=0.1)), View(threat), Target(round=0, count=2, rounds=3))
+    seen, _ = observe(federation(Gaussian(noise_std=0.1)), View(threat), Target(round=0, count=2, rounds=3))
     assert len(seen.later) == rounds
     shared = {message.shared is not None for observed in seen.later for message in observed.messages}
     assert shared <= {threat is Threat.SERVER}
@@ -81,22 +81,22 @@ def test_only_adversaries_who_see_messages_see_later_rounds(threat, rounds):
 
 def test_real_messages_of_several_rounds_need_the_same_samples_in_each():
     target = Target(kind="messages", round=0, count=2, rounds=3)
-    seen, truth = observe(scene(Gaussian(noise_std=0.1), batch=0), SERVER, target)
+    seen, truth = observe(federation(Gaussian(noise_std=0.1), batch=0), SERVER, target)
     assert [len(observed.messages) for observed in seen.observed_rounds] == [2, 2, 2]
     assert [len(victim.y) for victim in truth.victims] == [10, 10]
     with pytest.raises(ValueError, match="the same samples behind a client's messages of several rounds"):
-        observe(scene(Gaussian(noise_std=0.1)), SERVER, target)
+        observe(federation(Gaussian(noise_std=0.1)), SERVER, target)
 
 
 def test_a_round_after_the_defense_has_stopped_is_refused():
-    here = scene(Ruled(rounds=2))
+    here = federation(Ruled(rounds=2))
     assert observe(here, SERVER, Target(round=1, count=1))[0].model.round == 1
     with pytest.raises(ValueError, match="there is no round 2: the training ended after 2 rounds"):
         observe(here, SERVER, Target(round=1, count=1, rounds=2))
 
 
 def test_a_sum_holds_the_images_of_all_its_users():
-    here = scene(Summing())
+    here = federation(Summing())
     seen, truth = observe(here, SERVER, Target(round=1, count=2, users=3, batch=2))
     params = here.training.models[1]
     assert [len(victim.y) for victim in truth.victims] == [6, 6]
@@ -109,19 +109,19 @@ def test_a_sum_holds_the_images_of_all_its_users():
 
 def test_without_a_sum_the_same_users_are_single_victims():
     target = Target(round=1, count=2, users=3)
-    summed, alone = (observe(scene(d), SERVER, target) for d in (Summing(), Gaussian(noise_std=0.1)))
+    summed, alone = (observe(federation(d), SERVER, target) for d in (Summing(), Gaussian(noise_std=0.1)))
     assert [message.users for message in alone[0].messages] == [1] * 6
     assert torch.equal(torch.cat([v.x for v in summed[1].victims]), torch.cat([v.x for v in alone[1].victims]))
 
 
 def test_more_users_than_participants_are_refused():
     with pytest.raises(ValueError, match="expected users <= 4 participants, got 5"):
-        observe(scene(Summing()), SERVER, Target(round=1, count=1, users=5))
+        observe(federation(Summing()), SERVER, Target(round=1, count=1, users=5))
 
 
 @pytest.mark.matrix
 def test_all_users_of_a_noisy_sum_are_reconstructed_together():
-    here = scene(OTA(epsilon=1e5, clip=50.0, power=1e9))
+    here = federation(OTA(epsilon=1e5, clip=50.0, power=1e9))
     target = Target(round=0, count=1, users=2)
     seen, truth = observe(here, View.parse("server+labels"), target)
     (guess,) = MAP(prior="tv", tv=0.0, evaluations=300, labels="given").run(seen, Key(1)).guesses

@@ -17,7 +17,7 @@ from leakgauge.harness.core.contract import Examples, Link
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat, View
 from leakgauge.harness.federation.loop import Keep, train
-from leakgauge.harness.federation.observe import Scene, observe
+from leakgauge.harness.federation.observe import TrainedFederation, observe
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
 from tests.doubles import random_examples, small_task
@@ -60,12 +60,12 @@ def test_a_channel_without_noise_trains_as_no_defense_does(kind):
     torch.testing.assert_close(clear.final, plain.final, rtol=0, atol=1e-5)
 
 
-def scene(defense):
+def federation(defense):
     train_set = random_examples(60, seed=1)
     rows = {k: np.arange(10 * k, 10 * k + 10) for k in range(4)}
     holdings = {k: Examples(train_set.x[own], train_set.y[own]) for k, own in rows.items()}
     training = train(TASK, SPEC, defense, holdings, TEST, Key(0), engine="loop", keep=KEEP)
-    return Scene(TASK, SPEC, defense, training, train_set, TEST, rows, "loop", Key(0))
+    return TrainedFederation(TASK, SPEC, defense, training, train_set, TEST, rows, "loop", Key(0))
 
 
 def clipped_gradients(defense, here, truth):
@@ -78,7 +78,7 @@ def clipped_gradients(defense, here, truth):
 def test_a_probe_is_one_wire_that_holds_the_victim_and_everybodys_noise():
     # more victims than clients; 16,668 squares detect a variance off by 12 % (a scale by 6 %) as 11 standard errors
     defense = OTA(clip=0.5, **FIRST)
-    here = scene(defense)
+    here = federation(defense)
     seen, truth = observe(here, View(Threat.SERVER), Target(round=1, count=6, batch=2))
     assert len(seen.messages) == 6
     assert {len(message.wire) for message in seen.messages} == {8 * TASK.layout.dim}
@@ -91,7 +91,7 @@ def test_a_probe_is_one_wire_that_holds_the_victim_and_everybodys_noise():
 
 
 def test_the_message_of_a_round_is_the_sum_of_all_clients_who_are_one_victim():
-    here = scene(OTA(clip=0.5, **FIRST))
+    here = federation(OTA(clip=0.5, **FIRST))
     seen, truth = observe(here, View(Threat.SERVER), Target(kind="messages", round=1, count=1))
     assert seen.messages == here.training.messages[1]
     assert [message.users for message in seen.messages] == [4]
@@ -110,7 +110,7 @@ def test_the_message_of_a_round_is_the_sum_of_all_clients_who_are_one_victim():
 
 def test_a_probe_of_the_baseline_is_heard_alone():
     defense = OTAOrthogonal(epsilon=1e9, noise_variance=0.0)
-    here = scene(defense)
+    here = federation(defense)
     seen, truth = observe(here, View(Threat.SERVER), Target(round=1, count=6, batch=2))
     for message, own in zip(seen.messages, clipped_gradients(defense, here, truth), strict=True):
         found = defense.estimate(seen.model.state, message.wire, Link(seen.setting, message.sender, None))

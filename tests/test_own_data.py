@@ -29,7 +29,7 @@ from leakgauge.harness.federation.registry import defaults
 from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.learn.models import build, names, scaled
 from leakgauge.harness.learn.tasks import ModelTask
-from leakgauge.harness.study.prepare import attack_key, prepare, scene_of
+from leakgauge.harness.study.prepare import attack_key, prepare, trained_federation
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import resolve
 from tests.data_files import one_line, pixels
@@ -599,9 +599,9 @@ def test_the_number_of_a_regression_is_found_by_analytic_and_dlg_and_the_floor_g
     record = train(
         ready.task, spec.federation, ready.defense, ready.holdings, ready.test, key, engine="loop", keep=keep
     )
-    scene = scene_of(spec, ready, record, "loop")
+    federation = trained_federation(spec, ready, record, "loop")
     for cell in study.cells:
-        seen, truth = observe(scene, View.parse(cell.threat), cell.target)
+        seen, truth = observe(federation, View.parse(cell.threat), cell.target)
         made = registry.build_attack(cell.attack).run(seen, attack_key(0, cell.attack, cell.target))
         got, true = (torch.cat([one.y for one in many]) for many in (made.guesses, truth.victims))
         if cell.attack.name == "prior":

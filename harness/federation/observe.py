@@ -36,7 +36,7 @@ class _Sent(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Scene:
+class TrainedFederation:
     """A finished training with its data: the source of every adversary's view.
 
     Attributes:
@@ -97,112 +97,114 @@ class Truth:
         return (pool[torch.from_numpy(rows)] for rows in self.lineups)
 
 
-def observe(scene: Scene, view: View, target: Target) -> tuple[Observation, Truth]:
-    """What the adversary `view` sees of the scene at `target`, and the truth.
+def observe(federation: TrainedFederation, view: View, target: Target) -> tuple[Observation, Truth]:
+    """What the adversary `view` sees of the trained federation at `target`, and the truth.
 
     This is the only place that builds an observation: a field that `view.sees` does not name stays None.
 
     Raises:
-        ValueError: the scene lacks something that the target needs; the error names it.
+        ValueError: the trained federation lacks something that the target needs; the error names it.
     """
     if target.kind == "members":
-        return _members(scene, view, target)
-    sent = _probes(scene, view, target) if target.kind == "probe" else _real_messages(scene, view, target)
+        return _members(federation, view, target)
+    sent = _probes(federation, view, target) if target.kind == "probe" else _real_messages(federation, view, target)
     seen = dataclasses.replace(
-        _with_rounds(_base(scene, view), sent.observed_rounds),
-        auxiliary=_auxiliary(scene, view, scene.test),
-        others=_others(scene, sent.rows, sent.senders) if "others" in view.sees else None,
+        _with_rounds(_base(federation, view), sent.observed_rounds),
+        auxiliary=_auxiliary(federation, view, federation.test),
+        others=_others(federation, sent.rows, sent.senders) if "others" in view.sees else None,
         labels=tuple(victim.y.sort().values for victim in sent.victims) if "labels" in view.sees else None,
     )
-    return seen, Truth(sent.victims, pool=scene.train.x, lineups=_lineups(scene, sent))
+    return seen, Truth(sent.victims, pool=federation.train.x, lineups=_lineups(federation, sent))
 
 
-def _members(scene: Scene, view: View, target: Target) -> tuple[Observation, Truth]:
+def _members(federation: TrainedFederation, view: View, target: Target) -> tuple[Observation, Truth]:
     """Members and non-members; non-members are samples that no client holds, or test samples if these are too few."""
-    used = np.sort(np.concatenate(list(scene.clients.values())))
-    idle = np.setdiff1d(np.arange(len(scene.train.y)), used)
-    key = scene.key.child("candidates")
+    used = np.sort(np.concatenate(list(federation.clients.values())))
+    idle = np.setdiff1d(np.arange(len(federation.train.y)), used)
+    key = federation.key.child("candidates")
     inside, outside = target.count, target.outside or target.count
     if target.client is not None:
-        if target.client not in scene.clients:
-            raise ValueError(f"there is no client {target.client}: expected less than {len(scene.clients)}")
-        used, key = np.sort(scene.clients[target.client]), key.child("client", target.client)
+        if target.client not in federation.clients:
+            raise ValueError(f"there is no client {target.client}: expected less than {len(federation.clients)}")
+        used, key = np.sort(federation.clients[target.client]), key.child("client", target.client)
     if inside > len(used):
         raise ValueError(f"expected at most {len(used)} members, got count={inside}")
     rows = used[rng.subset(key.child("members"), len(used), inside)]
-    members, test_rows = scene.rows(rows), np.empty(0, np.int64)
+    members, test_rows = federation.rows(rows), np.empty(0, np.int64)
     note = "non-members are training samples that no client holds"
     if len(idle) >= outside:
-        others = scene.rows(idle[rng.subset(key.child("others"), len(idle), outside)])
-    elif outside < len(scene.test.y):
+        others = federation.rows(idle[rng.subset(key.child("others"), len(idle), outside)])
+    elif outside < len(federation.test.y):
         note = "non-members come from the test set: part of the difference may lie between the two sets"
-        test_rows = rng.subset(key.child("others"), len(scene.test.y), outside)
-        others = Examples(scene.test.x[test_rows], scene.test.y[test_rows])
+        test_rows = rng.subset(key.child("others"), len(federation.test.y), outside)
+        others = Examples(federation.test.x[test_rows], federation.test.y[test_rows])
     else:
         raise ValueError(
-            f"expected fewer than {len(scene.test.y)} non-members (there are too few idle training samples, and the "
-            f"attacker's own data come from the test set too), got {outside}"
+            f"expected fewer than {len(federation.test.y)} non-members (there are too few idle training samples, and "
+            f"the attacker's own data come from the test set too), got {outside}"
         )
     order = torch.from_numpy(rng.permutation(key.child("order"), inside + outside))
     x, y = torch.cat([members.x, others.x])[order], torch.cat([members.y, others.y])[order]
-    free = np.setdiff1d(np.arange(len(scene.test.y)), test_rows)
-    traffic = [_observed(scene, number, scene.training.messages.get(number, ()), view) for number in target.looks_at]
+    free = np.setdiff1d(np.arange(len(federation.test.y)), test_rows)
+    traffic = [
+        _observed(federation, number, federation.training.messages.get(number, ()), view) for number in target.looks_at
+    ]
     seen = dataclasses.replace(
-        _with_rounds(_base(scene, view), tuple(traffic)),
+        _with_rounds(_base(federation, view), tuple(traffic)),
         candidates=Examples(x, y) if "candidates" in view.sees else None,
         suspect=target.client,
-        auxiliary=_auxiliary(scene, view, Examples(scene.test.x[free], scene.test.y[free])),
-        others=_others(scene, rows, {target.client}) if "others" in view.sees else None,
+        auxiliary=_auxiliary(federation, view, Examples(federation.test.x[free], federation.test.y[free])),
+        others=_others(federation, rows, {target.client}) if "others" in view.sees else None,
     )
-    uniform = target.client is None or scene.spec.partition in ("iid", "unbalanced")
+    uniform = target.client is None or federation.spec.partition in ("iid", "unbalanced")
     is_member = (torch.arange(inside + outside) < inside)[order]
     return seen, Truth(is_member=is_member, note=note, alike=uniform and not len(test_rows))
 
 
-def _auxiliary(scene: Scene, view: View, alike: Examples) -> Examples | None:
+def _auxiliary(federation: TrainedFederation, view: View, alike: Examples) -> Examples | None:
     """The adversary's auxiliary data: `alike`, of the victims' kind, unless the view names other data."""
     if "auxiliary" not in view.sees:
         return None
-    if view.other and scene.auxiliary is None:
-        raise ValueError(f"the scene has no auxiliary data from {view.other!r}")
-    return scene.auxiliary if view.other else alike
+    if view.other and federation.auxiliary is None:
+        raise ValueError(f"the trained federation has no auxiliary data from {view.other!r}")
+    return federation.auxiliary if view.other else alike
 
 
-def _base(scene: Scene, view: View) -> Observation:
-    training, sees = scene.training, view.sees
+def _base(federation: TrainedFederation, view: View) -> Observation:
+    training, sees = federation.training, view.sees
     return Observation(
         view=view,
         setting=training.setting,
-        task=scene.task,
-        defense=_defense(scene, view),
-        lr=scene.spec.lr,
-        models=tuple(_snapshot(scene, t) for t in sorted(training.models)) if "models" in sees else None,
+        task=federation.task,
+        defense=_defense(federation, view),
+        lr=federation.spec.lr,
+        models=tuple(_snapshot(federation, t) for t in sorted(training.models)) if "models" in sees else None,
         final=training.final if "final" in sees else None,
     )
 
 
-def _defense(scene: Scene, view: View) -> Defense[Any, Any]:
+def _defense(federation: TrainedFederation, view: View) -> Defense[Any, Any]:
     """The defense as the adversary sees it."""
-    return aggregated(scene.defense) if "sums" in view.sees else scene.defense
+    return aggregated(federation.defense) if "sums" in view.sees else federation.defense
 
 
-def before_rounds(scene: Scene, view: View, target: Target) -> Observation:
+def before_rounds(federation: TrainedFederation, view: View, target: Target) -> Observation:
     """What a malicious server knows before the attacked rounds: no message and no model; the loop adds the model.
 
     Args:
         scene: its training may not have started yet.
     """
     if target.kind == "members":
-        seen, _ = observe(scene, view, dataclasses.replace(target, round=None, rounds=1))
+        seen, _ = observe(federation, view, dataclasses.replace(target, round=None, rounds=1))
     else:
-        seen = dataclasses.replace(_base(scene, view), auxiliary=scene.test)
+        seen = dataclasses.replace(_base(federation, view), auxiliary=federation.test)
     return dataclasses.replace(seen, models=None, final=None)
 
 
-def _lineups(scene: Scene, sent: _Sent) -> tuple[Indices, ...]:
+def _lineups(federation: TrainedFederation, sent: _Sent) -> tuple[Indices, ...]:
     """`Truth.lineups`: drawn like the victims from the same data, so a blind guess is right once in `IN_LINEUP`."""
-    others = np.setdiff1d(np.arange(len(scene.train.y)), sent.rows)
-    count, key, made = min(IN_LINEUP - 1, len(others)), scene.key.child("lineups"), 0
+    others = np.setdiff1d(np.arange(len(federation.train.y)), sent.rows)
+    count, key, made = min(IN_LINEUP - 1, len(others)), federation.key.child("lineups"), 0
     lineups = []
     for victim in sent.victims if count else ():
         numbers = range(made, made := made + len(victim.y))
@@ -228,64 +230,74 @@ def _with_rounds(seen: Observation, observed_rounds: tuple[ObservedRound, ...]) 
     )
 
 
-def _observed(scene: Scene, number: int, messages: Sequence[Message], view: View) -> ObservedRound:
+def _observed(federation: TrainedFederation, number: int, messages: Sequence[Message], view: View) -> ObservedRound:
     """These messages of one round as the adversary sees them, with the round's model and learning rate."""
-    model = _snapshot(scene, number)
+    model = _snapshot(federation, number)
     if "sums" in view.sees:
-        messages = summed(Round(scene.defense, scene.training.setting, model.state, number), messages)
-    return ObservedRound(tuple(messages), model, scene.training.learning_rates[number])
+        messages = summed(Round(federation.defense, federation.training.setting, model.state, number), messages)
+    return ObservedRound(tuple(messages), model, federation.training.learning_rates[number])
 
 
-def _snapshot(scene: Scene, number: int) -> Snapshot:
+def _snapshot(federation: TrainedFederation, number: int) -> Snapshot:
     """The model and the defense's state before round `number`."""
-    training = scene.training
+    training = federation.training
     trained = len(training.feedback)
     if number >= trained:
         raise ValueError(f"there is no round {number}: the training ended after {trained} rounds")
     if number not in training.models:
         raise ValueError(f"the model of round {number} was not kept; kept: {sorted(training.models)}")
-    state = replay_state(scene.defense, training.setting, training.feedback[:number])
+    state = replay_state(federation.defense, training.setting, training.feedback[:number])
     return Snapshot(number, training.models[number], state)
 
 
-def _probes(scene: Scene, view: View, target: Target) -> _Sent:
+def _probes(federation: TrainedFederation, view: View, target: Target) -> _Sent:
     """Victims with images of the clients, encoded like real messages; the images depend only on the study's seed."""
-    used = np.sort(np.concatenate(list(scene.clients.values())))
+    used = np.sort(np.concatenate(list(federation.clients.values())))
     if target.images > len(used):
         raise ValueError(
             f"expected at most {len(used)} images, got {target.count} x {target.users} victims x {target.batch}"
         )
-    rows = used[rng.permutation(scene.key.child("victims"), len(used))[: target.images]]
-    defense = _defense(scene, view)
+    rows = used[rng.permutation(federation.key.child("victims"), len(used))[: target.images]]
+    defense = _defense(federation, view)
     together = target.users if defense.superposes else 1
-    if together > scene.training.setting.participants:
-        raise ValueError(f"expected users <= {scene.training.setting.participants} participants, got {together}")
-    data, observed_rounds = [scene.rows(part) for part in rows.reshape(-1, target.batch)], list[ObservedRound]()
-    memories = [scene.defense.remember(scene.training.setting) for _ in data]
+    if together > federation.training.setting.participants:
+        raise ValueError(f"expected users <= {federation.training.setting.participants} participants, got {together}")
+    data, observed_rounds = [federation.rows(part) for part in rows.reshape(-1, target.batch)], list[ObservedRound]()
+    memories = [federation.defense.remember(federation.training.setting) for _ in data]
     for number in target.looks_at:
-        observed, memories = _probed(scene, defense, data, memories, number, together)
+        observed, memories = _probed(federation, defense, data, memories, number, together)
         observed_rounds.append(observed)
     groups = rows.reshape(-1, together * target.batch)
-    return _Sent(tuple(observed_rounds), tuple(scene.rows(part) for part in groups), rows)
+    return _Sent(tuple(observed_rounds), tuple(federation.rows(part) for part in groups), rows)
 
 
 def _probed(
-    scene: Scene, defense: Defense[Any, Any], data: Sequence[Examples], memories: list[Any], number: int, together: int
+    federation: TrainedFederation,
+    defense: Defense[Any, Any],
+    data: Sequence[Examples],
+    memories: list[Any],
+    number: int,
+    together: int,
 ) -> tuple[ObservedRound, list[Any]]:
     """The messages of one round from clients with these data, and the clients' memories after it.
 
     The clients send the same images in every round and keep their memory, like a real client. If only sums of messages
     arrive, groups of `together` clients send at once.
     """
-    setting, model = scene.training.setting, _snapshot(scene, number)
-    lr = scene.training.learning_rates[number]
-    plan = make_plan(scene.spec, lr, scene.defense.local, scene.defense.step_noise(setting))
+    setting, model = federation.training.setting, _snapshot(federation, number)
+    lr = federation.training.learning_rates[number]
+    plan = make_plan(federation.spec, lr, federation.defense.local, federation.defense.step_noise(setting))
     if plan.gradient:
         plan = dataclasses.replace(plan, batch=0, poisson=False)
-    round_, key, clients, steps = Round(defense, setting, model.state, number), scene.key.child("probe", number), [], []
+    round_, key, clients, steps = (
+        Round(defense, setting, model.state, number),
+        federation.key.child("probe", number),
+        [],
+        [],
+    )
     for k, (examples, memory) in enumerate(zip(data, memories, strict=True)):
         work = Work(examples, key.child(k, "train"))
-        trained = train_clients(scene.task, model.params, [work], plan, scene.engine)
+        trained = train_clients(federation.task, model.params, [work], plan, federation.engine)
         clients.append(Client.of(Sender(k, len(examples.y)), trained.updates[0], memory, key.child(k)))
         steps.append(len(trained.batches[0]))
     messages, after = list[Message](), list[Any]()
@@ -299,17 +311,17 @@ def _probed(
     return ObservedRound(tuple(messages), model, lr), after
 
 
-def _real_messages(scene: Scene, view: View, target: Target) -> _Sent:
+def _real_messages(federation: TrainedFederation, view: View, target: Target) -> _Sent:
     """The first `count` senders of the first attacked round: their messages in all attacked rounds, and their data.
 
     If only the sum of all messages arrives, its senders are one victim.
     """
-    training, observed_rounds, sums = scene.training, list[ObservedRound](), _defense(scene, view).superposes
+    training, observed_rounds, sums = federation.training, list[ObservedRound](), _defense(federation, view).superposes
     chosen: dict[int, Indices] = {}
     for number in target.looks_at:
         if not training.messages.get(number):
             raise ValueError(f"no message of round {number} reached the receiver, or it was not kept")
-        observed, truth = _observed(scene, number, training.messages[number], view), training.truth[number]
+        observed, truth = _observed(federation, number, training.messages[number], view), training.truth[number]
         if not chosen:
             known = [message for message in observed.messages if sums or message.sender.number in truth]
             chosen = _behind(known[0], truth) if sums else {k: truth[k] for k in _senders(*known[: target.count])}
@@ -322,9 +334,9 @@ def _real_messages(scene: Scene, view: View, target: Target) -> _Sent:
         if any(set(rows) != set(truth.get(client, ())) for client, rows in chosen.items()):
             raise ValueError("expected the same samples behind a client's messages of several rounds: needs batch = 0")
         observed_rounds.append(observed._replace(messages=messages))
-    rows = [scene.clients[client][used] for client, used in chosen.items()]
+    rows = [federation.clients[client][used] for client, used in chosen.items()]
     victims = [np.concatenate(rows)] if sums else rows
-    return _Sent(tuple(observed_rounds), tuple(map(scene.rows, victims)), np.concatenate(rows), frozenset(chosen))
+    return _Sent(tuple(observed_rounds), tuple(map(federation.rows, victims)), np.concatenate(rows), frozenset(chosen))
 
 
 def _senders(*messages: Message) -> list[int]:
@@ -343,8 +355,10 @@ def _behind(message: Message, truth: Mapping[int, Indices]) -> dict[int, Indices
     return {number: truth[number] for number in senders}
 
 
-def _others(scene: Scene, taken: Indices, senders: Collection[int | None]) -> dict[int, Examples]:
+def _others(federation: TrainedFederation, taken: Indices, senders: Collection[int | None]) -> dict[int, Examples]:
     """The data of all clients except `senders`, without the rows `taken`."""
     return {
-        number: scene.rows(np.setdiff1d(rows, taken)) for number, rows in scene.clients.items() if number not in senders
+        number: federation.rows(np.setdiff1d(rows, taken))
+        for number, rows in federation.clients.items()
+        if number not in senders
     }

@@ -23,7 +23,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import GRANTS, SEES, Threat, View
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.loop import Keep
-from leakgauge.harness.federation.observe import Scene, Truth, observe
+from leakgauge.harness.federation.observe import TrainedFederation, Truth, observe
 from leakgauge.harness.own.findings import Fault, Skip, told
 from leakgauge.harness.own.generators import check_repeats, plain, watched
 from leakgauge.harness.own.parts import Part, built
@@ -76,7 +76,7 @@ class AttackUnderTest:
         return [view for view in views if needs <= view.sees | ({"messages"} if view.messages else set())]
 
     @functools.cached_property
-    def scene(self) -> Scene:
+    def federation(self) -> TrainedFederation:
         """A training on digits without a defense; if the attack broadcasts, the server is malicious."""
         spec = TrainingSpec(TaskSpec("digits", "mlp-small"), FederationSpec(**CLIENTS), PartSpec("none"), seed=0)
         if "broadcast" in self.attack.needs:
@@ -86,11 +86,11 @@ class AttackUnderTest:
         with tempfile.TemporaryDirectory() as folder:
             place = Place(Path(folder), Path())
             run_training(spec, Keep(frozenset({0}), frozenset({0})), place)
-            return StoredTraining.of(spec, place).scene
+            return StoredTraining.of(spec, place).federation
 
     def look(self, view: View, **changes: Any) -> tuple[Observation, Truth]:
         """What an adversary sees, and the truth; `changes` are changed fields of the target."""
-        return observe(self.scene, view, dataclasses.replace(self.target, **changes))
+        return observe(self.federation, view, dataclasses.replace(self.target, **changes))
 
 
 def check_needs(tested: AttackUnderTest) -> str:

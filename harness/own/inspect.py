@@ -21,7 +21,7 @@ from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.threads import one_thread
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.federation import registry
-from leakgauge.harness.federation.observe import Scene, observe
+from leakgauge.harness.federation.observe import TrainedFederation, observe
 from leakgauge.harness.federation.recording import Recording, spec_of
 from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.study.cost import span
@@ -217,17 +217,17 @@ def _trial(study: Study, root: Path) -> Iterator[_Trial]:
     with one_thread(), TemporaryDirectory() as folder:
         place, (spec, *_) = Place(Path(folder), root), study.trainings
         run_training(spec, keep_for(study.cells), place)
-        yield _Trial(study, StoredTraining.of(spec, place).scene)
+        yield _Trial(study, StoredTraining.of(spec, place).federation)
 
 
 class _Trial:
     """Runs attacks on the first two victims of a study's first cell, by its first adversary."""
 
-    def __init__(self, study: Study, scene: Scene) -> None:
+    def __init__(self, study: Study, federation: TrainedFederation) -> None:
         self.cell, self.threats = study.cells[0], len({cell.threat for cell in study.cells})
         self.count = min(2, self.cell.target.count)  # several victims share evaluations, at another price
         target = dataclasses.replace(self.cell.target, count=self.count)
-        self.seen, self.truth = observe(scene, View.parse(self.cell.threat), target)
+        self.seen, self.truth = observe(federation, View.parse(self.cell.threat), target)
         self.target, self.since = target, time.perf_counter()
         self.spent = self.took = 0.0
 

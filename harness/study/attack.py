@@ -21,7 +21,7 @@ from leakgauge.harness.core.stored import fingerprint, to_data
 from leakgauge.harness.core.table import Column
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.federation import registry
-from leakgauge.harness.federation.observe import Scene, Truth
+from leakgauge.harness.federation.observe import TrainedFederation, Truth
 from leakgauge.harness.study.environment import code_behind, environment, shipped
 from leakgauge.harness.study.flags import cell_flags, notice_flag, promise_flags
 from leakgauge.harness.study.jobs import Place, groups, named, victims_of
@@ -57,7 +57,7 @@ def run_attack(cell: Cell, place: Place, parts: Sequence[str] = (), beside: Sequ
     """
     start, store = time.perf_counter(), place.store
     stored = StoredTraining.of(cell.training, place)
-    scene, attack = stored.scene, registry.build_attack(cell.attack)
+    federation, attack = stored.federation, registry.build_attack(cell.attack)
     code = code_behind(store, cell.training, cell.attack, cell.threat)
     observation, truth = observe_stored(stored, cell.threat, cell.target, place.device)
 
@@ -67,8 +67,10 @@ def run_attack(cell: Cell, place: Place, parts: Sequence[str] = (), beside: Sequ
     answer = _search(cell, observation, known) if batch is None else batch.result
 
     bounds = bounds_of(cell, place, parts) if cell.limit and isinstance(answer, Reconstruction) else None
-    estimates, arrays = scored(answer, truth, bounds, scene.task.columns)
-    flags = cell_flags(attack, scene.defense, cell.target, answer, truth, estimates, bounds.limits if bounds else "")
+    estimates, arrays = scored(answer, truth, bounds, federation.task.columns)
+    flags = cell_flags(
+        attack, federation.defense, cell.target, answer, truth, estimates, bounds.limits if bounds else ""
+    )
     if not attack.floor and not isinstance(answer, Labels):
         rounds, alone = tuple(cell.target.looks_at if observation.messages else ()), cell.target.kind == "probe"
         promise = _promised(stored, rounds, observation.view.threat, alone)
@@ -76,7 +78,7 @@ def run_attack(cell: Cell, place: Place, parts: Sequence[str] = (), beside: Sequ
         flags = (*(promise_flags(shown, promise) if promise else ()), *flags)
         estimates += shown
     if cell.training.malice is not None:
-        noticed = _noticed(scene, cell.target)
+        noticed = _noticed(federation, cell.target)
         estimates, flags = (*estimates, noticed), (*flags, notice_flag(noticed))
 
     content = {
@@ -85,7 +87,7 @@ def run_attack(cell: Cell, place: Place, parts: Sequence[str] = (), beside: Sequ
         "flags": [to_data(flag) for flag in flags],
         "arrays": arrays_digest(arrays),
     }
-    execution = Execution(place.device, torch.get_num_threads(), scene.engine)
+    execution = Execution(place.device, torch.get_num_threads(), federation.engine)
     result = Result(cell, execution, environment(), estimates, flags, fingerprint(content, 64))
     spent = sum(store.seconds(store.part(name)) or 0.0 for name in searched)
     spent += 0.0 if batch is None else batch.elsewhere
@@ -183,14 +185,16 @@ def scored(
 @functools.lru_cache(maxsize=64)
 def _promised(stored: StoredTraining, rounds: tuple[int, ...], threat: Threat, alone: bool) -> Promised | None:
     """The defense's promise for these rounds, cached for the next attacks, because accounting may take seconds."""
-    return promised(claimed(stored.scene, rounds), threat, alone=alone)
+    return promised(claimed(stored.federation, rounds), threat, alone=alone)
 
 
-def _noticed(scene: Scene, target: Target) -> Estimate:
+def _noticed(federation: TrainedFederation, target: Target) -> Estimate:
     """How many of the first eight clients notice the parameters of the first attacked round, with their own data."""
-    params, key = scene.training.models[target.looks_at[0]], scene.key.child("notice")
-    numbers = sorted(scene.clients)[:_ASKED]
-    noticed = [suspicious(scene.task, params, scene.rows(scene.clients[k]), key.child(k)) for k in numbers]
+    params, key = federation.training.models[target.looks_at[0]], federation.key.child("notice")
+    numbers = sorted(federation.clients)[:_ASKED]
+    noticed = [
+        suspicious(federation.task, params, federation.rows(federation.clients[k]), key.child(k)) for k in numbers
+    ]
     tests = ", ".join(sorted({name for names in noticed for name in names}))
     return dataclasses.replace(of_items("detectable", [float(bool(names)) for names in noticed]), note=tests)
 

@@ -43,7 +43,7 @@ from leakgauge.harness.federation.round import Exchange
 from leakgauge.harness.federation.small import Federation
 from leakgauge.harness.learn.batch import Work, train_clients
 from leakgauge.harness.study.attack import scored
-from leakgauge.harness.study.prepare import Prepared, attack_key, prepare, scene_of, seen_by
+from leakgauge.harness.study.prepare import Prepared, attack_key, prepare, seen_by, trained_federation
 from leakgauge.harness.study.training import broadcasts, keep_for
 
 _KEY = Key(0).child("gate")
@@ -241,14 +241,14 @@ def _of_training(spec: TrainingSpec, cells: Sequence[Cell], ready: Prepared, roo
         yield Fingerprint(
             "training", spec.defense.key, "", _case(spec), numbers=_sketch(trained.final[None]) + measured
         )
-    scene = scene_of(small, ready, trained, "double")
+    federation = trained_federation(small, ready, trained, "double")
     for cell, own, case in zip(asked, cells, cases, strict=True):
         try:
             view = View.parse(cell.threat)
-            seen, truth = observe(seen_by(scene, view, root), view, cell.target)
+            seen, truth = observe(seen_by(federation, view, root), view, cell.target)
             attack, key = registry.build_attack(cell.attack), attack_key(spec.seed, cell.attack, cell.target)
             result = attack.run(seen, key) if own.target.kind == "members" else _searched(attack, seen, key)
-            estimates, _ = scored(result, truth, None, scene.task.columns)
+            estimates, _ = scored(result, truth, None, federation.task.columns)
         except ValueError as error:
             yield Fingerprint("attack", spec.defense.key, own.attack.key, case, fingerprint(str(error)))
             continue

@@ -14,7 +14,7 @@ from leakgauge.harness.audit.limit import Limit, NoLimit, limits
 from leakgauge.harness.core.cell import Cell, Target
 from leakgauge.harness.core.contract import Observation
 from leakgauge.harness.core.stored import canonical, to_data
-from leakgauge.harness.federation.observe import Scene, Truth
+from leakgauge.harness.federation.observe import TrainedFederation, Truth
 from leakgauge.harness.learn.prior import GaussianPrior, gaussian_prior
 from leakgauge.harness.study.environment import code_behind
 from leakgauge.harness.study.jobs import Place, limit_id, named, victims_of
@@ -34,7 +34,7 @@ def run_limit(cell: Cell, victims: range, place: Place) -> None:
     start = time.perf_counter()
     stored = StoredTraining.of(cell.training, place)
     observation, truth = observe_stored(stored, cell.threat, cell.target, place.device)
-    arrays = of_limits(_limits(stored.scene, observation, truth, cell.target, victims))
+    arrays = of_limits(_limits(stored.federation, observation, truth, cell.target, victims))
     code = code_behind(place.store, cell.training, None, cell.threat)
     place.store.write_part(named(limit_id(cell), victims), arrays, time.perf_counter() - start, code)
 
@@ -58,12 +58,12 @@ def _bounds(
     """`bounds_of`, cached for the next attacks on the same messages."""
     observation, truth = observe_stored(stored, threat, target, device)
     among = 1 + truth.rivals
-    claim = claimed(stored.scene, target.looks_at) if observation.messages and among > 1 else None
+    claim = claimed(stored.federation, target.looks_at) if observation.messages and among > 1 else None
     proved = proved_identification(claim, observation.view.threat, among) if claim else None
     known = [(name, stored.store.read_part(name, code)) for name in parts]
     whole = [(victims_of(name), arrays) for name, arrays in known if arrays is not None]
     if not parts or len(whole) < len(parts):
-        return Bounds(_limits(stored.scene, observation, truth, target), proved)
+        return Bounds(_limits(stored.federation, observation, truth, target), proved)
     for _, arrays in whole:
         if "reason" in arrays:
             return Bounds(str(arrays["reason"]), proved)
@@ -74,11 +74,11 @@ def _bounds(
 
 
 def _limits(
-    scene: Scene, observation: Observation, truth: Truth, target: Target, only: range | None = None
+    federation: TrainedFederation, observation: Observation, truth: Truth, target: Target, only: range | None = None
 ) -> list[Limit] | str:
     """The limit of some victims of a target, None: all; or the reason why there is none."""
     try:
-        return limits(observation, truth.victims, scene.key.child("limit", canonical(to_data(target))), only)
+        return limits(observation, truth.victims, federation.key.child("limit", canonical(to_data(target))), only)
     except NoLimit as error:
         return str(error)
 

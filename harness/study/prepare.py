@@ -27,7 +27,7 @@ from leakgauge.harness.core.threats import View
 from leakgauge.harness.data import DataSet
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.loop import Keep, Training, make_setting
-from leakgauge.harness.federation.observe import Scene, Truth, observe
+from leakgauge.harness.federation.observe import TrainedFederation, Truth, observe
 from leakgauge.harness.federation.recording import RecordedData, load
 from leakgauge.harness.federation.round import client_key
 from leakgauge.harness.learn import models
@@ -108,9 +108,9 @@ def prepare(spec: TrainingSpec, root: Path) -> Prepared:
     return Prepared(task, loaded, test, clients, holdings, defense, setting, key)
 
 
-def scene_of(spec: TrainingSpec, ready: Prepared, training: Training, engine: Engine) -> Scene:
-    """The scene of a training."""
-    return Scene(
+def trained_federation(spec: TrainingSpec, ready: Prepared, training: Training, engine: Engine) -> TrainedFederation:
+    """The trained federation of a training."""
+    return TrainedFederation(
         task=ready.task,
         spec=spec.federation,
         defense=ready.defense,
@@ -155,17 +155,17 @@ class StoredTraining(NamedTuple):
         return Store(self.folder)
 
     @property
-    def scene(self) -> Scene:
-        """The scene of the training; this process remembers the last two.
+    def federation(self) -> TrainedFederation:
+        """The trained federation of the training; this process remembers the last two.
 
         Raises:
             ValueError: the training cannot be read.
         """
-        return _scene(self)
+        return _federation(self)
 
 
 @functools.lru_cache(maxsize=2)
-def _scene(stored: StoredTraining) -> Scene:
+def _federation(stored: StoredTraining) -> TrainedFederation:
     store = stored.store
     record = store.read_training(stored.id)
     arrays = store.read_arrays(store.training(stored.id) / "kept.npz")
@@ -174,25 +174,26 @@ def _scene(stored: StoredTraining) -> Scene:
     ready = prepare(record.spec, stored.root)
     key = shared_key(ready.data, ready.key.child("training"))
     training = from_arrays(arrays, ready.setting, record, key)
-    return scene_of(record.spec, ready, training, choose_engine(ready.task))
+    return trained_federation(record.spec, ready, training, choose_engine(ready.task))
 
 
-def seen_by(scene: Scene, view: View, root: Path) -> Scene:
-    """The scene with the auxiliary data of this adversary, if they are from another data set than the victims'.
+def seen_by(federation: TrainedFederation, view: View, root: Path) -> TrainedFederation:
+    """The trained federation with the auxiliary data of this adversary, if they are from another data set than the
+    victims'.
 
     The labels of such data do not apply to the victims and are drawn at random.
     """
     if not view.other:
-        return scene
-    x, classes = load_data(view.other, root).test.x, scene.task.classes
-    drawn = torch.from_numpy(integers(scene.key.child("auxiliary", view.other), len(x), classes))
-    return dataclasses.replace(scene, auxiliary=Examples(x, drawn.to(scene.train.y.dtype)))
+        return federation
+    x, classes = load_data(view.other, root).test.x, federation.task.classes
+    drawn = torch.from_numpy(integers(federation.key.child("auxiliary", view.other), len(x), classes))
+    return dataclasses.replace(federation, auxiliary=Examples(x, drawn.to(federation.train.y.dtype)))
 
 
 def observe_stored(stored: StoredTraining, threat: str, target: Target, device: str) -> tuple[Observation, Truth]:
     """What an adversary sees of a target of a stored training, and the truth; `device` is where it computes."""
     view = View.parse(threat)
-    observation, truth = observe(seen_by(stored.scene, view, stored.root), view, target)
+    observation, truth = observe(seen_by(stored.federation, view, stored.root), view, target)
     return dataclasses.replace(observation, device=device), truth
 
 
@@ -204,10 +205,10 @@ def public_states(defense: Defense[Any, Any], training: Training) -> list[Any]:
     return states
 
 
-def claimed(scene: Scene, rounds: Sequence[int]) -> Claim:
+def claimed(federation: TrainedFederation, rounds: Sequence[int]) -> Claim:
     """The defense's claim for these rounds; for the whole run if there are none."""
-    states = public_states(scene.defense, scene.training)
-    return claim_of(scene.defense, [states[number] for number in rounds] or states, scene.training.setting)
+    states = public_states(federation.defense, federation.training)
+    return claim_of(federation.defense, [states[number] for number in rounds] or states, federation.training.setting)
 
 
 def to_arrays(training: Training, keep: Keep) -> Arrays:

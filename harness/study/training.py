@@ -25,7 +25,15 @@ from leakgauge.harness.study.cache import known
 from leakgauge.harness.study.environment import code_of, environment
 from leakgauge.harness.study.flags import training_flags
 from leakgauge.harness.study.jobs import Place
-from leakgauge.harness.study.prepare import Prepared, attack_key, holds, prepare, public_states, scene_of, to_arrays
+from leakgauge.harness.study.prepare import (
+    Prepared,
+    attack_key,
+    holds,
+    prepare,
+    public_states,
+    to_arrays,
+    trained_federation,
+)
 from leakgauge.harness.study.recorded import as_recorded, problems, shared_key
 from leakgauge.harness.study.store import Store, arrays_digest
 
@@ -120,7 +128,7 @@ def broadcasts(spec: TrainingSpec, ready: Prepared, engine: Engine) -> dict[int,
         return {}
     attack, target = registry.build_attack(spec.malice.attack), spec.malice.target
     nothing = Training(ready.setting, ready.task.init(ready.key.child("training", "init")))
-    before = before_rounds(scene_of(spec, ready, nothing, engine), View(Threat.MALICIOUS_SERVER), target)
+    before = before_rounds(trained_federation(spec, ready, nothing, engine), View(Threat.MALICIOUS_SERVER), target)
     key = attack_key(spec.seed, spec.malice.attack, target)
     return dict.fromkeys(
         target.looks_at, lambda model, lr: attack.broadcast(dataclasses.replace(before, model=model, lr=lr), key)
