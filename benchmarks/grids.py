@@ -29,7 +29,7 @@ from _cells import equal
 
 from leakgauge.harness.core.threads import one_thread
 from leakgauge.harness.study.engine import Ended, Event
-from leakgauge.harness.study.jobs import Job, Outcome, Place, perform
+from leakgauge.harness.study.jobs import Job, Outcome, RunContext, perform
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.schedule import Progress
 from leakgauge.harness.study.study import Study, load_study
@@ -40,8 +40,8 @@ class Clock:
 
     remembers = False
 
-    def __init__(self, place: Place, slots: int) -> None:
-        self.place, self.slots = place, slots
+    def __init__(self, context: RunContext, slots: int) -> None:
+        self.context, self.slots = context, slots
         self.now = self.spent = 0.0
         self.queue: list[tuple[float, int, Outcome]] = []
         self.kinds = Counter[str]()
@@ -50,7 +50,7 @@ class Clock:
         """Run the job at once; on the clock, it ends after its processor seconds."""
         start = time.process_time()
         with one_thread():
-            outcome = perform(job, self.place)
+            outcome = perform(job, self.context)
         took = time.process_time() - start
         self.kinds[job.kind] += 1
         self.spent += took
@@ -76,8 +76,8 @@ def on_a_clock(study: Study, slots: int) -> None:
     """Run a study on the clock, and print its line."""
     opened: list[Clock] = []
 
-    def engine(place: Place) -> Clock:
-        opened.append(Clock(place, slots))
+    def engine(context: RunContext) -> Clock:
+        opened.append(Clock(context, slots))
         return opened[0]
 
     with tempfile.TemporaryDirectory() as folder:

@@ -27,7 +27,7 @@ from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study import training as trainings
 from leakgauge.harness.study.attack import run_attack
-from leakgauge.harness.study.jobs import Place
+from leakgauge.harness.study.jobs import RunContext
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import resolve
 from leakgauge.harness.study.training import keep_for, run_training
@@ -95,12 +95,12 @@ def test_a_job_runs_its_search_on_the_device_of_the_study(tmp_path):
     (cell,) = made.cells
     assert not run.failures
     with Elsewhere() as device:
-        again = run_attack(cell, Place(tmp_path, default_root(), str(DEVICE)))
+        again = run_attack(cell, RunContext(tmp_path, default_root(), str(DEVICE)))
     assert device.reads.total()
     for one, other in zip(run.results[cell.id].estimates, again.estimates, strict=True):
         assert one.value == pytest.approx(other.value, rel=0.01, abs=0.01), one.name
     with Elsewhere() as device:
-        run_attack(cell, Place(tmp_path, default_root()))
+        run_attack(cell, RunContext(tmp_path, default_root()))
     assert not device.reads.total()
 
 
@@ -259,9 +259,9 @@ def test_a_study_audits_on_the_device_of_its_training(tmp_path, monkeypatch):
     made = resolve(study_table(federation, ["gaussian"], [{"name": "prior"}], limit=False, audit=30))
     (spec,) = made.trainings
     keep, root = keep_for(made.cells), default_root()
-    here = run_training(spec, keep, Place(tmp_path / "here", root))
+    here = run_training(spec, keep, RunContext(tmp_path / "here", root))
     with Elsewhere():
-        there = run_training(spec, keep, Place(tmp_path / "there", root, str(DEVICE)))
+        there = run_training(spec, keep, RunContext(tmp_path / "there", root, str(DEVICE)))
     assert here.audited is not None
     assert here.audited.trials == 30
     assert there.audited == here.audited

@@ -28,7 +28,7 @@ from leakgauge.harness.learn.batch import Work, choose_engine, train_clients
 from leakgauge.harness.own.inspect import Asked, _Trial, study_of
 from leakgauge.harness.own.made import part_spec
 from leakgauge.harness.own.messages import Names, flattened
-from leakgauge.harness.study.jobs import Place
+from leakgauge.harness.study.jobs import RunContext
 from leakgauge.harness.study.prepare import StoredTraining, make_task, prepare
 from leakgauge.harness.study.recorded import as_recorded
 from leakgauge.harness.study.run import run_study
@@ -602,7 +602,7 @@ def test_without_a_seed_nobody_has_the_shared_keys(tmp_path):
         table["attacks"][0]["target"]["count"] = 1
         study = resolve(table)
         assert not run_study(study, tmp_path / f"out{seed}", workers=0).failures
-        federation = StoredTraining.of(study.trainings[0], Place(tmp_path / f"out{seed}", Path())).federation
+        federation = StoredTraining.of(study.trainings[0], RunContext(tmp_path / f"out{seed}", Path())).federation
         wires[seed] = federation.training.messages[0][0].shared
     assert wires[None] is None
     assert wires[0] == client_key(Key(0).child("training"), 0, 0).child("shared")

@@ -13,7 +13,7 @@ from leakgauge.harness.study import schedule
 from leakgauge.harness.study.attack import run_attack, run_search
 from leakgauge.harness.study.cost import Pace
 from leakgauge.harness.study.engine import Died, Ended, Here, Interrupted
-from leakgauge.harness.study.jobs import Job, Outcome, Place, limit_id, named, perform, shares, victims_of
+from leakgauge.harness.study.jobs import Job, Outcome, RunContext, limit_id, named, perform, shares, victims_of
 from leakgauge.harness.study.limits import run_limit
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.schedule import Progress, Schedule
@@ -160,10 +160,10 @@ def trained(tmp_path, monkeypatch):
 
 def parts_of(store, cell):
     """Compute a cell in parts; their names."""
-    place = Place(store.folder, default_root())
+    context = RunContext(store.folder, default_root())
     for victims in (range(2, 5), range(2)):
-        run_search(cell, victims, place)
-        run_limit(cell, victims, place)
+        run_search(cell, victims, context)
+        run_limit(cell, victims, context)
     return [named(whole, victims) for whole in (cell.id, limit_id(cell)) for victims in (range(2, 5), range(2))]
 
 
@@ -181,7 +181,7 @@ def test_joined_parts_are_the_result_of_the_whole_and_a_part_that_cannot_be_used
             arrays = {"objective": [0.0] * 3, "evaluations": [1] * 3, "failure": ["x"] * 3, "prior": ""}
             store.write_part(name, arrays, 0.0, "other")
     shutil.rmtree(store.folder / "cells")
-    run_attack(cell, Place(store.folder, default_root()), names)
+    run_attack(cell, RunContext(store.folder, default_root()), names)
     assert contents(store.folder / "cells") == whole
 
 
@@ -190,7 +190,7 @@ def test_the_parts_are_really_read(trained):
     whole, names = contents(store.folder / "cells"), parts_of(store, cell)
     arrays = store.read_part(names[0], store.examine(store.cell(cell.id)).code)
     store.write_part(names[0], arrays | {"x 0": 0 * arrays["x 0"]}, 0.0, store.examine(store.cell(cell.id)).code)
-    run_attack(cell, Place(store.folder, default_root()), names)
+    run_attack(cell, RunContext(store.folder, default_root()), names)
     assert contents(store.folder / "cells") != whole
 
 
@@ -199,8 +199,8 @@ class Turns:
 
     slots, remembers = 3, False
 
-    def __init__(self, place, most=None):
-        self.place, self.most, self.jobs, self.kinds, self.limits = place, most, {}, [], []
+    def __init__(self, context, most=None):
+        self.context, self.most, self.jobs, self.kinds, self.limits = context, most, {}, [], []
 
     def start(self, slot, job):
         self.jobs[slot] = job
@@ -212,7 +212,7 @@ class Turns:
         self.kinds.append(job.kind)
         if job.kind == "attack":
             self.limits.append(sum(name.startswith(limit_id(job.cells[0])) for name in job.parts))
-        return [Ended(slot, perform(job, self.place))]
+        return [Ended(slot, perform(job, self.context))]
 
     def megabytes(self, slot):
         return None
@@ -236,7 +236,7 @@ def test_a_limit_that_several_attacks_read_is_shared_by_slots_and_on_one_slot_if
     monkeypatch.setattr(schedule, "_SHARED", least)
     monkeypatch.setattr(Turns, "slots", slots)
     engines = []
-    run_study(many(), tmp_path / "turns", engine=lambda place: engines.append(Turns(place)) or engines[-1])
+    run_study(many(), tmp_path / "turns", engine=lambda context: engines.append(Turns(context)) or engines[-1])
     assert sorted(engines[0].kinds) == ["attack", "attack", *["limit"] * limits, "training"]
     assert engines[0].limits == [limits, limits]  # the last attack reads the limit, too
     run_study(many(), tmp_path / "here", engine=Here)
@@ -248,7 +248,7 @@ def test_a_split_study_gives_the_bytes_of_an_unsplit_one_also_if_it_was_stopped_
     whole, engines = contents(tmp_path / "whole"), []
 
     def opened(most):
-        return lambda place: engines.append(Turns(place, most)) or engines[-1]
+        return lambda context: engines.append(Turns(context, most)) or engines[-1]
 
     run_study(many(), tmp_path / "split", engine=opened(None))
     kinds = engines[0].kinds

@@ -29,7 +29,7 @@ from leakgauge.harness.own.generators import check_repeats, plain, watched
 from leakgauge.harness.own.parts import Part, built
 from leakgauge.harness.own.quick import CLIENTS, Effort
 from leakgauge.harness.study.attack import scored
-from leakgauge.harness.study.jobs import Place
+from leakgauge.harness.study.jobs import RunContext
 from leakgauge.harness.study.prepare import StoredTraining
 from leakgauge.harness.study.training import run_training
 
@@ -84,9 +84,9 @@ class AttackUnderTest:
                 spec, malice=Malice(PartSpec(self.part.name, self.attack.parameters()), self.target)
             )
         with tempfile.TemporaryDirectory() as folder:
-            place = Place(Path(folder), Path())
-            run_training(spec, Keep(frozenset({0}), frozenset({0})), place)
-            return StoredTraining.of(spec, place).federation
+            context = RunContext(Path(folder), Path())
+            run_training(spec, Keep(frozenset({0}), frozenset({0})), context)
+            return StoredTraining.of(spec, context).federation
 
     def look(self, view: View, **changes: Any) -> tuple[Observation, Truth]:
         """What an adversary sees, and the truth; `changes` are changed fields of the target."""

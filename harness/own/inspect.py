@@ -25,7 +25,7 @@ from leakgauge.harness.federation.observe import TrainedFederation, observe
 from leakgauge.harness.federation.recording import Recording, spec_of
 from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.study.cost import span
-from leakgauge.harness.study.jobs import Place
+from leakgauge.harness.study.jobs import RunContext
 from leakgauge.harness.study.prepare import StoredTraining, attack_key, load_data
 from leakgauge.harness.study.recorded import those
 from leakgauge.harness.study.run import check_data
@@ -215,9 +215,9 @@ def _value(value: Any) -> str:
 def _trial(study: Study, root: Path) -> Iterator[_Trial]:
     """Trials on the first victims, on one thread as in a study, in a folder that is deleted at the end."""
     with one_thread(), TemporaryDirectory() as folder:
-        place, (spec, *_) = Place(Path(folder), root), study.trainings
-        run_training(spec, keep_for(study.cells), place)
-        yield _Trial(study, StoredTraining.of(spec, place).federation)
+        context, (spec, *_) = RunContext(Path(folder), root), study.trainings
+        run_training(spec, keep_for(study.cells), context)
+        yield _Trial(study, StoredTraining.of(spec, context).federation)
 
 
 class _Trial:

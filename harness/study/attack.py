@@ -24,7 +24,7 @@ from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.observe import TrainedFederation, Truth
 from leakgauge.harness.study.environment import code_behind, environment, shipped
 from leakgauge.harness.study.flags import cell_flags, notice_flag, promise_flags
-from leakgauge.harness.study.jobs import Place, groups, named, victims_of
+from leakgauge.harness.study.jobs import RunContext, groups, named, victims_of
 from leakgauge.harness.study.joint import Batches, Found, fits
 from leakgauge.harness.study.limits import Bounds, bounds_of
 from leakgauge.harness.study.prepare import StoredTraining, attack_key, claimed, observe_stored
@@ -47,7 +47,7 @@ _BATCHES = Batches()
 """What this process found for cells whose jobs have not come yet."""
 
 
-def run_attack(cell: Cell, place: Place, parts: Sequence[str] = (), beside: Sequence[Cell] = ()) -> Result:
+def run_attack(cell: Cell, context: RunContext, parts: Sequence[str] = (), beside: Sequence[Cell] = ()) -> Result:
     """Attack one cell of a stored training, score it, and store the result.
 
     Args:
@@ -55,18 +55,18 @@ def run_attack(cell: Cell, place: Place, parts: Sequence[str] = (), beside: Sequ
         beside: cells of stored trainings whose victims may be searched in the same batch; for their own attacks, this
             process keeps what it finds.
     """
-    start, store = time.perf_counter(), place.store
-    stored = StoredTraining.of(cell.training, place)
+    start, store = time.perf_counter(), context.store
+    stored = StoredTraining.of(cell.training, context)
     federation, attack = stored.federation, registry.build_attack(cell.attack)
     code = code_behind(store, cell.training, cell.attack, cell.threat)
-    observation, truth = observe_stored(stored, cell.threat, cell.target, place.device)
+    observation, truth = observe_stored(stored, cell.threat, cell.target, context.device)
 
     searched = {name: store.read_part(name, code) for name in parts if name.startswith(cell.id)}
     known = [(victims_of(name), to_guesses(arrays)) for name, arrays in searched.items() if arrays is not None]
-    batch = _in_batch(cell, observation, beside, place) if place.device != "cpu" and not known else None
+    batch = _in_batch(cell, observation, beside, context) if context.device != "cpu" and not known else None
     answer = _search(cell, observation, known) if batch is None else batch.result
 
-    bounds = bounds_of(cell, place, parts) if cell.limit and isinstance(answer, Reconstruction) else None
+    bounds = bounds_of(cell, context, parts) if cell.limit and isinstance(answer, Reconstruction) else None
     estimates, arrays = scored(answer, truth, bounds, federation.task.columns)
     flags = cell_flags(
         attack, federation.defense, cell.target, answer, truth, estimates, bounds.limits if bounds else ""
@@ -87,7 +87,7 @@ def run_attack(cell: Cell, place: Place, parts: Sequence[str] = (), beside: Sequ
         "flags": [to_data(flag) for flag in flags],
         "arrays": arrays_digest(arrays),
     }
-    execution = Execution(place.device, torch.get_num_threads(), federation.engine)
+    execution = Execution(context.device, torch.get_num_threads(), federation.engine)
     result = Result(cell, execution, environment(), estimates, flags, fingerprint(content, 64))
     spent = sum(store.seconds(store.part(name)) or 0.0 for name in searched)
     spent += 0.0 if batch is None else batch.elsewhere
@@ -95,14 +95,14 @@ def run_attack(cell: Cell, place: Place, parts: Sequence[str] = (), beside: Sequ
     return result
 
 
-def run_search(cell: Cell, victims: range, place: Place) -> None:
+def run_search(cell: Cell, victims: range, context: RunContext) -> None:
     """Attack some victims of a cell in whole groups, and store the guesses."""
     start = time.perf_counter()
-    observation, _ = observe_stored(StoredTraining.of(cell.training, place), cell.threat, cell.target, place.device)
+    observation, _ = observe_stored(StoredTraining.of(cell.training, context), cell.threat, cell.target, context.device)
     answer = _search(cell, observation, [], victims)
     assert isinstance(answer, Reconstruction)  # only reconstructions are split
-    arrays, code = of_guesses(answer), code_behind(place.store, cell.training, cell.attack, cell.threat)
-    place.store.write_part(named(cell.id, victims), arrays, time.perf_counter() - start, code)
+    arrays, code = of_guesses(answer), code_behind(context.store, cell.training, cell.attack, cell.threat)
+    context.store.write_part(named(cell.id, victims), arrays, time.perf_counter() - start, code)
 
 
 def _search(
@@ -138,14 +138,14 @@ def at_once(attack: Attack, observation: Observation) -> int | None:
     return max(size, capacity(torch.device(observation.device)) // (_COPIES * observation.setting.dim + _STATE))
 
 
-def _in_batch(cell: Cell, observation: Observation, beside: Sequence[Cell], place: Place) -> Found | None:
+def _in_batch(cell: Cell, observation: Observation, beside: Sequence[Cell], context: RunContext) -> Found | None:
     """The guesses for a cell that is searched in a batch with others, now or before; None: it is searched alone."""
 
     def name(of: Cell) -> tuple[str, StoredTraining]:
-        return of.id, StoredTraining.of(of.training, place)
+        return of.id, StoredTraining.of(of.training, context)
 
     def observe(of: Cell) -> Observation:
-        return observe_stored(StoredTraining.of(of.training, place), of.threat, of.target, observation.device)[0]
+        return observe_stored(StoredTraining.of(of.training, context), of.threat, of.target, observation.device)[0]
 
     if (before := _BATCHES.take(name(cell))) is not None:
         return before

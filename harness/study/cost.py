@@ -31,7 +31,7 @@ from leakgauge.harness.federation.registry import build_attack, build_defense
 from leakgauge.harness.study.attack import run_attack
 from leakgauge.harness.study.environment import code_of, environment
 from leakgauge.harness.study.goal import first_try, goal_of
-from leakgauge.harness.study.jobs import Job, Place
+from leakgauge.harness.study.jobs import Job, RunContext
 from leakgauge.harness.study.limits import bounds_of
 from leakgauge.harness.study.prepare import prepare
 from leakgauge.harness.study.study import Study
@@ -140,7 +140,7 @@ def estimate(study: Study, root: Path, seconds: float = 10.0) -> Cost:
     tries = [spec for spec, goal in zip(trainings, goals, strict=True) if goal and goal.accuracy_loss is not None]
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # the disk's time would dominate short jobs
     with one_thread(), TemporaryDirectory(dir=memory) as folder:  # one thread, as in a worker
-        small = _Rehearsal(Place(Path(folder), root), time.monotonic() + seconds)
+        small = _Rehearsal(RunContext(Path(folder), root), time.monotonic() + seconds)
         small.measure(trainings, _place, small.federation)
         small.measure(cells, attacked, small.attack)
         small.measure(trainings, defended, small.training)
@@ -163,8 +163,8 @@ class _Rehearsal:
         problem: the first error that kept a job from being measured.
     """
 
-    def __init__(self, place: Place, until: float) -> None:
-        self.place, self.until = place, until
+    def __init__(self, context: RunContext, until: float) -> None:
+        self.context, self.until = context, until
         self.prices: dict[_Kind, Any] = {}
         self.problem = ""
 
@@ -192,7 +192,7 @@ class _Rehearsal:
 
     def federation(self, spec: TrainingSpec) -> _Federation:
         """A federation, measured by one turn of one client: with few test samples, with all, and with more steps."""
-        ready = prepare(spec, self.place.root)
+        ready = prepare(spec, self.context.root)
         steps = ready.setting.steps
         place = _Federation(ready.setting, sum(map(len, ready.clients.values())), len(ready.test.y), 0.0, 0.0, 0.0)
         short = self._small(spec, place, 1, 1)
@@ -224,7 +224,7 @@ class _Rehearsal:
         attack, limit = build_attack(cell.attack), 0.0
         if cell.limit and attack.kind == "reconstruction" and not attack.floor:  # a floor shares its target's limit
             start = time.perf_counter()
-            bounds_of(replace(small, target=replace(small.target, count=1)), self.place)
+            bounds_of(replace(small, target=replace(small.target, count=1)), self.context)
             limit = time.perf_counter() - start
         small = replace(small, limit=False)
         seconds = self._run(small, few, low)
@@ -277,7 +277,7 @@ class _Rehearsal:
         """Seconds of a training that keeps all models and messages."""
         code_of(spec), environment()  # read once per process and cached, so not part of a training's time
         start, rounds = time.perf_counter(), frozenset(range(spec.federation.rounds))
-        run_training(spec, Keep(rounds, rounds), self.place)
+        run_training(spec, Keep(rounds, rounds), self.context)
         return time.perf_counter() - start
 
     def _run(self, cell: Cell, victims: int, amount: int) -> float:
@@ -286,7 +286,7 @@ class _Rehearsal:
         attack = replace(cell.attack, parameters={**cell.attack.parameters, **({name: amount} if amount else {})})
         target = cell.target if cell.target.kind == "members" else replace(cell.target, count=victims)
         start = time.perf_counter()
-        run_attack(replace(cell, attack=attack, target=target), self.place)
+        run_attack(replace(cell, attack=attack, target=target), self.context)
         return time.perf_counter() - start
 
 

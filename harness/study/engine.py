@@ -3,8 +3,9 @@
 `supervisor.supervise` decides which job runs next, and handles jobs whose worker died; an engine only runs jobs.
 
 An engine is one file of the folder `engines`, named like the engine, with one public class; or a class of another
-package, by an entry point of the group `leakgauge.engines` or as `module:Class`. The class is called with a `Place` and
-`slots`, the most jobs at a time (None: as many as fit). An engine of several machines also takes `address`.
+package, by an entry point of the group `leakgauge.engines` or as `module:Class`. The class is called with a
+`RunContext` and `slots`, the most jobs at a time (None: as many as fit). An engine of several machines also takes
+`address`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 from leakgauge.harness.core.code import code_allowed, import_from, imported, loaded
 from leakgauge.harness.core.errors import StudyError, UnknownNameError
 from leakgauge.harness.core.threads import one_thread
-from leakgauge.harness.study.jobs import Job, Outcome, Place, perform
+from leakgauge.harness.study.jobs import Job, Outcome, RunContext, perform
 from leakgauge.harness.study.orphans import handling, interrupt
 
 DEFAULT = "workers"
@@ -55,8 +56,8 @@ Event = Started | Ended | Died
 class Engine(Protocol):
     """Runs jobs, one per slot.
 
-    A job reads the folders `Job.reads` of the store at `Place.folder`, and writes `Job.writes` there. `perform` does
-    this for workers that can access the folder; for other workers, the engine copies the files, before `Ended`.
+    A job reads the folders `Job.reads` of the store at `RunContext.folder`, and writes `Job.writes` there. `perform`
+    does this for workers that can access the folder; for other workers, the engine copies the files, before `Ended`.
 
     Attributes:
         slots: how many jobs run at a time; may change between two calls of `wait`.
@@ -90,8 +91,8 @@ class Engine(Protocol):
         """Abort all jobs, and end all workers."""
 
 
-Open = Callable[[Place], Engine]
-"""Opens an engine whose jobs work at a place."""
+Open = Callable[[RunContext], Engine]
+"""Opens an engine whose jobs work in a context."""
 
 
 class Interrupted(Exception):
@@ -163,8 +164,8 @@ class Here:
 
     slots, remembers = 1, True
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, context: RunContext) -> None:
+        self.context = context
         self.job: Job | None = None
 
     def start(self, slot: int, job: Job) -> None:
@@ -178,7 +179,7 @@ class Here:
         job, self.job = self.job, None
         try:
             with handling(interrupt), one_thread():
-                return [Ended(0, perform(job, self.place))]
+                return [Ended(0, perform(job, self.context))]
         except KeyboardInterrupt as error:
             raise Interrupted from error
 

@@ -73,7 +73,7 @@ class Job(NamedTuple):
         return f"parts/{named(cell.id if self.kind == 'search' else limit_id(cell), self.victims)}"
 
 
-class Place(NamedTuple):
+class RunContext(NamedTuple):
     """The folder of the results, the folder of the data, and the device."""
 
     folder: Path
@@ -97,11 +97,11 @@ class Outcome(NamedTuple):
     kind: str = ""
 
 
-def perform(job: Job, place: Place) -> Outcome:
+def perform(job: Job, context: RunContext) -> Outcome:
     """Do one job in this process, which has one thread; an exception becomes an outcome."""
     start = time.perf_counter()
     try:
-        headline = _headline(job, place)
+        headline = _headline(job, context)
         return Outcome(job, time.perf_counter() - start, headline, "")
     except Exception as error:
         kind, prefix = type(error).__name__, "training failed: " if job.kind == "training" else ""
@@ -109,20 +109,20 @@ def perform(job: Job, place: Place) -> Outcome:
         return Outcome(job, time.perf_counter() - start, "", message, traceback.format_exc(), kind)
 
 
-def _headline(job: Job, place: Place) -> str:
+def _headline(job: Job, context: RunContext) -> str:
     """Do one job, and return the headline of its result."""
     from leakgauge.harness.study.attack import run_attack, run_search
     from leakgauge.harness.study.limits import run_limit
     from leakgauge.harness.study.training import keep_for, run_training
 
     if job.trains:
-        last = run_training(job.training, keep_for(job.cells), place).evaluations[-1]
+        last = run_training(job.training, keep_for(job.cells), context).evaluations[-1]
         return f"loss {last.loss:.3f}" if last.accuracy is None else f"accuracy {last.accuracy:.3f}"
     (cell,) = job.cells
     if job.kind == "attack":
-        first = run_attack(cell, place, job.parts, job.beside).estimates[0]
+        first = run_attack(cell, context, job.parts, job.beside).estimates[0]
         return f"{first.name} {'n/a' if first.value is None else format(first.value, '.3f')}"
-    (run_search if job.kind == "search" else run_limit)(cell, job.victims, place)
+    (run_search if job.kind == "search" else run_limit)(cell, job.victims, context)
     return f"{len(job.victims)} victims"
 
 

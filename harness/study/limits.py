@@ -17,7 +17,7 @@ from leakgauge.harness.core.stored import canonical, to_data
 from leakgauge.harness.federation.observe import TrainedFederation, Truth
 from leakgauge.harness.learn.prior import GaussianPrior, gaussian_prior
 from leakgauge.harness.study.environment import code_behind
-from leakgauge.harness.study.jobs import Place, limit_id, named, victims_of
+from leakgauge.harness.study.jobs import RunContext, limit_id, named, victims_of
 from leakgauge.harness.study.prepare import StoredTraining, claimed, observe_stored
 from leakgauge.harness.study.store import Arrays
 
@@ -29,26 +29,26 @@ class Bounds(NamedTuple):
     proved: Proved | None
 
 
-def run_limit(cell: Cell, victims: range, place: Place) -> None:
+def run_limit(cell: Cell, victims: range, context: RunContext) -> None:
     """Compute the limit of some victims of a cell's target, and store it."""
     start = time.perf_counter()
-    stored = StoredTraining.of(cell.training, place)
-    observation, truth = observe_stored(stored, cell.threat, cell.target, place.device)
+    stored = StoredTraining.of(cell.training, context)
+    observation, truth = observe_stored(stored, cell.threat, cell.target, context.device)
     arrays = of_limits(_limits(stored.federation, observation, truth, cell.target, victims))
-    code = code_behind(place.store, cell.training, None, cell.threat)
-    place.store.write_part(named(limit_id(cell), victims), arrays, time.perf_counter() - start, code)
+    code = code_behind(context.store, cell.training, None, cell.threat)
+    context.store.write_part(named(limit_id(cell), victims), arrays, time.perf_counter() - start, code)
 
 
-def bounds_of(cell: Cell, place: Place, parts: Sequence[str] = ()) -> Bounds:
+def bounds_of(cell: Cell, context: RunContext, parts: Sequence[str] = ()) -> Bounds:
     """The bounds of a cell, which are the same for every attack on its target.
 
     Args:
         parts: names of stored parts of the limit, among others; missing victims are computed.
     """
     mine = sorted((name for name in parts if name.startswith(limit_id(cell))), key=lambda name: victims_of(name).start)
-    code = code_behind(place.store, cell.training, None, cell.threat) if mine else ""
-    stored = StoredTraining.of(cell.training, place)
-    return _bounds(stored, cell.threat, cell.target, place.device, tuple(mine), code)
+    code = code_behind(context.store, cell.training, None, cell.threat) if mine else ""
+    stored = StoredTraining.of(cell.training, context)
+    return _bounds(stored, cell.threat, cell.target, context.device, tuple(mine), code)
 
 
 @functools.lru_cache(maxsize=8)

@@ -35,7 +35,7 @@ from leakgauge.harness.learn.batch import Engine, choose_engine
 from leakgauge.harness.learn.modules import paced
 from leakgauge.harness.learn.partition import Holdings, partition
 from leakgauge.harness.learn.tasks import ModelTask
-from leakgauge.harness.study.jobs import Place
+from leakgauge.harness.study.jobs import RunContext
 from leakgauge.harness.study.recorded import clients_of, shared_key, sizes_of
 from leakgauge.harness.study.store import Arrays, Store
 
@@ -137,17 +137,17 @@ class StoredTraining(NamedTuple):
     written: int
 
     @classmethod
-    def of(cls, spec: TrainingSpec, place: Place) -> StoredTraining:
+    def of(cls, spec: TrainingSpec, context: RunContext) -> StoredTraining:
         """The stored training of a specification.
 
         Raises:
             ValueError: the training is not stored.
         """
         try:
-            written = (place.store.training(spec.id) / "kept.npz").stat().st_mtime_ns
+            written = (context.store.training(spec.id) / "kept.npz").stat().st_mtime_ns
         except OSError as error:
             raise ValueError(f"the training {spec.id} of this cell is not stored; run the study again") from error
-        return cls(place.folder.absolute(), place.root, spec.id, written)
+        return cls(context.folder.absolute(), context.root, spec.id, written)
 
     @property
     def store(self) -> Store:

@@ -28,7 +28,7 @@ from leakgauge.harness.study.engine import Engine, Here, Open
 from leakgauge.harness.study.engines.workers import Workers
 from leakgauge.harness.study.environment import code_of, folders
 from leakgauge.harness.study.goal import goal_of, solve
-from leakgauge.harness.study.jobs import Job, Outcome, Place
+from leakgauge.harness.study.jobs import Job, Outcome, RunContext
 from leakgauge.harness.study.lock import writing
 from leakgauge.harness.study.prepare import load_data, make_task
 from leakgauge.harness.study.recorded import disagreements
@@ -45,7 +45,7 @@ _ELSE = "use another folder, or --merge to keep both"
 class _Session:
     """A run of a study in a folder with no other writer; `notes` state what happens to stored results."""
 
-    place: Place
+    context: RunContext
     engine: Engine
     reuse: bool
     limits: Limits
@@ -56,11 +56,15 @@ class _Session:
         """Do all jobs, except attacks on the `finished` cells."""
         slots = self.engine.slots
         # one process finds the guesses and uses them later; a limit is for one cell
-        batches = self.place.device != "cpu" and slots == 1 and self.engine.remembers and self.limits == NO_LIMITS
+        batches = self.context.device != "cpu" and slots == 1 and self.engine.remembers and self.limits == NO_LIMITS
         progress = Progress(total=total, skipped=len(finished), workers=slots, notes=self.notes)
         listen(progress, None)
         schedule = Schedule(
-            *(self.place.store, progress, listen, jobs), pace=self.pace, finished=finished, slots=slots, batches=batches
+            *(self.context.store, progress, listen, jobs),
+            pace=self.pace,
+            finished=finished,
+            slots=slots,
+            batches=batches,
         )
         supervise(schedule, self.engine, self.limits)
 
@@ -69,7 +73,7 @@ class _Session:
 
         Damaged results are set aside, and results of other code too, unless they are reused.
         """
-        store, ids, others = self.place.store, set[str](), Counter[str]()
+        store, ids, others = self.context.store, set[str](), Counter[str]()
         for folder, code in wanted.items():
             value, made, faults = store.examine(folder)
             if made is None:
@@ -138,13 +142,13 @@ def run_study(
     if limits != NO_LIMITS and workers == 0:
         raise StudyError(study.name, ["limits of a cell need worker processes: expected workers >= 1, got workers=0"])
     root = data if data is not None else default_root()
-    place = Place(Path(folder), root, device)
-    store, listen = place.store, listen or (lambda progress, outcome: None)
+    context = RunContext(Path(folder), root, device)
+    store, listen = context.store, listen or (lambda progress, outcome: None)
     # the engine starts while this process reads the data
-    with closing(open_engine(place)) as opened, nullcontext(check_data(study, root)) as known, writing(store.folder):
+    with closing(open_engine(context)) as opened, nullcontext(check_data(study, root)) as known, writing(store.folder):
         tasks = dict.fromkeys(training.task for training in study.trainings)
         dims = {task: make_task(task, load_data(task.data, root)).layout.dim for task in tasks}
-        session = _Session(place, opened, reuse, limits, [], Pace(dims))
+        session = _Session(context, opened, reuse, limits, [], Pace(dims))
         stored = _stored_study(study, session, {name: digest for name, (digest, _) in known.items()}, merge=merge)
         study = _solved(study, session, listen)
         own = {cell.id for cell in study.cells}
@@ -187,7 +191,7 @@ def _solved(study: Study, session: _Session, listen: Listener) -> Study:
     """
     if not any(goal_of(spec.defense) for spec in study.trainings):
         return study
-    store = session.place.store
+    store = session.context.store
 
     def trained(specs: list[TrainingSpec]) -> dict[str, TrainingRecord]:
         keep, errors = keep_for(study.cells), list[str]()
@@ -207,7 +211,7 @@ def _solved(study: Study, session: _Session, listen: Listener) -> Study:
         return records
 
     try:
-        cells, goals = solve(study.cells, session.place.root, trained)
+        cells, goals = solve(study.cells, session.context.root, trained)
     except ValueError as error:
         raise StudyError(study.name, [str(error)]) from error
     if not cells:
@@ -274,7 +278,7 @@ def _stored_study(study: Study, session: _Session, hashes: dict[str, str], *, me
         StudyError: the folder has other studies, without `merge`, or a data set has changed, so the same ids would mean
             other cells.
     """
-    store, path = session.place.store, session.place.folder / "study.json"
+    store, path = session.context.store, session.context.folder / "study.json"
     if not path.exists():
         return {}
     try:

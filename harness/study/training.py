@@ -24,7 +24,7 @@ from leakgauge.harness.learn.batch import Engine, choose_engine
 from leakgauge.harness.study.cache import known
 from leakgauge.harness.study.environment import code_of, environment
 from leakgauge.harness.study.flags import training_flags
-from leakgauge.harness.study.jobs import Place
+from leakgauge.harness.study.jobs import RunContext
 from leakgauge.harness.study.prepare import (
     Prepared,
     attack_key,
@@ -53,11 +53,11 @@ def training_suffices(spec: TrainingSpec, keep: Keep, store: Store) -> bool:
     return arrays is not None and holds(arrays, keep)
 
 
-def run_training(spec: TrainingSpec, keep: Keep, place: Place) -> TrainingRecord:
+def run_training(spec: TrainingSpec, keep: Keep, context: RunContext) -> TrainingRecord:
     """Run one training; store its record, and the models and messages that the attacks need."""
     start = time.perf_counter()
-    ready = prepare(spec, place.root)
-    engine = choose_engine(ready.task, place.device)
+    ready = prepare(spec, context.root)
+    engine = choose_engine(ready.task, context.device)
     if isinstance(ready.data, RecordedData):
         training = _recorded(spec, ready, ready.data.recording, keep)
     else:
@@ -65,7 +65,7 @@ def run_training(spec: TrainingSpec, keep: Keep, place: Place) -> TrainingRecord
             *(ready.task, spec.federation, ready.defense, ready.holdings, ready.test, ready.key.child("training")),
             engine=engine,
             keep=keep,
-            device=place.device,
+            device=context.device,
             broadcasts=broadcasts(spec, ready, engine),
             strict=spec.strict,
         )
@@ -74,11 +74,11 @@ def run_training(spec: TrainingSpec, keep: Keep, place: Place) -> TrainingRecord
     one_round, whole_run = (
         known(ClaimRecord, spec.defense, claim_to_data(claim), partial(record_claim, claim)) for claim in claims
     )
-    audited, unaudited = _audit(ready, spec, place.device)
+    audited, unaudited = _audit(ready, spec, context.device)
     record = TrainingRecord(
         spec=spec,
         environment=environment(),
-        execution=Execution(place.device, torch.get_num_threads(), engine),
+        execution=Execution(context.device, torch.get_num_threads(), engine),
         dim=ready.task.layout.dim,
         evaluations=tuple(training.evaluations),
         test_samples=len(ready.test.y),
@@ -101,7 +101,7 @@ def run_training(spec: TrainingSpec, keep: Keep, place: Place) -> TrainingRecord
         scores=type(ready.defense).likelihood is not Defense.likelihood,
     )
     record = dataclasses.replace(record, flags=caveats)
-    place.store.write_training(record, to_arrays(training, keep), time.perf_counter() - start, code_of(spec))
+    context.store.write_training(record, to_arrays(training, keep), time.perf_counter() - start, code_of(spec))
     return record
 
 

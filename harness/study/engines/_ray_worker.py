@@ -17,7 +17,7 @@ import ray
 
 from leakgauge.harness.core.threads import one_thread
 from leakgauge.harness.study.engine import resident
-from leakgauge.harness.study.jobs import Job, Outcome, Place, perform
+from leakgauge.harness.study.jobs import Job, Outcome, RunContext, perform
 
 _KEPT = 2
 """The number of trainings on a worker's disk; it is also the number cached in memory (`prepare.StoredTraining`)."""
@@ -92,13 +92,13 @@ class Worker:
             os.chdir(home.cwd)
         self.folder, self.lock = _scratch()
         own = "" if home.private else os.environ.get("LEAKGAUGE_DATA", "")
-        self.place = Place(self.folder, Path(own or home.root), home.device)
+        self.context = RunContext(self.folder, Path(own or home.root), home.device)
         self.home = home
         self.has: dict[str, Any] = {}  # the folders of the store on this worker
         self.checked: set[tuple[str, str]] = set()
 
     def ready(self) -> Where:
-        """The worker's place, after the imports for jobs.
+        """The worker's context, after the imports for jobs.
 
         Raises:
             Unfit: Python or a package has another version than the driver's.
@@ -121,7 +121,7 @@ class Worker:
         for name, reference in order.reads.items():
             self._fetch(name, reference)
         with one_thread():
-            outcome = perform(order.job, self.place)
+            outcome = perform(order.job, self.context)
         written = self.folder / order.job.writes
         files = {} if outcome.error else {path.name: path.read_bytes() for path in written.iterdir()}
         trainings = [name for name in self.has if name.startswith("trainings/")]
@@ -144,8 +144,8 @@ class Worker:
             if own != order.code:
                 raise self._unfit(f"has code {own} instead of {order.code}")
             for name, digest in order.data.items():
-                if (name, digest) not in self.checked and load_data(name, self.place.root).digest != digest:
-                    raise self._unfit(f"has another data set {name!r} in {self.place.root}")
+                if (name, digest) not in self.checked and load_data(name, self.context.root).digest != digest:
+                    raise self._unfit(f"has another data set {name!r} in {self.context.root}")
                 self.checked.add((name, digest))
         except (LookupError, ValueError, OSError) as error:
             raise self._unfit(f"cannot load what the job needs: {error}") from error

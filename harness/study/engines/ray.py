@@ -31,7 +31,7 @@ from leakgauge.harness.study.engine import Died, Ended, Event, Started
 from leakgauge.harness.study.engines._ray_worker import Answer, Gauge, Home, Order, Unfit, Where, Worker, versions
 from leakgauge.harness.study.engines.workers import cores
 from leakgauge.harness.study.environment import code_of
-from leakgauge.harness.study.jobs import Job, Place
+from leakgauge.harness.study.jobs import Job, RunContext
 from leakgauge.harness.study.orphans import inherited
 from leakgauge.harness.study.store import MANIFEST
 
@@ -57,7 +57,7 @@ class _Actor:
     Attributes:
         handle: Ray's handle of the actor.
         pending: the current call, which gets the worker ready or does a job; None: the worker is idle.
-        where: the worker's place; None before it is ready.
+        where: the worker's context; None before it is ready.
         slot, job: the job that the worker does, and its slot.
     """
 
@@ -81,12 +81,12 @@ class RayEngine:
 
     remembers = False
 
-    def __init__(self, place: Place, address: str | None = None, slots: int | None = None) -> None:
-        self.place, self.store, self.private, self.asked = place, place.store, address is None, slots
+    def __init__(self, context: RunContext, address: str | None = None, slots: int | None = None) -> None:
+        self.context, self.store, self.private, self.asked = context, context.store, address is None, slots
         self.is_ours = not ray.is_initialized()  # otherwise Ray belongs to the caller
         if self.is_ours and address is not None:
             _knock(address)
-        gpus = 1 if place.device.startswith("cuda") else 0
+        gpus = 1 if context.device.startswith("cuda") else 0
         self.unit = "GPU" if gpus else "CPU"
         self.hire = ray.remote(Worker).options(num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0).remote
         self.actors: list[_Actor] = []
@@ -169,7 +169,7 @@ class RayEngine:
         """Join the cluster or start one, and start the first workers."""
         if self.is_ours:
             _connect(address, self.asked)
-        root, device = self.place.root.absolute(), self.place.device
+        root, device = self.context.root.absolute(), self.context.device
         self.home = Home(root, self.private, device, tuple(sys.path), os.getcwd(), versions())
         self._staff()
         if not self.size:
@@ -209,7 +209,7 @@ class RayEngine:
         from leakgauge.harness.study.prepare import load_data
 
         if name not in self.digests:
-            self.digests[name] = load_data(name, self.place.root).digest
+            self.digests[name] = load_data(name, self.context.root).digest
         return self.digests[name]
 
     def _sent(self, name: str) -> Any:

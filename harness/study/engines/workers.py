@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from leakgauge.harness.core.search_path import variables
 from leakgauge.harness.core.threads import one_thread
 from leakgauge.harness.study.engine import Died, Ended, Event, Started, resident
-from leakgauge.harness.study.jobs import Job, Outcome, Place, perform
+from leakgauge.harness.study.jobs import Job, Outcome, RunContext, perform
 from leakgauge.harness.study.orphans import PARENT, end_with, ignore_stops, inherited
 
 
@@ -51,9 +51,9 @@ class Workers:
 
     remembers = True
 
-    def __init__(self, place: Place, slots: int | None = None) -> None:
-        self.place, self.slots = place, cores() if slots is None else slots
-        self.context = multiprocessing.get_context("forkserver")
+    def __init__(self, context: RunContext, slots: int | None = None) -> None:
+        self.context, self.slots = context, cores() if slots is None else slots
+        self.processes = multiprocessing.get_context("forkserver")
         self.workers: dict[int, _Worker] = {}
         self.busy: set[int] = set()
         warm_up()
@@ -61,8 +61,8 @@ class Workers:
     def start(self, slot: int, job: Job) -> None:
         """Send the job to the worker of the slot."""
         if slot not in self.workers:
-            ours, theirs = self.context.Pipe()
-            process = self.context.Process(target=_work, args=(theirs, self.place), daemon=True)
+            ours, theirs = self.processes.Pipe()
+            process = self.processes.Process(target=_work, args=(theirs, self.context), daemon=True)
             warm_up()  # again, if the fork server has died: `start` would start it with other variables
             process.start()
             theirs.close()
@@ -116,7 +116,7 @@ class Workers:
 
 
 @one_thread()
-def _work(pipe: Any, place: Place) -> None:
+def _work(pipe: Any, context: RunContext) -> None:
     """A worker process: do jobs until the pipe closes, and report when each job starts and how it ended."""
     ignore_stops()
     main = multiprocessing.parent_process()
@@ -128,4 +128,4 @@ def _work(pipe: Any, place: Place) -> None:
         except EOFError:
             return
         pipe.send(None)
-        pipe.send(perform(job, place))
+        pipe.send(perform(job, context))
