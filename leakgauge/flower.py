@@ -9,7 +9,7 @@ if importlib.util.find_spec("flwr") is None:
     raise ImportError("leakgauge.flower needs Flower: from a checkout, pip install '.[flower]'")
 
 from leakgauge.harness.federation.recording import Facts
-from leakgauge.harness.own.flower import defend, defended
-from leakgauge.harness.own.flower_tap import numbered, recorded, tap
+from leakgauge.harness.integrations.flower import defend, defended
+from leakgauge.harness.integrations.flower_tap import numbered, recorded, tap
 
 __all__ = ["Facts", "defend", "defended", "numbered", "recorded", "tap"]

@@ -4,8 +4,8 @@ def test_my_defense():
     check_defense(MyDefense)
 """
 
-from leakgauge.harness.own.findings import ConformanceError, Finding
-from leakgauge.harness.own.quick import Effort
-from leakgauge.harness.own.suite import check_attack, check_defense, check_task, checks_of
+from leakgauge.harness.integrations.findings import ConformanceError, Finding
+from leakgauge.harness.integrations.quick import Effort
+from leakgauge.harness.integrations.suite import check_attack, check_defense, check_task, checks_of
 
 __all__ = ["ConformanceError", "Effort", "Finding", "check_attack", "check_defense", "check_task", "checks_of"]

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-import leakgauge.harness.own.skeletons as skeletons
+import leakgauge.harness.integrations.skeletons as skeletons
 
 FOLDER = Path(skeletons.__file__).parent
 HEAD = "import os, random, secrets, time\nfrom datetime import datetime\nimport numpy as np\nCOUNT = []\n"

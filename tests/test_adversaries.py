@@ -25,8 +25,8 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import ANYBODY, SEES, Threat
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.small import Federation
-from leakgauge.harness.own.quick import Effort
-from leakgauge.harness.own.suite import examine
+from leakgauge.harness.integrations.quick import Effort
+from leakgauge.harness.integrations.suite import examine
 from tests.audit_case import deployed, setting_of
 from tests.fuzz import DEFENSES, SETTING
 

@@ -16,9 +16,9 @@ LAW = {
     "federation": frozenset({"core", "learn", "data"}),
     "audit": frozenset({"core", "learn", "data", "federation"}),
     "study": frozenset({"core", "learn", "data", "federation", "audit"}),
-    "own": frozenset({"core", "data", "learn", "federation", "audit", "study"}),
+    "integrations": frozenset({"core", "data", "learn", "federation", "audit", "study"}),
     "gate": frozenset({"core", "study"}),
-    "cli": frozenset({"core", "data", "learn", "federation", "audit", "study", "own", "gate", "reports"}),
+    "cli": frozenset({"core", "data", "learn", "federation", "audit", "study", "integrations", "gate", "reports"}),
     "attacks": frozenset({"core", "learn", "federation.round"}),
     "defenses": _CORE,
     "reports": frozenset(

@@ -28,6 +28,8 @@ from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.data import default_root, load
 from leakgauge.harness.federation.recording import read
+from leakgauge.harness.integrations.inspect import Asked, study_of
+from leakgauge.harness.integrations.synthetic import part_spec
 from leakgauge.harness.learn import modules
 from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
 from leakgauge.harness.learn.gradients import gradients, kernel_of
@@ -35,8 +37,6 @@ from leakgauge.harness.learn.layers import Block as ResidualBlock
 from leakgauge.harness.learn.layers import Scale
 from leakgauge.harness.learn.models import build, names, scaled
 from leakgauge.harness.learn.tasks import ModelTask
-from leakgauge.harness.own.inspect import Asked, study_of
-from leakgauge.harness.own.made import part_spec
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import resolve
 from tests import victims

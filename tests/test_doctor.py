@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from leakgauge.harness.core.errors import UnknownNameError
-from leakgauge.harness.own import message_checks, suite
-from leakgauge.harness.own.findings import Finding, finding
-from leakgauge.harness.own.parts import named
-from leakgauge.harness.own.quick import DefenseUnderTest, Effort, quick_study
-from leakgauge.harness.own.suite import examine
+from leakgauge.harness.integrations import message_checks, suite
+from leakgauge.harness.integrations.findings import Finding, finding
+from leakgauge.harness.integrations.parts import named
+from leakgauge.harness.integrations.quick import DefenseUnderTest, Effort, quick_study
+from leakgauge.harness.integrations.suite import examine
 from leakgauge.testing import checks_of
 from tests import planted
 from tests.command import call

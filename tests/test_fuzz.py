@@ -20,7 +20,7 @@ from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation import registry
-from leakgauge.harness.own.message_checks import KINDS, mutated
+from leakgauge.harness.integrations.message_checks import KINDS, mutated
 from leakgauge.testing import checks_of
 from tests.fuzz import DEFENSES, SETTING, honest, taken
 

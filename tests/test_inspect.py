@@ -24,10 +24,10 @@ from leakgauge.harness.data import load
 from leakgauge.harness.federation.loop import Keep, make_plan, replay_state, train
 from leakgauge.harness.federation.recording import LIST, Facts, Recorded, Recorder, read, spec_of
 from leakgauge.harness.federation.round import Client, Round, client_key
+from leakgauge.harness.integrations.inspect import Asked, _Trial, study_of
+from leakgauge.harness.integrations.synthetic import part_spec
+from leakgauge.harness.integrations.messages import Names, flattened
 from leakgauge.harness.learn.batch import Work, choose_engine, train_clients
-from leakgauge.harness.own.inspect import Asked, _Trial, study_of
-from leakgauge.harness.own.made import part_spec
-from leakgauge.harness.own.messages import Names, flattened
 from leakgauge.harness.study.jobs import RunContext
 from leakgauge.harness.study.prepare import StoredTraining, make_task, prepare
 from leakgauge.harness.study.recorded import as_recorded

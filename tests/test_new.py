@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from leakgauge.harness.own.quick import Effort
-from leakgauge.harness.own.suite import examine
+from leakgauge.harness.integrations.quick import Effort
+from leakgauge.harness.integrations.suite import examine
 from leakgauge.harness.study.study import load_study
 from tests.command import call
 

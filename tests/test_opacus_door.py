@@ -30,7 +30,7 @@ from leakgauge.harness.core.accounting import epsilon, gaussian_epsilon
 from leakgauge.harness.core.claim import Verdict, judge
 from leakgauge.harness.core.rng import Key, global_generators, normal
 from leakgauge.harness.core.vec import Layout
-from leakgauge.harness.own.opacus import (
+from leakgauge.harness.integrations.opacus import (
     STEP,
     OpacusError,
     bare,

@@ -8,8 +8,8 @@ import pytest
 
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.harness.federation import registry
-from leakgauge.harness.own.parts import named
-from leakgauge.harness.own.suite import examine
+from leakgauge.harness.integrations.parts import named
+from leakgauge.harness.integrations.suite import examine
 from leakgauge.testing import ConformanceError, Effort, check_attack, check_defense, check_task, checks_of
 from tests import planted
 from tests.command import call
@@ -173,8 +173,8 @@ import torch
 from leakgauge import Defense, check_update, pack_float32, positive, unpack_float32
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.harness.federation import registry
-from leakgauge.harness.own.parts import named
-from leakgauge.harness.own.suite import examine
+from leakgauge.harness.integrations.parts import named
+from leakgauge.harness.integrations.suite import examine
 from leakgauge.testing import check_defense
 
 
@@ -228,8 +228,8 @@ import torch
 from leakgauge import Attack, Labels, Round
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.harness.federation import registry
-from leakgauge.harness.own.parts import named
-from leakgauge.harness.own.suite import examine
+from leakgauge.harness.integrations.parts import named
+from leakgauge.harness.integrations.suite import examine
 from leakgauge.testing import check_attack
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from leakgauge.harness.core.result import Run
-    from leakgauge.harness.own.made import Part
+    from leakgauge.harness.integrations.synthetic import Part
 
 
 def inspect(
@@ -97,8 +97,8 @@ def inspect(
     from leakgauge.harness.core.cell import PartSpec
     from leakgauge.harness.core.checks import numbers, positive
     from leakgauge.harness.data import default_root
-    from leakgauge.harness.own import inspect as own
-    from leakgauge.harness.own.made import How, Sources, part_spec, record
+    from leakgauge.harness.integrations import inspect as own
+    from leakgauge.harness.integrations.synthetic import How, Sources, part_spec, record
 
     numbers((int, float), minutes=minutes)
     positive(minutes=minutes)
@@ -158,8 +158,8 @@ def inspect_(
     from leakgauge.harness.core.code import RECORDING, code_allowed, import_from, named_code
     from leakgauge.harness.data import default_root
     from leakgauge.harness.federation.recording import read
-    from leakgauge.harness.own import inspect as own
-    from leakgauge.harness.own.made import part_spec
+    from leakgauge.harness.integrations import inspect as own
+    from leakgauge.harness.integrations.synthetic import part_spec
     from leakgauge.harness.study.run import run_study
 
     place, results = root or default_root(), out or folder / "results"

@@ -15,8 +15,8 @@ from leakgauge.harness.core.claim import Judgment
 if TYPE_CHECKING:
     from leakgauge.harness.core.answer import Answer
     from leakgauge.harness.core.result import Run
-    from leakgauge.harness.own.made import Part
-    from leakgauge.harness.own.opacus import Facts, Loss
+    from leakgauge.harness.integrations.synthetic import Part
+    from leakgauge.harness.integrations.opacus import Facts, Loss
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def inspect(
     from leakgauge.harness.audit.standalone import audit
     from leakgauge.harness.cli import inspect as attacked
     from leakgauge.harness.core.claim import judge
-    from leakgauge.harness.own import opacus as own
+    from leakgauge.harness.integrations import opacus as own
 
     facts, network = own.facts_of(optimizer, loader), own.bare(model)
     promise = judge(own.claim_of(facts, epochs, delta, accountant))

@@ -44,7 +44,7 @@ def _write(kind: str, file: Path) -> tuple[Path, Path]:
     there = [str(path) for path in paths if path.exists()]
     if there:
         raise StudyError("new", [f"{' and '.join(there)} is there already; nothing is overwritten, name another file"])
-    folder = resources.files("leakgauge.harness.own.skeletons")
+    folder = resources.files("leakgauge.harness.integrations.skeletons")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         for path in paths:
@@ -65,7 +65,7 @@ def doctor(
 ) -> None:
     """Check a defense, an attack or a task: one line per check; a failed check says what is wrong, where, and a fix."""
     from leakgauge.harness.audit.claims import assignments
-    from leakgauge.harness.own.suite import examine
+    from leakgauge.harness.integrations.suite import examine
 
     findings = []
     with cli.user_errors():

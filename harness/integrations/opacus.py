@@ -41,7 +41,7 @@ from leakgauge.harness.core.law import Additive, Law, Normal, projected
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout, Vector
 
-STEP = "leakgauge.harness.own.opacus:Step"
+STEP = "leakgauge.harness.integrations.opacus:Step"
 """The name of `Step` as a defense."""
 
 DIM = 36

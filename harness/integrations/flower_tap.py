@@ -18,9 +18,8 @@ from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.federation.loop import make_plan, setting_of
 from leakgauge.harness.federation.recording import Facts, Recorded, Recorder
 from leakgauge.harness.federation.round import Client, Round
-from leakgauge.harness.learn.batch import Indices
-from leakgauge.harness.own.flower import Server
-from leakgauge.harness.own.flower_records import (
+from leakgauge.harness.integrations.flower import Server
+from leakgauge.harness.integrations.flower_records import (
     HOOKED,
     LOG,
     OURS,
@@ -36,6 +35,7 @@ from leakgauge.harness.own.flower_records import (
     trains,
     vector_of,
 )
+from leakgauge.harness.learn.batch import Indices
 
 _ENTRY = 512
 """Upper estimate of the bytes of a line in a recording's list, and of a file's header."""

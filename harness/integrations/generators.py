@@ -22,7 +22,7 @@ import torch
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.own.findings import Fault, Place, is_own
+from leakgauge.harness.integrations.findings import Fault, Place, is_own
 
 _GLOBAL = {
     "torch": "torch's global generator",

@@ -32,7 +32,7 @@ from leakgauge.harness.core.sinks import line
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation.recording import Facts
 from leakgauge.harness.federation.round import Client, Collected, SealedMessage, client_key
-from leakgauge.harness.own.flower_records import (
+from leakgauge.harness.integrations.flower_records import (
     HOOKED,
     LOG,
     OURS,

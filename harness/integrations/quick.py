@@ -20,10 +20,10 @@ from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.result import Run
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threads import one_thread
-from leakgauge.harness.own.findings import Fault, Skip
-from leakgauge.harness.own.generators import Watched, watched
-from leakgauge.harness.own.parts import Part, built
-from leakgauge.harness.own.wire import Wire
+from leakgauge.harness.integrations.findings import Fault, Skip
+from leakgauge.harness.integrations.generators import Watched, watched
+from leakgauge.harness.integrations.parts import Part, built
+from leakgauge.harness.integrations.wire import Wire
 from leakgauge.harness.study.prepare import load_data, make_task
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import resolve

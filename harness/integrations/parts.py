@@ -15,7 +15,7 @@ from leakgauge.harness.core.code import import_from
 from leakgauge.harness.core.contract import Attack, Defense
 from leakgauge.harness.core.errors import StudyError, UnknownNameError
 from leakgauge.harness.federation import registry
-from leakgauge.harness.own.findings import told
+from leakgauge.harness.integrations.findings import told
 
 Kind = Literal["defense", "attack", "task"]
 

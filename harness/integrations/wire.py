@@ -16,7 +16,7 @@ from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.federation.round import Client, Exchange, Round
-from leakgauge.harness.own.findings import Fault
+from leakgauge.harness.integrations.findings import Fault
 
 DIM = 50
 """Default length of an update."""

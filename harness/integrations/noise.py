@@ -21,9 +21,9 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.federation.small import Federation
-from leakgauge.harness.own.findings import Fault, Skip, told
-from leakgauge.harness.own.quick import DefenseUnderTest
-from leakgauge.harness.own.wire import Wire
+from leakgauge.harness.integrations.findings import Fault, Skip, told
+from leakgauge.harness.integrations.quick import DefenseUnderTest
+from leakgauge.harness.integrations.wire import Wire
 
 _MESSAGES = 200
 """Messages behind a mean."""

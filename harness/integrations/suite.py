@@ -10,11 +10,11 @@ from typing import Any
 from leakgauge.harness.core.cell import Scalar
 from leakgauge.harness.core.contract import Attack, Defense
 from leakgauge.harness.core.errors import StudyError
-from leakgauge.harness.own import attack_checks, message_checks, noise, quick
-from leakgauge.harness.own.attack_checks import AttackUnderTest
-from leakgauge.harness.own.findings import ConformanceError, Finding, finding
-from leakgauge.harness.own.parts import Kind, Part, named, part_of
-from leakgauge.harness.own.quick import DefenseUnderTest, Effort, TaskUnderTest
+from leakgauge.harness.integrations import attack_checks, message_checks, noise, quick
+from leakgauge.harness.integrations.attack_checks import AttackUnderTest
+from leakgauge.harness.integrations.findings import ConformanceError, Finding, finding
+from leakgauge.harness.integrations.parts import Kind, Part, named, part_of
+from leakgauge.harness.integrations.quick import DefenseUnderTest, Effort, TaskUnderTest
 
 USUAL = Effort()
 

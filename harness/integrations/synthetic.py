@@ -28,11 +28,11 @@ from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.loop import make_plan, make_setting
 from leakgauge.harness.federation.recording import Facts, Recorded, Recorder, Recording, read, spec_of_facts
 from leakgauge.harness.federation.round import Client, Round, client_key
+from leakgauge.harness.integrations.messages import Names, TrainStep, flattened, stepped
+from leakgauge.harness.integrations.parts import name_of
 from leakgauge.harness.learn import modules
 from leakgauge.harness.learn.batch import Indices, Work, choose_engine, train_clients
 from leakgauge.harness.learn.tasks import ModelTask
-from leakgauge.harness.own.messages import Names, TrainStep, flattened, stepped
-from leakgauge.harness.own.parts import name_of
 from leakgauge.harness.study.prepare import load_data, make_task
 
 Part = str | Mapping[str, Scalar] | Attack | Defense[Any, Any]

@@ -19,11 +19,11 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.round import Exchange, Round
-from leakgauge.harness.own.findings import Fault, Skip, told
-from leakgauge.harness.own.generators import Draw, check_repeats, plain, watched
-from leakgauge.harness.own.parts import Part, built
-from leakgauge.harness.own.quick import DefenseUnderTest
-from leakgauge.harness.own.wire import DIM, SENDER, Wire
+from leakgauge.harness.integrations.findings import Fault, Skip, told
+from leakgauge.harness.integrations.generators import Draw, check_repeats, plain, watched
+from leakgauge.harness.integrations.parts import Part, built
+from leakgauge.harness.integrations.quick import DefenseUnderTest
+from leakgauge.harness.integrations.wire import DIM, SENDER, Wire
 
 _DIMS = (1, 7, 1000)
 

@@ -24,10 +24,10 @@ from leakgauge.harness.core.threats import GRANTS, SEES, Threat, View
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.loop import Keep
 from leakgauge.harness.federation.observe import TrainedFederation, Truth, observe
-from leakgauge.harness.own.findings import Fault, Skip, told
-from leakgauge.harness.own.generators import check_repeats, plain, watched
-from leakgauge.harness.own.parts import Part, built
-from leakgauge.harness.own.quick import CLIENTS, Effort
+from leakgauge.harness.integrations.findings import Fault, Skip, told
+from leakgauge.harness.integrations.generators import check_repeats, plain, watched
+from leakgauge.harness.integrations.parts import Part, built
+from leakgauge.harness.integrations.quick import CLIENTS, Effort
 from leakgauge.harness.study.attack import scored
 from leakgauge.harness.study.jobs import RunContext
 from leakgauge.harness.study.prepare import StoredTraining
