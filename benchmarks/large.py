@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 import torch
 
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import NoLikelihood, Sender, Setting, likelihood_of
+from leakgauge.harness.core.contract import Sender, Setting, likelihood_of
+from leakgauge.harness.core.errors import NoLikelihood
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation import registry

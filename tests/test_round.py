@@ -97,7 +97,7 @@ WIRE = {
 
 def is_defense(node):
     return isinstance(node, ast.ClassDef) and any(
-        name.split("[")[0] == "Defense" for name in (node.name, *map(ast.unparse, node.bases))
+        name.split("[")[0] in ("Defense", "Mechanism", "Wrapper") for name in (node.name, *map(ast.unparse, node.bases))
     )
 
 
@@ -143,6 +143,7 @@ def test_only_a_round_calls_the_wire_methods_of_a_defense():
         ("here, key = Round(defense, setting, state), 1\nhere.estimate(a, b, c)\nhere.decode(sent, key)", []),
         ("here, links = federation.round(number), []\nhere.estimate(a, b, c)\nother.estimate(a, b, c)", ["estimate:3"]),
         ("class Wrapped(Defense[None, None]):\n    def f(self):\n        self.inner.estimate(a, b, c)", []),
+        ("class Summed(Wrapper[None, None]):\n    def f(self):\n        self.inner.estimate(a, b, c)", []),
         ("text.encode('utf-8', 'strict').decode()", []),
     ],
 )
