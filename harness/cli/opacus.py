@@ -15,8 +15,8 @@ from leakgauge.harness.core.claim import Judgment
 if TYPE_CHECKING:
     from leakgauge.harness.core.answer import Answer
     from leakgauge.harness.core.result import Run
-    from leakgauge.harness.integrations.synthetic import Part
     from leakgauge.harness.integrations.opacus import Facts, Loss
+    from leakgauge.harness.integrations.synthetic import Part
 
 
 @dataclass(frozen=True)
