@@ -362,6 +362,16 @@ class Guarantee(Generic[S, M]):
         return None
 
 
+_FORMER = {
+    "breaches": "violations",
+    "gauges": "state_metrics",
+    "in_clear": "plaintext_statistic",
+    "quieter": "low_noise_variant",
+    "sent_in_clear": "read_plaintext_statistic",
+}
+"""Members of a defense that had another name."""
+
+
 @dataclass(frozen=True)
 class Defense(Mechanism[S, M], Evidence[S, M], Guarantee[S, M]):
     """A mechanism, its evidence and its guarantee: a frozen dataclass whose fields are its hyper-parameters.
@@ -371,6 +381,12 @@ class Defense(Mechanism[S, M], Evidence[S, M], Guarantee[S, M]):
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for old, new in _FORMER.items():
+            if old in vars(cls):
+                raise TypeError(f"{cls.__name__}.{old} is now called {new}; rename it, because it would be ignored")
 
     def parameters(self) -> dict[str, Any]:
         """The hyper-parameters, defaults included."""
