@@ -105,7 +105,7 @@ class DataSet:
             raise ValueError(f"{text}; number the labels")
         numbers = torch.tensor([int(name) for name in names])
         train, test = (Examples(x, numbers[y]) for x, y in (self.train, self.test))
-        note = "; ".join(part for part in self.note.split("; ") if " became the classes " not in part)
+        note = "; ".join(remark for remark in self.note.split("; ") if " became the classes " not in remark)
         return replace(self, train=train, test=test, classes=tuple(map(str, range(count))), note=note)
 
     @property

@@ -73,14 +73,14 @@ def data_set(name: str, train: Arrays, test: Arrays | None, classes: Sequence[st
     """
     parts = [train] if test is None else [train, test]
     suffixes = ("", "_test")[: len(parts)]
-    for suffix, part in zip(suffixes, parts, strict=True):
-        if part.x.ndim == 0 or part.y.ndim == 0 or len(part.x) != len(part.y):
-            text = f"expected one label per example, got x{suffix} {part.x.shape} and y{suffix} {part.y.shape}"
+    for suffix, split in zip(suffixes, parts, strict=True):
+        if split.x.ndim == 0 or split.y.ndim == 0 or len(split.x) != len(split.y):
+            text = f"expected one label per example, got x{suffix} {split.x.shape} and y{suffix} {split.y.shape}"
             raise ValueError(text)
-    xs = [_inputs(f"x{suffix}", part.x, part.is_first) for suffix, part in zip(suffixes, parts, strict=True)]
+    xs = [_inputs(f"x{suffix}", split.x, split.is_first) for suffix, split in zip(suffixes, parts, strict=True)]
     scale = _scale(xs)
     stored = [x.astype(np.float32) if scale is None else scale.apply(x) for x in xs]
-    ys, found, coded = _labels([f"y{suffix}" for suffix in suffixes], [part.y for part in parts], len(classes))
+    ys, found, coded = _labels([f"y{suffix}" for suffix in suffixes], [split.y for split in parts], len(classes))
     fits = len(classes) == len(found) if coded else len(classes) >= len(found)
     names = tuple(classes) if found and fits and train.y.dtype.kind in "biu" else found
     ranged = "" if scale is None else "inputs scaled to [0, 1] by their range (the model gets the original units)"
@@ -207,7 +207,7 @@ def _ranked(ys: Sequence[Array]) -> tuple[list[Tensor], tuple[str, ...]]:
     """Each label's rank among all distinct labels, and the distinct labels."""
     known, places = np.unique(np.concatenate(ys), return_inverse=True)
     parts = np.split(places.astype(np.int64), [len(ys[0])])[: len(ys)]
-    return [torch.from_numpy(part) for part in parts], tuple(map(str, known.tolist()))
+    return [torch.from_numpy(labels) for labels in parts], tuple(map(str, known.tolist()))
 
 
 def _numbers(name: str, y: Array) -> Tensor:

@@ -163,7 +163,7 @@ def gathered(data: object) -> object:
     items, entries = list[tuple[Array, Array]](), 0
     with _one_line(type(data).__name__), global_generators(_KEY):
         for item in data:
-            x, y = (_array(part).copy() for part in _halves(item))  # a generator may fill the same array again
+            x, y = (_array(half).copy() for half in _halves(item))  # a generator may fill the same array again
             items.append((x, y))
             entries += x.size
             check_size(len(items), entries)

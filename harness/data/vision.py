@@ -122,7 +122,7 @@ def read_cifar_set(kind: Cifar, root: Path) -> DataSet:
         raise DataMissing(f"no {kind.title} training batch: looked for {' or '.join(kind.train)} in {folder}; {hint}")
     meta = unpickle(find(f"{kind.title} class names", [folder], [kind.meta], hint))
     parts = [_read_batch(kind, folder / batch) for batch in found]
-    train = Examples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+    train = Examples(torch.cat([batch.x for batch in parts]), torch.cat([batch.y for batch in parts]))
     test = _read_batch(kind, folder / kind.test)
     notes = []
     if len(found) < len(kind.train):
