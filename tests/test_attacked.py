@@ -118,8 +118,8 @@ def test_the_first_image_of_each_message_counts():
     ys = [torch.arange(4)] * 6
     guesses = [Guess(x, y, 0.0, 0) for x, y in zip(xs, ys, strict=True)]
     pool = torch.rand(99, 1, 8, 8, generator=torch.Generator().manual_seed(99))
-    lineups = tuple(np.tile(np.arange(99), (4, 1)) for _ in xs)
-    truth = Truth(tuple(Examples(x, y) for x, y in zip(xs, ys, strict=True)), pool=pool, lineups=lineups)
+    candidate_sets = tuple(np.tile(np.arange(99), (4, 1)) for _ in xs)
+    truth = Truth(tuple(Examples(x, y) for x, y in zip(xs, ys, strict=True)), pool=pool, candidate_sets=candidate_sets)
     estimates, _ = score_reconstruction(xs, ys, guesses, truth.others())
     (one,) = score_promise(Reconstruction(tuple(guesses)), truth, estimates, promise(proved=2.0))
     assert (one.name, one.n) == ("identification_epsilon", 6)

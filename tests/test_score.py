@@ -316,7 +316,7 @@ def test_recognizable_is_an_identified_image_of_high_ssim():
     found = by_name(score_reconstruction([x], [labels(0, 1)], [guess(x.clone(), labels(0, 1))], [lineup_of(x)])[0])
     assert found["identification"].values == found["recognized"].values == (1, 1)
     assert found["identification"].note.startswith("2 of 2 images")
-    # a flat guess of a nearly flat image, among other nearly flat ones: SSIM cannot tell, a lineup can
+    # a flat guess of a nearly flat image, among other nearly flat ones: SSIM cannot tell, a candidate set can
     flat = 0.5 + 1e-3 * normal(ROOT.child("flat"), (1, 1, 8, 8))
     among = 0.5 + 1e-3 * normal(ROOT.child("others"), (1, 99, 1, 8, 8))
     gray = guess(torch.full((1, 1, 8, 8), 0.5), labels(0))

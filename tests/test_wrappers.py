@@ -13,14 +13,14 @@ from leakgauge.harness.core.contract import Setting
 from leakgauge.harness.core.defense import Defense, Evidence, Guarantee, Mechanism, Wrapper
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation.aggregate import Aggregated
-from leakgauge.harness.study.joint import Several
+from leakgauge.harness.study.joint import BatchedCells
 
 SETTING = Setting(Layout(("w",), ((6,),)), 2, 2, 1, "gradient", 1, 0.1, 4, 8)
 WRAPPERS = [
     Aggregated(UDP()),
     Aggregated(TopK(feedback=True)),
     Cascade(("gaussian", "sdq"), Gaussian(), SDQ()),
-    Several((UDP(), TopK())),
+    BatchedCells((UDP(), TopK())),
 ]
 by_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda wrapper: type(wrapper).__name__)
 PROTOCOLS = pytest.mark.parametrize("protocol", [Mechanism, Evidence, Guarantee, Defense])

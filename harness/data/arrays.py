@@ -86,9 +86,9 @@ def data_set(name: str, train: Arrays, test: Arrays | None, classes: Sequence[st
     ranged = "" if scale is None else "inputs scaled to [0, 1] by their range (the model gets the original units)"
     note = "; ".join(filter(None, (note, ranged, coded)))
     examples = [Examples(torch.from_numpy(x.copy(order="C")), y) for x, y in zip(stored, ys, strict=True)]
-    split = (examples[0], examples[1]) if test is not None else split_by_class(*examples[0])
+    both = (examples[0], examples[1]) if test is not None else split_by_class(*examples[0])
     low, span = (None, None) if scale is None else (torch.from_numpy(one.astype(np.float32)) for one in scale)
-    return DataSet(name, *split, names, public=False, note=note, low=low, span=span)
+    return DataSet(name, *both, names, public=False, note=note, low=low, span=span)
 
 
 def check_size(items: int, entries: int) -> None:

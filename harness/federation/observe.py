@@ -22,8 +22,8 @@ from leakgauge.harness.federation.round import Client, Round
 from leakgauge.harness.learn.batch import Engine, Indices, Work, train_clients
 from leakgauge.harness.learn.tasks import ModelTask
 
-IN_LINEUP = 100
-"""Size of the lineup among which a reconstruction must identify its true input; smaller if the data are fewer."""
+IN_CANDIDATE_SET = 100
+"""Size of the set among which a reconstruction must identify its true input; smaller if the data are fewer."""
 
 
 class _Sent(NamedTuple):
@@ -72,9 +72,9 @@ class Truth:
         note: a remark for the reader on the choice of candidates.
         alike: whether members and non-members are drawn from the same records, uniformly.
         pool: [n, ...] all training inputs; None for membership.
-        lineups: for each victim [b, k]: rows of the pool that no victim sent, k for each of its inputs; empty if there
-            are no such rows. A reconstruction identifies its input if it is nearer to the input than to all of these
-            rows.
+        candidate_sets: for each victim [b, k]: rows of the pool that no victim sent, k for each of its inputs; empty if
+            there are no such rows. A reconstruction identifies its input if it is nearer to the input than to all of
+            these rows.
     """
 
     victims: tuple[Examples, ...] = ()
@@ -82,19 +82,19 @@ class Truth:
     note: str = ""
     alike: bool = False
     pool: Tensor | None = None
-    lineups: tuple[Indices, ...] = ()
+    candidate_sets: tuple[Indices, ...] = ()
 
     @property
     def rivals(self) -> int:
-        """The number of inputs of a lineup besides the true input."""
-        return min((rows.shape[1] for rows in self.lineups), default=0)
+        """The number of inputs of a candidate set besides the true input."""
+        return min((rows.shape[1] for rows in self.candidate_sets), default=0)
 
     def others(self) -> Iterator[Tensor] | None:
-        """The inputs [b, k, ...] of each victim's lineup, one victim at a time; None if there are no lineups."""
-        if self.pool is None or not self.lineups:
+        """The inputs [b, k, ...] of each victim's candidate set, one victim at a time; None if there are none."""
+        if self.pool is None or not self.candidate_sets:
             return None
         pool = self.pool
-        return (pool[torch.from_numpy(rows)] for rows in self.lineups)
+        return (pool[torch.from_numpy(rows)] for rows in self.candidate_sets)
 
 
 def observe(federation: TrainedFederation, view: View, target: Target) -> tuple[Observation, Truth]:
@@ -114,7 +114,7 @@ def observe(federation: TrainedFederation, view: View, target: Target) -> tuple[
         others=_others(federation, sent.rows, sent.senders) if "others" in view.sees else None,
         labels=tuple(victim.y.sort().values for victim in sent.victims) if "labels" in view.sees else None,
     )
-    return seen, Truth(sent.victims, pool=federation.train.x, lineups=_lineups(federation, sent))
+    return seen, Truth(sent.victims, pool=federation.train.x, candidate_sets=_candidate_sets(federation, sent))
 
 
 def _members(federation: TrainedFederation, view: View, target: Target) -> tuple[Observation, Truth]:
@@ -201,15 +201,17 @@ def before_rounds(federation: TrainedFederation, view: View, target: Target) -> 
     return dataclasses.replace(seen, models=None, final=None)
 
 
-def _lineups(federation: TrainedFederation, sent: _Sent) -> tuple[Indices, ...]:
-    """`Truth.lineups`: drawn like the victims from the same data, so a blind guess is right once in `IN_LINEUP`."""
+def _candidate_sets(federation: TrainedFederation, sent: _Sent) -> tuple[Indices, ...]:
+    """`Truth.candidate_sets`: drawn like the victims, so a blind guess is right once in `IN_CANDIDATE_SET`."""
     others = np.setdiff1d(np.arange(len(federation.train.y)), sent.rows)
-    count, key, made = min(IN_LINEUP - 1, len(others)), federation.key.child("lineups"), 0
-    lineups = []
+    count, key, made = min(IN_CANDIDATE_SET - 1, len(others)), federation.key.child("lineups"), 0
+    candidate_sets = []
     for victim in sent.victims if count else ():
         numbers = range(made, made := made + len(victim.y))
-        lineups.append(np.stack([others[rng.subset(key.child(number), len(others), count)] for number in numbers]))
-    return tuple(lineups)
+        candidate_sets.append(
+            np.stack([others[rng.subset(key.child(number), len(others), count)] for number in numbers])
+        )
+    return tuple(candidate_sets)
 
 
 def _with_rounds(seen: Observation, observed_rounds: tuple[ObservedRound, ...]) -> Observation:

@@ -185,8 +185,8 @@ def _check(source: Sources, how: How) -> None:
 def _victims(data: object, auxiliary: object, source: Sources, how: How, root: Path, load: _Load) -> _Victims:
     """The data as a study names them, and the rows behind each message.
 
-    Data without a test part are split: the victims' records and half of the other records, from which lineups are
-    drawn, are for training; the other half belongs to the attacker.
+    Data without a test part are split: the victims' records and half of the other records, from which candidate sets
+    are drawn, are for training; the other half belongs to the attacker.
     """
     loaded, has_test = load(data)
     count, key = len(loaded.train.y), Key(how.seed).child("inspect")

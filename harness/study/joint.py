@@ -47,7 +47,7 @@ class _Member(Sender):
 
 
 @dataclass(frozen=True)
-class Several(Wrapper[Any, Any]):
+class BatchedCells(Wrapper[Any, Any]):
     """The defenses of several federations with one setting and one rule for local training.
 
     It has what a search for the inputs behind messages uses; the state is a tuple, with one state per federation.
@@ -129,7 +129,7 @@ def joined(observations: Sequence[Observation]) -> Observation:
     assert first.model is not None
     return dataclasses.replace(
         first,
-        defense=Several(tuple(observation.defense for observation in observations)),
+        defense=BatchedCells(tuple(observation.defense for observation in observations)),
         messages=tuple(messages),
         model=first.model._replace(state=tuple(states)),
         labels=None if first.labels is None else tuple(label for each in observations for label in each.labels or ()),

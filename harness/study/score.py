@@ -103,16 +103,17 @@ def match(truth: Tensor, guess: Tensor) -> Tensor:
     return torch.from_numpy(linear_sum_assignment(cost.numpy())[1].astype(np.int64))
 
 
-def identified(truth: Tensor, guess: Tensor, lineup: Tensor) -> Numbers:
-    """[b], 1 if a guess is nearer to its truth, by squared error, than to every other input of its lineup, else 0.
+def identified(truth: Tensor, guess: Tensor, candidate_set: Tensor) -> Numbers:
+    """[b], 1 if a guess is nearer to its truth, by squared error, than to every other input of its candidate set, else
+    0.
 
-    A guess that does not depend on the truth is right with probability at most 1 / (k + 1), if truth and lineup are
-    drawn alike. Inputs of the lineup that equal the truth are left out.
+    A guess that does not depend on the truth is right with probability at most 1 / (k + 1), if truth and candidate set
+    are drawn alike. Inputs of the candidate set that equal the truth are left out.
 
     Args:
-        truth, guess: [b, ...]. lineup: [b, k, ...].
+        truth, guess: [b, ...]. candidate_set: [b, k, ...].
     """
-    x, guesses, others = _flat(truth), _flat(guess), lineup.detach().cpu().double().flatten(2)
+    x, guesses, others = _flat(truth), _flat(guess), candidate_set.detach().cpu().double().flatten(2)
     nearest = (others - guesses[:, None]).square().sum(-1).masked_fill((others == x[:, None]).all(-1), math.inf)
     hits = (x - guesses).square().sum(-1) < nearest.min(1).values
     return np.asarray(hits.double().numpy(), np.float64)
@@ -122,7 +123,7 @@ def score_reconstruction(
     truth_x: Sequence[Tensor],
     truth_y: Sequence[Tensor],
     guesses: Sequence[Guess],
-    lineups: Iterable[Tensor] | None = None,
+    candidate_sets: Iterable[Tensor] | None = None,
     columns: Sequence[Column] = (),
 ) -> tuple[tuple[Estimate, ...], Pictures | None]:
     """Score one guess per victim.
@@ -134,16 +135,17 @@ def score_reconstruction(
         truth_x: [b, c, h, w] images in [0, 1] or [b, features] of each victim; b may differ.
         truth_y: [b] int64 of each victim, or numbers of a regression, for which there is no `label_accuracy`.
         guesses: in the order of the victims.
-        lineups: [b, k, ...] of each victim: k other inputs for each of its own. None: no `identification`.
+        candidate_sets: [b, k, ...] of each victim: k other inputs for each of its own. None: no `identification`.
         columns: the columns of a table's inputs; empty: the inputs are not a table.
 
     Returns:
         For images `ssim`, `mse` (the median, because one diverged image would dominate the mean), `psnr`,
-        `label_accuracy` (labels in common, in any order), `identification` (the original is the nearest of its lineup),
-        `recognized` (identified, with SSIM >= 0.5), `success` (MSE < 1e-3) and `failed`. For other inputs, all of these
-        that need no SSIM or PSNR; for a table, first `columns` (the share of a record's columns that are right) and
-        `column/NAME` (for each column, the share of records). `values` follow the order of the victims, then of the
-        images in a batch. Also the pictures, if all batches have the same size; a failed victim's are gray.
+        `label_accuracy` (labels in common, in any order), `identification` (the original is the nearest of its
+        candidate set), `recognized` (identified, with SSIM >= 0.5), `success` (MSE < 1e-3) and `failed`. For other
+        inputs, all of these that need no SSIM or PSNR; for a table, first `columns` (the share of a record's columns
+        that are right) and `column/NAME` (for each column, the share of records). `values` follow the order of the
+        victims, then of the images in a batch. Also the pictures, if all batches have the same size; a failed victim's
+        are gray.
 
     Raises:
         ValueError: not one guess per victim, no victim, or a guess of another shape than the truth.
@@ -152,7 +154,7 @@ def score_reconstruction(
         raise ValueError(
             f"expected one guess a victim, got {len(guesses)} guesses, {len(truth_x)} inputs and {len(truth_y)} labels"
         )
-    asked: Iterable[Tensor | None] = itertools.repeat(None, len(guesses)) if lineups is None else lineups
+    asked: Iterable[Tensor | None] = itertools.repeat(None, len(guesses)) if candidate_sets is None else candidate_sets
     scores = [_judge(*victim) for victim in zip(truth_x, truth_y, guesses, asked, strict=True)]
     sizes = [len(x) for x in truth_x]
     failed = scores.count(None)
@@ -169,7 +171,7 @@ def score_reconstruction(
         [] if numbers else [stats.proportion("label_accuracy", round(sum(known)), len(known), values=right, note=note)]
     )
     of_failed = stats.proportion("failed", failed, len(guesses), values=[float(score is None) for score in scores])
-    near = [] if lineups is None else [value == 1 for value in _spread(scores, sizes, "identified")]
+    near = [] if candidate_sets is None else [value == 1 for value in _spread(scores, sizes, "identified")]
     of_lineup = [_share("identification", near, notes)] if near else []
     if not _has_pictures(truth_x[0]):
         return (*_of_columns(truth_x, scores, columns, note), of_mse, *of_labels, *of_lineup, of_failed), None
@@ -326,7 +328,7 @@ def score_membership(
     )
 
 
-def _judge(x: Tensor, y: Tensor, guess: Guess, lineup: Tensor | None) -> _Scores | None:
+def _judge(x: Tensor, y: Tensor, guess: Guess, candidate_set: Tensor | None) -> _Scores | None:
     """The scores of one victim; None if it failed."""
     # float32, like the attack's own numbers: an overflow in float32 is a divergence
     if guess.failure or not bool(torch.isfinite(guess.x.float()).all()):
@@ -341,8 +343,8 @@ def _judge(x: Tensor, y: Tensor, guess: Guess, lineup: Tensor | None) -> _Scores
     each = image_scores(x, inputs)._asdict() if _has_pictures(x) else {}
     each["mse"] = np.mean((_array(x) - _array(inputs)).reshape(len(x), -1) ** 2, axis=1)
     each["right"] = _right(y, labels)
-    if lineup is not None:
-        each["identified"] = identified(x, inputs.clamp(0, 1) if x.ndim == 4 else inputs, lineup)
+    if candidate_set is not None:
+        each["identified"] = identified(x, inputs.clamp(0, 1) if x.ndim == 4 else inputs, candidate_set)
     return _Scores(inputs, each)
 
 
