@@ -74,10 +74,7 @@ def structure_of(module: nn.Module, input_shape: tuple[int, ...]) -> Structure |
             module = copy.deepcopy(module)
             structure = _read(module, input_shape)
             return structure if structure is not None and _agrees(structure, module, input_shape) else None
-        except (
-            Exception,
-            SystemExit,
-        ):  # whatever fails in a user's code fails again, with an explanation, when it is called
+        except (Exception, SystemExit):  # a user's code that fails fails again, with an explanation, when it is called
             return None
 
 
