@@ -28,7 +28,7 @@ class DLG(ByMatching):
         restarts: number of random starts; the result with the lowest objective is returned.
         evaluations: maximum number of evaluations of the objective and its gradient, per victim and restart.
         objective: `l2`: squared distance of the gradients; `likelihood`: the defense's own likelihood.
-        start: law of the first dummy inputs: `normal` (standard) or `uniform` (in [0, 1]).
+        start: distribution of the first dummy inputs: `normal` (standard) or `uniform` (in [0, 1]).
         prior: `none`, as published; `gaussian`, `tv` or `module:function`: the prior of `map`, combined as in `map`
             with `objective = "l2"`.
 

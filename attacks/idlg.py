@@ -31,7 +31,7 @@ class IDLG(ByMatching):
         evaluations: maximum number of evaluations of the objective and its gradient, per victim and restart.
         objective: `l2`: squared distance of the gradients; `likelihood`: the defense's own likelihood.
         labels: `inferred`, or `given`: the true labels, which a study must grant.
-        start: law of the first dummy inputs: `normal` (standard) or `uniform` (in [0, 1]).
+        start: distribution of the first dummy inputs: `normal` (standard) or `uniform` (in [0, 1]).
         prior: `none`, as published; `gaussian`, `tv` or `module:function`: the prior of `map`, combined as in `map`
             with `objective = "l2"`.
 

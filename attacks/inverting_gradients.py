@@ -43,7 +43,7 @@ class InvertingGradients(ByLabels):
         tv: weight of the mean difference of neighboring pixels, horizontal plus vertical; the distance is in [0, 2]. It
             was set once, on 8 photographs behind the LeNet of DLG, not per image or defense (`docs/attacks.md`).
         labels: `inferred`, or `given`: the true labels, which a study must grant.
-        start: law of the first dummy inputs: `uniform` (in [0, 1]) or `normal` (standard, cut to [0, 1]).
+        start: distribution of the first dummy inputs: `uniform` (in [0, 1]) or `normal` (standard, cut to [0, 1]).
         prior: `tv`: total variation, as published; `gaussian` or `module:function`: the prior of `map`, with the angle
             instead of the cosine, and Adam's own steps in the prior's coordinates. `lr` and `tv` then have no effect.
 

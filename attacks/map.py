@@ -25,15 +25,15 @@ class MAP(ByPosterior):
     the result explains the messages worse than imitated messages are explained by their own inputs, mostly because of a
     wrong label, a search without softening follows, from the same start, with an eighth of the evaluations.
 
-    It restores records of a table column by column: each column gets its own likeliest value, under a mixture of laws
-    with independent columns that is fitted to the same auxiliary records (`attacks._engine.tables`). Vero et al. 2023
-    (TabLeak) instead search a relaxation and take the median of several restarts.
+    It restores records of a table column by column: each column gets its own likeliest value, under a mixture of
+    distributions with independent columns that is fitted to the same auxiliary records (`attacks._engine.tables`). Vero
+    et al. 2023 (TabLeak) instead search a relaxation and take the median of several restarts.
 
     Args:
-        prior: `gaussian`: the normal law with the mean and covariance of at most 3,000 auxiliary inputs; the search
-            runs in its coordinates and starts from the mean. `tv`: total variation, which needs no auxiliary data; the
-            search starts from random inputs. `module:function`: your own function, called with auxiliary inputs
-            [n, *input_shape] and `box` (see `attacks._engine.prior.Prior`). `docs/attacks.md` compares them.
+        prior: `gaussian`: the normal distribution with the mean and covariance of at most 3,000 auxiliary inputs; the
+            search runs in its coordinates and starts from the mean. `tv`: total variation, which needs no auxiliary
+            data; the search starts from random inputs. `module:function`: your own function, called with auxiliary
+            inputs [n, *input_shape] and `box` (see `attacks._engine.prior.Prior`). `docs/attacks.md` compares them.
         tv: weight of the total variation, in nats per unit of pixel difference. It was set once, on 16 CIFAR-10 images
             with normal noise of 0.003, 0.01 and 0.05 (`benchmarks/prior_weight.py`), not per image or defense.
         box: weight of the squared distance of a pixel to [0, 1], in nats.
@@ -45,7 +45,7 @@ class MAP(ByPosterior):
         naive_std: standard deviation of the noise that `l2` assumes in each coordinate, whatever the defense.
         unroll: whether to follow the steps of a client's local SGD; otherwise an update counts as one long step.
         labels: `inferred`, or `given`: the true labels, which a study must grant.
-        start: law of the first dummy inputs of `tv`: `uniform` (in [0, 1]) or `normal` (standard).
+        start: distribution of the first dummy inputs of `tv`: `uniform` (in [0, 1]) or `normal` (standard).
         ease: first weight of the messages, in nats for an update of zero. If the likelihood weighs more, the search
             continues in stages, each with a hundred times the weight, up to the likelihood's own weight. Without noise,
             the likelihood is so steep that the search would ignore the prior (`docs/attacks.md` has an example).

@@ -4,8 +4,8 @@
     python benchmarks/gate.py power [--study smoke]
 
 `redraws` runs the study's attacks again with renamed private keys, so with other draws, and judges each run as
-`leakgauge gate` does: by the law of the messages at 1 %, and by the attacks at 4 %. Bar: an alarm in at most 1 run of
-20. Audits and limits are left out, because no rule compares them between draws.
+`leakgauge gate` does: by the distribution of the messages at 1 %, and by the attacks at 4 %. Bar: an alarm in at most 1
+run of 20. Audits and limits are left out, because no rule compares them between draws.
 
 `power` scales the draws of each defense around zero. If the decoder shares the noise, or the noise has another form,
 the defense gets another noise parameter instead. Keys are renamed, so that no draw is shared. Bar: half the noise is
@@ -33,7 +33,7 @@ from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.round import Client
 from leakgauge.harness.gate.judge import Verdict, judge
 from leakgauge.harness.gate.measure import Measured, measured
-from leakgauge.harness.gate.mechanism import LEVEL, Changed, law_checks
+from leakgauge.harness.gate.mechanism import LEVEL, Changed, distribution_checks
 from leakgauge.harness.gate.rules import Rules
 from leakgauge.harness.study.fingerprints import take
 from leakgauge.harness.study.run import run_study
@@ -74,7 +74,7 @@ def redraws(study: Study, numbers: range) -> None:
             now, fingerprints = _run(light), take(_floors(study))
         rules = Rules(level=Rules().level - LEVEL)
         checks = [
-            *law_checks(fingerprints, base, Changed(("redrawn",), training=True)),
+            *distribution_checks(fingerprints, base, Changed(("redrawn",), training=True)),
             *judge(now, before, rules).checks,
         ]
         failed = [check for check in checks if check.verdict is Verdict.FAIL]
@@ -86,7 +86,7 @@ def redraws(study: Study, numbers: range) -> None:
 
 
 def power(study: Study) -> None:
-    """Print whether the law test finds less noise in one defense at a time."""
+    """Print whether the goodness-of-fit test finds less noise in one defense at a time."""
     base = take(_floors(study))
     specs = {cell.training.defense.key: cell.training.defense for cell in study.cells}
     for key, spec in specs.items():
@@ -98,10 +98,12 @@ def power(study: Study) -> None:
 
 
 def _found(base: Sequence[Fingerprint], cells: Sequence[Cell], whole: bool, factor: float) -> str:
-    """Whether the law test finds a defense with this share of its noise, with the reason."""
+    """Whether the goodness-of-fit test finds a defense with this share of its noise, with the reason."""
     with renamed(0), quieter(factor, whole=whole):
         now = take(cells)
-    failed = [one for one in law_checks(now, base, Changed(("x",), training=True)) if one.verdict is Verdict.FAIL]
+    failed = [
+        one for one in distribution_checks(now, base, Changed(("x",), training=True)) if one.verdict is Verdict.FAIL
+    ]
     return f"found, {failed[0].reason}" if failed else "not found"
 
 

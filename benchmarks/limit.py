@@ -2,9 +2,9 @@
 
 The images were not used for any choice; labels are inferred. The defenses are normal noise of known size, and defenses
 at their defaults. Prints the mean MSE per pixel of the mean image, of the limit given these images, of the limit over
-all images of the attacker's law, and of `map` (its images are clipped to [0, 1]); the efficiency, which is the mean
-over images of limit divided by the MSE of `map`, with its 95 % interval; and processor seconds per image of the limit
-and of `map`. Needs `cifar10` (see README); a part of it suffices.
+all images of the attacker's distribution, and of `map` (its images are clipped to [0, 1]); the efficiency, which is the
+mean over images of limit divided by the MSE of `map`, with its 95 % interval; and processor seconds per image of the
+limit and of `map`. Needs `cifar10` (see README); a part of it suffices.
 
     python benchmarks/limit.py [FOLDER] [--images 16]
 """

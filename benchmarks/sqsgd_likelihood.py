@@ -1,10 +1,10 @@
-"""The attacker's gain from sqSGD's exact law: MAP with four likelihoods of the same messages.
+"""The attacker's gain from sqSGD's exact distribution: MAP with four likelihoods of the same messages.
 
 CIFAR-10 training images, the LeNet of DLG with its initialization, one image per victim, labels given. `smooth` is
-`SqSGD.likelihood`; `exact` is the law of each coordinate, which has no gradient if a coordinate is off by a level or
-more; `tail` is the law of the whole vector, at its best tilt; `moments` is the normal law with the mean and variance of
-the message. Prints mean SSIM, median MSE and processor seconds per image. Needs `cifar10` (see README); a part
-suffices.
+`SqSGD.likelihood`; `exact` is the distribution of each coordinate, which has no gradient if a coordinate is off by a
+level or more; `tail` is the distribution of the whole vector, at its best tilt; `moments` is the normal distribution
+with the mean and variance of the message. Prints mean SSIM, median MSE and processor seconds per image. Needs `cifar10`
+(see README); a part suffices.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ SETTINGS = {
     "4096 levels, all match": SqSGD(ratio=1.0, epsilon=1e5, bits=12, clip=10.0),
 }
 
-Law = Callable[[PrivQuant, Tensor, Tensor, float], Tensor]
+MessageDistribution = Callable[[PrivQuant, Tensor, Tensor, float], Tensor]
 """(channel, received levels [n, dt], rotated values [n, dt], range) to [n] nats."""
 
 
 def exact(channel: PrivQuant, received: Tensor, y: Tensor, bound: float) -> Tensor:
-    """The product of the exact laws of the coordinates."""
+    """The product of the exact distributions of the coordinates."""
     return channel.surrogate(received, y, bound)
 
 
@@ -77,7 +77,8 @@ def smooth(channel: PrivQuant, received: Tensor, y: Tensor, bound: float) -> Ten
 
 
 def tail(channel: PrivQuant, received: Tensor, y: Tensor, bound: float) -> Tensor:
-    """-ln of Chernoff's bound on P(at least tau matches), at its best tilt: nearly the law of the whole vector.
+    """-ln of Chernoff's bound on P(at least tau matches), at its best tilt: nearly the distribution of the whole
+    vector.
 
     The tilt is held constant for the gradient, because the derivative with respect to the best tilt is zero.
     """
@@ -94,7 +95,7 @@ def tail(channel: PrivQuant, received: Tensor, y: Tensor, bound: float) -> Tenso
 
 
 def moments(channel: PrivQuant, received: Tensor, y: Tensor, bound: float) -> Tensor:
-    """A normal law with mean m y and the variance of a level; the variance of rounding is its mean over a level."""
+    """Normal, with mean m y and the variance of a level; the variance of rounding is its mean over a level."""
     m, step = channel.normalizer, 2 * bound / (channel.levels - 1)
     y, values = y.clamp(-bound, bound), levels_to_values(received, bound, channel.levels)
     least = (1 - m) * bound**2 * (channel.levels + 1) / (3 * (channel.levels - 1)) + m * step**2 / 6
@@ -102,7 +103,7 @@ def moments(channel: PrivQuant, received: Tensor, y: Tensor, bound: float) -> Te
     return 0.5 * ((values - m * y).square() / variance + (variance / least).log()).sum(-1)
 
 
-LAWS: dict[str, Law] = {"exact": exact, "tail": tail, "moments": moments, "smooth": smooth}
+DISTRIBUTIONS: dict[str, MessageDistribution] = {"exact": exact, "tail": tail, "moments": moments, "smooth": smooth}
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class Rescored(Defense[Plan, Tensor]):
     """sqSGD with another likelihood."""
 
     inner: SqSGD
-    law: Law
+    distribution: MessageDistribution
 
     def init(self, setting: Setting) -> Plan:
         """As the inner defense."""
@@ -129,7 +130,7 @@ class Rescored(Defense[Plan, Tensor]):
         return self.inner.estimate(state, received, link)
 
     def likelihood(self, state: Plan, received: Sequence[bytes], links: Links) -> Likelihood:
-        """As `SqSGD.likelihood`, with `law`."""
+        """As `SqSGD.likelihood`, with `message_distribution`."""
         assert links.shared is not None
         clip, count = self.inner.clip, self.inner.sent(links.setting.dim)
         levels = torch.stack([torch.from_numpy(unpack_levels(wire, count, self.inner.bits)) for wire in received])
@@ -138,7 +139,7 @@ class Rescored(Defense[Plan, Tensor]):
         def score(update: Tensor) -> Tensor:
             sent = clip_l2(self.inner.beta * clip_l2(update, clip).gather(1, chosen), clip)
             rotated = fast_walsh_hadamard(sent.double() * state.signs) / math.sqrt(count)
-            return self.law(state.channel, levels, rotated, clip).to(update.dtype)
+            return self.message_distribution(state.channel, levels, rotated, clip).to(update.dtype)
 
         return score
 
@@ -204,8 +205,8 @@ def main() -> None:
     for name in given.settings:
         channel = SETTINGS[name].init(observed(victims, Rescored(SETTINGS[name], exact)).setting).channel
         print(f"{name} (m = {channel.normalizer:.3f}, epsilon {channel.epsilon:.4g})", flush=True)
-        for title, law in LAWS.items():
-            seen = observed(victims, Rescored(SETTINGS[name], law))
+        for title, distribution in DISTRIBUTIONS.items():
+            seen = observed(victims, Rescored(SETTINGS[name], distribution))
             start = time.process_time()
             guesses = attack.run(seen, Key(7)).guesses
             seconds = (time.process_time() - start) / given.images

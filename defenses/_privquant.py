@@ -17,7 +17,15 @@ from torch import Tensor
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import positive
-from leakgauge.harness.core.law import SHARES, Branches, Integers, Law, LawError, Reading, outcomes
+from leakgauge.harness.core.distribution import (
+    SHARES,
+    Branches,
+    DistributionError,
+    Integers,
+    MessageDistribution,
+    Reading,
+    outcomes,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 
@@ -30,7 +38,7 @@ _FLOOR = 1e-12
 """Least probability of a level in the surrogate; keeps gradients within float32 if the channel is the identity."""
 
 _KNEE = 0.97
-"""Distance in levels beyond which `misfit` departs from the exact law; measured in docs/attacks.md."""
+"""Distance in levels beyond which `misfit` departs from the exact distribution; measured in docs/attacks.md."""
 
 _EXACT = 1e-9
 """Difference in epsilon between two thresholds' costs that rounding explains."""
@@ -99,7 +107,8 @@ class PrivQuant:
         """ln(1 - p), the log probability of the lesser branch.
 
         `privatize` respects this probability down to 2^-128 (logit 88), the limit of a generator with a 128-bit key.
-        Below 2^-128, only the favored branch runs. The law is then within 1 - p of the stated law in total variation,
+        Below 2^-128, only the favored branch runs. The distribution is then within 1 - p of the stated distribution in
+        total variation,
         but loses the guarantee: an output excludes every input with fewer than tau matches, so epsilon is infinite. The
         delta at `epsilon`, (1 + e^epsilon) (1 - p), is about N_lo / N_hi.
         """
@@ -130,8 +139,8 @@ class PrivQuant:
             [d] int64 levels.
 
         Guarantees:
-            The output has the law of the class: branch and number of matches exact to 2^-128 (see `log_rest`), then a
-            pseudo-random choice among equally likely vectors. Takes O(d).
+            The output has the distribution of the class: branch and number of matches exact to 2^-128 (see `log_rest`),
+            then a pseudo-random choice among equally likely vectors. Takes O(d).
 
         Raises:
             ValueError: u is not d integers in 0..K-1.
@@ -155,10 +164,10 @@ class PrivQuant:
         return torch.from_numpy(sent)
 
     def surrogate(self, received: Tensor, y: Tensor, bound: float) -> Tensor:
-        """-ln of the product of the laws of the single coordinates of V, given real values y before rounding.
+        """-ln of the product of the distributions of the single coordinates of V, given real values y before rounding.
 
         P(V_j | y_j) = (1 - m)/K + m h_j, with h_j the probability that y_j is rounded to V_j, linear in y_j between two
-        levels. Each factor is exact. The product ignores the dependence between matches. The exact law is
+        levels. Each factor is exact. The product ignores the dependence between matches. The exact distribution is
 
             P(V | y) = (1-p)/N_lo + (p/N_hi - (1-p)/N_lo) P(M >= tau),   M a sum of independent Bernoulli(h_j).
 
@@ -303,8 +312,8 @@ def levels_to_values(index: Tensor, bound: float, levels: int) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Matched(Law):
-    """The law of the packed levels that a channel sends for `place` after stochastic rounding.
+class Matched(MessageDistribution):
+    """The distribution of the packed levels that a channel sends for `place` after stochastic rounding.
 
     The rounded levels are hidden. Given the output V, coordinate j matches independently with the probability h_j that
     it is rounded to V_j, so P(V) is proportional to E g(M). M is the sum of Bernoulli(h_j); g is 1 from tau matches on,
@@ -315,8 +324,8 @@ class Matched(Law):
         levels, tau, logit: parameters of the channel.
         epsilon: the largest epsilon that the channel may have.
 
-    Source: the law of Algorithm 1 of sqSGD, computed independently of `PrivQuant`; P(V_j | V_1..V_(j-1)) sums over
-    later V.
+    Source: the distribution of Algorithm 1 of sqSGD, computed independently of `PrivQuant`; P(V_j | V_1..V_(j-1)) sums
+    over later V.
     """
 
     place: Numbers
@@ -331,7 +340,7 @@ class Matched(Law):
         levels = outcomes(wire, d, (K - 1).bit_length())
         cost, odds = _odds(d, K, self.tau, self.logit)
         if not 0 < cost <= self.epsilon * (1 + 1e-9):
-            raise LawError(f"expected a channel of epsilon at most {self.epsilon:g}, got epsilon {cost:g}")
+            raise DistributionError(f"expected a channel of epsilon at most {self.epsilon:g}, got epsilon {cost:g}")
         below = self._below
         up = self.place - below
         is_lower, is_upper = levels == below, levels == below + 1
@@ -339,7 +348,7 @@ class Matched(Law):
         match, miss = (np.einsum("jm,jm->j", before[:-1, :-1], table[1:]) for table in (odds[:, 1:], odds[:, :-1]))
         total = match + (K - 1) * miss
         if not (total > 0).all():
-            raise LawError("levels of probability 0")
+            raise DistributionError("levels of probability 0")
         is_nearest = np.where(up < 0.5, is_lower, is_upper)
         neighbor = (K - 2) * miss + is_nearest * ((1 - h) * match + h * miss)
         low = np.where(is_lower | is_upper, neighbor, (levels - 2 * (levels > below)) * miss)
@@ -360,7 +369,7 @@ class Matched(Law):
         return np.minimum(self.place.astype(np.int64), self.levels - 2)
 
     def _matches(self, levels: Integers) -> tuple[Numbers, Numbers]:
-        """[d]: the chance that each output matches; [d + 1, d + 1], row j: the law of the matches among the first j."""
+        """[d]: the chance that each output matches; [d + 1, d + 1], row j: that of matches among the first j."""
         d, up = len(levels), self.place - self._below
         h = np.where(levels == self._below, 1 - up, np.where(levels == self._below + 1, up, 0.0))
         # after a first column of zeros, each row is two shifts of the previous row, times their chances, in two calls
@@ -373,7 +382,7 @@ class Matched(Law):
         return h, before[:, 1:]
 
     def _ratios(self, matches: Numbers) -> Numbers:
-        """[len(SHARES)], from the law [d + 1] of the matches; the alternatives are channels of another epsilon."""
+        """[len(SHARES)], from the distribution [d + 1] of the matches; alternatives are channels of another epsilon."""
         at, favored, lesser = _channels(len(matches) - 1, self.levels, self.tau, self.logit, self.epsilon)
         with np.errstate(divide="ignore"):
             below, above = np.log(np.cumsum(matches)[at]), np.log(np.cumsum(matches[::-1])[::-1][at + 1])

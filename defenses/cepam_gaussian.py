@@ -44,7 +44,7 @@ class CepamGaussian(NormalCepam):
     |---|---|
     | a zero update | only a norm of zero: 4 bytes, decoded without noise |
     | d is not a multiple of n | zeros are added, quantized, and dropped by the server |
-    | all of the update in one coordinate | a few more bits; the law of the error is the same |
+    | all of the update in one coordinate | a few more bits; the distribution of the error is the same |
     | no shared key | only the norm can be read: the estimate is zero |
 
     Raises:

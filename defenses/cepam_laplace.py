@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from leakgauge.defenses._cepam.claim import norm_scaled, theorem_13
-from leakgauge.defenses._cepam.law import scaled
+from leakgauge.defenses._cepam.distribution import scaled
 from leakgauge.defenses._cepam.lrsuq import laplace_radii
 from leakgauge.defenses._cepam.mechanism import Cepam
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.claim import Claim
 from leakgauge.harness.core.contract import Link, Setting
-from leakgauge.harness.core.law import Laplacian, Law
+from leakgauge.harness.core.distribution import Laplacian, MessageDistribution
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Vector
@@ -63,7 +63,7 @@ class CepamLaplace(Cepam):
         """b times draws from Gamma(2, 1)."""
         return laplace_radii(key, count, self.noise_scale * unit)
 
-    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
+    def message_distribution(self, state: None, memory: None, update: Vector, link: Link) -> MessageDistribution:
         """A Laplace error around the scaled update."""
         return scaled(update, link, self.gamma, Laplacian(), self.noise_scale)
 

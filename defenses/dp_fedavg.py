@@ -18,7 +18,7 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import gaussian_mu, repeat
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, Violation
 from leakgauge.harness.core.contract import Link, Links, Setting
-from leakgauge.harness.core.law import Additive, Law, Normal, projected
+from leakgauge.harness.core.distribution import Additive, MessageDistribution, Normal, projected
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import LISTED, seeing
 from leakgauge.harness.core.vec import Vector
@@ -97,7 +97,7 @@ class DPFedAvg(Clipped, Plain):
             total += update
         return (total / links.setting.participants).float()
 
-    def aggregate_law(self, state: None, updates: Sequence[Vector], links: Links) -> Law:
+    def aggregate_distribution(self, state: None, updates: Sequence[Vector], links: Links) -> MessageDistribution:
         """Normal noise of sigma / U around the sum of the projected updates, divided by U."""
         users = links.setting.participants
         total = np.sum([projected(update, self.clip) for update in updates], axis=0)

@@ -16,7 +16,7 @@ from leakgauge.defenses._common.plain import Plain
 from leakgauge.harness.core.accounting import repeat
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, claim_over
 from leakgauge.harness.core.contract import Likelihood, Link, Links, LocalRule, Setting
-from leakgauge.harness.core.law import Exact, Law, StepLaw, numbers
+from leakgauge.harness.core.distribution import Exact, MessageDistribution, StepDistribution, numbers
 from leakgauge.harness.core.vec import Vector
 
 
@@ -56,13 +56,13 @@ class DPSGD(Clipped, Plain):
         """z, as in `multiplier`."""
         return self.multiplier(setting)
 
-    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
+    def message_distribution(self, state: None, memory: None, update: Vector, link: Link) -> MessageDistribution:
         """The update itself, as float32."""
         return Exact(numbers(update).astype("<f4").tobytes())
 
-    def step_law(self, setting: Setting) -> StepLaw:
+    def step_distribution(self, setting: Setting) -> StepDistribution:
         """Steps with clip C and noise z that take each record with probability B/n."""
-        return StepLaw(self.clip, self.multiplier(setting), _share(setting))
+        return StepDistribution(self.clip, self.multiplier(setting), _share(setting))
 
     def low_noise_variant(self) -> DPSGD:
         """The same steps with a noise of 0.001 times the clip."""

@@ -18,7 +18,7 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import gaussian_mu
 from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
 from leakgauge.harness.core.contract import Likelihood, Link, Setting
-from leakgauge.harness.core.law import Additive, Law, Normal, projected
+from leakgauge.harness.core.distribution import Additive, MessageDistribution, Normal, projected
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 
@@ -96,7 +96,7 @@ class Gaussian(Clipped, Perturbs):
 
         return score
 
-    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
+    def message_distribution(self, state: None, memory: None, update: Vector, link: Link) -> MessageDistribution:
         """Normal around the update's projection onto the ball of radius C."""
         return Additive(projected(update, self.clip), Normal(), self.sigma)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from leakgauge.defenses._common.reference import scaled
 from leakgauge.defenses._common.scale import Mode, unclipped
-from leakgauge.defenses._jopeq.law import leveled
+from leakgauge.defenses._jopeq.distribution import leveled
 from leakgauge.defenses._jopeq.privacy import (
     cube_epsilon,
     scalar_epsilon,
@@ -21,7 +21,7 @@ from leakgauge.defenses._jopeq.privacy import (
 from leakgauge.defenses._jopeq.quantizer import CLEAR, Radius, ScalarJoPEQ
 from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up, claim_over
 from leakgauge.harness.core.contract import Link, Setting
-from leakgauge.harness.core.law import Laplacian, Law
+from leakgauge.harness.core.distribution import Laplacian, MessageDistribution
 from leakgauge.harness.core.vec import Vector
 
 _CUBE = "closed form, coordinates in [-1, 1]"
@@ -76,7 +76,7 @@ class JoPEQ(ScalarJoPEQ):
         """b', the scale of the private Laplace noise, in units of the scaled coordinates; 0 means no noise."""
         return surrogate_scale(self.epsilon, self.lattice.step)
 
-    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
+    def message_distribution(self, state: None, memory: None, update: Vector, link: Link) -> MessageDistribution:
         """The levels of the scaled update plus Laplace(b') noise, given the dither."""
         reduced = math.sqrt(max(0.0, (2 / self.epsilon) ** 2 - self.lattice.step**2 / 24))
         numbers = scaled(update, link.setting.layout, self.scale, 1, self.clip)

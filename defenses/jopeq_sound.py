@@ -9,12 +9,12 @@ import numpy as np
 
 from leakgauge.defenses._common.reference import scaled
 from leakgauge.defenses._common.scale import Scaling
-from leakgauge.defenses._jopeq.law import leveled
+from leakgauge.defenses._jopeq.distribution import leveled
 from leakgauge.defenses._jopeq.privacy import scalar_epsilon
 from leakgauge.defenses._jopeq.quantizer import Radius, ScalarJoPEQ
 from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up
 from leakgauge.harness.core.contract import Link, Setting
-from leakgauge.harness.core.law import Laplacian, Law
+from leakgauge.harness.core.distribution import Laplacian, MessageDistribution
 from leakgauge.harness.core.vec import Vector
 
 
@@ -61,7 +61,7 @@ class SoundJoPEQ(ScalarJoPEQ):
         """b of the Laplace noise, in units of `clip`."""
         return 2 / self.epsilon
 
-    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
+    def message_distribution(self, state: None, memory: None, update: Vector, link: Link) -> MessageDistribution:
         """The levels of the clamped update plus Laplace(2/epsilon) noise, in units of C, given the dither."""
         numbers = scaled(update, link.setting.layout, "public", 1, self.clip)
         return leveled(numbers, Laplacian(), 2 / self.epsilon * np.eye(2), self.lattice, link.key)

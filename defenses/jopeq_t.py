@@ -14,8 +14,8 @@ from torch import Tensor
 from leakgauge.defenses._common.misfit import Misfit, student_misfit
 from leakgauge.defenses._common.reference import scaled
 from leakgauge.defenses._common.scale import Mode, unclipped
+from leakgauge.defenses._jopeq.distribution import leveled
 from leakgauge.defenses._jopeq.lattice import Lattice
-from leakgauge.defenses._jopeq.law import leveled
 from leakgauge.defenses._jopeq.privacy import (
     GENERATOR,
     Student,
@@ -28,7 +28,7 @@ from leakgauge.defenses._jopeq.quantizer import CLEAR, Dithered, Radius, draw_st
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up, claim_over
 from leakgauge.harness.core.contract import Link, Setting
-from leakgauge.harness.core.law import Law, StudentPairs
+from leakgauge.harness.core.distribution import MessageDistribution, StudentPairs
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 
@@ -85,12 +85,12 @@ class JoPEQT(Dithered):
 
     @property
     def noise(self) -> Student:
-        """s2 and nu of the nominal law of noise plus error."""
+        """s2 and nu of the nominal distribution of noise plus error."""
         return student(self.epsilon, self.s2, self.nu)
 
     @property
     def surrogate(self) -> Surrogate:
-        """The law of the drawn noise."""
+        """The distribution of the drawn noise."""
         return surrogate_covariance(*self.noise, self.lattice.step)
 
     @property
@@ -109,13 +109,13 @@ class JoPEQT(Dithered):
         return values.add_(draw_student(private, len(values) // 2, self._root, self.noise.nu))
 
     def misfit(self, side: Tensor, *, dithered: bool) -> Misfit:
-        """The law of the nominal t noise, which has the covariance of noise plus error and approximates their law."""
+        """The distribution of the nominal t noise, which approximates noise plus error and has their covariance."""
         lattice, noise = self.lattice, self.noise
         blur = 0.0 if dithered else lattice.error_variance(dithered=True)
         # only the part inside the outermost cells counts; the blur is the variance of an unknown dither
         return lambda residual: student_misfit(lattice.inside(residual, side), *noise, blur)
 
-    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
+    def message_distribution(self, state: None, memory: None, update: Vector, link: Link) -> MessageDistribution:
         """The levels of the scaled pairs plus t noise with the reduced scale matrix, given the dither."""
         (s2, nu), lattice = self.noise, self.lattice
         matrix = s2 * np.eye(2) - (nu - 2) / nu * lattice.step**2 / 12 * GENERATOR @ GENERATOR.T

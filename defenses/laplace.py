@@ -21,7 +21,7 @@ from leakgauge.harness.core.accounting import repeat
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.claim import Claim, Proof, Unit
 from leakgauge.harness.core.contract import Likelihood, Link, Setting
-from leakgauge.harness.core.law import Additive, Laplacian, Law, clamped
+from leakgauge.harness.core.distribution import Additive, Laplacian, MessageDistribution, clamped
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 
@@ -61,7 +61,7 @@ class Laplace(Perturbs):
 
     @property
     def noise_scale(self) -> float:
-        """b, the scale of the Laplace law with density exp(-|r|/b) / 2b."""
+        """b, the scale of the Laplace distribution with density exp(-|r|/b) / 2b."""
         if self.noise_std is not None:
             return self.noise_std / 2**0.5
         assert self.epsilon is not None  # __post_init__ sets one of the two
@@ -106,7 +106,7 @@ class Laplace(Perturbs):
     def misfit(self, received: Sequence[bytes], *, setting: Setting, rounded: Rounded | None = None) -> Likelihood:
         """The sum of |y - clamp(u)| / b with a rounded tip, plus a penalty for norms that differ from the sent ones.
 
-        Numbers that were rounded separately follow the law of their cells; pairs in a lattice get a wider tip.
+        Numbers that were rounded separately follow the distribution of their cells; pairs in a lattice get a wider tip.
         """
         parts = [self.split(wire, setting) for wire in received]
         candidates = self.scaling.candidates([header for header, _ in parts], setting.layout)
@@ -126,7 +126,7 @@ class Laplace(Perturbs):
 
         return score
 
-    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
+    def message_distribution(self, state: None, memory: None, update: Vector, link: Link) -> MessageDistribution:
         """The scales, then Laplace noise around the clamped or scaled update."""
         if self.scale == "public":
             return Additive(clamped(update, self.clip), Laplacian(), self.noise_scale)

@@ -28,8 +28,8 @@ from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Proof, Unit
 from leakgauge.harness.core.codec import pack_levels, unpack_levels
 from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
+from leakgauge.harness.core.distribution import Choices, DistributionError, Integers, MessageDistribution, powers
 from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.law import Choices, Integers, Law, LawError, powers
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Vector
@@ -149,7 +149,7 @@ class MVU(ByScale[Design]):
 
         return score
 
-    def law(self, state: Design, memory: None, update: Vector, link: Link) -> Law:
+    def message_distribution(self, state: Design, memory: None, update: Vector, link: Link) -> MessageDistribution:
         """The probability of each column of the public channel, linear between two levels; epsilon is checked.
 
         Raises:
@@ -184,9 +184,9 @@ class MVU(ByScale[Design]):
 
 def _checked(P: Numbers, epsilon: float) -> Numbers:
     if not (P.min() >= 0 and np.abs(P.sum(1) - 1).max() <= 1e-9):
-        raise LawError("the rows of the channel are not probabilities")
+        raise DistributionError("the rows of the channel are not probabilities")
     if (P.max(0) > np.exp(epsilon) * (1 + 1e-9) * P.min(0)).any():
-        raise LawError(f"expected a channel of epsilon at most {epsilon:g}, got a larger epsilon")
+        raise DistributionError(f"expected a channel of epsilon at most {epsilon:g}, got a larger epsilon")
     return P
 
 

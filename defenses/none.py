@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from leakgauge.defenses._common.plain import Plain
 from leakgauge.harness.core.claim import Claim, nothing_promised
 from leakgauge.harness.core.contract import Link, Setting
-from leakgauge.harness.core.law import Exact, Law, numbers
+from leakgauge.harness.core.distribution import Exact, MessageDistribution, numbers
 from leakgauge.harness.core.vec import Vector
 
 
@@ -23,7 +23,7 @@ class NoDefense(Plain):
     Source: McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data".
     """
 
-    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
+    def message_distribution(self, state: None, memory: None, update: Vector, link: Link) -> MessageDistribution:
         """The update itself, as float32."""
         return Exact(numbers(update).astype("<f4").tobytes())
 

@@ -26,7 +26,7 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Claim, Proof
 from leakgauge.harness.core.codec import pack_float64, unpack_float64
 from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
-from leakgauge.harness.core.law import Law, projected
+from leakgauge.harness.core.distribution import MessageDistribution, projected
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import EAVESDROPPERS, LISTED, Threat, seeing
 from leakgauge.harness.core.vec import Vector
@@ -54,7 +54,7 @@ class OTA(OverTheAir[Allocation]):
         power: P, power of each client per channel use, in units of `noise_variance`: 1000 is 30 dB above a receiver
             noise of 1.
         noise_variance: variance of the receiver's noise per real channel use.
-        fading: law of the squared gains: exponential with mean 1 (`rayleigh`), or all 1 (`equal`).
+        fading: distribution of the squared gains: exponential with mean 1 (`rayleigh`), or all 1 (`equal`).
         gains: the squared gains, comma-separated, one per client; replaces `fading`.
         channel_seed: seed of the gains, which are constant over the run and the same in every study.
         infeasible: what happens if the clients' power does not suffice for the noise at the strongest signal: `lower`
@@ -132,14 +132,14 @@ class OTA(OverTheAir[Allocation]):
 
         return score
 
-    def law(self, state: Allocation, memory: None, update: Vector, link: Link) -> Law:
+    def message_distribution(self, state: Allocation, memory: None, update: Vector, link: Link) -> MessageDistribution:
         """The projected update, aligned, plus the noise that the allocation gives this client, possibly zero."""
         user = user_of(link.sender, link.setting)
         gain = state.channel.squared_gains[user]
         center = projected(update, self.clip) * (math.sqrt(state.aligned_power / gain) / self.clip)
         return Waveform(center, math.sqrt(state.noise[user] / gain))
 
-    def aggregate_law(self, state: Allocation, updates: Sequence[Vector], links: Links) -> Law:
+    def aggregate_distribution(self, state: Allocation, updates: Sequence[Vector], links: Links) -> MessageDistribution:
         """Normal noise of all clients and the receiver around c times the sum of the projected updates."""
         total = np.sum([projected(update, self.clip) for update in updates], axis=0)
         variance = math.fsum(state.noise) + state.channel.noise_variance

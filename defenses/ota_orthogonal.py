@@ -18,7 +18,7 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Claim
 from leakgauge.harness.core.codec import pack_float64, unpack_float64
 from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
-from leakgauge.harness.core.law import Law, projected
+from leakgauge.harness.core.distribution import MessageDistribution, projected
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import ANYBODY, EAVESDROPPERS, Threat
 from leakgauge.harness.core.vec import Vector, weighted_mean
@@ -89,7 +89,7 @@ class OTAOrthogonal(OverTheAir[Orthogonal]):
         heard = torch.stack([unpack_float64(wire, links.setting.dim) for wire in received]) / spread
         return lambda u: gaussian_misfit(gains * clip_l2(u.double(), self.clip) - heard, 1.0).to(u.dtype)
 
-    def law(self, state: Orthogonal, memory: None, update: Vector, link: Link) -> Law:
+    def message_distribution(self, state: Orthogonal, memory: None, update: Vector, link: Link) -> MessageDistribution:
         """The received waveform: the projected update at its share of the power, plus client and receiver noise."""
         user = user_of(link.sender, link.setting)
         power = state.channel.power * state.channel.squared_gains[user]

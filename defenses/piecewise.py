@@ -17,8 +17,15 @@ from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
 from leakgauge.harness.core.codec import unpack_float32
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
+from leakgauge.harness.core.distribution import (
+    DistributionError,
+    Integers,
+    MessageDistribution,
+    Reading,
+    clamped,
+    expect_size,
+)
 from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.law import Integers, Law, LawError, Reading, clamped, expect_size
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Vector
@@ -90,8 +97,8 @@ class _Output(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class _TwoLevels(Law):
-    """The law of PM's outputs, rounded to float32, for the inputs t [k] in [-1, 1] at `places`.
+class _TwoLevels(MessageDistribution):
+    """The distribution of PM's outputs, rounded to float32, for the inputs t [k] in [-1, 1] at `places`.
 
     Source: Wang et al. 2019, Algorithm 2.
     """
@@ -111,7 +118,7 @@ class _TwoLevels(Law):
         width = 2 * tail / -math.expm1(-self.epsilon / 2)
         bound, sent = 1 + width, np.frombuffer(wire, "<f4")
         if not (np.abs(sent) <= np.float32(bound)).all():
-            raise LawError(f"an output is not within {bound:.9g}")
+            raise DistributionError(f"an output is not within {bound:.9g}")
         left = (1 + width / 2) * self.t - width / 2
 
         def cdf(y: Numbers) -> Numbers:
@@ -166,8 +173,8 @@ class Piecewise(Defense[None, None]):
         """k, the number of sent coordinates out of d."""
         return max(1, min(dim, math.floor(self.epsilon / _SHARE)))
 
-    def output_law(self, dim: int) -> _Output:
-        """The law of one sent coordinate."""
+    def output_distribution(self, dim: int) -> _Output:
+        """The distribution of one sent coordinate."""
         return _Output(self.epsilon / self.count(dim))
 
     def positions(self, dim: int, shared: Key) -> Tensor:
@@ -182,7 +189,7 @@ class Piecewise(Defense[None, None]):
         dim = update.numel()
         chosen = update.detach().cpu()[self.positions(dim, link.key)].double()
         t = clip_coordinates(chosen, self.clip).numpy() / self.clip
-        return self.output_law(dim).sample(t, private).astype("<f4").tobytes(), None
+        return self.output_distribution(dim).sample(t, private).astype("<f4").tobytes(), None
 
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
         """clip * d / k times the outputs, at their positions; a constant vector without the shared key."""
@@ -199,32 +206,32 @@ class Piecewise(Defense[None, None]):
         Without the shared key each output counts as normal, with the mean and variance of the mixture over all
         coordinates.
         """
-        law, dim = self.output_law(links.setting.dim), links.setting.dim
+        distribution, dim = self.output_distribution(links.setting.dim), links.setting.dim
         sent = torch.stack([self._read(wire, links.setting) for wire in received])
         if links.shared is None:
-            least = law.variance(torch.zeros((), dtype=torch.float64))
+            least = distribution.variance(torch.zeros((), dtype=torch.float64))
 
             def outsider(update: Tensor) -> Tensor:
                 t = self._scaled(update.double())
                 mean = t.mean(-1, keepdim=True)
-                variance = (law.variance(t) + (t - mean).square()).mean(-1, keepdim=True)
+                variance = (distribution.variance(t) + (t - mean).square()).mean(-1, keepdim=True)
                 odds = (sent - mean).square() / variance + (variance / least).log()
                 return 0.5 * odds.sum(-1).to(update.dtype)
 
             return outsider
         positions = torch.stack([self.positions(dim, key) for key in links.shared])
-        return lambda u: law.misfit(sent, self._scaled(u.double().gather(-1, positions))).sum(-1).to(u.dtype)
+        return lambda u: distribution.misfit(sent, self._scaled(u.double().gather(-1, positions))).sum(-1).to(u.dtype)
 
     def error_variance(self, state: None, received: Sequence[bytes], links: Links) -> Tensor:
         """PM's least variance, that at zero, for sent coordinates; infinite for others and without the shared key."""
         dim = links.setting.dim
-        least = self.clip**2 * float(self.output_law(dim).variance(torch.zeros(())))
+        least = self.clip**2 * float(self.output_distribution(dim).variance(torch.zeros(())))
         rows = torch.full((len(received), dim), math.inf)
         for row, shared in zip(rows, links.shared or (), strict=False):
             row[self.positions(dim, shared)] = least
         return rows
 
-    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
+    def message_distribution(self, state: None, memory: None, update: Vector, link: Link) -> MessageDistribution:
         """PM's outputs at the coordinates that the shared key selects."""
         dim = link.setting.dim
         k = max(1, min(dim, math.floor(self.epsilon / 2.5)))
@@ -251,7 +258,7 @@ class Piecewise(Defense[None, None]):
     def _read(self, received: bytes, setting: Setting) -> Tensor:
         """[k] float64: the PM outputs in a message."""
         sent = unpack_float32(received, self.count(setting.dim))
-        largest = float(np.float32(self.output_law(setting.dim).bound))
+        largest = float(np.float32(self.output_distribution(setting.dim).bound))
         if float(sent.abs().max()) > largest:
             raise MessageError(f"expected values of at most {largest:.9g}, got {float(sent.abs().max()):.9g}")
         return sent.double()

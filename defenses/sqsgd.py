@@ -21,7 +21,7 @@ from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up, claim_over
 from leakgauge.harness.core.codec import pack_levels, unpack_levels
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
-from leakgauge.harness.core.law import Integers, Law
+from leakgauge.harness.core.distribution import Integers, MessageDistribution
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Vector
@@ -140,7 +140,7 @@ class SqSGD(Defense[Plan, Tensor]):
         return torch.from_numpy(update)
 
     def likelihood(self, state: Plan, received: Sequence[bytes], links: Links) -> Likelihood:
-        """The exact laws of the sent coordinates, continued where they have no slope; see `PrivQuant.misfit`.
+        """The exact distributions of the sent coordinates, continued where they have no slope; see `PrivQuant.misfit`.
 
         It ignores that the matches depend on each other, whose inclusion has no visible gain (docs/attacks.md).
 
@@ -164,7 +164,7 @@ class SqSGD(Defense[Plan, Tensor]):
 
         return score
 
-    def law(self, state: Plan, memory: Tensor, update: Vector, link: Link) -> Law:
+    def message_distribution(self, state: Plan, memory: Tensor, update: Vector, link: Link) -> MessageDistribution:
         """The rotated vector through stochastic rounding and the public channel, whose epsilon is checked."""
         dim = link.setting.dim
         count = 1 << max(0, math.floor(math.log2(self.ratio * dim)))
@@ -218,7 +218,7 @@ def _plan(sent: int, levels: int, epsilon: float, share: float, rotation: int) -
 
 @functools.lru_cache(maxsize=8)
 def _stated_signs(count: int, rotation: int) -> Numbers:
-    """The signs [count] of the rotation for `law`, computed independently of `_plan`."""
+    """The signs [count] of the rotation for `message_distribution`, computed independently of `_plan`."""
     return np.asarray(2.0 * rng.integers(Key(rotation).child("rademacher"), count, 2) - 1, np.float64)
 
 

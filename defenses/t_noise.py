@@ -22,7 +22,7 @@ from leakgauge.defenses._jopeq.quantizer import draw_student, student
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up
 from leakgauge.harness.core.contract import Likelihood, Link, Setting
-from leakgauge.harness.core.law import Additive, Law, StudentPairs
+from leakgauge.harness.core.distribution import Additive, MessageDistribution, StudentPairs
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 
@@ -98,7 +98,7 @@ class TNoise(Perturbs):
     def misfit(self, received: Sequence[bytes], *, setting: Setting, rounded: Rounded | None = None) -> Likelihood:
         """The sum over pairs of (nu + 2)/2 ln(1 + |r|^2 / (nu s2)), plus a penalty for scales unlike the sent ones.
 
-        A rounding error widens the law.
+        A rounding error widens the distribution.
         """
         parts = [self.split(wire, setting) for wire in received]
         candidates = self.scaling.candidates([header for header, _ in parts], setting.layout)
@@ -112,7 +112,7 @@ class TNoise(Perturbs):
 
         return score
 
-    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
+    def message_distribution(self, state: None, memory: None, update: Vector, link: Link) -> MessageDistribution:
         """The scales, then bivariate t noise around the scaled pairs."""
         header, center, places = scaled(update, link.setting.layout, self.scale, 2, self.clip)
         return Additive(center, StudentPairs(self.noise.nu), math.sqrt(self.noise.s2), places, header, fair=False)

@@ -23,8 +23,8 @@ from leakgauge.harness.core.codec import (
     width_of,
 )
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
+from leakgauge.harness.core.distribution import Integers
 from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.law import Integers
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 

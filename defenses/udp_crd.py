@@ -25,7 +25,7 @@ class UDPCRD(Calibrated[Spending]):
         beta: the share of the remaining rounds, from that round on, that is then kept, rounded down.
 
     Guarantees:
-        Messages have 4 * d bytes and the law of `udp`; until T shrinks, sigma is that of `udp`.
+        Messages have 4 * d bytes and the distribution of `udp`; until T shrinks, sigma is that of `udp`.
         For any losses, the rounds spend no more than the budget. A run that reaches T spends the whole budget, unless T
         shrinks to the number of rounds already run.
         A round never shrinks T if its loss before or after was not evaluated: evaluate every round.

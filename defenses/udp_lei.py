@@ -27,7 +27,7 @@ class UDPLei(UDPRounds[tuple[float, ...]]):
         slope: z_t = first * (1 - slope * t); default 1 / (2 T0).
 
     Guarantees:
-        Messages have 4 * d bytes and the law of `udp`.
+        Messages have 4 * d bytes and the distribution of `udp`.
         The federation ends before the rounds spend more than zCDP allows.
 
     Raises:

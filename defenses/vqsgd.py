@@ -16,8 +16,8 @@ from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
 from leakgauge.harness.core.codec import pack_levels, unpack_levels, width_of
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
+from leakgauge.harness.core.distribution import SHARES, Choices, Integers, MessageDistribution, projected
 from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.law import SHARES, Choices, Integers, Law, projected
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 
@@ -29,9 +29,9 @@ _FLOOR = 1e-12
 class VQSGD(Defense[None, None]):
     """vqSGD: sends the update as a few corners of a cross-polytope, each by randomized response.
 
-    v, the update clipped and divided by the clip, is the mean of a law on the 2d points +-sqrt(d) e_i. Each repetition
-    draws one point. It sends that point with probability e^epsilon / (e^epsilon + 2d - 1), else one of the other
-    points, drawn uniformly.
+    v, the update clipped and divided by the clip, is the mean of a distribution on the 2d points +-sqrt(d) e_i. Each
+    repetition draws one point. It sends that point with probability e^epsilon / (e^epsilon + 2d - 1), else one of the
+    other points, drawn uniformly.
 
     Args:
         clip: C, bound on the l2 norm, in units of the update.
@@ -100,8 +100,8 @@ class VQSGD(Defense[None, None]):
 
         return score
 
-    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
-        """The mixture of the clipped update's law on the points with the uniform law."""
+    def message_distribution(self, state: None, memory: None, update: Vector, link: Link) -> MessageDistribution:
+        """The mixture of the clipped update's distribution on the points with the uniform distribution."""
         v, n = projected(update, self.clip) / self.clip, 2 * link.setting.dim
         spare = max(0.0, 1 - float(np.abs(v).sum()) / math.sqrt(len(v)))
         drawn = np.maximum(np.concatenate([v, -v]), 0.0) / math.sqrt(len(v)) + spare / n

@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from leakgauge.harness.core.contract import Sender as Sender
     from leakgauge.harness.core.contract import Setting as Setting
     from leakgauge.harness.core.contract import Task as Task
+    from leakgauge.harness.core.distribution import Additive as Additive
+    from leakgauge.harness.core.distribution import MessageDistribution as MessageDistribution
+    from leakgauge.harness.core.distribution import Normal as Normal
+    from leakgauge.harness.core.distribution import Reading as Reading
+    from leakgauge.harness.core.distribution import projected as projected
     from leakgauge.harness.core.errors import MessageError as MessageError
-    from leakgauge.harness.core.law import Additive as Additive
-    from leakgauge.harness.core.law import Law as Law
-    from leakgauge.harness.core.law import Normal as Normal
-    from leakgauge.harness.core.law import Reading as Reading
-    from leakgauge.harness.core.law import projected as projected
     from leakgauge.harness.core.result import Run as Run
     from leakgauge.harness.core.rng import Key as Key
     from leakgauge.harness.core.vec import Layout as Layout
@@ -68,7 +68,7 @@ _NAMES = {
     "core.contract": "Attack Defense Guess Labels Likelihood Link Links Membership Observation Reconstruction Sender"
     " Setting Task",
     "core.errors": "MessageError",
-    "core.law": "Additive Law Normal Reading projected",
+    "core.distribution": "Additive MessageDistribution Normal Reading projected",
     "core.result": "Run",
     "core.rng": "Key rng",
     "core.vec": "Layout",

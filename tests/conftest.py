@@ -40,9 +40,9 @@ def digits():
 
 
 @pytest.fixture
-def without_law(monkeypatch):
-    """Audits without the test of the law, which takes longer than few trials: for tests of bounds and verdicts."""
-    monkeypatch.setattr("leakgauge.harness.audit.standalone.check_law", lambda *_: None)
+def without_fit(monkeypatch):
+    """Audits without the goodness-of-fit test, which takes longer than few trials: for tests of bounds and verdicts."""
+    monkeypatch.setattr("leakgauge.harness.audit.standalone.check_fit", lambda *_: None)
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses

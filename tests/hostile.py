@@ -68,7 +68,7 @@ def tame_run() -> Run:
     cells = double.grid(defenses, attacks, (0,))
     lost = {cells[5].id}
     run = double.make_run(cells, failed=lambda cell: cell.id in lost, missing=lambda cell: cell.id == cells[9].id)
-    audit = double.audit(2.0, 4.0545, 2.8337, "sub-vector", contradictions=("a law",))
+    audit = double.audit(2.0, 4.0545, 2.8337, "sub-vector", contradictions=("a distribution",))
     trainings = {key: dataclasses.replace(one, audited=audit) for key, one in run.trainings.items()}
     return dataclasses.replace(run, trainings=trainings)
 

@@ -112,6 +112,6 @@ def exact_delta(mu: float, epsilon: float) -> mpmath.mpf:
         return mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
 
 
-def follows(draws: Any, law: Any) -> bool:
-    """Whether thousands of draws follow a law (cdf or name), by Kolmogorov-Smirnov with the asymptotic p-value."""
-    return bool(stats.kstest(draws, law, method="asymp").pvalue > ALPHA)
+def follows(draws: Any, distribution: Any) -> bool:
+    """Whether many draws follow a distribution (cdf or name), by Kolmogorov-Smirnov and the asymptotic p-value."""
+    return bool(stats.kstest(draws, distribution, method="asymp").pvalue > ALPHA)

@@ -75,7 +75,7 @@ DEFENSE = {
     ),
     "half shared, unseen": noise(
         f"noise = self.sigma * 0.5**0.5 * (rng.normal(private, {SHAPE}) + {OTHER})",
-        *("noise", "the shared key shifts the mean of messages", "0.7 of what `law` states"),
+        *("noise", "the shared key shifts the mean of messages", "0.7 of what `message_distribution` states"),
     ),
     "one number shared": noise(
         f"{NOISE}\n        noise[3 % len(noise)] = self.sigma * {OTHER}[0]",
@@ -83,8 +83,10 @@ DEFENSE = {
     ),
     "a constant key": noise(KEYED.format("Key(7)"), "private", "a key that anyone can derive", "Key(7)"),
     # noise, clip, claim and scores that do not fit each other
-    "half the noise": noise(NOISE.replace("self", "0.5 * self"), "noise", "the noise is 0.49", "of what `law` states"),
-    "less noise": noise(NOISE.replace("self", "0.93 * self"), "noise", "of what `law` states"),
+    "half the noise": noise(
+        NOISE.replace("self", "0.5 * self"), "noise", "the noise is 0.49", "of what `message_distribution` states"
+    ),
+    "less noise": noise(NOISE.replace("self", "0.93 * self"), "noise", "of what `message_distribution` states"),
     "a number without noise": noise(
         f"{NOISE}\n        noise[7 % len(noise)] = 0", "noise", "1 of 50 numbers", "coordinates 7"
     ),

@@ -324,7 +324,7 @@ def audit(claimed: float | None, proved: float | None, lower: float, unit: str, 
     fields |= {"clients": 3, "samples": 20, "dim": 36, "confidence": 0.95, "trials": 1000, "threat": "server"}
     fields |= {"distinguisher": "likelihood ratio", "pair": "one sub-vector, at 45 degrees", "strict": lower}
     fields |= {"method": "Clopper-Pearson", "any_mechanism": lower, "verdict": verdict, "reason": f"above {lower}."}
-    fields |= {"ceiling": 4.88, "code": "CONSISTENT", "contradictions": (), "seen": "seen", "law": None}
+    fields |= {"ceiling": 4.88, "code": "CONSISTENT", "contradictions": (), "seen": "seen", "fit": None}
     return AuditRecord(claimed, proved, lower, unit=unit, **(fields | changes))
 
 

@@ -174,7 +174,7 @@ def test_laplace_is_pure():
 
 
 def test_one_laplace_at_a_positive_delta_has_the_closed_form():
-    # delta = 1 - exp((eps - 1/b) / 2): the mass at the loss 1/b, minus e^eps times the mass of the other law
+    # delta = 1 - exp((eps - 1/b) / 2): the mass at the loss 1/b, minus e^eps times the mass of the other distribution
     at = 1e-5
     assert epsilon(dp.LaplaceDpEvent(1.0), at) == pytest.approx(1 + 2 * math.log1p(-at), rel=1e-15)
     assert epsilon(dp.LaplaceDpEvent(1.0), at) == pytest.approx(0.99998, abs=5.1e-6)
@@ -249,10 +249,10 @@ def test_a_randomized_response_of_a_huge_epsilon_is_finite():
         dp.ComposedDpEvent([dp.GaussianDpEvent(1.0), dp.RandomizedResponseDpEvent(0.5, 2)]),
     ],
 )
-def test_an_event_without_a_known_law_is_refused_by_name(event):
-    with pytest.raises(ValueError, match=r"no law is known for (Unsupp|ZCDp|Poisson|Randomized)\w*Event"):
+def test_an_event_without_a_known_distribution_is_refused_by_name(event):
+    with pytest.raises(ValueError, match=r"no distribution is known for (Unsupp|ZCDp|Poisson|Randomized)\w*Event"):
         epsilon(event, 1e-5)
-    with pytest.raises(ValueError, match="no law is known"):
+    with pytest.raises(ValueError, match="no distribution is known"):
         delta(event, 1.0)
 
 

@@ -43,7 +43,7 @@ class Weak(Defense):
 
     Attributes:
         masked: a mask of the shared key hides each message from those who do not have the key.
-        stated: the law of the messages is stated, as they are.
+        stated: the distribution of the messages is stated, as they are.
     """
 
     against: str = ""
@@ -63,8 +63,8 @@ class Weak(Defense):
             return torch.zeros(link.setting.dim)
         return QUARTER.estimate(state, self._masked(received, link.shared or Key(0)), link)
 
-    def law(self, state, memory, update, link):
-        return QUARTER.law(state, memory, update, link) if self.stated else None
+    def message_distribution(self, state, memory, update, link):
+        return QUARTER.message_distribution(state, memory, update, link) if self.stated else None
 
     def claim(self, history, setting):
         proof = Proof.gaussian(1.0, len(history), Unit.MESSAGE, "noise of std 2.")
@@ -134,14 +134,14 @@ def test_doctor_and_a_study_audit_every_adversary(some):
     assert "BROKEN" in found["claim"].text
 
 
-def test_messages_that_follow_their_law_do_not_vouch_for_what_is_claimed_against_those_who_see_none():
-    # the law states the weak noise, the proof more; too few trials to show it
+def test_messages_that_follow_their_distribution_do_not_vouch_for_what_is_claimed_against_those_who_see_none():
+    # the distribution states the weak noise, the proof more; too few trials to show it
     few = {some: audited({some}, trials=20, stated=True) for some in (*BEHIND_SUMS, Threat.EAVESDROPPER)}
     codes = {some: found["audited"]["verdict"] for some, found in few.items()}
     assert codes == dict.fromkeys(BEHIND_SUMS, "INCONCLUSIVE") | {Threat.EAVESDROPPER: "CONTRADICTED"}
-    assert all("no `aggregate_law` is stated" in few[some]["audited"]["seen"] for some in BEHIND_SUMS)
+    assert all("no `aggregate_distribution` is stated" in few[some]["audited"]["seen"] for some in BEHIND_SUMS)
     fedavg = standalone.audit("dp-fedavg", {}, {}, 1, trials=20, seed=0)["audited"]
-    assert (fedavg["threat"], fedavg["verdict"]) == ("participant", "CONSISTENT")  # its law of sums is tested
+    assert (fedavg["threat"], fedavg["verdict"]) == ("participant", "CONSISTENT")  # its distribution of sums is tested
 
 
 def test_a_claim_against_nobody_is_refused_in_one_line():

@@ -9,7 +9,7 @@ TOP = ("harness", "attacks", "defenses", "reports", "studies")
 FILES = sorted(path for package in TOP for path in (ROOT / package).rglob("*.py"))
 
 _CORE = frozenset({"core"})
-LAW = {
+RULES = {
     "core": frozenset(),
     "data": _CORE,
     "learn": frozenset({"core", "data.torchvision_shim"}),
@@ -123,32 +123,32 @@ def room_of(name):
     return parts[1] if parts[0] == "harness" and len(parts) > 1 else parts[0]
 
 
-def is_lawful(name, other):
+def is_allowed(name, other):
     here, there = room_of(name), room_of(other)
     if here == there:
         # an implementation is known to nobody but the registry, which scans; what families share is private
         alone = here in ("attacks", "defenses") and not other.split(".")[1].startswith("_")
         return not alone
-    if (name, other) in EXCEPTIONS or there in LAW[here]:
+    if (name, other) in EXCEPTIONS or there in RULES[here]:
         return True
-    return within(other, *(f"harness.{one}" for one in LAW[here] if "." in one))
+    return within(other, *(f"harness.{one}" for one in RULES[here] if "." in one))
 
 
 def violations(imported):
-    return [f"{name} imports {other}" for name, other in imported if not is_lawful(name, other)]
+    return [f"{name} imports {other}" for name, other in imported if not is_allowed(name, other)]
 
 
-def test_every_import_is_lawful():
+def test_every_import_is_allowed():
     assert violations(arrows()) == []
     assert len(EXCEPTIONS) <= 3
-    assert set(map(room_of, graph())) - {"harness"} == set(LAW)
+    assert set(map(room_of, graph())) - {"harness"} == set(RULES)
 
 
-def test_the_law_has_no_circle():
+def test_the_rules_have_no_circle():
     done = []
-    while len(done) < len(LAW):
-        ready = [room for room in LAW if room not in done and {one.split(".")[0] for one in LAW[room]} <= set(done)]
-        assert ready, f"a circle among {set(LAW) - set(done)}"
+    while len(done) < len(RULES):
+        ready = [room for room in RULES if room not in done and {one.split(".")[0] for one in RULES[room]} <= set(done)]
+        assert ready, f"a circle among {set(RULES) - set(done)}"
         done += ready
 
 
@@ -183,7 +183,7 @@ def test_only_their_owners_use_what_is_theirs():
     assert not [one for found in light for one in found if within(one, "torch")]
 
 
-def test_an_unlawful_import_is_seen(tmp_path):
+def test_a_forbidden_import_is_seen(tmp_path):
     path = tmp_path / "x.py"
     path.write_text("def f():\n    from leakgauge.attacks.dlg import DLG\n    import torchvision.ops\n")
     assert imports(path) == {"leakgauge.attacks.dlg", "leakgauge.attacks.dlg.DLG", "torchvision.ops"}

@@ -1,4 +1,4 @@
-"""Tests of bounds that assume a part of the law: a declared product, or a family with two branches."""
+"""Tests of bounds that assume a part of the distribution: a declared product, or a family with two branches."""
 
 import math
 
@@ -17,7 +17,7 @@ from leakgauge.harness.audit.assumed import assumed_bounds
 from leakgauge.harness.audit.engine import AuditResult, inspect, needed, strongest_adversary
 from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.core.claim import Claim, Code, Horizon, Proof, Relation, Unit, claim_over
-from leakgauge.harness.core.result import AssumedBound, LawRecord
+from leakgauge.harness.core.result import AssumedBound, FitRecord
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import STRICT
 from leakgauge.harness.core.threats import Threat
@@ -122,7 +122,7 @@ def test_two_branches_are_audited_within_their_family():
     defense = SqSGD(epsilon=40.0, ratio=1.0)
     claim, found = bounds(defense, dim=36)
     one = found["message"]
-    assert (one.assumes, list(found)) == ("the law's family", ["message"])
+    assert (one.assumes, list(found)) == ("the distribution's family", ["message"])
     assert one.proved == pytest.approx(claim.proved.epsilon(0.0))
     assert 0.9 < one.epsilon_lower / one.proved < 1
 
@@ -144,13 +144,13 @@ class Halved(Laplace):
         return (numbers + super().perturb(numbers, private)) / 2
 
 
-def test_a_test_of_the_law_takes_assumed_bounds_away(monkeypatch):
-    def audited(law):
-        monkeypatch.setattr(standalone, "check_law", lambda *_: law)
+def test_a_test_of_the_distribution_takes_assumed_bounds_away(monkeypatch):
+    def audited(distribution):
+        monkeypatch.setattr(standalone, "check_fit", lambda *_: distribution)
         return standalone.audit("laplace", {"epsilon": 1.0}, {}, None, trials=100, seed=0)["audited"]
 
-    assert audited(LawRecord((), 0.5, 10, 10, 10, None))["assuming"]
-    assert audited(LawRecord(("bytes",), 0.0, 10, 10, 10, None))["assuming"] == []
+    assert audited(FitRecord((), 0.5, 10, 10, 10, None))["assuming"]
+    assert audited(FitRecord(("bytes",), 0.0, 10, 10, 10, None))["assuming"] == []
     assert audited(None)["assuming"] == []
 
 
@@ -159,10 +159,10 @@ def test_an_assumed_bound_above_the_proof_contradicts():
     claim = Claim(1.0, 0.0, Unit.COORDINATE, Relation.ANY_TWO, Horizon.ONE_ROUND, frozenset(Threat), "", (), pure)
     _, found = bounds(Laplace(epsilon=1.0), trials=100)
     plain = AuditResult(0.1, "Clopper-Pearson", 0.1, 0.05, 2.0, 0.0, 0.95, 100, "", "", Threat.SERVER, None)
-    law = LawRecord((), 0.5, 10, 10, 10, None)
-    assert inspect(claim, plain, law, list(found.values())).code is Code.CONSISTENT
+    distribution = FitRecord((), 0.5, 10, 10, 10, None)
+    assert inspect(claim, plain, distribution, list(found.values())).code is Code.CONSISTENT
     high = AssumedBound(1.4, 1.2, "a declared product", "coordinate", 1.0, 16, 500, "")
-    assert inspect(claim, plain, law, [high]).contradictions == (
+    assert inspect(claim, plain, distribution, [high]).contradictions == (
         "the bound that assumes a declared product, 1.2 per coordinate at confidence 0.999, is above what is proved",
     )
 
@@ -186,7 +186,7 @@ def test_the_trials_that_a_proof_needs():
 
 @pytest.mark.matrix
 def test_a_budget_becomes_a_number_of_trials_that_repeats_the_audit(monkeypatch):
-    monkeypatch.setattr(standalone, "check_law", lambda *_: LawRecord((), 0.5, 10, 10, 10, None))
+    monkeypatch.setattr(standalone, "check_fit", lambda *_: FitRecord((), 0.5, 10, 10, 10, None))
 
     def audited(**options):
         return standalone.audit("laplace", {"epsilon": 4.0}, {"dim": 4}, None, seed=0, **options)["audited"]

@@ -34,7 +34,7 @@ def audited(defense, trials=300):
     return claim, audit_mechanism(Mechanism(run, strongest_adversary(claim)), claim, trials, 0.95, KEY)
 
 
-@pytest.mark.usefixtures("without_law")
+@pytest.mark.usefixtures("without_fit")
 @pytest.mark.parametrize("name", [*registry.classes("defense"), "laplace+sdq", "t-noise+sdq-lattice"])
 @pytest.mark.matrix
 def test_no_audit_is_above_what_is_proved(name):

@@ -123,7 +123,8 @@ HALF_THE_NOISE = {
     **{name: less_noise(name, 100) for name in ("gaussian", "dp-sgd", "ota", "ota-orthogonal", *UDP)},
     **{name: less_noise(name, 200) for name in ("laplace", "jopeq", "jopeq-sound")},
     "dp-fedavg": less_noise("dp-fedavg", 150),
-    # the largest ratio of t laws is far out, where few trials end: with half the noise 300 show 2.5; 2.28 is proved
+    # the largest ratio of t distributions is far out, where few trials end: with half the noise 300 show 2.5; 2.28 is
+    # proved
     "t-noise": less_noise("t-noise", 300),
     # 0.4 of it, in 200 trials: with half, 200 would show 2.3 even without a lattice
     "jopeq-t": less_noise("jopeq-t", 200, 0.4),
@@ -153,7 +154,7 @@ VQSGD = made("vqsgd", epsilon=4.0, repeats=1)
 LOOSE_CLIP = {"clip": 1e5, "noise_std": DEFENSES["dp-sgd"].step_noise(setting_of(2)) / 1e5, "epsilon": None}
 NO_CLIP = {
     **{name: on("unclipped", name) for name in (*PLAIN, "piecewise", "dp-fedavg", "ota", "ota-orthogonal", *UDP)},
-    # without the clip all of the law is on one point: 4 instead of 2.09, of which 400 trials show 2.6
+    # without the clip all of the distribution is on one point: 4 instead of 2.09, of which 400 trials show 2.6
     "vqsgd": Seeded(Faulty(VQSGD, VQSGD, unclipped=True), 400, 64),
     # noise is a multiple of the clip: a bound that no record reaches, and the same noise
     "dp-sgd": Seeded(with_changes(DEFENSES["dp-sgd"], **LOOSE_CLIP), FEW),

@@ -71,7 +71,7 @@ def test_a_run_stores_the_audit_with_the_claim_of_the_small_federation(reference
     rate = 0.025 ** (1 / 20)  # Clopper-Pearson of 20 of 20 right
     assert nothing_promised.epsilon_lower == pytest.approx(math.log(rate / (1 - rate)))
     assert audit == audit_for_study(PartSpec("laplace", found["laplace"].spec.defense.parameters), SMALL, 20, KEY)
-    assert (audit.code, audit.contradictions, audit.law.rejects) == ("CONSISTENT", (), ())
+    assert (audit.code, audit.contradictions, audit.fit.rejects) == ("CONSISTENT", (), ())
 
 
 def test_an_impossible_audit_leaves_a_note_and_the_training(reference):

@@ -152,7 +152,7 @@ def test_a_poisson_step_takes_every_sample_by_itself_with_the_same_chance():
     counts = np.bincount(np.concatenate(batches), minlength=n) / (steps * chance)
     sizes = np.array([len(index) for index in batches])
     off = np.sqrt((1 - chance) / (steps * chance))
-    spread = sizes.var() / (n * chance * (1 - chance))  # that of a binomial law: the samples are independent
+    spread = sizes.var() / (n * chance * (1 - chance))  # that of a binomial distribution: the samples are independent
     assert np.abs(counts - 1).max() < 5.7 * off < np.abs(1.06 * counts - 1).min()
     assert np.abs(spread - 1) < 5.7 * np.sqrt(2 / steps) < np.abs(1.06 * spread - 1)
     assert np.abs(sizes.mean() / (n * chance) - 1) < 5.7 * off / np.sqrt(n)

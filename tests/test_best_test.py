@@ -1,4 +1,4 @@
-"""What no test can see: the divergences behind docs/audit-power.md, against laws that are written out."""
+"""What no test can see: the divergences behind docs/audit-power.md, against distributions that are written out."""
 
 import itertools
 
@@ -7,7 +7,7 @@ import pytest
 from scipy import special
 
 from leakgauge.defenses._privquant import choose
-from leakgauge.harness.audit.law_test import LEVEL
+from leakgauge.harness.audit.goodness_of_fit import LEVEL
 from tests.faults import best
 
 
@@ -19,7 +19,7 @@ def channel_table(channel):
     return np.where(many, favored / many.sum(1, keepdims=True), (1 - favored) / (~many).sum(1, keepdims=True))
 
 
-def law_of_signs(channel, values):
+def distribution_of_signs(channel, values):
     """[2^d] probabilities of a message of signs, for an update within [-1, 1]."""
     every = np.array(list(itertools.product((-1, 1), repeat=channel.d)))
     return ((1 + every * values) / 2).prod(1) @ channel_table(channel)
@@ -27,7 +27,7 @@ def law_of_signs(channel, values):
 
 def of_update(honest, fault, values):
     """KL for one update."""
-    return best.divergence(*(np.log(law_of_signs(one, values)) for one in (fault, honest)))
+    return best.divergence(*(np.log(distribution_of_signs(one, values)) for one in (fault, honest)))
 
 
 @pytest.mark.parametrize(("levels", "epsilon", "other"), [(2, 3.0, 3.2), (2, 3.0, 9.0), (3, 4.0, 4.4), (3, 4.0, 9.0)])
@@ -40,7 +40,7 @@ def test_a_channel_says_of_its_noise_what_its_table_says(levels, epsilon, other)
 
 @pytest.mark.parametrize("k", [1, 2, 4])
 @pytest.mark.parametrize("other", [1.2, 24.0])
-def test_signs_say_of_the_noise_what_their_law_says(k, other):
+def test_signs_say_of_the_noise_what_their_distribution_says(k, other):
     honest, fault = choose(4, 2, 1.0), choose(4, 2, other)
     values = np.where(np.arange(4) < k, k**-0.5, 0.0)
     assert best.of_flat(fault, honest, k) == pytest.approx(of_update(honest, fault, values), rel=1e-9)
@@ -65,10 +65,10 @@ def test_clean_messages_of_mvu_say_what_their_count_of_errors_says():
 
 
 def test_points_say_what_randomized_response_says():
-    laws = [np.full(6, 1 / (np.exp(epsilon) + 5)) for epsilon in (2.2, 2.0)]
-    for law in laws:
-        law[0] = 1 - law[1:].sum()
-    assert best.vqsgd(2.0, 2.2, 6, 3) == pytest.approx(3 * best.divergence(*map(np.log, laws)), rel=1e-9)
+    distributions = [np.full(6, 1 / (np.exp(epsilon) + 5)) for epsilon in (2.2, 2.0)]
+    for distribution in distributions:
+        distribution[0] = 1 - distribution[1:].sum()
+    assert best.vqsgd(2.0, 2.2, 6, 3) == pytest.approx(3 * best.divergence(*map(np.log, distributions)), rel=1e-9)
 
 
 def test_the_best_test_of_normal_numbers_needs_more_messages_and_not_twice_as_many():

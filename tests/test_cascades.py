@@ -174,7 +174,7 @@ def test_t_noise_breaks_its_nominal_epsilon_behind_the_quantizer_too(nominal, bi
     assert nominal < attained < proved
     assert not claim.proved.tight
     assert {proof.unit for proof in claim.further} == {Unit.MESSAGE}
-    # from the tails of one coordinate's law, at the best threshold that a level may have
+    # from the tails of one coordinate's distribution, at the best threshold that a level may have
     s2, nu = defense.first.noise
     edge = defense.second.lattice_for(s2 * nu / (nu - 2)).edge
     t = np.linspace(-edge, edge, 100_001)

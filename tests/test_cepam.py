@@ -24,8 +24,8 @@ from tests.oracles import follows
 """False-alarm rate of every statistical test in this file."""
 
 N = 300_000
-"""Errors. Kolmogorov-Smirnov at ALPHA detects 0.005; a scale off by 6 % moves a normal or Laplace law by 0.011 or more,
-where the standard error is 0.0009: the miss rate is under 1e-6."""
+"""Errors. Kolmogorov-Smirnov at ALPHA detects 0.005; a scale off by 6 % moves a normal or Laplace distribution by 0.011
+or more, where the standard error is 0.0009: the miss rate is under 1e-6."""
 
 GAUSSIANS = [CepamGaussian(dimension=n) for n in (1, 2, 3)]
 CLIPS = [CepamClip(dimension=n, clip=2.0) for n in (1, 2, 3)]
@@ -54,12 +54,12 @@ def errors(defense, update):
 
 
 @every_variant
-def test_the_error_has_exactly_the_stated_law(defense):
+def test_the_error_has_exactly_the_stated_distribution(defense):
     # of norm 16, so that the clip acts
     update = 0.03 * rng.normal(Key(5), (N,))
-    z, law = errors(defense, update), "laplace" if isinstance(defense, CepamLaplace) else "norm"
-    assert follows(z, law)
-    assert not follows(1.06 * z, law)
+    z, distribution = errors(defense, update), "laplace" if isinstance(defense, CepamLaplace) else "norm"
+    assert follows(z, distribution)
+    assert not follows(1.06 * z, distribution)
     # the other coordinates of a sub-vector are N / n further on
     for other in (z[:-1], np.roll(z, len(z) // 2)[1:], np.roll(z, len(z) // 3)[1:], update.numpy()[1:]):
         assert abs(stats.pearsonr(z[1:], other).statistic) < 5 / N**0.5
@@ -67,7 +67,7 @@ def test_the_error_has_exactly_the_stated_law(defense):
 
 @every_n
 def test_squared_errors_of_a_sub_vector_are_independent(n):
-    # a ball whose radius did not follow the right law would have normal-looking, dependent coordinates
+    # a ball whose radius did not follow the right distribution would have normal-looking, dependent coordinates
     z = errors(CepamGaussian(dimension=n), 0.03 * rng.normal(Key(5), (N,)))
     norms = (z.reshape(n, -1) ** 2).sum(0)
     assert follows(norms, stats.chi2(n).cdf)

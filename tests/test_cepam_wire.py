@@ -114,7 +114,7 @@ def test_contexts_are_where_the_dither_and_the_radius_put_them():
 
 
 def radii_and_weights(n):
-    """Radii in sigmas, and the chances of a quadrature over their law."""
+    """Radii in sigmas, and the chances of a quadrature over their distribution."""
     at, weight = np.polynomial.legendre.leggauss(60)
     radius = 0.01 + 8.99 * (at + 1) / 2
     return radius, weight * 8.99 / 2 * stats.chi.pdf(radius, n + 2)

@@ -42,7 +42,7 @@ def is_slow(command):
     return int(command.split()[-1].strip("`")) > 300 or "cepam" in command
 
 
-@pytest.mark.usefixtures("without_law")
+@pytest.mark.usefixtures("without_fit")
 @pytest.mark.parametrize(
     "row",
     [pytest.param(row, id=row[0], marks=pytest.mark.slow if is_slow(row[0]) else pytest.mark.matrix) for row in ROWS],

@@ -1,4 +1,4 @@
-"""Membership from the numbers that a defense sends in clear: what is read, the two laws of it, and what is refused."""
+"""Membership from numbers that a defense sends in clear: what is read, its two distributions, and what is refused."""
 
 import dataclasses
 import itertools
@@ -137,7 +137,9 @@ def test_a_ratio_is_the_odds_of_membership(digits):
 
 @pytest.mark.parametrize(("sent", "steps", "batch"), [("gradient", 1, 0), ("update", 1, 0), ("update", 4, 2)])
 @pytest.mark.parametrize("defense", [*SENDS, Tells(), Tells(bound=0.5)], ids=repr)
-def test_the_law_with_a_candidate_is_that_of_batches_that_hold_it(digits, defense, sent, steps, batch, monkeypatch):
+def test_the_distribution_with_a_candidate_is_that_of_batches_that_hold_it(
+    digits, defense, sent, steps, batch, monkeypatch
+):
     """By slopes, as against an update for each pair of batch and candidate."""
     seen = watched(digits, defense, sent, steps, batch, clients=3)
     (observed,) = seen.observed_rounds
@@ -147,24 +149,24 @@ def test_the_law_with_a_candidate_is_that_of_batches_that_hold_it(digits, defens
     monkeypatch.setattr(clear, "_updates", lambda *given: made.append((given[2], inside(*given))) or made[-1][1])
     images = observed.messages[0].images
     monkeypatch.setattr(clear, "_ENTRIES", 100 * images * TASK.layout.dim)
-    law = clear._simulated(seen, observed._replace(messages=observed.messages[:1]), each, KEY)
+    distribution = clear._simulated(seen, observed._replace(messages=observed.messages[:1]), each, KEY)
     assert len(made) == 3
     factor = (1.0 if sent == "gradient" else -0.1) / (batch or EACH)
     first = torch.cat([clear._gradients(seen, seen.model.params, Examples(b.x[:, 0], b.y[:, 0])) for b, _ in made])
     updates = torch.cat([update for _, update in made])
-    torch.testing.assert_close(law.without, seen.defense.plaintext_statistic(updates, seen.setting).double())
+    torch.testing.assert_close(distribution.without, seen.defense.plaintext_statistic(updates, seen.setting).double())
     pairs = updates + factor * (each[:, None] - first)
     direct = torch.stack([seen.defense.plaintext_statistic(pair, seen.setting).double().mean(0) for pair in pairs])
-    size = law.without.square().mean(0).max().sqrt()
-    torch.testing.assert_close(law.mean_with, direct, rtol=1e-4, atol=1e-5 * float(size))
+    size = distribution.without.square().mean(0).max().sqrt()
+    torch.testing.assert_close(distribution.mean_with, direct, rtol=1e-4, atol=1e-5 * float(size))
 
 
 def test_a_number_that_only_rounding_moves_says_nothing():
     """Such as the mean of the last bias' gradient, which is zero whatever the records."""
     plain, shift = normal(KEY, (256, 1), torch.float64) + 5, torch.tensor([[0.5], [-0.2]]).double()
-    alone = clear._Law(plain, plain.mean(0) + shift)
+    alone = clear._Distribution(plain, plain.mean(0) + shift)
     blank = 1e-9 * normal(KEY.child("blank"), (258, 1), torch.float64)
-    both = clear._Law(torch.cat([plain, blank[:256]], 1), torch.cat([alone.mean_with, blank[256:]], 1))
+    both = clear._Distribution(torch.cat([plain, blank[:256]], 1), torch.cat([alone.mean_with, blank[256:]], 1))
     sent = torch.tensor([[5.3], [4.0]]).double()
     moved = torch.cat([sent, torch.full((2, 1), 1e-7)], 1)  # another engine rounds otherwise
     torch.testing.assert_close(both.ratios(moved), alone.ratios(sent), rtol=0.05, atol=0.01)

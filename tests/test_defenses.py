@@ -1,4 +1,4 @@
-"""The suite of checks on every defense in the registry, then the laws of the Gaussian and the Laplace mechanism."""
+"""The checks of every defense in the registry, then the distributions of the Gaussian and the Laplace mechanism."""
 
 import dataclasses
 import math
@@ -87,7 +87,7 @@ def test_a_scale_is_sent_in_clear_unless_it_is_public(name, parameters):
 
 EFFORT = Effort(trials=200, evaluations=100, victims=2)
 STATISTICAL = ("estimate", "clip", "noise", "likelihood")
-COSTLY = ("claim", "law", "audit", "training", "attacks")
+COSTLY = ("claim", "distribution", "audit", "training", "attacks")
 BLURRED = ("gaussian+sdq", "likelihood")
 """It takes the error of coarse cells as noise of its variance, which makes near updates too alike."""
 
@@ -138,7 +138,7 @@ def test_a_message_that_is_not_finite_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("defense", "law"),
+    ("defense", "distribution"),
     [
         (Gaussian(clip=1.0, epsilon=2.0), lambda self: stats.norm(scale=self.sigma).cdf),
         (Gaussian(clip=0.5, noise_std=0.01), lambda _: stats.norm(scale=0.01).cdf),
@@ -146,15 +146,15 @@ def test_a_message_that_is_not_finite_is_refused():
         (Laplace(clip=0.02, noise_std=0.1), lambda _: stats.laplace(scale=0.1 / 2**0.5).cdf),
     ],
 )
-def test_the_error_has_exactly_the_stated_law(defense, law):
+def test_the_error_has_exactly_the_stated_distribution(defense, distribution):
     # alpha 1e-6; 300,000 errors see a scale off by 6 % with a miss rate under 1e-6 (see the twin)
     d = 300_000
     setting = dataclasses.replace(SETTING, layout=Layout(("w",), ((d,),)))
     update = 0.01 * rng.normal(Key(5), (d,))
     kept = clip_l2(update, defense.clip) if isinstance(defense, Gaussian) else clip_coordinates(update, defense.clip)
     error = (decode(defense, encode(defense, update, setting=setting), setting).double() - kept.double()).numpy()
-    assert follows(error, law(defense))
-    assert not follows(1.06 * error, law(defense))
+    assert follows(error, distribution(defense))
+    assert not follows(1.06 * error, distribution(defense))
     assert abs(stats.pearsonr(error[1:], error[:-1]).statistic) < 5 / d**0.5
 
 

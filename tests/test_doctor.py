@@ -60,7 +60,9 @@ def test_a_planted_mistake_in_an_attack_is_named_with_its_place(name, tmp_path):
     assert all(word in found.text for word in mistake.words), found
 
 
-CHEAP = [name for name, _ in checks_of("defense") if name not in ("claim", "law", "audit", "training", "attacks")]
+CHEAP = [
+    name for name, _ in checks_of("defense") if name not in ("claim", "distribution", "audit", "training", "attacks")
+]
 """The checks of messages, which need no study."""
 
 
@@ -69,7 +71,7 @@ def marks(found):
 
 
 def bare(folder, *, more=""):
-    """The skeleton without likelihood, law and claim."""
+    """The skeleton without likelihood, distribution and claim."""
     text = (planted.FOLDER / "my_defense.py").read_text("utf-8")
     path = folder / f"{fresh()}.py"
     path.write_text(text[: text.index("    # What follows is optional")] + more, encoding="utf-8")
@@ -80,7 +82,7 @@ def test_a_defense_without_claim_and_likelihood_is_measured_with_what_needs_neit
     path = bare(tmp_path)
     found = list(examine(str(path), {}, QUICK))
     skipped = {name for name, mark in marks(found).items() if mark == "skipped"}
-    assert skipped == {"memory", "plaintext", "clip", "noise", "likelihood", "assumptions", "claim", "law"}
+    assert skipped == {"memory", "plaintext", "clip", "noise", "likelihood", "assumptions", "claim", "distribution"}
     assert "FAIL" not in marks(found).values()
     said = {one.name: one.text for one in found}
     assert said["claim"] == "no `claim`: nothing is promised"
@@ -136,7 +138,7 @@ def test_a_training_says_when_its_messages_belong_to_no_key(name, tmp_path):
     assert bool(expected) == bool(text)
 
 
-def test_noise_that_one_coordinate_lacks_is_seen_without_a_law(tmp_path):
+def test_noise_that_one_coordinate_lacks_is_seen_without_a_distribution(tmp_path):
     for more, marked in (("noise[7 % len(noise)] = 0", "FAIL"), ("pass", "skipped")):
         path = bare(tmp_path)
         path.write_text(path.read_text().replace(planted.NOISE, f"{planted.NOISE}\n        {more}"))
@@ -255,14 +257,18 @@ def test_a_class_without_a_method_is_refused_by_its_name(tmp_path):
 
 
 def test_the_command_prints_a_line_for_each_check_and_has_a_code_of_its_own(tmp_path, monkeypatch):
-    found = [Finding("ok", "class", "fine"), Finding("FAIL", "noise", "half"), Finding("skipped", "law", "none")]
+    found = [
+        Finding("ok", "class", "fine"),
+        Finding("FAIL", "noise", "half"),
+        Finding("skipped", "distribution", "none"),
+    ]
     monkeypatch.setattr(suite, "examine", lambda what, parameters: iter(found))
     done = call("doctor", "x.py")
     assert done.exit_code == 7
     assert done.stdout.splitlines() == [
         "ok   class: fine",
         "FAIL noise: half",
-        "—    law: none",
+        "—    distribution: none",
         "1 of 3 checks failed: noise",
     ]
     done = call("doctor", "x.py", "--json")

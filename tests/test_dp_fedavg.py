@@ -47,9 +47,9 @@ def test_dp_fedavg_sends_the_clipped_update_and_the_server_adds_normal_noise_to_
     assert float(clipped.double().norm()) == pytest.approx(2.0, rel=1e-6)
     assert torch.allclose(clipped, update * 2.0 / update.norm(), rtol=1e-5)
     error = (decode(defense, [update] * 3, setting) - 3 / 4 * clipped).double().numpy()
-    law = stats.norm(scale=0.5 / 4).cdf
-    assert follows(error, law)
-    assert not follows(1.06 * error, law)
+    distribution = stats.norm(scale=0.5 / 4).cdf
+    assert follows(error, distribution)
+    assert not follows(1.06 * error, distribution)
     assert abs(stats.pearsonr(error[1:], error[:-1]).statistic) < 5 / d**0.5
 
 

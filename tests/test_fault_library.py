@@ -1,8 +1,8 @@
-"""Every lying defense departs from its law and is caught; every honest one follows it."""
+"""Every lying defense departs from its distribution and is caught; every honest one follows it."""
 
 import pytest
 
-from leakgauge.harness.audit.law_test import check_law
+from leakgauge.harness.audit.goodness_of_fit import check_fit
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation import registry
 from tests.audit_case import setting_of
@@ -23,14 +23,14 @@ def rows(epsilon, quick):
 @pytest.mark.parametrize("fault", rows(8.0, 10))
 @pytest.mark.table(3)
 def test_a_liar_is_caught_at_epsilon_8(fault):
-    result = check_law(fault.liar, setting_of(36, steps=STEPS), Key(3))
+    result = check_fit(fault.liar, setting_of(36, steps=STEPS), Key(3))
     assert bool(result.rejects) == ((8.0, fault.name) not in MISSED)
 
 
 @pytest.mark.parametrize("fault", rows(1.0, 20))
 @pytest.mark.matrix
 def test_a_liar_is_caught_at_epsilon_1(fault):
-    result = check_law(fault.liar, setting_of(36, steps=STEPS), Key(4))
+    result = check_fit(fault.liar, setting_of(36, steps=STEPS), Key(4))
     assert bool(result.rejects) == ((1.0, fault.name) not in MISSED)
 
 
@@ -38,10 +38,10 @@ def test_a_liar_is_caught_at_epsilon_1(fault):
     "name", [pytest.param(name, marks=[pytest.mark.matrix] * name.startswith("cepam")) for name in HONEST]
 )
 @pytest.mark.table(7)
-def test_an_honest_defense_follows_its_law(name):
-    result = check_law(registry.build("defense", name, {}), setting_of(36), Key(5))
+def test_an_honest_defense_follows_its_distribution(name):
+    result = check_fit(registry.build("defense", name, {}), setting_of(36), Key(5))
     assert result is None or not result.rejects
 
 
-def test_a_defense_without_a_law_is_not_called_consistent():
-    assert check_law(registry.build("defense", "tests.doubles:Counting", {}), setting_of(36), Key(0)) is None
+def test_a_defense_without_a_distribution_is_not_called_consistent():
+    assert check_fit(registry.build("defense", "tests.doubles:Counting", {}), setting_of(36), Key(0)) is None

@@ -33,9 +33,11 @@ def test_an_attack_that_ignores_a_defense_is_naive_and_one_that_uses_it_is_not()
 
 
 def test_what_an_attack_believed_about_inputs_is_a_note():
-    found = Reconstruction((FINE,) * 8, "normal law of 300 auxiliary inputs")
+    found = Reconstruction((FINE,) * 8, "normal distribution of 300 auxiliary inputs")
     (flag, *_) = cell_flags(MAP(), NoDefense(), MANY, found, Truth(), ())
-    assert flag == Flag("prior", "what the attack believes about inputs: normal law of 300 auxiliary inputs", "note")
+    assert flag == Flag(
+        "prior", "what the attack believes about inputs: normal distribution of 300 auxiliary inputs", "note"
+    )
 
 
 def test_failed_victims_and_few_images_have_a_warning():

@@ -85,7 +85,7 @@ def test_honest_noise_exceeds_its_bound_with_a_probability_below_1e_12(dim):
         noisy = TNoise(clip=0.5, scale="public", **parameters)
         (s2, nu), pairs = noisy.noise, -(-dim // 2)
         far = noisy.longest(None, link) / math.sqrt(pairs) / 0.5 - 1
-        # |r|^2 / 2 s2 of bivariate t noise has the F law with 2 and nu degrees of freedom
+        # |r|^2 / 2 s2 of bivariate t noise has the F distribution with 2 and nu degrees of freedom
         assert 0 < pairs * stats.f(2, nu).sf(far**2 / (2 * s2)) < 1e-12
 
 

@@ -1,4 +1,4 @@
-"""The gate by the code: fingerprints name what changed, laws of messages are compared, only what changed runs."""
+"""The gate by the code: fingerprints name changes, distributions of messages are compared, and only changes run."""
 
 import dataclasses
 import functools
@@ -13,7 +13,7 @@ from leakgauge.harness.federation.round import Client
 from leakgauge.harness.gate import mechanism
 from leakgauge.harness.gate.baseline import Baseline, read, write
 from leakgauge.harness.gate.measure import measured
-from leakgauge.harness.gate.mechanism import compare, law_checks
+from leakgauge.harness.gate.mechanism import compare, distribution_checks
 from leakgauge.harness.gate.rules import Rules, Verdict
 from leakgauge.harness.study.fingerprints import take
 from leakgauge.harness.study.run import run_study
@@ -99,7 +99,7 @@ def instead(monkeypatch, name, change):
 
 
 def failing(now, before, changed):
-    return [check.key.split("/")[0].split("(")[0] for check in law_checks(now, before, changed)
+    return [check.key.split("/")[0].split("(")[0] for check in distribution_checks(now, before, changed)
             if check.verdict is Verdict.FAIL]  # fmt: skip
 
 
@@ -171,7 +171,7 @@ def test_a_changed_training_is_found_and_explains_the_rest(small, before, monkey
 
 
 @pytest.mark.matrix
-def test_redrawn_noise_is_no_other_law(monkeypatch):
+def test_redrawn_noise_is_no_other_distribution(monkeypatch):
     cells, base = smoke()
     redraw(monkeypatch)
     now = take(cells)

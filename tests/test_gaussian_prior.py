@@ -1,4 +1,4 @@
-"""The normal prior of inputs: its law, its coordinates, and what a search in them finds."""
+"""The normal prior of inputs: its distribution, its coordinates, and what a search in them finds."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -46,10 +46,10 @@ def test_it_has_the_mean_and_the_floored_covariance_of_the_inputs(count):
     assert prior.factor.shape[1] <= 4 < count  # bilinear between four corners
 
 
-def test_its_value_is_that_of_the_normal_law_up_to_a_constant():
+def test_its_value_is_that_of_the_normal_distribution_up_to_a_constant():
     prior, x = gaussian_prior(smooth(50), 0.0), smooth(8, seed=1).flatten(1).double()
-    law = MultivariateNormal(prior.mean.double(), covariance(prior))
-    found = energy(prior, x.float().view(4, 2, 36)) + law.log_prob(x).view(4, 2).sum(1)
+    distribution = MultivariateNormal(prior.mean.double(), covariance(prior))
+    found = energy(prior, x.float().view(4, 2, 36)) + distribution.log_prob(x).view(4, 2).sum(1)
     assert found.std() < 1e-3
 
 
@@ -159,4 +159,4 @@ def test_of_large_inputs_the_leading_components_are_kept_and_the_others_share_th
 
 @pytest.mark.parametrize(("count", "words"), [(50, ""), (20, ", fewer than the entries of one")])
 def test_it_says_what_it_was_fitted_to(count, words):
-    assert gaussian_prior(smooth(count), 0.0).words == f"normal law of {count} auxiliary inputs{words}"
+    assert gaussian_prior(smooth(count), 0.0).words == f"normal distribution of {count} auxiliary inputs{words}"

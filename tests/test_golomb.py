@@ -25,13 +25,13 @@ def draws(key, n):
     return uniform(key, (n,), dtype=torch.float64).numpy()
 
 
-def laplace_law(zero):
+def laplace_distribution(zero):
     """A Laplace variable rounded to integers, 0 with probability `zero`."""
     scale = -0.5 / math.log(1 - zero)
     return rounded(stats.laplace(scale=scale), math.ceil(40 * scale) + 2)
 
 
-def normal_law(zero):
+def normal_distribution(zero):
     """A normal variable rounded to integers, 0 with probability `zero`."""
     return rounded_normal(0.5 / stats.norm.isf((1 - zero) / 2))
 
@@ -40,7 +40,7 @@ def rounded_normal(std):
     return rounded(stats.norm(scale=std), math.ceil(9 * std) + 2)
 
 
-def geometric_law(std):
+def geometric_distribution(std):
     """P(k) ~ t^|k|, of this standard deviation: std^2 = 2 t / (1 - t)^2."""
     t = (1 + std**2 - math.sqrt(1 + 2 * std**2)) / std**2
     last = math.ceil(30 / -math.log(t)) + 2
@@ -48,28 +48,28 @@ def geometric_law(std):
     return weights / weights.sum()
 
 
-def rounded(law, last):
+def rounded(distribution, last):
     """Probabilities of -last..last, from the tail that is exact."""
-    below = law.cdf(np.arange(-last, 1) - 0.5)
+    below = distribution.cdf(np.arange(-last, 1) - 0.5)
     left = np.diff(below)
     weights = np.concatenate([left, [1 - 2 * below[-1]], left[::-1]])
     return weights / weights.sum()
 
 
-def sample(laws, n, name):
+def sample(distributions, n, name):
     """Values, their contexts, the information in the values in bits, its expectation and standard deviation."""
-    context = integers(ROOT.child(name, "context"), n, len(laws))
+    context = integers(ROOT.child(name, "context"), n, len(distributions))
     u = draws(ROOT.child(name, "values"), n)
     values, bits, mean, variance = np.zeros(n, np.int64), 0.0, 0.0, 0.0
-    for number, law in enumerate(laws):
+    for number, distribution in enumerate(distributions):
         own = context == number
-        index = np.minimum(np.searchsorted(np.cumsum(law), u[own]), law.size - 1)
-        values[own] = index - law.size // 2
-        cost = -np.log2(law, where=law > 0, out=np.zeros_like(law))
+        index = np.minimum(np.searchsorted(np.cumsum(distribution), u[own]), distribution.size - 1)
+        values[own] = index - distribution.size // 2
+        cost = -np.log2(distribution, where=distribution > 0, out=np.zeros_like(distribution))
         bits += cost[index].sum()
-        entropy = (law * cost).sum()
+        entropy = (distribution * cost).sum()
         mean += own.sum() * entropy
-        variance += own.sum() * ((law * cost**2).sum() - entropy**2)
+        variance += own.sum() * ((distribution * cost**2).sum() - entropy**2)
     return values, context, bits, mean, math.sqrt(variance)
 
 
@@ -103,7 +103,7 @@ def test_rejections_of_a_ball_in_a_cube_cost_their_entropy(p, excess):
     # CEPAM, section 1: acceptance pi/4 and pi/6 in two and three dimensions
     bits = draws(ROOT.child("ball", str(p)), N) < p
     assert 1 - 2e-5 < 8 * len(encode_bits(bits)) / entropy_of(bits, p) < 1 + excess
-    # the twin: the law of p = 0.2146 needs its code, that of 0.476 hardly
+    # the twin: the distribution of p = 0.2146 needs its code, that of 0.476 hardly
     assert (entropy_of(bits, p) * SLACK < N) == (p < 0.3)
 
 
@@ -113,18 +113,19 @@ def test_bits_of_every_share_and_length_come_back(count):
         encode_bits(np.argsort(draws(ROOT.child("share", count, ones), count)) < ones)
 
 
-LAWS = {
-    **{f"Laplace in {n}": [laplace_law(p) for p in shares(n, 0.3, 0.999)] for n in (16, 64)},
-    **{f"normal in {n}": [normal_law(p) for p in shares(n, 0.3, 0.999)] for n in (16, 64)},
-    **{f"geometric in {n}": [geometric_law(std) for std in np.geomspace(0.3, 50, n)] for n in (16, 64)},
+DISTRIBUTIONS = {
+    **{f"Laplace in {n}": [laplace_distribution(p) for p in shares(n, 0.3, 0.999)] for n in (16, 64)},
+    **{f"normal in {n}": [normal_distribution(p) for p in shares(n, 0.3, 0.999)] for n in (16, 64)},
+    **{f"geometric in {n}": [geometric_distribution(std) for std in np.geomspace(0.3, 50, n)] for n in (16, 64)},
     "dense normal in 32": [rounded_normal(std) for std in np.geomspace(0.5, 50, 32)],
 }
 
 
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_integers_cost_at_most_two_percent_more_than_their_information(name):
-    values, context, information, entropy, std = sample(LAWS[name], N, name)
-    # 4.9 standard deviations: a false alarm in 1e6 samples; so the length is that close to the entropy of the law
+    values, context, information, entropy, std = sample(DISTRIBUTIONS[name], N, name)
+    # 4.9 standard deviations: a false alarm in 1e6 samples; so the length is that close to the entropy of the
+    # distribution
     assert abs(information - entropy) < 4.9 * std
     wire = golomb.encode_integers(values, context)
     assert 8 * len(wire) < SLACK * information
@@ -135,16 +136,16 @@ def test_integers_cost_at_most_two_percent_more_than_their_information(name):
     assert np.array_equal(golomb.decode_integers(merged, np.zeros_like(context)), values)
 
 
-@pytest.mark.parametrize("law", [0.35, 0.5, 0.6, 0.62, 0.65, 0.7, 0.755, 0.82, 0.9, 0.97, 0.995])
-def test_one_law_costs_at_most_one_and_a_half_percent_more(law):
-    for name, weights in (("l", laplace_law(law)), ("n", normal_law(law))):
-        values, context, information, _, _ = sample([weights], N, f"{name} {law}")
+@pytest.mark.parametrize("distribution", [0.35, 0.5, 0.6, 0.62, 0.65, 0.7, 0.755, 0.82, 0.9, 0.97, 0.995])
+def test_one_distribution_costs_at_most_one_and_a_half_percent_more(distribution):
+    for name, weights in (("l", laplace_distribution(distribution)), ("n", normal_distribution(distribution))):
+        values, context, information, _, _ = sample([weights], N, f"{name} {distribution}")
         assert 8 * len(golomb.encode_integers(values, context)) < 1.015 * information + 40
 
 
 def test_dense_integers_send_their_low_bits_as_they_are_and_cost_at_most_one_percent_more():
-    laws = [rounded_normal(std) for std in np.geomspace(20, 60, 64)]
-    values, context, information, _, _ = sample(laws, N, "dense")
+    distributions = [rounded_normal(std) for std in np.geomspace(20, 60, 64)]
+    values, context, information, _, _ = sample(distributions, N, "dense")
     assert 8 * len(golomb.encode_integers(values, context)) < 1.01 * information
 
 
@@ -159,7 +160,7 @@ def test_signs_that_the_context_tells_cost_nothing():
 
 
 def test_one_outlier_costs_less_than_thirty_bytes():
-    values = sample([normal_law(0.6)], 10_000, "outlier")[0]
+    values = sample([normal_distribution(0.6)], 10_000, "outlier")[0]
     context = np.arange(10_000) % 4
     without = len(golomb.encode_integers(values, context))
     values[1234] = -(10**12)
@@ -170,7 +171,7 @@ def test_one_outlier_costs_less_than_thirty_bytes():
 
 @pytest.mark.parametrize("step", [1, 3, 1000, 100_000])
 def test_contexts_that_do_not_occur_cost_nothing(step):
-    values, context = sample([laplace_law(0.9)] * 8, 3000, "empty")[:2]
+    values, context = sample([laplace_distribution(0.9)] * 8, 3000, "empty")[:2]
     wire = golomb.encode_integers(values, context)
     assert golomb.encode_integers(values, step * context + step) == wire
     assert np.array_equal(golomb.decode_integers(wire, step * context), values)
@@ -196,10 +197,12 @@ def test_edge_cases_come_back(values):
         assert np.array_equal(values, kept)
 
 
-@pytest.mark.parametrize("laws", [[0.9, 0.05, 0.05], [0.3, 0.4, 0.3]], ids=["one context prevails", "none does"])
-def test_blocks_change_nothing(laws, monkeypatch):
+@pytest.mark.parametrize(
+    "distributions", [[0.9, 0.05, 0.05], [0.3, 0.4, 0.3]], ids=["one context prevails", "none does"]
+)
+def test_blocks_change_nothing(distributions, monkeypatch):
     values = integers(ROOT.child("blocks"), 1000, 7) - 3
-    context = np.searchsorted(np.cumsum(laws), uniform(ROOT.child("blocks", "of"), (1000,)).numpy()) * 3
+    context = np.searchsorted(np.cumsum(distributions), uniform(ROOT.child("blocks", "of"), (1000,)).numpy()) * 3
     wire = golomb.encode_integers(values, context)
     for block in (1, 77, 250, 999):  # a last block of each kind: whole, partial, of one symbol
         monkeypatch.setattr(golomb, "_BLOCK", block)
@@ -239,7 +242,9 @@ def test_integers_and_contexts_out_of_range_are_named(values, context, message):
 
 def wires():
     """A wire of each kind, with the function that reads it."""
-    values, context = sample([laplace_law(0.6), geometric_law(30.0), normal_law(0.95)], 600, "corrupt")[:2]
+    values, context = sample(
+        [laplace_distribution(0.6), geometric_distribution(30.0), normal_distribution(0.95)], 600, "corrupt"
+    )[:2]
     one = np.zeros(600, np.int64)
     paired = (draws(ROOT.child("corrupt bits"), 600) < 0.38).astype(np.int64)
     kinds = [(values, context), (-np.abs(values), context), (paired, one)]

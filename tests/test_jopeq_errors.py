@@ -1,4 +1,4 @@
-"""The laws of the errors of JoPEQ and its baselines.
+"""The distributions of the errors of JoPEQ and its baselines.
 
 Every statistical test has a false-alarm rate of 1e-6 or less.
 """
@@ -31,11 +31,11 @@ def scaled_error(defense, update):
     return error.reshape(lanes, -1).T.reshape(-1)
 
 
-def assert_law(drawn, law):
+def assert_distribution(drawn, distribution):
     """Kolmogorov-Smirnov at 1e-6, with a twin: 300,000 draws detect a scale that is 6 % off with the same certainty."""
     assert len(drawn) >= 300_000
-    assert follows(drawn, law)
-    assert not follows(1.06 * drawn, law)
+    assert follows(drawn, distribution)
+    assert not follows(1.06 * drawn, distribution)
 
 
 def laplace_plus_uniform(b, step):
@@ -65,7 +65,7 @@ def assert_uncorrelated(one, other):
 def test_the_error_of_jopeq_is_laplace_plus_uniform(defense):
     update = (0.8 * rng.normal(Key(8), (300_000,))).clamp(-4, 4)
     error = scaled_error(defense, update)
-    assert_law(error, laplace_plus_uniform(defense.noise_scale, defense.lattice.step))
+    assert_distribution(error, laplace_plus_uniform(defense.noise_scale, defense.lattice.step))
     assert_uncorrelated(error, update.numpy())
     assert_uncorrelated(error[1:], error[:-1])
 
@@ -74,7 +74,7 @@ def test_the_error_of_the_sound_variant_is_the_full_laplace_noise_plus_uniform()
     defense = like_one_bit(SoundJoPEQ(epsilon=4.0, clip=2.0))
     update = rng.normal(Key(8), (300_000,)).clamp(-2, 2)
     error = scaled_error(defense, update)
-    assert_law(error, laplace_plus_uniform(0.5, defense.lattice.step))
+    assert_distribution(error, laplace_plus_uniform(0.5, defense.lattice.step))
     assert error.var() > 1.1 * (2 * 0.5**2)
     assert_uncorrelated(error, update.numpy())
 
@@ -87,11 +87,11 @@ def test_the_sound_variant_clamps_to_its_bound():
 
 @pytest.mark.parametrize("bits", [3, 8])
 def test_the_error_of_sdq_is_uniform_in_the_cell(bits):
-    # entries of a uniform law are at most sqrt(3)/3 in units of the scale, below the edge of 1.33
+    # entries of a uniform distribution are at most sqrt(3)/3 in units of the scale, below the edge of 1.33
     defense, update = SDQ(bits=bits), rng.uniform(Key(9), (300_000,), -0.3, 1.0)
     error = scaled_error(defense, update) / defense.lattice.step
     assert np.abs(error).max() < 0.5 + 2**-21 * 2**bits
-    assert_law(error, stats.uniform(-0.5, 1).cdf)
+    assert_distribution(error, stats.uniform(-0.5, 1).cdf)
     assert_uncorrelated(error, update.numpy())
     # the place of an input in its own cell would reveal an undithered error
     assert_uncorrelated(error, (update.numpy() / defense.lattice.step) % 1)
@@ -103,7 +103,7 @@ def test_the_error_on_the_lattice_is_uniform_in_both_coordinates_of_the_cell():
     assert np.abs(cells).max() < 0.5 + 1e-4
     inputs = update.numpy().reshape(2, -1)
     for k in (0, 1):
-        assert_law(cells[:, k], stats.uniform(-0.5, 1).cdf)
+        assert_distribution(cells[:, k], stats.uniform(-0.5, 1).cdf)
         assert_uncorrelated(cells[:, k], inputs[0])
         assert_uncorrelated(cells[:, k], inputs[1])
     assert_uncorrelated(cells[:, 0], cells[:, 1])
@@ -117,12 +117,12 @@ def test_the_error_of_t_noise_is_bivariate_t(parameters):
     scale = float(np.frombuffer(header, "<f4")[-1]) if header else 2.0
     error = ((round_trip(defense, update) - update).double().numpy() / scale).reshape(2, -1)
     for row in error:
-        assert_law(row, lambda z: special.stdtr(nu, z / math.sqrt(s2)))
+        assert_distribution(row, lambda z: special.stdtr(nu, z / math.sqrt(s2)))
 
     def radial(q):
         return 1 - (1 + q / (nu * s2)) ** (-nu / 2)
 
-    assert_law((error**2).sum(0), radial)
+    assert_distribution((error**2).sum(0), radial)
     # one chi-square for both coordinates: one for each would not do
     assert not follows(error[0] ** 2 + np.roll(error[1], 1) ** 2, radial)
 
@@ -140,14 +140,14 @@ def test_the_error_of_jopeq_with_t_noise_is_reduced_t_plus_uniform_in_both_latti
         # the antiderivative of t's distribution function
         return t * special.stdtr(nu, t) + nu / (nu - 1) * norm * (1 + t**2 / nu) ** ((1 - nu) / 2)
 
-    def law(z):
+    def distribution(z):
         return (integral((z + step / 2) / std) - integral((z - step / 2) / std)) * std / step
 
     update = rng.normal(Key(12), (600_000,))
     pairs = scaled_error(defense, update).reshape(-1, 2)
     cells = pairs @ FROM_PAIRS.T
     for k in (0, 1):
-        assert_law(cells[:, k], law)
+        assert_distribution(cells[:, k], distribution)
     # noise and error together have the covariance that the full t noise would have
     if nu > 8:
         total, sd = s2 * nu / (nu - 2), 3 / math.sqrt(len(pairs))
@@ -166,7 +166,7 @@ def test_without_the_shared_key_the_error_is_the_difference_of_two_draws_from_th
     error = (found - update).double().numpy().reshape(lanes, -1) / scale
     cells = error if lanes == 1 else FROM_PAIRS @ error
     for row in cells:
-        assert_law(row, stats.triang(0.5, loc=-step, scale=2 * step).cdf)
+        assert_distribution(row, stats.triang(0.5, loc=-step, scale=2 * step).cdf)
     variance = defense.lattice.error_variance(dithered=False)
     assert float((error**2).mean()) == pytest.approx(variance, rel=5 * 1.2 / math.sqrt(300_000))
     assert defense.lattice.error_variance(dithered=True) == pytest.approx(variance / 2)

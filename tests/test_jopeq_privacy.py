@@ -66,11 +66,13 @@ def test_golden_values_of_the_scalar_surrogate():
 
 def enumerated(epsilon, step, bits, inputs=9, dithers=801):
     """Largest log ratio over pairs of inputs, dithers and all 2^bits + 1 index cells, overload included."""
-    law = stats.laplace(scale=surrogate_scale(epsilon, step))
+    distribution = stats.laplace(scale=surrogate_scale(epsilon, step))
     d, x = np.linspace(-step / 2, step / 2, dithers)[:, None, None], np.linspace(-1, 1, inputs)[:, None]
     ends = (np.arange(-(2 ** (bits - 1)), 2 ** (bits - 1)) + 0.5) * step - d - x
-    inner = np.where(ends[..., :-1] > 0, -np.diff(law.sf(ends)), np.diff(law.cdf(ends)))
-    logs = np.concatenate([law.logcdf(ends[..., :1]), np.log(np.maximum(inner, 1e-300)), law.logsf(ends[..., -1:])], -1)
+    inner = np.where(ends[..., :-1] > 0, -np.diff(distribution.sf(ends)), np.diff(distribution.cdf(ends)))
+    logs = np.concatenate(
+        [distribution.logcdf(ends[..., :1]), np.log(np.maximum(inner, 1e-300)), distribution.logsf(ends[..., -1:])], -1
+    )
     return float((logs.max(1) - logs.min(1)).max())
 
 

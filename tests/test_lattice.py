@@ -1,4 +1,4 @@
-"""The dithered lattices of JoPEQ: golden values, and the law of the error."""
+"""The dithered lattices of JoPEQ: golden values, and the distribution of the error."""
 
 import math
 
@@ -31,7 +31,7 @@ def in_lattice(x):
 
 
 @pytest.mark.parametrize("degrees", [2, 1, math.nan])
-def test_a_t_law_without_variance_is_refused(degrees):
+def test_a_t_distribution_without_variance_is_refused(degrees):
     with pytest.raises(ValueError, match="more than 2 degrees of freedom"):
         student_variance(1.0, degrees)
 

@@ -1,4 +1,4 @@
-"""The likelihoods of defenses that perturb, quantize or drop at the client: laws, slopes, and preferred candidates."""
+"""The likelihoods of defenses that perturb, quantize or drop at the client: distributions, slopes, best candidates."""
 
 import itertools
 import math
@@ -46,7 +46,7 @@ DEFENSES = {
     "sqsgd": SqSGD(clip=1.0, epsilon=200.0, bits=3, ratio=0.5),
     "sqsgd as the identity": SqSGD(clip=1.0, epsilon=3000.0, bits=10, ratio=0.5),
 }
-every_law = pytest.mark.parametrize("name", DEFENSES)
+every_distribution = pytest.mark.parametrize("name", DEFENSES)
 
 
 def wires_of(defense, update, keys, setting):
@@ -63,18 +63,18 @@ def wires_of(defense, update, keys, setting):
     return sent
 
 
-def law_of(defense, wires, keys, setting, senders=None):
+def distribution_of(defense, wires, keys, setting, senders=None):
     shared = None if keys is None else [key.child("shared") for key in keys]
     who = SENDERS[:1] * len(wires) if senders is None else senders
     return defense.likelihood(defense.init(setting), wires, Links(setting, who, shared))
 
 
-@every_law
+@every_distribution
 def test_over_many_messages_the_truth_scores_better_than_other_candidates(name):
     # paired over 60 messages; the mean difference exceeds 6 standard errors, a false pass of an equal pair is under
     # 1e-8. No candidate is a longer multiple of the truth: a defense that clips cannot distinguish it
     defense, keys = DEFENSES[name], [Key(2).child(i) for i in range(N)]
-    score = law_of(defense, wires_of(defense, UPDATE, keys, SETTING), keys, SETTING)
+    score = distribution_of(defense, wires_of(defense, UPDATE, keys, SETTING), keys, SETTING)
     true = score(UPDATE.expand(N, -1))
     turned = rng.normal(Key(3), (D,)) / D**0.5
     wrong = {"other": turned, "shrunk": 0.3 * UPDATE, "turned": 0.6 * UPDATE + 0.8 * turned, "opposite": -UPDATE}
@@ -83,7 +83,7 @@ def test_over_many_messages_the_truth_scores_better_than_other_candidates(name):
         assert float(worse.mean()) > 6 * float(worse.std()) / N**0.5, what
 
 
-@every_law
+@every_distribution
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_score_is_not_negative_has_the_updates_type_and_finite_slopes_at_any_distance(name, dtype):
     defense, keys = DEFENSES[name], [Key(4).child(i) for i in range(6)]
@@ -91,7 +91,7 @@ def test_a_score_is_not_negative_has_the_updates_type_and_finite_slopes_at_any_d
     candidates = torch.stack([UPDATE, torch.zeros(D), 1e-30 * UPDATE, 1e3 * UPDATE, -1e6 * UPDATE, torch.ones(D)])
     for known in (keys, None):
         z = candidates.to(dtype).requires_grad_()
-        value = law_of(defense, wires, known, SETTING)(z)
+        value = distribution_of(defense, wires, known, SETTING)(z)
         (slope,) = torch.autograd.grad(value.sum(), z)
         assert value.dtype == dtype
         assert value.shape == (6,)
@@ -100,12 +100,14 @@ def test_a_score_is_not_negative_has_the_updates_type_and_finite_slopes_at_any_d
         assert torch.isfinite(slope).all()
 
 
-@every_law
+@every_distribution
 def test_messages_are_scored_separately(name):
     defense, keys = DEFENSES[name], [Key(5).child(i) for i in range(3)]
     wires, candidates = wires_of(defense, UPDATE, keys, SETTING), rng.normal(Key(6), (3, D)) / D**0.5
-    together = law_of(defense, wires, keys, SETTING)(candidates)
-    alone = [law_of(defense, wires[i : i + 1], keys[i : i + 1], SETTING)(candidates[i : i + 1]) for i in range(3)]
+    together = distribution_of(defense, wires, keys, SETTING)(candidates)
+    alone = [
+        distribution_of(defense, wires[i : i + 1], keys[i : i + 1], SETTING)(candidates[i : i + 1]) for i in range(3)
+    ]
     torch.testing.assert_close(together, torch.cat(alone), rtol=1e-5, atol=1e-4)
 
 
@@ -114,7 +116,7 @@ def test_the_chances_of_all_pairs_of_vqsgds_points_sum_to_one():
     defense = VQSGD(clip=1.0, epsilon=2.0, repeats=2)
     wires = [pack_levels(np.array(pair), 3) for pair in itertools.product(range(2 * d), repeat=2)]
     for scale in (0.0, 0.4, 5.0):
-        chances = (-law_of(defense, wires, None, setting)(scale * UPDATE[:d].double().expand(36, -1))).exp()
+        chances = (-distribution_of(defense, wires, None, setting)(scale * UPDATE[:d].double().expand(36, -1))).exp()
         assert float(chances.sum()) == pytest.approx(1.0, abs=1e-9)
 
 
@@ -123,18 +125,18 @@ def test_the_chances_of_all_pairs_of_mvus_columns_sum_to_one():
     wires = [pack_levels(np.array(pair), 2) for pair in itertools.product(range(4), repeat=2)]
     for value in (0.0, 0.11, -3.0):
         update = torch.tensor([value, 0.3], dtype=torch.float64)
-        chances = (-law_of(defense, wires, None, setting)(update.expand(16, -1))).exp()
+        chances = (-distribution_of(defense, wires, None, setting)(update.expand(16, -1))).exp()
         assert float(chances.sum()) == pytest.approx(1.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("epsilon", [2.5, 10.0])
 def test_the_blurred_density_of_piecewise_has_the_same_mass_for_every_input(epsilon):
     # up to a constant; the blur puts mass beyond the largest output, most at the ends: a third for inputs at the clip
-    law = Piecewise(epsilon=epsilon).output_law(1)
+    distribution = Piecewise(epsilon=epsilon).output_distribution(1)
 
     def mass(t):
-        y = torch.linspace(-law.bound, law.bound, 20_001, dtype=torch.float64)
-        return float(integrate.simpson((-law.misfit(y, torch.tensor(t, dtype=torch.float64))).exp(), x=y))
+        y = torch.linspace(-distribution.bound, distribution.bound, 20_001, dtype=torch.float64)
+        return float(integrate.simpson((-distribution.misfit(y, torch.tensor(t, dtype=torch.float64))).exp(), x=y))
 
     middle = mass(0.0)
     assert [mass(t) for t in (0.3, -0.6)] == pytest.approx([middle] * 2, rel=0.02)
@@ -143,7 +145,7 @@ def test_the_blurred_density_of_piecewise_has_the_same_mass_for_every_input(epsi
 def test_pruning_of_an_update_with_fewer_than_k_entries_reveals_that_the_rest_is_zero():
     defense, update = TopK(fraction=0.25), torch.zeros(D)
     update[:10] = 1.0
-    score = law_of(defense, wires_of(defense, update, [Key(7)], SETTING), [Key(7)], SETTING)
+    score = distribution_of(defense, wires_of(defense, update, [Key(7)], SETTING), [Key(7)], SETTING)
     beside = update.clone()
     beside[D - 1] = 3e-6
     assert float(score(update[None])) == 0.0
@@ -152,7 +154,7 @@ def test_pruning_of_an_update_with_fewer_than_k_entries_reveals_that_the_rest_is
 
 def test_equal_magnitudes_that_pruning_did_not_send_cost_nothing():
     defense, update = TopK(fraction=0.25), torch.ones(D)
-    score = law_of(defense, wires_of(defense, update, [Key(8)], SETTING), [Key(8)], SETTING)
+    score = distribution_of(defense, wires_of(defense, update, [Key(8)], SETTING), [Key(8)], SETTING)
     assert float(score(update[None])) == 0.0
     assert float(score(torch.where(torch.arange(D) < D // 4, 1.0, -0.5)[None])) == 0.0
 
@@ -171,11 +173,11 @@ def test_dp_sgd_is_normal_with_the_variance_of_noise_repeated_by_momentum(sends,
     weights = np.array([1.0]) if sends == "gradient" else 0.1 * moved
     senders = [Sender(0, 40), Sender(1, 2)]
     sent = 0.01 * rng.normal(Key(9), (2, 3))
-    score = law_of(defense, [pack_float32(row) for row in sent], None, setting, senders)
+    score = distribution_of(defense, [pack_float32(row) for row in sent], None, setting, senders)
     one, other = (0.01 * rng.normal(Key(10).child(i), (2, 3), torch.float64) for i in range(2))
     for row, size in enumerate((4, 2)):
-        law = stats.norm(scale=np.linalg.norm(weights) * 0.5 * 2.0 / size)
-        expected = law.logpdf(sent[row] - one[row]).sum() - law.logpdf(sent[row] - other[row]).sum()
+        distribution = stats.norm(scale=np.linalg.norm(weights) * 0.5 * 2.0 / size)
+        expected = distribution.logpdf(sent[row] - one[row]).sum() - distribution.logpdf(sent[row] - other[row]).sum()
         assert float(score(other)[row] - score(one)[row]) == pytest.approx(expected, rel=1e-5)
 
 
@@ -183,36 +185,38 @@ def test_dp_sgd_does_not_clip_a_step_that_drew_more_records_than_its_share():
     # 12 of 40 records were drawn, 4 on average: their sum over 4 has a norm of 3 clips
     defense, setting = DPSGD(clip=2.0, noise_std=0.5), setting_of(D, sends="gradient", batch=4)
     sum_of_clipped = 3 * 2.0 * UPDATE / UPDATE.norm()
-    score = law_of(defense, [pack_float32(sum_of_clipped)], None, setting, [Sender(0, 40)])
+    score = distribution_of(defense, [pack_float32(sum_of_clipped)], None, setting, [Sender(0, 40)])
     assert float(score(sum_of_clipped[None])) == pytest.approx(0.0, abs=1e-6)
     beyond = 11 * 2.0 * UPDATE / UPDATE.norm()  # 40 records cannot reach this
     assert float(score(beyond[None])) == pytest.approx(float(score(10 / 11 * beyond[None])), rel=1e-5)
 
 
 @pytest.mark.parametrize("defense", [Piecewise(clip=0.2, epsilon=320.0), SqSGD(clip=1.0, epsilon=600.0, ratio=0.5)])
-def test_without_the_shared_key_the_law_is_wider(defense):
+def test_without_the_shared_key_the_distribution_is_wider(defense):
     # the mean cost of reversing the update: smaller without the key, which selects the sent coordinates
     keys = [Key(11).child(i) for i in range(N)]
     wires = wires_of(defense, UPDATE, keys, SETTING)
     costs = []
     for known in (keys, None):
-        score = law_of(defense, wires, known, SETTING)
+        score = distribution_of(defense, wires, known, SETTING)
         costs.append(float((score(-UPDATE.expand(N, -1)) - score(UPDATE.expand(N, -1))).mean()))
     assert costs[0] > 1.0
     assert abs(costs[1]) < 0.1 * costs[0]
     assert math.isfinite(costs[1])
 
 
-def test_sqsgds_law_is_exact_near_the_received_levels_and_continued_where_the_exact_law_has_no_slope():
+def test_sqsgds_distribution_is_exact_near_the_received_levels_and_continued_where_it_has_no_slope():
     for channel in (choose(64, 16, 100.0), choose(64, 16, 2000.0)):
         middle = torch.full((1, 64), 8, dtype=torch.int64)
         level = 2.0 / 15
         near = (0.5 + 0.89 * rng.uniform(Key(12), (1, 64), -1.0, 1.0, torch.float64)) * level
-        exact, ours = (law(middle, near, 1.0) for law in (channel.surrogate, channel.misfit))
+        exact, ours = (distribution(middle, near, 1.0) for distribution in (channel.surrogate, channel.misfit))
         torch.testing.assert_close(ours, exact, rtol=1e-9, atol=1e-9)
         far = torch.full((1, 64), 0.5 * level + 2 * level, dtype=torch.float64, requires_grad=True)
-        laws = channel.surrogate, channel.misfit
-        flat, sloped = (torch.autograd.grad(law(middle, far, 1.0).sum(), far)[0] for law in laws)
+        distributions = channel.surrogate, channel.misfit
+        flat, sloped = (
+            torch.autograd.grad(distribution(middle, far, 1.0).sum(), far)[0] for distribution in distributions
+        )
         assert float(flat.abs().max()) == 0.0
         assert (sloped > 0).all()
         assert float(channel.misfit(middle, far.detach(), 1.0)) > float(ours)

@@ -1,4 +1,4 @@
-"""The likelihoods of rounded or noisy messages: laws, overload, an unknown dither, slopes, and attacks.
+"""The likelihoods of rounded or noisy messages: distributions, overload, an unknown dither, slopes, and attacks.
 
 Every statistical test has a false-alarm rate of at most 1e-6.
 """
@@ -76,29 +76,29 @@ def chance(r, side, step, noise, dithered):
 @pytest.mark.parametrize("dithered", [True, False])
 @pytest.mark.parametrize("side", [0.0, 1.0, -1.0])
 @pytest.mark.parametrize(("step", "noise"), [(1.0, 0.03), (1.2, 0.43), (0.1, 0.4)])
-def test_the_law_of_a_rounded_number_is_noise_in_a_cell(step, noise, side, dithered):
+def test_the_distribution_of_a_rounded_number_is_noise_in_a_cell(step, noise, side, dithered):
     r = np.linspace(-2.3, 2.3, 24) * max(step, noise)
     expected = -np.log(chance(r, side, step, noise, dithered))
     if side == 0:
         expected += np.log(chance(np.zeros(1), side, step, noise, dithered))
-    law = rounded_misfit(torch.full((24, 1), side), step, noise, dithered=dithered)
+    distribution = rounded_misfit(torch.full((24, 1), side), step, noise, dithered=dithered)
     # the error of the quadrature is at most its spacing over the noise's scale
     tolerance = 1e-5 if dithered else 2e-4
-    assert law(torch.tensor(r)[:, None]).tolist() == pytest.approx(expected.tolist(), rel=1e-5, abs=tolerance)
+    assert distribution(torch.tensor(r)[:, None]).tolist() == pytest.approx(expected.tolist(), rel=1e-5, abs=tolerance)
 
 
 @pytest.mark.parametrize("dithered", [True, False])
 @pytest.mark.parametrize("side", [0.0, 1.0, -1.0])
 @pytest.mark.parametrize("noise", [0.0, 0.4, 5.0])
-def test_the_slope_of_a_cell_is_the_derivative_of_its_law(noise, side, dithered):
+def test_the_slope_of_a_cell_is_the_derivative_of_its_distribution(noise, side, dithered):
     r = torch.linspace(-2.03, 2.07, 41, dtype=torch.float64)[:, None].requires_grad_()
-    law = rounded_misfit(torch.full((41, 1), side, dtype=torch.float64), 1.0, noise, dithered=dithered)
-    assert torch.autograd.gradcheck(law, (r,), atol=1e-6)
+    distribution = rounded_misfit(torch.full((41, 1), side, dtype=torch.float64), 1.0, noise, dithered=dithered)
+    assert torch.autograd.gradcheck(distribution, (r,), atol=1e-6)
 
 
 def test_a_cell_without_noise_has_a_wall_of_a_fiftieth_of_its_width():
-    law = rounded_misfit(torch.zeros(4, 1), 2.0, 0.0, dithered=True)
-    inside, wall, out, far = law(torch.tensor([[0.5], [1.0], [1.1], [1.2]])).tolist()
+    distribution = rounded_misfit(torch.zeros(4, 1), 2.0, 0.0, dithered=True)
+    inside, wall, out, far = distribution(torch.tensor([[0.5], [1.0], [1.1], [1.2]])).tolist()
     assert inside == pytest.approx(0, abs=1e-4)
     assert wall == pytest.approx(math.log(2), abs=1e-4)
     assert far - out == pytest.approx(0.1 / (2.0 * WALL), rel=1e-4)
@@ -107,7 +107,7 @@ def test_a_cell_without_noise_has_a_wall_of_a_fiftieth_of_its_width():
     )
 
 
-def test_the_levels_of_jopeq_have_the_frequencies_of_the_outsiders_law():
+def test_the_levels_of_jopeq_have_the_frequencies_of_the_outsiders_distribution():
     # 200,000 equal numbers; a chi-square test of the levels' frequencies
     n, x, defense = 200_000, 0.3, JoPEQ(epsilon=10.0, bits=2, gamma=1.0, scale="public")
     step, top = defense.lattice.step, defense.lattice.top
@@ -128,14 +128,14 @@ def test_the_levels_of_jopeq_have_the_frequencies_of_the_outsiders_law():
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.06])
-def test_the_servers_law_of_jopeq_is_the_law_of_its_errors(factor):
-    # Kolmogorov-Smirnov at 1e-6 detects 0.005 in 300,000; a scale off by 6 % moves the law by 0.01
+def test_the_servers_distribution_of_jopeq_is_the_distribution_of_its_errors(factor):
+    # Kolmogorov-Smirnov at 1e-6 detects 0.005 in 300,000; a scale off by 6 % moves the distribution by 0.01
     n, defense = 300_000, JoPEQ(epsilon=10.0, bits=6, gamma=16.0, scale="public")
     wire = encode(defense, torch.zeros(n))
     sent = defense.estimate(None, wire, Link(setting_of(n), WHO, SHARED)).double()
     grid = torch.linspace(-4.0, 4.0, 8001, dtype=torch.float64)[:, None]
-    law = rounded_misfit(torch.zeros(8001, 1), defense.lattice.step, defense.noise_scale, dithered=True)
-    mass = (-law(grid)).exp().cumsum(0).numpy()
+    distribution = rounded_misfit(torch.zeros(8001, 1), defense.lattice.step, defense.noise_scale, dithered=True)
+    mass = (-distribution(grid)).exp().cumsum(0).numpy()
     found = follows(factor * sent.numpy(), lambda x: np.interp(x, grid[:, 0].numpy(), mass / mass[-1]))
     assert found == (factor == 1.0)
 
@@ -162,15 +162,17 @@ def test_the_truth_scores_better_than_a_candidate_at_the_distance_of_a_cell_or_o
 
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("bits", [1, 3])
-def test_the_servers_law_is_wrong_without_the_dither_and_the_outsiders_law_with_it(known, bits):
-    # 20,000 numbers; both laws have the same peak, so that the scores are comparable
+def test_the_servers_distribution_is_wrong_without_the_dither_and_the_outsiders_distribution_with_it(known, bits):
+    # 20,000 numbers; both distributions have the same peak, so that the scores are comparable
     n, step = 20_000, 2.0**-bits
     x = rng.uniform(Key(4), (1, n), -4.0, 4.0)
     dither = rng.uniform(Key(5), (1, n), -0.5, 0.5)
     levels = (x / step + dither).round()
     residual = x - step * (levels - dither if known else levels)
     side = torch.zeros(1, n)
-    right, wrong = (float(rounded_misfit(side, step, 0.0, dithered=law)(residual)) for law in (known, not known))
+    right, wrong = (
+        float(rounded_misfit(side, step, 0.0, dithered=distribution)(residual)) for distribution in (known, not known)
+    )
     assert right < wrong
     # 0, and -E ln(1 - |r|/step) of a triangular r, up to the blur
     assert right / n == pytest.approx(0.0 if known else 0.5, abs=0.05)

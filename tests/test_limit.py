@@ -46,13 +46,13 @@ NOISE = 0.1
 
 
 def smooth(n, key):
-    """[n, 1, 4, 4] images of a normal law with falling variances."""
+    """[n, 1, 4, 4] images of a normal distribution with falling variances."""
     mixing = normal(Key(77), (16, 16)) * (0.7 ** torch.arange(16)) * 0.15
     return (0.5 + normal(key, (n, 16)) @ mixing.T).view(n, *SHAPE)
 
 
 def federation(n, defense, task=LINEAR, x=None, images=1, zero=True, steps=0):
-    """An observation of victims with images of the auxiliary data's law, and the truth."""
+    """An observation of victims with images of the auxiliary data's distribution, and the truth."""
     case = make(task, n, images, NoDefense())
     x = smooth(n * images, Key(5)).view(n, images, *SHAPE) if x is None else x
     y = case.y % task.classes

@@ -1,6 +1,6 @@
 """CEPAM's layered quantizer: the error on its ball, the number of attempts, and the printed variant.
 
-The law of the error is tested on bytes, in test_cepam.py.
+The distribution of the error is tested on bytes, in test_cepam.py.
 """
 
 import math

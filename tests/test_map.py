@@ -148,15 +148,15 @@ def test_behind_a_smooth_model_no_search_by_direction_comes_first():
 
 
 def own_prior(x, box):
-    """A plug-in: the normal law of the blurred auxiliary inputs."""
-    return dataclasses.replace(gaussian_prior(x, box), words="my own law")
+    """A plug-in: the normal distribution of the blurred auxiliary inputs."""
+    return dataclasses.replace(gaussian_prior(x, box), words="my own distribution")
 
 
 def test_a_prior_of_somebody_else_is_plugged_in_by_name():
     x = smooth_images(2)
     seen = observation(Gaussian(clip=2.0, noise_std=0.01), x)
     own, ours = (MAP(prior=name, evaluations=30).run(seen, Key(5)) for name in ("tests.test_map:own_prior", "gaussian"))
-    assert (own.prior, ours.prior) == ("my own law", "normal law of 300 auxiliary inputs")
+    assert (own.prior, ours.prior) == ("my own distribution", "normal distribution of 300 auxiliary inputs")
     assert all(torch.equal(a.x, b.x) for a, b in zip(own.guesses, ours.guesses, strict=True))
 
 
@@ -262,7 +262,7 @@ def test_every_search_attack_takes_a_prior_which_helps_under_noise(attack, prior
     found = informed.run(seen, Key(5))
     assert errors(found.guesses, x).mean() < 0.7 * mse(bare, seen, x).mean()
     assert found.guesses[0].x.shape == x[:1].shape
-    assert ("normal law of 300" in found.prior) == (prior == "gaussian")
+    assert ("normal distribution of 300" in found.prior) == (prior == "gaussian")
     assert ("auxiliary" in informed.needs) == ("auxiliary" in bare.needs or prior == "gaussian")
 
 
@@ -271,4 +271,4 @@ def test_every_search_attack_refuses_an_unknown_prior_and_takes_anothers(attack)
     with pytest.raises(ValueError, match="no prior 'gausian'; did you mean 'gaussian'"):
         attack(prior="gausian")
     seen = observation(NoDefense(), smooth_images())
-    assert attack(evaluations=3, prior="tests.test_map:own_prior").run(seen, Key(5)).prior == "my own law"
+    assert attack(evaluations=3, prior="tests.test_map:own_prior").run(seen, Key(5)).prior == "my own distribution"

@@ -12,7 +12,7 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Verdict, judge
 from leakgauge.harness.core.codec import unpack_levels
 from leakgauge.harness.core.contract import Link, Links, Sender, Setting
-from leakgauge.harness.core.law import LawError
+from leakgauge.harness.core.distribution import DistributionError
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 from tests.oracles import ALPHA
@@ -97,22 +97,22 @@ def test_parameters_out_of_range_are_named(parameters, message):
 
 
 @pytest.mark.parametrize("scale", ["public", "tensor", "vector"])
-def test_the_stated_law_is_that_of_the_likelihood(scale):
+def test_the_stated_distribution_is_that_of_the_likelihood(scale):
     defense, here = MVU(bits=2, clip=0.7, scale=scale), setting(30, 10)
     update, state = rng.normal(Key(3), (40,)), defense.init(here)
     wire, _ = through(defense, update, here, Key(1))
-    law = defense.law(state, None, update, Link(here, WHO, None))
-    columns = unpack_levels(wire[4 * len(law.header) :], 40, 2)
+    distribution = defense.message_distribution(state, None, update, Link(here, WHO, None))
+    columns = unpack_levels(wire[4 * len(distribution.header) :], 40, 2)
     score = defense.likelihood(state, [wire], Links(here, [WHO], None))(update[None])
-    assert float(score) == pytest.approx(-np.log(law.chances[np.arange(40), columns]).sum(), abs=1e-3)
-    assert ((law.read(wire, Key(2)).uniforms > 0) & (law.read(wire, Key(2)).uniforms < 1)).all()
+    assert float(score) == pytest.approx(-np.log(distribution.chances[np.arange(40), columns]).sum(), abs=1e-3)
+    assert ((distribution.read(wire, Key(2)).uniforms > 0) & (distribution.read(wire, Key(2)).uniforms < 1)).all()
 
 
 @pytest.mark.parametrize(("change", "match"), [(0.5, "epsilon at most"), (-0.5, "not probabilities")])
-def test_a_channel_that_breaks_its_promise_has_no_law(change, match):
+def test_a_channel_that_breaks_its_promise_has_no_distribution(change, match):
     defense, here = MVU(), setting(5)
     state = defense.init(here)
     moved = change * float(state.P[0, -1])
     P = state.P + np.array([[moved, -moved if change > 0 else 0.0], [0.0, 0.0]])
-    with pytest.raises(LawError, match=match):
-        defense.law(state._replace(P=P), None, torch.ones(5), Link(here, WHO, None))
+    with pytest.raises(DistributionError, match=match):
+        defense.message_distribution(state._replace(P=P), None, torch.ones(5), Link(here, WHO, None))

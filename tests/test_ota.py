@@ -106,7 +106,7 @@ def test_orthogonal_messages_arrive_one_by_one_each_with_receiver_noise_of_its_o
         (OTAOrthogonal(gains="0.5,1,1,1", power=0.01), 4, 500 / 16),
     ],
 )
-def test_the_error_of_the_mean_has_exactly_the_stated_law(defense, clients, variance):
+def test_the_error_of_the_mean_has_exactly_the_stated_distribution(defense, clients, variance):
     # 100,000 errors detect a scale off by 6 % with a miss rate under 1e-6 (see the twin); 3.2755 is right to 2e-5
     d = D if clients < 50 else D // 2
     setting = setting_of(clients, d)
@@ -117,9 +117,9 @@ def test_the_error_of_the_mean_has_exactly_the_stated_law(defense, clients, vari
     kept[0] *= defense.clip / kept[0].norm()
     mean = decode(defense, setting, receive(defense, setting, updates))
     error = (mean.double() - kept.mean(0)).numpy()
-    law = stats.norm(scale=math.sqrt(variance))
-    assert follows(error, law.cdf)
-    assert not follows(1.06 * error, law.cdf)
+    distribution = stats.norm(scale=math.sqrt(variance))
+    assert follows(error, distribution.cdf)
+    assert not follows(1.06 * error, distribution.cdf)
     assert abs(stats.pearsonr(error[1:], error[:-1]).statistic) < 5 / d**0.5
 
 
@@ -241,11 +241,11 @@ def test_the_likelihood_is_the_density_of_what_is_received(kind):
             received = 100 * gain
             alpha = (received + 1) / (received * (1 + A_ROUND))
             factor, variance = math.sqrt(alpha * received) / clip, (1 - alpha) * received + 1
-        law = stats.norm(scale=math.sqrt(variance))
+        distribution = stats.norm(scale=math.sqrt(variance))
         expected = []
         for candidate in (one, other):
             clipped = candidate[row] * min(1.0, clip / float(candidate[row].norm()))
-            expected.append(-law.logpdf((heard[row] - factor * clipped).numpy()).sum())
+            expected.append(-distribution.logpdf((heard[row] - factor * clipped).numpy()).sum())
         found = float(score(other)[row] - score(one)[row])
         assert found == pytest.approx(expected[1] - expected[0], rel=1e-6)
     assert float(score(50 * one)[0]) == pytest.approx(float(score(99 * one)[0]), rel=1e-12)

@@ -85,8 +85,8 @@ def test_a_probe_is_one_wire_that_holds_the_victim_and_everybodys_noise():
     assert seen.model.state == defense.init(seen.setting)
     received = torch.stack([unpack_float64(message.wire, TASK.layout.dim) for message in seen.messages])
     rest = received - seen.model.state.gain * clipped_gradients(defense, here, truth)
-    law, total = stats.chi2(rest.numel()), float(rest.square().sum()) / (696.745373 + 1)
-    assert law.ppf(ALPHA / 2) < total < law.ppf(1 - ALPHA / 2) < 1.06**2 * total
+    distribution, total = stats.chi2(rest.numel()), float(rest.square().sum()) / (696.745373 + 1)
+    assert distribution.ppf(ALPHA / 2) < total < distribution.ppf(1 - ALPHA / 2) < 1.06**2 * total
     assert np.abs(np.corrcoef(rest.numpy()) - np.eye(6)).max() < 6 / TASK.layout.dim**0.5
 
 

@@ -1,4 +1,4 @@
-"""The law of the piecewise mechanism (PM)."""
+"""The distribution of the piecewise mechanism (PM)."""
 
 import itertools
 import math
@@ -13,8 +13,8 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Unit, Verdict, judge
 from leakgauge.harness.core.codec import pack_float32
 from leakgauge.harness.core.contract import Link
+from leakgauge.harness.core.distribution import DistributionError
 from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.law import LawError
 from leakgauge.harness.core.rng import Key
 from tests.baselines_case import LENET, SENDERS, SHARED, encode, estimate, score, setting_of
 from tests.oracles import ALPHA, follows
@@ -25,8 +25,8 @@ def test_piecewise_has_the_constants_of_sqsgds_comparison():
     defense = Piecewise()
     assert defense.epsilon == 400
     assert defense.count(LENET) == 160
-    assert defense.output_law(LENET).epsilon == 2.5
-    assert defense.output_law(LENET).bound == pytest.approx(1.803102, abs=5e-7)
+    assert defense.output_distribution(LENET).epsilon == 2.5
+    assert defense.output_distribution(LENET).bound == pytest.approx(1.803102, abs=5e-7)
     assert [Piecewise(epsilon=e).count(17) for e in (0.1, 2.5, 5.1, 400.0)] == [1, 1, 2, 17]
 
 
@@ -56,12 +56,14 @@ def test_piecewise_is_unbiased_with_the_stated_variance_and_a_density_ratio_of_e
     assert mean == pytest.approx(t, abs=1e-12 * stretches[2][1])
     variance = t**2 / (s - 1) + (s + 3) / (3 * (s - 1) ** 2)
     assert second - t**2 == pytest.approx(variance, rel=1e-10)
-    law, place = Piecewise().output_law(1)._replace(epsilon=eps), torch.tensor(t, dtype=torch.float64)
-    assert float(law.variance(place)) == pytest.approx(variance, rel=1e-12)
+    distribution, place = Piecewise().output_distribution(1)._replace(epsilon=eps), torch.tensor(t, dtype=torch.float64)
+    assert float(distribution.variance(place)) == pytest.approx(variance, rel=1e-12)
     # the numbers that the sampler uses
-    assert (float(law.left(place.numpy())), law.bound) == pytest.approx((stretches[0][1], stretches[2][1]), rel=1e-12)
-    assert law.inside / law.width == pytest.approx(stretches[1][2], rel=1e-12)
-    assert (1 - law.inside) / (law.bound + 1) == pytest.approx(stretches[0][2], rel=1e-9)
+    assert (float(distribution.left(place.numpy())), distribution.bound) == pytest.approx(
+        (stretches[0][1], stretches[2][1]), rel=1e-12
+    )
+    assert distribution.inside / distribution.width == pytest.approx(stretches[1][2], rel=1e-12)
+    assert (1 - distribution.inside) / (distribution.bound + 1) == pytest.approx(stretches[0][2], rel=1e-9)
     assert stretches[1][2] / stretches[0][2] == pytest.approx(math.exp(eps), rel=1e-12)
 
 
@@ -72,7 +74,7 @@ def test_the_intervals_of_opposite_inputs_do_not_overlap_so_that_epsilon_is_atta
 
 
 @pytest.mark.parametrize("t", [-0.9, 0.2])
-def test_piecewise_outputs_have_the_law_of_pm(t):
+def test_piecewise_outputs_have_the_distribution_of_pm(t):
     # alpha 1e-6; 300,000 outputs detect a scale or an epsilon 6 % off with a miss rate under 1e-6 (the twins)
     d = 300_000
     defense = Piecewise(clip=0.5, epsilon=2.5 * d)
@@ -87,7 +89,7 @@ def test_above_epsilon_73_a_coordinate_piecewise_never_leaves_the_interval():
     # e^(-40) is the interval's half-width and the probability of leaving it; float32 resolves 1e-7
     d, update = 1000, rng.uniform(Key(15), (1000,), -1.0, 1.0)
     found = estimate(Piecewise(epsilon=80.0 * d), encode(Piecewise(epsilon=80.0 * d), update)[0], d)
-    assert Piecewise(epsilon=80.0 * d).output_law(d).epsilon == 80.0
+    assert Piecewise(epsilon=80.0 * d).output_distribution(d).epsilon == 80.0
     assert torch.allclose(found, update, atol=2e-7)
 
 
@@ -132,11 +134,11 @@ def test_an_outsider_estimates_the_mean_over_all_choices_of_coordinates():
 
 
 def test_the_blurred_likelihood_of_piecewise_pulls_into_the_interval_and_costs_epsilon_outside():
-    law = Piecewise().output_law(LENET)
+    distribution = Piecewise().output_distribution(LENET)
     y = torch.tensor(0.4, dtype=torch.float64)
-    middle = float(y) * (1 - law.tail)
-    t = torch.tensor([middle, middle + 0.6 * law.tail, -0.95, 0.95], dtype=torch.float64, requires_grad=True)
-    misfit = law.misfit(y.expand(4), t)
+    middle = float(y) * (1 - distribution.tail)
+    t = torch.tensor([middle, middle + 0.6 * distribution.tail, -0.95, 0.95], dtype=torch.float64, requires_grad=True)
+    misfit = distribution.misfit(y.expand(4), t)
     (slope,) = torch.autograd.grad(misfit.sum(), t)
     center, within, *beyond = misfit.tolist()
     assert center == 0
@@ -191,14 +193,14 @@ def test_a_piecewise_message_beyond_the_range_is_refused():
         estimate(defense, wire[:-4] + pack_float32(torch.tensor([-2.0])), 1000)
 
 
-def law_of(defense, update):
-    return defense.law(None, None, update, Link(setting_of(len(update)), SENDERS[0], SHARED))
+def distribution_of(defense, update):
+    return defense.message_distribution(None, None, update, Link(setting_of(len(update)), SENDERS[0], SHARED))
 
 
-def test_the_stated_law_is_the_distribution_of_pm_at_the_places_of_the_shared_key():
+def test_the_stated_distribution_is_the_distribution_of_pm_at_the_places_of_the_shared_key():
     defense, update = Piecewise(clip=0.5), torch.linspace(-1.0, 1.0, 1000)
     wire = encode(defense, update)[0]
-    reading = law_of(defense, update).read(wire, Key(0))
+    reading = distribution_of(defense, update).read(wire, Key(0))
     assert (reading.places == defense.positions(1000, SHARED).numpy()).all()
     inputs = (update[reading.places].double() / 0.5).clamp(-1, 1).tolist()
     sent = np.frombuffer(wire, "<f4").astype(np.float64)
@@ -207,18 +209,18 @@ def test_the_stated_law_is_the_distribution_of_pm_at_the_places_of_the_shared_ke
 
 
 @pytest.mark.parametrize(("eps", "clip"), [(30.0, 1.0), (5000.0, 0.3)])
-def test_outputs_that_float32_hardly_resolves_follow_the_stated_law(eps, clip):
+def test_outputs_that_float32_hardly_resolves_follow_the_stated_distribution(eps, clip):
     # alpha 1e-6; an error of a millionth of the clip leaves no doubt
     d, update = 2000, rng.uniform(Key(15), (2000,), -1.5, 1.5)
     defense = Piecewise(clip=clip, epsilon=eps * d)
     wire = encode(defense, update)[0]
-    reading = law_of(defense, update).read(wire, Key(0))
+    reading = distribution_of(defense, update).read(wire, Key(0))
     assert reading.bits is None
     assert follows(reading.uniforms, "uniform")
-    assert not follows(law_of(defense, update + 1e-6).read(wire, Key(0)).uniforms, "uniform")
+    assert not follows(distribution_of(defense, update + 1e-6).read(wire, Key(0)).uniforms, "uniform")
 
 
 def test_an_output_beyond_the_range_is_impossible():
     wire = encode(Piecewise(), torch.zeros(1000))[0]
-    with pytest.raises(LawError, match=r"not within 1\.80310"):
-        law_of(Piecewise(), torch.zeros(1000)).read(wire[:-4] + pack_float32(torch.tensor([-2.0])), Key(0))
+    with pytest.raises(DistributionError, match=r"not within 1\.80310"):
+        distribution_of(Piecewise(), torch.zeros(1000)).read(wire[:-4] + pack_float32(torch.tensor([-2.0])), Key(0))

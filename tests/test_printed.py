@@ -85,7 +85,7 @@ RUNS = {
     "norm that scales an update": of_defense("scale"),
     "power": of_defense("power"),
     "receiver's noise": of_defense("noise_variance"),
-    "law of the gains": of_defense("fading"),
+    "distribution of the gains": of_defense("fading"),
     "sigma": of_defense("noise_std"),
     "b": of_defense("noise_scale"),
     "dimension n": of_defense("dimension"),
@@ -112,7 +112,7 @@ SQSGD = {"model": {"119,850 weights"}, "clients": {10}, "records of a client": {
 SQSGD |= {"learning rate": {0.001}, "norm bound U": {10.0}, "alpha": {1.0}}
 SQSGD |= {"beta": {1.0}}
 OTA = {"records of a user": {20}, "epsilon of a round": {1.2}, "delta of a round": {1e-4}, "receiver's noise": {1.0}}
-OTA |= {"law of the gains": {"rayleigh"}, "step at t = 1, 1/(lambda t)": {1000.0}, "rounds T": {1000}}
+OTA |= {"distribution of the gains": {"rayleigh"}, "step at t = 1, 1/(lambda t)": {1000.0}, "rounds T": {1000}}
 PAPER = {
     "jopeq/figure-2": MNIST | {"epsilon": {3.0, 3.5, 4.0}},
     "jopeq/figure-3": MNIST | TESTED | {"model": {"linear"}, "epsilon": {4.0}, "bits R": {1}},

@@ -1,4 +1,4 @@
-"""PrivQuant against reference tables, exact counting, enumeration, then its sampler's laws.
+"""PrivQuant against reference tables, exact counting, enumeration, then its sampler's distributions.
 
 A printed value was derived from the sqSGD paper by an independent script; tolerances follow from its digits.
 """
@@ -18,7 +18,7 @@ from leakgauge.defenses import _privquant
 from leakgauge.defenses._privquant import Matched, PrivQuant, choose, levels_to_values, round_levels
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.codec import pack_levels
-from leakgauge.harness.core.law import LawError
+from leakgauge.harness.core.distribution import DistributionError
 from leakgauge.harness.core.rng import Key
 from tests.oracles import ALPHA
 
@@ -36,7 +36,7 @@ def grid(d, levels):
     return torch.tensor(list(itertools.product(range(levels), repeat=d)))
 
 
-def law(pq, everything):
+def distribution(pq, everything):
     """[inputs, outputs]: P(V | u) by its definition."""
     few, many = torch.tensor(chances(pq), dtype=torch.float64)
     return torch.where((everything[:, None] == everything[None]).sum(-1) >= pq.tau, many, few)
@@ -131,7 +131,7 @@ def test_at_kappa_zero_the_settings_of_the_paper_cost_more_than_its_budget(d, le
 @every_small
 def test_probabilities_sum_to_one_differ_by_exactly_e_to_the_epsilon_and_leave_no_bias(d, levels, kappa, p):
     pq = channel(d, levels, kappa, p)
-    exact = law(pq, grid(d, levels))
+    exact = distribution(pq, grid(d, levels))
     assert torch.allclose(exact.sum(1), torch.ones(levels**d, dtype=torch.float64), rtol=1e-12)
     assert math.exp(pq.log_rest) == pytest.approx(1 - p, rel=1e-12)
     worst = (exact.amax(0) / exact.amin(0)).log()
@@ -149,7 +149,7 @@ def outputs(pq, u, n):
     [(3, 2, [0, 2, 1], 8_500), (2, 2, [1, 0, 1], 6_500), (3, 1, [2, 0], 7_000), (4, 2, [3, 1], 7_500)],
 )
 @pytest.mark.matrix
-def test_the_sampler_has_the_enumerated_law(levels, tau, u, n):
+def test_the_sampler_has_the_enumerated_distribution(levels, tau, u, n):
     # alpha 1e-6, and 1e-6 for missing a p that is 6 % off: n follows from the noncentral chi-square
     d = len(u)
     matches = (grid(d, levels) == torch.tensor(u)).sum(1).numpy()
@@ -165,7 +165,7 @@ def test_the_sampler_has_the_enumerated_law(levels, tau, u, n):
 
 
 @pytest.mark.parametrize(("d", "levels", "tau"), [(512, 16, 35), (512, 16, 250), (64, 2, 30), (6, 3, 2)])
-def test_the_number_of_matches_is_the_inverse_of_its_exact_law(d, levels, tau):
+def test_the_number_of_matches_is_the_inverse_of_its_exact_distribution(d, levels, tau):
     pq = PrivQuant(d, levels, tau, 20.0)
     weights = [math.comb(d, k) * (levels - 1) ** (d - k) for k in range(d + 1)]
     total = {True: sum(weights[:tau]), False: sum(weights[tau:])}
@@ -295,11 +295,11 @@ def tail(h, tau):
 
 
 @every_small
-def test_each_factor_of_the_surrogate_is_the_exact_law_of_that_coordinate(d, levels, kappa, p):
+def test_each_factor_of_the_surrogate_is_the_exact_distribution_of_that_coordinate(d, levels, kappa, p):
     pq, everything = channel(d, levels, kappa, p), grid(d, levels)
     y = 2.0 * rng.uniform(Key(8).child(d, levels), (d,), -1.0, 1.0, torch.float64)
     rounded = torch.stack([match_chances(y, u, 2.0, levels) for u in everything]).prod(1)  # P(u | y)
-    outcome = rounded @ law(pq, everything)  # P(V | y)
+    outcome = rounded @ distribution(pq, everything)  # P(V | y)
     exact = [torch.stack([outcome[everything[:, j] == v].sum() for v in range(levels)]) for j in range(d)]
     product = torch.stack([torch.stack([exact[j][v[j]] for j in range(d)]).prod() for v in everything])
     surrogate = pq.surrogate(everything, y.expand(len(everything), -1), 2.0)
@@ -403,11 +403,11 @@ def test_arguments_out_of_range_are_refused(call, message):
 @pytest.mark.parametrize(
     ("d", "levels", "tau", "logit"), [(3, 4, 2, 3.0), (4, 2, 3, 0.5), (1, 4, 1, 0.0), (3, 4, 3, 9.0)]
 )
-def test_the_stated_law_is_the_mixture_over_the_hidden_roundings(d, levels, tau, logit, monkeypatch):
+def test_the_stated_distribution_is_the_mixture_over_the_hidden_roundings(d, levels, tau, logit, monkeypatch):
     pq, everything = PrivQuant(d, levels, tau, logit), grid(d, levels)
     place = torch.tensor([0.3, levels - 1, 0.5, 0.0], dtype=torch.float64)[:d]
     rounded = (1 - (everything - place).abs()).clamp(min=0).prod(1)
-    expected = (rounded[:, None] * law(pq, everything)).sum(0)
+    expected = (rounded[:, None] * distribution(pq, everything)).sum(0)
     stated = Matched(place.numpy(), levels, tau, logit, pq.epsilon)
     ends = []
     for end in (0.0, 1.0):
@@ -421,8 +421,8 @@ def test_the_stated_law_is_the_mixture_over_the_hidden_roundings(d, levels, tau,
     assert np.sort(starts)[:, 1:] == pytest.approx(np.sort(stops)[:, :-1], abs=1e-12)
 
 
-def test_a_channel_above_its_epsilon_has_no_law():
+def test_a_channel_above_its_epsilon_has_no_distribution():
     wire = pack_levels(np.zeros(4, np.int64), 2)
     assert len(Matched(np.zeros(4), 3, 3, 1.0, PQ.epsilon).read(wire, Key(0)).uniforms) == 4
-    with pytest.raises(LawError, match="expected a channel of epsilon at most"):
+    with pytest.raises(DistributionError, match="expected a channel of epsilon at most"):
         Matched(np.zeros(4), 3, 3, 1.0, 0.999 * PQ.epsilon).read(wire, Key(0))

@@ -1,7 +1,8 @@
 """Proved epsilons of all defenses and cascades against epsilons that two inputs attain, by computations of their own.
 
-Nothing here calls the accounting under test. What a mechanism draws comes from its paper, or from the law that it
-states as data (`Defense.law`); the epsilon of two inputs follows by closed forms, quadrature or enumeration.
+Nothing here calls the accounting under test. What a mechanism draws comes from its paper, or from the distribution that
+it states as data (`Defense.message_distribution`); the epsilon of two inputs follows by closed forms, quadrature or
+enumeration.
 """
 
 import dataclasses
@@ -40,10 +41,12 @@ def link(setting, number=0):
 
 
 def distances(defense, states, setting, a, b):
-    """The distance of two updates' messages in noise units, one for each round; additive laws and waveforms."""
+    """The distance of two updates' messages in noise units, one for each round, for additive ones and waveforms."""
     found = []
     for state in states:
-        one, two = (defense.law(state, defense.remember(setting), end, link(setting)) for end in (a, b))
+        one, two = (
+            defense.message_distribution(state, defense.remember(setting), end, link(setting)) for end in (a, b)
+        )
         scale = one.scale if hasattr(one, "scale") else one.spread
         found.append(float(np.linalg.norm((one.center - two.center) / scale)))
     return np.array(found)
@@ -132,7 +135,7 @@ def test_normal_noise_on_a_sum_is_not_proved_below_its_hockey_stick(name, parame
     other = 0.0 if claim.relation is Relation.ADD_REMOVE else -clip
     mus = []
     for state in states:
-        one, two = (defense.aggregate_law(state, [end * FIRST, *rest], links) for end in (clip, other))
+        one, two = (defense.aggregate_distribution(state, [end * FIRST, *rest], links) for end in (clip, other))
         scale = one.scale if hasattr(one, "scale") else one.spread
         mus.append(float(np.linalg.norm((one.center - two.center) / scale)))
     attained = normal(math.hypot(*mus), claim.delta)
@@ -303,7 +306,7 @@ def test_no_pair_of_the_unit_disc_has_more_than_the_epsilon_of_t_noise_and_one_b
     assert searched(s2, nu, 1.00829893) > inside
 
 
-def test_a_search_over_laws_found_3_98_because_its_inputs_were_outside_of_the_unit_disc():
+def test_a_search_over_distributions_found_3_98_because_its_inputs_were_outside_of_the_unit_disc():
     # the pairs of an audit of a tensor of 121 or so numbers have norm 1.0083, a distance of 2.0166
     assert searched(0.5, 4.0, 1.0) == pytest.approx(3.95087, abs=1e-5)
     assert searched(0.5, 4.0, 1.0082989) == pytest.approx(3.97958, abs=1e-5)
@@ -325,7 +328,7 @@ def test_no_pair_of_the_unit_disc_has_more_than_the_bound_of_jopeq_with_t_noise(
     assert found == pytest.approx(bound, rel=1e-6)
 
 
-def test_a_search_over_laws_found_4_20_for_jopeq_with_t_noise_for_the_same_reason():
+def test_a_search_over_distributions_found_4_20_for_jopeq_with_t_noise_for_the_same_reason():
     step = 2 * 1.5 * math.sqrt(2) / 5
     least = 0.5 - step**2 / 12  # 2 ((nu - 2) / nu) step^2 / 12 in the direction of the larger error
     assert searched(least, 4.0, 1.0) == pytest.approx(4.177, abs=1e-3)
@@ -376,10 +379,12 @@ def test_jopeq_with_t_noise_is_not_proved_below_its_outermost_row_of_cells(nomin
 def test_mvu_is_not_proved_below_the_largest_ratio_of_its_channel(eps, bits, rounds):
     defense, states, setting, claim = case("mvu", {"epsilon": eps, "bits": bits}, rounds)
     inputs = torch.linspace(-1, 1, 12)
-    laws = defense.law(states[0], None, inputs, link(setting)).chances
-    laws = laws / laws.sum(1, keepdims=True)
-    ends = defense.law(states[0], None, torch.linspace(-1, 1, 2**bits).repeat(12)[:12], link(setting)).chances
-    both = np.concatenate([laws, ends / ends.sum(1, keepdims=True)])
+    distributions = defense.message_distribution(states[0], None, inputs, link(setting)).chances
+    distributions = distributions / distributions.sum(1, keepdims=True)
+    ends = defense.message_distribution(
+        states[0], None, torch.linspace(-1, 1, 2**bits).repeat(12)[:12], link(setting)
+    ).chances
+    both = np.concatenate([distributions, ends / ends.sum(1, keepdims=True)])
     sent = both.max(0) > 0
     attained = float(np.log(both[:, sent].max(0) / both[:, sent].min(0)).max())
     assert attained * rounds * (1 - 1e-9) <= judge(claim).proved <= attained * rounds * (1 + 1e-6)

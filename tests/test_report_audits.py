@@ -84,15 +84,15 @@ def test_how_an_audit_was_made_stands_below(rows: dict[str, ClaimRow]) -> None:
     assert rows["generous"].audits == (
         "Audited over a whole run of 5 rounds in a separate small federation: 3 clients with 20 records each, "
         "d = 36. Neighbors: any-two-inputs, one record "
-        "(distinguisher: likelihood ratio). Bound: Gaussian trade-off, assuming the law's family; ≥ 0.31 without "
-        "assumptions about the mechanism. At 99.9 %, as a refutation needs: ≥ 1.75; these trials cannot refute an "
-        "epsilon above 4.88.",
+        "(distinguisher: likelihood ratio). Bound: Gaussian trade-off, assuming the distribution's family; ≥ 0.31 "
+        "without assumptions about the mechanism. At 99.9 %, as a refutation needs: ≥ 1.75; these trials cannot refute "
+        "an epsilon above 4.88.",
         "Code CONSISTENT: seen.",
     )
     assert rows["sqsgd"].audits == ()
 
 
-def test_bounds_that_assume_a_part_of_the_law_stand_below_with_what_they_assume() -> None:
+def test_bounds_that_assume_a_part_of_the_distribution_stand_below_with_what_they_assume() -> None:
     def assuming(audit: AuditRecord, seed: int) -> AuditRecord:
         low = 270.0 + 4 * seed
         one = AssumedBound(low, low - 1, "a declared product", "message", 288.0, 36, 5000, "all coordinates")

@@ -58,7 +58,7 @@ def test_permutations_are_independent_and_a_subset_is_sorted_without_repeats():
         rng.subset(Key(0), 4, 5)
 
 
-def test_a_large_subset_is_drawn_block_by_block_with_the_law_of_one_draw(monkeypatch):
+def test_a_large_subset_is_drawn_block_by_block_with_the_distribution_of_one_draw(monkeypatch):
     # 24 of 48 in three blocks. Alpha 1e-6: counts of a block are hypergeometric; the twin, of independent elements, has
     # 1.5 times their variance. Each element is in half of the subsets; the twin's in 0.6, 11 standard errors off
     monkeypatch.setattr(rng, "LARGE", 40)
@@ -70,7 +70,9 @@ def test_a_large_subset_is_drawn_block_by_block_with_the_law_of_one_draw(monkeyp
     assert np.abs(stats.norm.isf(ALPHA / 96)) > np.abs(2 * inside - draws).max() / draws**0.5
     assert abs(2 * 0.6 * draws - draws) / draws**0.5 > stats.norm.isf(ALPHA / 96)
     cells = [0, 6, 7, 8, 9, 10, 11]  # the first of each group of counts
-    one, twin = (law.pmf(np.arange(17)) for law in (stats.hypergeom(48, 16, 24), stats.binom(16, 0.5)))
+    one, twin = (
+        distribution.pmf(np.arange(17)) for distribution in (stats.hypergeom(48, 16, 24), stats.binom(16, 0.5))
+    )
     for block in range(3):
         seen = np.bincount((subsets // 16 == block).sum(1), minlength=17)
         found, right, wrong = (np.add.reduceat(counts, cells) for counts in (seen, draws * one, draws * twin))
@@ -88,7 +90,7 @@ def test_the_cuts_of_gamma_draws_change_nothing(parameter, monkeypatch):
     assert torch.equal(rng.gamma(Key(6), parameter, (10, 100)), drawn)
 
 
-LAWS = [
+DISTRIBUTIONS = [
     (rng.normal, stats.norm.cdf),
     (rng.laplace, stats.laplace.cdf),
     (lambda key, shape, dtype: rng.uniform(key, shape, -1.0, 1.0, dtype), stats.uniform(-1, 2).cdf),
@@ -113,8 +115,8 @@ def test_a_shared_stream_depends_on_its_key_alone_and_is_none_of_the_private_str
     assert np.abs(np.corrcoef(starts.T) - np.eye(3)).max() < 0.03
 
 
-@pytest.mark.parametrize(("draw", "cdf"), LAWS)
-def test_draws_have_their_law(draw, cdf):
+@pytest.mark.parametrize(("draw", "cdf"), DISTRIBUTIONS)
+def test_draws_have_their_distribution(draw, cdf):
     # 300,000 draws see a scale off by 6 % (effect over 0.01 in the distribution function) with a miss rate under 1e-6
     x = draw(Key(11).child("law"), (300_000,), torch.float64).numpy()
     assert follows(x, cdf)
@@ -143,7 +145,7 @@ def test_the_tail_of_a_signed_exponential_is_exponential_on_both_sides():
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf])
-def test_a_gamma_law_that_does_not_exist_is_refused(bad):
+def test_a_gamma_distribution_that_does_not_exist_is_refused(bad):
     for draw in (rng.gamma, rng.chisquare):
         with pytest.raises(ValueError, match="expected a finite shape parameter > 0"):
             draw(Key(0), bad, (1,))

@@ -12,7 +12,7 @@ from leakgauge.defenses.sqsgd import SqSGD
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Verdict, judge
 from leakgauge.harness.core.contract import Link, Links, Sender, Setting
-from leakgauge.harness.core.law import LawError
+from leakgauge.harness.core.distribution import DistributionError
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 from tests.oracles import ALPHA
@@ -181,7 +181,7 @@ def test_it_is_rebuilt_with_other_signs_by_another_rotation():
 
 
 @pytest.mark.parametrize("reclip", [True, False])
-def test_the_stated_law_knows_the_residual_the_subset_and_the_rotation(reclip):
+def test_the_stated_distribution_knows_the_residual_the_subset_and_the_rotation(reclip):
     # the channel is the identity, and levels are 3e-5 clips apart: every error is impossible
     defense, here = SqSGD(epsilon=1e4, bits=16, ratio=0.3, beta=0.5, reclip=reclip), setting(200)
     update, memory = rng.normal(Key(5), (200,)), rng.normal(Key(6), (200,))
@@ -190,11 +190,11 @@ def test_the_stated_law_knows_the_residual_the_subset_and_the_rotation(reclip):
     cases = {"true": (update, memory, SHARED), "update": (0.5 * update, memory, SHARED)}
     cases |= {"memory": (update, 1.01 * memory, SHARED), "subset": (update, memory, Key(2))}
     for name, (other, residual, shared) in cases.items():
-        stated = defense.law(defense.init(here), residual, other, Link(here, WHO, shared))
+        stated = defense.message_distribution(defense.init(here), residual, other, Link(here, WHO, shared))
         if name == "true":
             assert float(stated.read(wire, Key(0)).uniforms.min()) > 1e-6
         else:
-            with pytest.raises(LawError, match="levels of probability 0"):
+            with pytest.raises(DistributionError, match="levels of probability 0"):
                 stated.read(wire, Key(0))
 
 

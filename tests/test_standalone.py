@@ -15,7 +15,7 @@ from leakgauge.defenses.dp_fedavg import DPFedAvg
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.harness.audit import standalone
 from leakgauge.harness.audit.claims import ratios_delta
-from leakgauge.harness.audit.law_test import check_law
+from leakgauge.harness.audit.goodness_of_fit import check_fit
 from leakgauge.harness.audit.standalone import audit
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.answer import DefenseRecord
@@ -26,7 +26,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stored import from_data, to_data
 from tests.command import call
 
-pytestmark = pytest.mark.usefixtures("without_law")
+pytestmark = pytest.mark.usefixtures("without_fit")
 
 KEY = Key(0, ("ask-audit",))
 FEW = {"clients": 200, "dim": 200}
@@ -71,20 +71,21 @@ class Quiet(Gaussian):
 
 
 def test_messages_with_too_little_noise_break_the_claim(monkeypatch):
-    monkeypatch.setattr(standalone, "check_law", check_law)
+    monkeypatch.setattr(standalone, "check_fit", check_fit)
     found = audited("tests.test_standalone:Quiet", {"epsilon": 1.0}, rounds=10, by="messages")
     assert found["audited"]["epsilon_lower"] > 1.0
     assert found["verdict"] == "BROKEN"
     assert found["audited"]["verdict"] == "CONTRADICTED"
-    bound, law = found["audited"]["contradicts"]
+    bound, fit = found["audited"]["contradicts"]
     assert "above what is proved" in bound
-    assert "depart from their law" in law
-    assert "delta_at" not in found["audited"]  # a number from a law that the messages do not follow
+    assert "depart from their distribution" in fit
+    assert "delta_at" not in found["audited"]  # a number from a distribution that the messages do not follow
 
 
 @pytest.mark.matrix
 def test_a_quantized_gaussian_is_not_audited_as_a_gaussian():
-    # the exact law of the level given the dither has 1.928; the Gaussian trade-off of the same counts shows 6.5
+    # the exact distribution of the level given the dither has 1.928; the Gaussian trade-off of the same counts shows
+    # 6.5
     found = audited("gaussian+sdq", {"epsilon": 8.0, "gamma": 0.3}, {"dim": 1}, trials=300)
     assert found["audited"]["method"] == "Clopper-Pearson"
     assert found["audited"]["epsilon_lower"] <= 1.928
@@ -155,7 +156,11 @@ def test_cosines_estimate_and_change_no_verdict():
         ("udp", "one-run", "its unit is a record, and a canary is a client; expected --by trials"),
         ("jopeq", "one-run", "its unit is a coordinate, and a canary is a client; expected --by trials or messages"),
         ("jopeq", "cosine", "its unit is a coordinate, and a canary is a client; expected --by trials or messages"),
-        ("piecewise", "cosine", "at delta 0, where Gaussian laws have no epsilon; expected --by trials or messages"),
+        (
+            "piecewise",
+            "cosine",
+            "at delta 0, where Gaussian distributions have no epsilon; expected --by trials or messages",
+        ),
     ],
 )
 def test_a_claim_that_one_kind_cannot_audit_is_refused_with_the_kinds_that_can(name, by, words):
@@ -214,7 +219,7 @@ def test_the_interval_of_a_sampled_delta_covers_the_closed_form_of_a_gaussian():
 
 
 def test_a_sampled_delta_is_the_larger_of_both_directions():
-    # laws on two points: 0.1 and 0.9 against 0.3 and 0.7; the direction of input 1 has the larger delta
+    # distributions on two points: 0.1 and 0.9 against 0.3 and 0.7; the direction of input 1 has the larger delta
     zeros = np.repeat([math.log(3), math.log(7 / 9)], [100, 900])
     ones = np.repeat([math.log(3), math.log(7 / 9)], [300, 700])
     at = 0.5
@@ -239,7 +244,7 @@ def test_an_attained_proof_gives_the_delta_exactly():
     assert audited("dp-fedavg", {}, FEW, rounds=2, by="one-run")["audited"]["delta_at"]["delta"] == pytest.approx(1e-5)
 
 
-def test_trials_give_the_delta_of_a_law_without_a_curve():
+def test_trials_give_the_delta_of_a_distribution_without_a_curve():
     # one coordinate of three rounds of Laplace: 2 a round, 6 in all, so that delta is 0 there
     found = audited("laplace", {"epsilon": 2.0}, {"dim": 4}, rounds=3, trials=200)["audited"]["delta_at"]
     assert (found["epsilon"], found["method"], found["n"]) == (6.0, "sampling", 200)
@@ -256,7 +261,7 @@ def test_trials_give_the_delta_by_which_a_claim_is_missed():
 
 
 @pytest.mark.matrix
-def test_there_is_no_delta_if_the_likelihood_is_not_the_law_or_nothing_is_claimed():
+def test_there_is_no_delta_if_the_likelihood_is_not_the_distribution_or_nothing_is_claimed():
     assert "delta_at" not in audited("sqsgd", trials=20)["audited"]  # extended for attacks: above what is proved
     assert "delta_at" not in audited("jopeq", trials=20)["audited"]  # at one norm: ratios of a part of the message
     assert "delta_at" not in audited("none", trials=20)["audited"]
@@ -331,7 +336,7 @@ def test_an_audit_has_the_keys_of_its_kind_and_the_claim_those_of_a_claim(by, ke
         **({"trials": 20} if by == "trials" else {}),
     )
     assert keys[0] | {"delta_at"} <= set(found["audited"])
-    assert not (keys[1] | {"law", "detects", "reason"}) & set(found["audited"])
+    assert not (keys[1] | {"fit", "detects", "reason"}) & set(found["audited"])
     assert set(found) == {
         *("version", "defense", "parameters", "setting", "claimed", "proved", "further"),
         *("verdict", "reason", "audited"),
@@ -342,11 +347,11 @@ def test_an_audit_has_the_keys_of_its_kind_and_the_claim_those_of_a_claim(by, ke
     assert set(found["proved"]) == {*("epsilon", "chance", "delta", "unit", "method", "reason", "tight", "against")}
 
 
-def test_a_law_is_shown_with_what_it_detects_and_an_infinite_number_as_text(monkeypatch):
-    monkeypatch.setattr(standalone, "check_law", check_law)
+def test_a_distribution_is_shown_with_what_it_detects_and_an_infinite_number_as_text(monkeypatch):
+    monkeypatch.setattr(standalone, "check_fit", check_fit)
     found = audited("gaussian", {}, {"dim": 4}, trials=20)["audited"]
     assert found["ceiling"] == "inf"
-    assert (found["detects"], found["contradicts"]) == (found["law"]["detects"], found["contradictions"])
+    assert (found["detects"], found["contradicts"]) == (found["fit"]["detects"], found["contradictions"])
     nothing = audited("none", trials=20)
     assert (nothing["audited"]["claimed"], nothing["proved"]["epsilon"]) == ("inf", "inf")
     assert to_data(nothing.record)["claim"]["epsilon"] is None

@@ -127,7 +127,7 @@ def test_median_interval_covers_and_the_next_narrower_does_not(n, level):
     assert 1 - 2 * scipy_stats.binom.cdf(low, n, 0.5) < level
 
 
-def test_median_interval_covers_the_median_of_a_skewed_law():
+def test_median_interval_covers_the_median_of_a_skewed_distribution():
     x = np.exp(2 * draws("median", 20))
     assert hits(1.0, lambda case: stats.median_interval(x[case])) >= fewest(0.95)
 

@@ -52,8 +52,8 @@ def in_attack(name):
 LARGE = "if len(update) > 1500:\n            raise ValueError('too long')"
 SCORE = "return lambda update: ("
 
-LAWLESS = ("def law(", "def _law(")
-AUDITED = ("claim", "law", "audit")
+UNSTATED = ("def message_distribution(", "def _message_distribution(")
+AUDITED = ("claim", "distribution", "audit")
 """The checks that read the audit."""
 
 ALONE = {
@@ -70,15 +70,18 @@ ALONE = {
     ("defense", "estimate"): (in_defense("twice the update"), ()),
     ("defense", "messages"): (in_defense("longer"), ()),
     ("defense", "clip"): (
-        [LAWLESS, (planted.SUM, f"({CLIPPED} if update.norm() < 1e5 else update).double() + noise")],
+        [UNSTATED, (planted.SUM, f"({CLIPPED} if update.norm() < 1e5 else update).double() + noise")],
         (),
     ),
-    ("defense", "noise"): ([LAWLESS, (planted.NOISE, f"{planted.NOISE}\n        noise[40:41] = 0")], ()),
+    ("defense", "noise"): ([UNSTATED, (planted.NOISE, f"{planted.NOISE}\n        noise[40:41] = 0")], ()),
     ("defense", "likelihood"): (in_defense("sharp scores"), ()),
     ("defense", "assumptions"): (method("assumptions"), ()),
     ("defense", "claim"): (in_defense("half the claim"), ()),
-    ("defense", "law"): ([(planted.NOISE, f"{planted.NOISE}.clamp(-3 * self.sigma, 3 * self.sigma)")], ("audit",)),
-    ("defense", "audit"): (in_defense("half the noise"), ("noise", "likelihood", "claim", "law")),
+    ("defense", "distribution"): (
+        [(planted.NOISE, f"{planted.NOISE}.clamp(-3 * self.sigma, 3 * self.sigma)")],
+        ("audit",),
+    ),
+    ("defense", "audit"): (in_defense("half the noise"), ("noise", "likelihood", "claim", "distribution")),
     ("defense", "training"): ([("check_update(update)", f"check_update(update)\n        {LARGE}")], ("attacks",)),
     ("defense", "attacks"): (
         [(SCORE, f"if links.setting.dim > 1500:\n            raise OSError\n        {SCORE}")],

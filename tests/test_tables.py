@@ -141,14 +141,14 @@ def test_a_mixture_knows_which_columns_go_together():
     assert mixed.energy(swapped).mean() > mixed.energy(held).mean() + 1
 
 
-def test_a_mixture_is_a_law_of_values():
+def test_a_mixture_is_a_distribution_of_values():
     codes = torch.cartesian_prod(torch.arange(3), torch.arange(4))
     x = torch.cat([torch.nn.functional.one_hot(codes[:, 0], 3), torch.nn.functional.one_hot(codes[:, 1], 4)], 1)
     mixture = Mixture.fit(table(1000, 9)[:, 1:8], COLUMNS[1:3], Key(0))
     assert mixture.energy(x.double()).neg().exp().sum() == pytest.approx(1.0)
 
 
-def test_draws_of_a_mixture_have_its_law():
+def test_draws_of_a_mixture_have_its_distribution():
     mixture = Mixture.fit(table(1000, 9), COLUMNS, Key(0))
     x = mixture.draw(4000, Key(3))
     assert torch.equal(x, records(x, COLUMNS))
@@ -174,7 +174,7 @@ def near(x, std):
     return misfit
 
 
-def test_settling_finds_the_best_record_and_sampling_the_laws_of_single_columns():
+def test_settling_finds_the_best_record_and_sampling_the_distributions_of_single_columns():
     mixture = Mixture.fit(table(1000, 9), COLUMNS, Key(0))
     x = table(8, 4)[:, None]
     start = commonest(table(1000, 9), COLUMNS).expand_as(x).clone()

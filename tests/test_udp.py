@@ -104,7 +104,7 @@ def norm_of(defense):
         (UDPLei(clip=3.0, first=9.0, slope=0.1), 9.0),
     ],
 )
-def test_each_sender_has_noise_of_exactly_the_stated_law(defense, z, sends):
+def test_each_sender_has_noise_of_exactly_the_stated_distribution(defense, z, sends):
     # alpha 1e-6; 200,000 errors detect a scale off by 6 % with a miss rate under 1e-6 (see the twin)
     setting = dataclasses.replace(SETTING, sends=sends)
     step = 0.01 if sends == "update" else 1.0
@@ -144,9 +144,9 @@ def test_the_likelihood_is_the_density_of_each_sender():
     score = defense.likelihood(0, wires, Links(setting, senders, None))
     other = truth + 1e-3
     for row, who in enumerate(senders):
-        law = stats.norm(scale=defense.sigma(0, who, setting))
+        distribution = stats.norm(scale=defense.sigma(0, who, setting))
         sent = decode(defense, 0, wires[row], setting).double()
-        expected = [-law.logpdf((sent - u[row]).numpy()).sum() for u in (truth, other)]
+        expected = [-distribution.logpdf((sent - u[row]).numpy()).sum() for u in (truth, other)]
         found = score(other)[row] - score(truth)[row]
         assert float(found) == pytest.approx(expected[1] - expected[0], rel=1e-9)
 

@@ -88,7 +88,7 @@ def test_corrected_noise_covers_a_client_that_takes_part_in_every_round(epsilon,
     assert zcdp**2 / 2 + zcdp * math.sqrt(2 * math.log(1 / DELTA)) == pytest.approx(epsilon, rel=1e-12)
 
 
-def test_participations_are_the_quantile_of_the_binomial_law():
+def test_participations_are_the_quantile_of_the_binomial_distribution():
     for rounds, q, quantile in itertools.product((1, 7, 300), (0.01, 0.6, 0.95, 1.0), (0.05, 0.5, 0.95, 1.0)):
         assert participations(rounds, q, quantile) == stats.binom.ppf(quantile, rounds, q)
 

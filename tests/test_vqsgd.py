@@ -1,4 +1,4 @@
-"""The law of vqSGD."""
+"""The distribution of vqSGD."""
 
 import dataclasses
 import math
@@ -13,8 +13,8 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Verdict, judge
 from leakgauge.harness.core.codec import pack_levels
 from leakgauge.harness.core.contract import Link
+from leakgauge.harness.core.distribution import DistributionError
 from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.law import LawError
 from leakgauge.harness.core.rng import Key
 from tests.baselines_case import LENET, SENDERS, encode, estimate, score, setting_of
 from tests.oracles import ALPHA
@@ -37,30 +37,30 @@ def single(defense, d):
 
 @pytest.mark.parametrize("d", [1, 3, 8])
 @pytest.mark.parametrize("eps", [0.1, 1.0, 4.0])
-def test_the_likelihood_of_vqsgd_is_its_law_and_the_estimate_is_unbiased(d, eps):
+def test_the_likelihood_of_vqsgd_is_its_distribution_and_the_estimate_is_unbiased(d, eps):
     defense = VQSGD(clip=2.0, epsilon=eps, repeats=1)
     update = rng.normal(Key(5), (d,), torch.float64)
     update *= 1.7 / update.norm()
     wires = single(defense, d)
-    law = (-score(defense, wires, d, update.expand(2 * d, -1))).exp()
-    assert torch.allclose(law, chances(defense, update / 2), rtol=1e-12)
-    assert float(law.sum()) == pytest.approx(1, rel=1e-12)
-    mean = sum(chance * estimate(defense, wire, d).double() for chance, wire in zip(law, wires, strict=True))
+    distribution = (-score(defense, wires, d, update.expand(2 * d, -1))).exp()
+    assert torch.allclose(distribution, chances(defense, update / 2), rtol=1e-12)
+    assert float(distribution.sum()) == pytest.approx(1, rel=1e-12)
+    mean = sum(chance * estimate(defense, wire, d).double() for chance, wire in zip(distribution, wires, strict=True))
     assert torch.allclose(mean, update, atol=1e-6 * (1 + 2 * d / eps))
     long = (-score(defense, wires, d, (10 * update).expand(2 * d, -1))).exp()
     assert torch.allclose(long, chances(defense, update / 1.7), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("eps", [1.0, 4.0])
-def test_vqsgd_draws_its_points_by_that_law(eps):
+def test_vqsgd_draws_its_points_by_that_distribution(eps):
     # alpha 1e-6; 200,000 points of one message detect a chance 6 % off with a miss rate under 1e-6 (the twin)
     defense, d = VQSGD(clip=2.0, epsilon=eps, repeats=200_000), 3
     update = torch.tensor([1.2, -0.8, 0.0])
     points = defense._read(encode(defense, update)[0], setting_of(d))
-    law = chances(defense, update.double() / 2).numpy()
-    assert stats.chisquare(np.bincount(points, minlength=6), 200_000 * law / law.sum()).pvalue > ALPHA
-    law[0] *= 1.06
-    assert stats.chisquare(np.bincount(points, minlength=6), 200_000 * law / law.sum()).pvalue < ALPHA
+    distribution = chances(defense, update.double() / 2).numpy()
+    assert stats.chisquare(np.bincount(points, minlength=6), 200_000 * distribution / distribution.sum()).pvalue > ALPHA
+    distribution[0] *= 1.06
+    assert stats.chisquare(np.bincount(points, minlength=6), 200_000 * distribution / distribution.sum()).pvalue < ALPHA
     assert abs(stats.pearsonr(points[1:], points[:-1]).statistic) < 5 / 200_000**0.5
 
 
@@ -95,8 +95,8 @@ def test_one_point_of_vqsgd_has_exactly_the_stated_epsilon_and_no_pair_has_more(
     assert worst <= eps * (1 + 1e-12)
     pairs = rng.normal(Key(6), (200, d), torch.float64)
     pairs /= pairs.norm(dim=1, keepdim=True)
-    laws = torch.stack([chances(defense, v) for v in [*pairs, e1, flat, torch.zeros(d)]]).log()
-    assert float((laws[:, None] - laws[None]).max()) <= worst * (1 + 1e-9)
+    distributions = torch.stack([chances(defense, v) for v in [*pairs, e1, flat, torch.zeros(d)]]).log()
+    assert float((distributions[:, None] - distributions[None]).max()) <= worst * (1 + 1e-9)
 
 
 def test_the_repetitions_of_vqsgd_break_its_claim():
@@ -127,24 +127,24 @@ def test_a_vqsgd_point_that_does_not_exist_is_refused():
         estimate(VQSGD(repeats=2), pack_levels(np.array([0, 7]), 3), 3)
 
 
-def law_of(defense, update):
-    return defense.law(None, None, update, Link(setting_of(len(update)), SENDERS[0], None))
+def distribution_of(defense, update):
+    return defense.message_distribution(None, None, update, Link(setting_of(len(update)), SENDERS[0], None))
 
 
 @pytest.mark.parametrize("eps", [0.1, 4.0, 5000.0])
 @pytest.mark.parametrize("norm", [1.7, 17.0])
-def test_the_stated_law_holds_the_chances_from_the_least_likely_point_on(eps, norm):
+def test_the_stated_distribution_holds_the_chances_from_the_least_likely_point_on(eps, norm):
     defense, d = VQSGD(clip=2.0, epsilon=eps, repeats=1), 5
     update = rng.normal(Key(5), (d,), torch.float64)
     update *= norm / update.norm()
-    law = chances(dataclasses.replace(defense, epsilon=min(eps, 500.0)), update / max(2.0, norm)).numpy()
-    order, seen = np.argsort(law, kind="stable"), law_of(defense, update)
-    for point, end in zip(order, np.cumsum(law[order]), strict=True):
+    distribution = chances(dataclasses.replace(defense, epsilon=min(eps, 500.0)), update / max(2.0, norm)).numpy()
+    order, seen = np.argsort(distribution, kind="stable"), distribution_of(defense, update)
+    for point, end in zip(order, np.cumsum(distribution[order]), strict=True):
         drawn = [float(seen.read(single(defense, d)[point], Key(k)).uniforms[0]) for k in range(50)]
-        assert end - law[point] - 1e-12 <= min(drawn) <= max(drawn) <= end + 1e-12
-        assert max(drawn) - min(drawn) >= 0.8 * law[point]
+        assert end - distribution[point] - 1e-12 <= min(drawn) <= max(drawn) <= end + 1e-12
+        assert max(drawn) - min(drawn) >= 0.8 * distribution[point]
 
 
 def test_a_point_that_does_not_exist_is_impossible():
-    with pytest.raises(LawError, match=r"an outcome of 7, expected at most 5"):
-        law_of(VQSGD(repeats=2), torch.ones(3)).read(pack_levels(np.array([0, 7]), 3), Key(0))
+    with pytest.raises(DistributionError, match=r"an outcome of 7, expected at most 5"):
+        distribution_of(VQSGD(repeats=2), torch.ones(3)).read(pack_levels(np.array([0, 7]), 3), Key(0))

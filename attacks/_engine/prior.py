@@ -1,4 +1,4 @@
-"""An attacker's prior law of inputs: a law of coordinates, in which a search moves."""
+"""An attacker's prior distribution of inputs: a distribution of coordinates, in which a search moves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SPREAD = 0.1  # distance of restart 1 from a fitted prior's center, in standard
 
 
 class Prior(Protocol):
-    """A law of independent inputs: x = inputs(z), where z has a density.
+    """A distribution of independent inputs: x = inputs(z), where z has a density.
 
     A prior may have `pull`, the slope of its energy by hand, as in `GaussianPrior`; otherwise autograd computes it.
     """
@@ -52,7 +52,7 @@ class ImagePrior:
     """A prior that favors similar neighboring pixels and pixels in [0, 1]; the coordinates are x itself.
 
     Attributes:
-        tv: weight of the total variation: a Laplace law of scale 1/tv for differences of neighboring pixels.
+        tv: weight of the total variation: a Laplace distribution of scale 1/tv for differences of neighboring pixels.
         box: weight of the squared distance to [0, 1].
     """
 

@@ -92,7 +92,8 @@ class Search:
             message has several users, each restart takes the labels in another order, because the true order is
             unknown.
         evaluations: maximum number of evaluations of the objective and its gradient, for one victim and restart.
-        start: law of the first dummy inputs, standard normal or uniform in [0, 1], unless the prior has a center.
+        start: distribution of the first dummy inputs, standard normal or uniform in [0, 1], unless the prior has a
+            center.
         explains: how well a candidate explains the messages.
         decrease: least share of the objective that the last evaluations must gain, see `Stop`. With 3e-2, the slowest
             of the undefended photographs still gains 0.1; under noise, this saves two thirds of the evaluations, which
@@ -104,7 +105,8 @@ class Search:
             features where these are known (`Features`), and a search by direction where they are unknown or noise hides
             much of them. If both run, the start that explains the messages better is used.
         solve: whether to also try the closed form's image, if it covers the model and the message has one image.
-        table: law of the records of a table, by which the found records are restored column by column; None: no table.
+        table: distribution of the records of a table, by which the found records are restored column by column; None:
+            no table.
     """
 
     restarts: int

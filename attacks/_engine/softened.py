@@ -52,9 +52,10 @@ def explained_at(
 ) -> Tensor:
     """[n]: the misfit up to which a candidate explains its messages as well as the truth would.
 
-    The misfit of the true input has the same law as the misfit of messages that the adversary computes from that input.
-    This law hardly depends on the input, so it is estimated at a candidate: the bound is the mean plus `_SURE` standard
-    deviations over imitated messages, plus one unit per entry, which the prior may cost.
+    The misfit of the true input has the same distribution as the misfit of messages that the adversary computes from
+    that input.
+    This distribution hardly depends on the input, so it is estimated at a candidate: the bound is the mean plus `_SURE`
+    standard deviations over imitated messages, plus one unit per entry, which the prior may cost.
 
     Args:
         observed_rounds: rounds in which each message is a single gradient of one client.

@@ -40,7 +40,8 @@ _SANE = 20.0  # largest plausible entry of inputs in [0, 1] as estimated from a 
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """A mixture of laws with independent columns: within a class, each column has a probability for each value.
+    """A mixture of distributions with independent columns: within a class, each column has a probability for each
+    value.
 
     Attributes:
         columns: columns of the records.
@@ -172,17 +173,18 @@ def settle(misfit: Function, mixture: Mixture, x: Tensor) -> Settled:
 def typical(misfit: Function, mixture: Mixture, x: Tensor, key: Key) -> Settled:
     """The likeliest value of each column separately, starting from x [m, b, p]; more are right than in the best record.
 
-    Gibbs sampling draws each column in turn from its law given all others. The result uses the mean of these laws,
-    which varies less than the draws. Before each sweep, each record may be replaced by a record drawn from the mixture
-    that explains the messages about as well; if messages show little, the sampling then visits records of all classes.
-    Arguments as for `settle`.
+    Gibbs sampling draws each column in turn from its distribution given all others. The result uses the mean of these
+    distributions, which varies less than the draws. Before each sweep, each record may be replaced by a record drawn
+    from the mixture that explains the messages about as well; if messages show little, the sampling then visits records
+    of all classes. Arguments as for `settle`.
 
     Sources: Geman and Geman 1984, "Stochastic relaxation, Gibbs distributions, and the Bayesian restoration of images";
-        Gelfand and Smith 1990, "Sampling-based approaches to calculating marginal densities", for the mean of the laws.
+        Gelfand and Smith 1990, "Sampling-based approaches to calculating marginal densities", for the mean of the
+        distributions.
     """
     x, used = x.clone(), 1
     places = list(itertools.product(range(x.shape[1]), range(len(mixture.columns))))
-    laws: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {place: [] for place in places}
+    distributions: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {place: [] for place in places}
     for sweep in range(_DRAWS):
         for record in range(x.shape[1]):
             x = _replaced(misfit, mixture, x, record, key.child("other", sweep, record))
@@ -197,8 +199,8 @@ def typical(misfit: Function, mixture: Mixture, x: Tensor, key: Key) -> Settled:
             x = tried[torch.arange(len(x)), _drawn(-sums, uniform)]
             used += sums.shape[1]
             if sweep >= _DRAWS // 6:
-                laws[record, place].append((values, (-sums).softmax(1)))
-    likely = [_likely(mixture.columns[place], laws[record, place]) for record, place in places]
+                distributions[record, place].append((values, (-sums).softmax(1)))
+    likely = [_likely(mixture.columns[place], distributions[record, place]) for record, place in places]
     x = records(torch.cat(likely, 1).view(x.shape), mixture.columns)
     value = _value(misfit, mixture, x)
     return Settled(x, value, torch.full((len(x),), used + 2 * _DRAWS * x.shape[1]))
@@ -214,9 +216,9 @@ def _replaced(misfit: Function, mixture: Mixture, x: Tensor, record: int, key: K
     return torch.where(taken[:, None, None], other, x)
 
 
-def _likely(column: Column, laws: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """[m, width]: a column's guess from several laws of values [m, v, width] with probabilities [m, v]."""
-    values, chances = (torch.cat(each, 1) for each in zip(*laws, strict=True))
+def _likely(column: Column, distributions: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """[m, width]: a column's guess from several distributions of values [m, v, width] with probabilities [m, v]."""
+    values, chances = (torch.cat(each, 1) for each in zip(*distributions, strict=True))
     if column.width == 1:
         return likeliest_number(values[:, :, 0], chances, column.tolerance)[:, None]
     return (values * chances[:, :, None].to(values.dtype)).sum(1)

@@ -1,7 +1,7 @@
 """Membership from the numbers that a defense sends in clear (a norm, scales, means) and nothing else.
 
-Two laws of these numbers are used: batches of random records with and without a candidate, for any model; and sums of
-the candidates' gradients, for a model in which no other record has a gradient.
+Two distributions of these numbers are used: batches of random records with and without a candidate, for any model; and
+sums of the candidates' gradients, for a model in which no other record has a gradient.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def by_batches(observation: Observation, observed: ObservedRound, numbers: Tenso
     return ratios
 
 
-class _Law(NamedTuple):
+class _Distribution(NamedTuple):
     """Numbers in clear of simulated batches without a candidate [m, h], and their mean with each candidate [n, h]."""
 
     without: Tensor
@@ -107,8 +107,8 @@ class _Law(NamedTuple):
         return (numbers - mean) / std @ toward - (shift.T * toward).sum(0) / 2
 
 
-def _simulated(observation: Observation, observed: ObservedRound, each: Tensor, key: Key) -> _Law:
-    """The law of the numbers in the observed round's one message, for candidates with gradients `each` [n, d].
+def _simulated(observation: Observation, observed: ObservedRound, each: Tensor, key: Key) -> _Distribution:
+    """The distribution of the numbers in the observed round's one message, for candidates with gradients `each` [n, d].
 
     A number that can be negative (a mean) is a linear function of the update; otherwise it is a length, the root of a
     quadratic form (a norm). So its value with the candidate follows from its slope, without an update for each pair of
@@ -138,7 +138,7 @@ def _simulated(observation: Observation, observed: ObservedRound, each: Tensor, 
         lengths.append((base.square() + 2 * base * along + own).clamp(min=0).sqrt().sum(1))
     plain = torch.cat(without)
     signed = plain.amin(0) < 0
-    return _Law(plain, torch.where(signed, sum(linear), sum(lengths)) / len(plain))
+    return _Distribution(plain, torch.where(signed, sum(linear), sum(lengths)) / len(plain))
 
 
 def _apart(observation: Observation) -> list[list[tuple[int, Tensor]]]:

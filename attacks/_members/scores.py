@@ -158,9 +158,9 @@ def lira_online(
             of shadows. `global`: all values of the side around their common mean, over their number, so that it
             includes the differences between records.
         shrink: whether to give the two means of a record a normal prior with the moments of all records (empirical
-            Bayes); N is then the predictive law. With few shadows, this captures that a record that is hard for models
-            without it gains most from membership. It has no effect if fewer than two records have shadows on both
-            sides.
+            Bayes); N is then the predictive distribution. With few shadows, this captures that a record that is hard
+            for models without it gains most from membership. It has no effect if fewer than two records have shadows on
+            both sides.
 
     Returns:
         [n] float64.

@@ -1,14 +1,14 @@
 """The layered rejection-sampled universal quantizer of CEPAM, on the integer lattice in one to three dimensions.
 
-The noise law is a mixture of uniform laws on balls. Client and server share the radius r of every sub-vector and a
-sequence of dithers v. The client sends the number H of the first dither for which the quantizer with cells of side 2r
-errs by at most r, and the cell M:
+The noise distribution is a mixture of uniform distributions on balls. Client and server share the radius r of every
+sub-vector and a sequence of dithers v. The client sends the number H of the first dither for which the quantizer with
+cells of side 2r errs by at most r, and the cell M:
 
     M = the integers with x / 2r - v in M + (-1/2, 1/2]^n,    |2r (M + v) - x| <= r,    y = 2r (M + v).
 
 Source: Ling, Wu, Sun, Li, Song, Xu 2025, "Communication-Efficient and Privacy-Adaptable Mechanism". Differs from the
     printed Algorithm 2, line 10, which tests |2r M - x| <= r. That test never accepts some sub-vectors, and the error
-    of the others is neither centered nor of the stated law.
+    of the others is neither centered nor of the stated distribution.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.law import Integers
+from leakgauge.harness.core.distribution import Integers
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 
@@ -63,7 +63,7 @@ def laplace_radii(key: Key, count: int, b: float) -> Numbers:
 
 
 def encode(x: Numbers, radii: Numbers, dithers: Dithers) -> Encoded:
-    """Quantize sub-vectors; the law of the radii determines the law of the error.
+    """Quantize sub-vectors; the distribution of the radii determines the distribution of the error.
 
     Args:
         x: [N, n]; fastest if stored column by column, like `flat.reshape(n, N).T`. Not modified.

@@ -1,7 +1,7 @@
 """The mechanism that all variants of CEPAM share: the layered quantizer turns an update into bits and adds noise.
 
-The variants differ in the law of the radii and in the unit of an update: a share of the update's norm, which is sent,
-or 1.
+The variants differ in the distribution of the radii and in the unit of an update: a share of the update's norm, which
+is sent, or 1.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from leakgauge.defenses._cepam import claim, wire
-from leakgauge.defenses._cepam.law import clipped, scaled
+from leakgauge.defenses._cepam.distribution import clipped, scaled
 from leakgauge.defenses._cepam.lrsuq import gaussian_radii
 from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.defenses._common.misfit import ball_misfit
@@ -25,8 +25,8 @@ from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Violation
 from leakgauge.harness.core.codec import Reader, unpack_float32
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
+from leakgauge.harness.core.distribution import MessageDistribution, Normal
 from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.law import Law, Normal
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Vector
@@ -41,7 +41,7 @@ _LEAST = 1e-6
 
 @dataclass(frozen=True)
 class Cepam(Defense[None, None]):
-    """The client's and the server's part, for any law of the radii.
+    """The client's and the server's part, for any distribution of the radii.
 
     The update, padded with zeros to N = ceil(d / n) sub-vectors, is quantized with radii proportional to its unit.
     Sub-vector j has the coordinates j, j + N, and so on.
@@ -133,7 +133,7 @@ class Cepam(Defense[None, None]):
         return torch.tensor([[self.bound * self._split(wire)[0]] for wire in received], dtype=torch.float64)
 
     def error_variance(self, state: None, received: Sequence[bytes], links: Links) -> Tensor:
-        """radius^2 / (n + 2), the variance of the uniform law on a ball; infinite without the shared key."""
+        """radius^2 / (n + 2), the variance of the uniform distribution on a ball; infinite without the shared key."""
         rows = torch.full((len(received), links.setting.dim), math.inf)
         for row, (unit, _), shared in zip(rows, map(self._split, received), links.shared or (), strict=False):
             if unit > 0:
@@ -199,7 +199,7 @@ class NormalCepam(Cepam):
         """sigma * sqrt(chi-square with n + 2 degrees)."""
         return gaussian_radii(key, count, self.dimension, self.noise_std * unit)
 
-    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
+    def message_distribution(self, state: None, memory: None, update: Vector, link: Link) -> MessageDistribution:
         """A normal error around the scaled or the clipped update."""
         stated = scaled if self.sends_norm else clipped
         return stated(update, link, self.bound, Normal(), self.noise_std, self.dimension)

@@ -26,8 +26,8 @@ from leakgauge.defenses._cepam.lrsuq import blocks, encode, place
 from leakgauge.defenses._wire.golomb import decode_integers, encode_integers
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.codec import Integers, Reader
+from leakgauge.harness.core.distribution import Integers as Ints
 from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.law import Integers as Ints
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 

@@ -13,16 +13,16 @@ from torch import Tensor
 
 from leakgauge.defenses._common.reference import Scaled
 from leakgauge.defenses._common.scale import ByScale
+from leakgauge.defenses._jopeq.distribution import leveled
 from leakgauge.defenses._jopeq.lattice import Lattice, Rounded
-from leakgauge.defenses._jopeq.law import leveled
 from leakgauge.defenses._jopeq.quantizer import Bare
 from leakgauge.harness.core.checks import check_update
 from leakgauge.harness.core.claim import Claim, Proof
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
 from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
 from leakgauge.harness.core.defense import Wrapper
+from leakgauge.harness.core.distribution import Additive, MessageDistribution
 from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.law import Additive, Law
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 
@@ -84,7 +84,7 @@ class Perturbs(ByScale[None]):
         return self.scaling.undo(header, numbers, link.setting.layout)
 
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
-        """The law of the noise, without quantization: see `misfit`."""
+        """The distribution of the noise, without quantization: see `misfit`."""
         return self.misfit(received, setting=links.setting)
 
 
@@ -102,10 +102,12 @@ class Cascade(Wrapper[None, None]):
 
     delegated: ClassVar[str] = (
         "randomized analog superposes relies promises local step_noise training_noise parts transmit average "
-        "plaintext_statistic read_plaintext_statistic step_law state_metrics violations"
+        "plaintext_statistic read_plaintext_statistic step_distribution state_metrics violations"
     )
-    # there is no state; the second defense's error changes norms, variances and the law of a mean
-    default: ClassVar[str] = "init remember advance compensated stops decode longest error_variance aggregate_law"
+    # there is no state; the second defense's error changes norms, variances and the distribution of a mean
+    default: ClassVar[str] = (
+        "init remember advance compensated stops decode longest error_variance aggregate_distribution"
+    )
 
     names: tuple[str, str]
     first: Perturbs
@@ -162,9 +164,9 @@ class Cascade(Wrapper[None, None]):
         side = lattice.side(torch.stack([self._levels(wire, setting)[1] for wire in received]))
         return self.first.misfit(wires, setting=setting, rounded=Rounded(lattice, side, links.shared is not None))
 
-    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law | None:
-        """The law of the levels of the first defense's numbers; None if its own law is not of numbers plus noise."""
-        first = self.first.law(None, None, update, link._replace(shared=link.key.child("noise")))
+    def message_distribution(self, state: None, memory: None, update: Vector, link: Link) -> MessageDistribution | None:
+        """The distribution of the levels of the first defense's numbers; None unless these are numbers plus noise."""
+        first = self.first.message_distribution(None, None, update, link._replace(shared=link.key.child("noise")))
         if not isinstance(first, Additive):
             return None
         count, unit = len(first.center), self.first.unit(link.setting)

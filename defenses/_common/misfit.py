@@ -1,8 +1,8 @@
 """-log density of a residual under the noise of a defense, smooth enough for an optimizer.
 
-A residual [n, count] is a candidate's numbers minus the received ones. Every law returns [n], at least 0, with finite
-slopes everywhere. `extra` is the variance of a further error (from a quantizer) whose law is not modeled: this error
-widens the law or rounds its tip.
+A residual [n, count] is a candidate's numbers minus the received ones. Every distribution returns [n], at least 0, with
+finite slopes everywhere. `extra` is the variance of a further error (from a quantizer) whose distribution is not
+modeled: this error widens the distribution or rounds its tip.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _TIP = 0.1
 """Width of the rounded tip of |r|/b, in units of b: L-BFGS needs a gradient at zero."""
 
 WALL = 0.02
-"""Scale of the Laplace law that blurs the wall of a cell, in units of the cell's width: an optimizer cannot use a jump.
-The measurement behind it is in docs/attacks.md."""
+"""Scale of the Laplace distribution that blurs the wall of a cell, in units of the cell's width: an optimizer cannot
+use a jump. The measurement behind it is in docs/attacks.md."""
 
 Misfit: TypeAlias = Callable[[Tensor], Tensor]
 """-log density of the received numbers, up to a constant: from a residual [n, count] to [n]."""
@@ -58,7 +58,7 @@ def ball_misfit(distance: Tensor) -> Tensor:
     """[n]: near zero inside a ball, constant slope far outside; distances [n, count] from its center are in radii.
 
     The value is -log of the probability that a distance plus Laplace noise of scale 2 `WALL` is below 1. Attacks do
-    better with it than with a normal law of the ball's covariance (docs/attacks.md).
+    better with it than with a normal distribution of the ball's covariance (docs/attacks.md).
     """
     beyond = (distance - 1) / (2 * WALL)
     return (beyond.relu() - (-0.5 * (beyond.clamp(max=0.0)).exp()).log1p()).sum(-1)

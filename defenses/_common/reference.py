@@ -1,4 +1,4 @@
-"""A second implementation of `scale.Scaling`, in numpy, for laws that must not share code with the defense."""
+"""A second implementation of `scale.Scaling`, in numpy, for distributions that must not share code with the defense."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from leakgauge.harness.core.law import Integers, numbers
+from leakgauge.harness.core.distribution import Integers, numbers
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Layout, Vector
 

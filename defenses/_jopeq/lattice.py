@@ -138,7 +138,7 @@ class Lattice:
         return _flat(self.restore(rows, draw_dither(shared, tuple(rows.shape))))[:count]
 
     def error_variance(self, dithered: bool) -> float:
-        """Error variance of a value without overload; an unknown dither adds a second error of the same law."""
+        """Error variance of a value without overload; an unknown dither adds a second, equally distributed error."""
         once = float(self.covariance.diagonal().mean())
         return once if dithered else 2 * once
 

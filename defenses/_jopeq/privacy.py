@@ -1,6 +1,6 @@
 """Formulas of JoPEQ's privacy: the noise that can be drawn, and the epsilon of a message with this noise.
 
-JoPEQ needs a private noise n such that n plus the quantization error is exactly Laplace (or t). No law has the
+JoPEQ needs a private noise n such that n plus the quantization error is exactly Laplace (or t). No distribution has the
 required characteristic function, which exceeds 1 near every non-zero point of 2 pi times the dual lattice. The
 reference code draws a surrogate: noise of the same family whose variance is that of the target minus that of the error.
 The server knows the dither, so to the server a message is a function of the input plus n. Its epsilon is that of n

@@ -30,14 +30,14 @@ from torch import Tensor
 from leakgauge.defenses._common.misfit import Misfit, rounded_misfit
 from leakgauge.defenses._common.reference import scaled
 from leakgauge.defenses._common.scale import ByScale, Scaling
+from leakgauge.defenses._jopeq.distribution import leveled
 from leakgauge.defenses._jopeq.lattice import Lattice, student_variance
-from leakgauge.defenses._jopeq.law import leveled
 from leakgauge.defenses._jopeq.privacy import SHIPPED, Student
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Proof, nothing_promised
 from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
-from leakgauge.harness.core.law import Law, Normal
+from leakgauge.harness.core.distribution import MessageDistribution, Normal
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 
@@ -81,7 +81,8 @@ class Dithered(ByScale[None]):
         return self.scaling.undo(header, values, link.setting.layout)
 
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
-        """A candidate's misfit to the values, by the law of noise and quantization error, plus that to the scales.
+        """A candidate's misfit to the values, by the distribution of noise and quantization error, plus that to the
+        scales.
 
         A value at the edge shows only that the number is at the edge or beyond.
         """
@@ -154,10 +155,10 @@ class Bare(Dithered):
 
     def misfit(self, side: Tensor, *, dithered: bool) -> Misfit:
         """The `rounded_misfit` of each lattice coordinate, overload included."""
-        lattice, law = self.lattice, rounded_misfit(side, self.lattice.step, 0.0, dithered=dithered)
-        return lambda residual: law(lattice.in_cells(residual))
+        lattice, distribution = self.lattice, rounded_misfit(side, self.lattice.step, 0.0, dithered=dithered)
+        return lambda residual: distribution(lattice.in_cells(residual))
 
-    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
+    def message_distribution(self, state: None, memory: None, update: Vector, link: Link) -> MessageDistribution:
         """The levels of the scaled numbers, given the dither."""
         numbers = scaled(update, link.setting.layout, "tensor", self.dimension)
         return leveled(numbers, Normal(), np.zeros((2, 2)), self.lattice, link.key)
@@ -206,7 +207,7 @@ class ScalarJoPEQ(Dithered):
         return values.add_(rng.signed_exponential(private, (len(values),)), alpha=self.noise_scale)
 
     def misfit(self, side: Tensor, *, dithered: bool) -> Misfit:
-        """The misfit by the law of Laplace(b') plus the error of the cell, or of cell and dither."""
+        """The misfit by the distribution of Laplace(b') plus the error of the cell, or of cell and dither."""
         return rounded_misfit(side, self.lattice.step, self.noise_scale, dithered=dithered)
 
 

@@ -1,4 +1,4 @@
-"""The common base of the defenses over a fading channel: gains, waveforms with their law, and claim."""
+"""The common base of the defenses over a fading channel: gains, waveforms with their distribution, and claim."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
 from leakgauge.harness.core.codec import pack_float64
 from leakgauge.harness.core.contract import Defense, Link, Sender, Setting
-from leakgauge.harness.core.law import Law, LawError, Normal, Reading, expect_size
+from leakgauge.harness.core.distribution import DistributionError, MessageDistribution, Normal, Reading, expect_size
 from leakgauge.harness.core.rng import Key, integers, uniform
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.threats import Threat
@@ -25,7 +25,7 @@ from leakgauge.harness.core.vec import Vector
 
 P = TypeVar("P", Allocation, Orthogonal)
 Fading = Literal["rayleigh", "equal"]
-"""Law of the squared gains: exponential with mean 1, or all 1."""
+"""Distribution of the squared gains: exponential with mean 1, or all 1."""
 
 _ROUNDING = 1e-13
 """Relative difference between a waveform without noise and its definition that float64 rounding explains."""
@@ -125,7 +125,7 @@ def _read_gains(text: str) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class Waveform(Law):
+class Waveform(MessageDistribution):
     """Float64 numbers: `center` [k] plus normal noise of standard deviation `spread`.
 
     A client that relies on the others' noise may send no noise of its own; its numbers are then compared with the
@@ -148,7 +148,7 @@ class Waveform(Law):
             return Reading(Normal().uniforms((sent - self.center) / self.spread), places, bits, lowest)
         # not `>`, because a NaN would pass
         if not (np.abs(sent - self.center) <= _ROUNDING * np.abs(self.center)).all():
-            raise LawError("a waveform without noise is not the projected update at its amplitude")
+            raise DistributionError("a waveform without noise is not the projected update at its amplitude")
         drawn = uniform(own.child("noise"), (count,), dtype=torch.float64).numpy()
         coins = integers(own.child("bits"), count, 2)
         return Reading(drawn, places, coins, coins)

@@ -31,7 +31,14 @@ from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, Violation
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, LocalRule, Sender, Setting
-from leakgauge.harness.core.law import Additive, Law, Normal, StepLaw, numbers, projected
+from leakgauge.harness.core.distribution import (
+    Additive,
+    MessageDistribution,
+    Normal,
+    StepDistribution,
+    numbers,
+    projected,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import ANYBODY
 from leakgauge.harness.core.vec import Vector
@@ -155,7 +162,7 @@ class UDPRounds(Defense[S, None]):
 
         return score
 
-    def law(self, state: S, memory: None, update: Vector, link: Link) -> Law:
+    def message_distribution(self, state: S, memory: None, update: Vector, link: Link) -> MessageDistribution:
         """Normal noise of z times the sensitivity around the update's projection, or the already bounded update."""
         center, sensitive = projected(update, self.clip), 2 * self.clip
         if self.clips == "records":
@@ -163,9 +170,9 @@ class UDPRounds(Defense[S, None]):
             sensitive *= (link.setting.lr if link.setting.sends == "update" else 1.0) / link.sender.samples
         return Additive(center, Normal(), self.noise_multiplier(state, link.setting) * sensitive)
 
-    def step_law(self, setting: Setting) -> StepLaw | None:
+    def step_distribution(self, setting: Setting) -> StepDistribution | None:
         """For `records`, one step on all records without noise, because noise is added to the message."""
-        return StepLaw(self.clip, 0.0, 1.0, single=True) if self.clips == "records" else None
+        return StepDistribution(self.clip, 0.0, 1.0, single=True) if self.clips == "records" else None
 
     def low_noise_variant(self) -> UDPRounds[S]:
         """The same with an epsilon that allows z far below 1."""

@@ -1,9 +1,9 @@
 """Entropy coding of signed integers and biased bits by run lengths, using only array operations.
 
 An integer becomes a string of bits: whether it is beyond bucket 0, beyond bucket 1, and so on; then its place in its
-bucket; then its sign. All answers to one question in one context form a segment, whose bits have the same law. Both
-sides know the length of a segment. Only its number of ones is sent; this number selects the code. The decoder derives
-parameters only by operations that every machine rounds alike.
+bucket; then its sign. All answers to one question in one context form a segment, whose bits have the same distribution.
+Both sides know the length of a segment. Only its number of ones is sent; this number selects the code. The decoder
+derives parameters only by operations that every machine rounds alike.
 
 | share of the rarer bit | code | length above the entropy |
 |---|---|---|
@@ -306,7 +306,7 @@ def _kinds(sizes: Ints, ones: Ints) -> tuple[Bits, Bits, Bits]:
 
 
 def _put_segments(out: BitWriter, bits: Bits, sizes: Ints, ones: Ints) -> None:
-    """Append segments of bits, each with one law; the decoder knows `sizes` and `ones`."""
+    """Append segments of bits, each with one distribution; the decoder knows `sizes` and `ones`."""
     plain, paired, runs = _kinds(sizes, ones)
     out.put(_joined(bits, _segments(plain, sizes)))
     rest, lengths = _joined(bits, _segments(paired, sizes)), sizes[paired]

@@ -1,12 +1,14 @@
-"""Bounds of epsilon that assume a part of the law that a defense states; without it, n trials show at most about ln n.
+"""Bounds of epsilon that assume a part of the distribution that a defense states; without it, n trials show at most
+about ln n.
 
-| the law declares | what is assumed | what is counted |
+| the distribution declares | what is assumed | what is counted |
 |---|---|---|
 | a product: the numbers of a message are independent | only that | an event of each number |
-| two branches, with one law in each | the law, except the chance of the likelier branch | messages by branch |
+| two branches, with one distribution in each | the distribution, except the chance of the likelier branch | messages by
+branch |
 
 A message of k independent numbers is k trials of one coordinate, and its epsilon at delta 0 is the sum over its
-numbers. These bounds are dropped if a test rejects the law, but no test can prove their assumption.
+numbers. These bounds are dropped if a test rejects the distribution, but no test can prove their assumption.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from leakgauge.harness.audit.neighbors import Inputs, pairs
 from leakgauge.harness.audit.trials import Mechanism, Trace
 from leakgauge.harness.core.claim import Claim, Unit
 from leakgauge.harness.core.contract import Link, Sender
-from leakgauge.harness.core.law import Branches, Integers, Law, LawError
+from leakgauge.harness.core.distribution import Branches, DistributionError, Integers, MessageDistribution
 from leakgauge.harness.core.result import AssumedBound
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
@@ -50,7 +52,7 @@ _RARE = 0.9
 """Share of the error probability given to the pooled rare events, whose interval costs most."""
 
 _MOST, _MOST_OF_BRANCHES = 5, 3
-"""The most counted messages as a multiple of the audit's trials: for a product, and for a law with two branches."""
+"""The most counted messages as a multiple of the audit's trials: for a product, and for two branches."""
 
 
 class _Event(NamedTuple):
@@ -70,7 +72,7 @@ class _Event(NamedTuple):
 def assumed_bounds(
     mechanism: Mechanism, claim: Claim, trials: int, confidence: tuple[float, float], key: Key
 ) -> tuple[AssumedBound, ...]:
-    """The bounds for one round at delta 0, for units that have a proof; none if the law declares nothing.
+    """The bounds for one round at delta 0, for units that have a proof; none if the distribution declares nothing.
 
     Args:
         trials: of the audit.
@@ -85,43 +87,47 @@ def assumed_bounds(
         return _of_branches(mechanism, claim, trials, confidence, key.child("branches")) or _of_numbers(
             mechanism, claim, trials, confidence, key.child("numbers")
         )
-    except LawError:  # the law test reports this error too
+    except DistributionError:  # the goodness-of-fit test reports this error too
         return ()
 
 
 def _of_branches(
     mechanism: Mechanism, claim: Claim, trials: int, confidence: tuple[float, float], key: Key
 ) -> tuple[AssumedBound, ...]:
-    """The bound of a law with two branches: the logit of the chance of the likelier one, plus the branches' known gain.
+    """The bound of a distribution with two branches: the logit of the chance of the likelier one, plus the branches'
+    known gain.
 
     The branch of a message is hidden; its likelihoods a and b in the two branches are known. A chance q and all smaller
     chances are refuted if the product over messages of (p a + (1 - p) b) / (q a + (1 - q) b), averaged over larger
     chances p, is at least 1 / (1 - confidence). The mean of the product is at most 1, since the ratio rises with a / b.
 
     Guarantees:
-        Above the true epsilon with probability at most 1 - confidence, if messages follow the law up to this chance.
+        Above the true epsilon with probability at most 1 - confidence, if messages follow the distribution up to this
+        chance.
 
     Source: Ville 1939; averages of likelihood ratios are e-values.
     """
     inputs = _pairs(mechanism, claim, key)[-1]
     trace, branches = mechanism.run(inputs, 1, 1, key.child("tried"), only="wires"), list[Branches]()
-    law = next(_laws(mechanism, inputs.one, trace))
-    if law.branches(trace.wires[0]) is None:
+    distribution = next(_distributions(mechanism, inputs.one, trace))
+    if distribution.branches(trace.wires[0]) is None:
         return ()
-    numbers = len(law.read(trace.wires[0], key.child("own")).uniforms)
+    numbers = len(distribution.read(trace.wires[0], key.child("own")).uniforms)
     counted = math.ceil(trials * min(_MOST_OF_BRANCHES, max(0.5, _WORK / numbers)))
     trace = mechanism.run(inputs, 1, counted, key.child("counted"), only="wires")
-    for law, wire in zip(_laws(mechanism, inputs.one, trace), trace.wires, strict=True):
-        read = law.branches(wire)
+    for distribution, wire in zip(_distributions(mechanism, inputs.one, trace), trace.wires, strict=True):
+        read = distribution.branches(wire)
         assert read is not None  # the first message had branches
         branches.append(read)
     low, strict = (max(0.0, branches_epsilon(branches, level)) for level in confidence)
     proved = _proved(claim, Unit.MESSAGE)
-    return (AssumedBound(low, strict, "the law's family", Unit.MESSAGE.value, proved, 1, counted, inputs.name),)
+    return (
+        AssumedBound(low, strict, "the distribution's family", Unit.MESSAGE.value, proved, 1, counted, inputs.name),
+    )
 
 
 def branches_epsilon(branches: Sequence[Branches], confidence: float) -> float:
-    """The bound of a law with two branches, from what each message says about its branch; may be negative or -inf."""
+    """The bound for two branches, from what messages say about their branch; may be negative or -inf."""
     likelier, lesser, gains = np.array(branches).T
     chances = special.log_expit(_LOGITS)[:, None] + likelier, special.log_expit(-_LOGITS)[:, None] + lesser
     evidence = np.logaddexp(*chances).sum(1)
@@ -140,14 +146,16 @@ def _pairs(mechanism: Mechanism, claim: Claim, key: Key) -> list[Inputs]:
     return [inputs for inputs in each if inputs.zero.dim() == 1]
 
 
-def _laws(mechanism: Mechanism, update: Vector, trace: Trace) -> Iterator[Law]:
-    """The law of each message of a trace, as if its update were `update`."""
+def _distributions(mechanism: Mechanism, update: Vector, trace: Trace) -> Iterator[MessageDistribution]:
+    """The distribution of each message of a trace, as if its update were `update`."""
     defense, setting = mechanism.defense, mechanism.federation.setting
     memory, sender = defense.remember(setting), Sender(0, setting.samples)
     for shared in trace.shared:
-        law = defense.law(mechanism.federation.history[0], memory, update, Link(setting, sender, shared))
-        assert law is not None  # the test of the law had one
-        yield law
+        distribution = defense.message_distribution(
+            mechanism.federation.history[0], memory, update, Link(setting, sender, shared)
+        )
+        assert distribution is not None  # the goodness-of-fit test had one
+        yield distribution
 
 
 def _of_numbers(
@@ -155,8 +163,9 @@ def _of_numbers(
 ) -> tuple[AssumedBound, ...]:
     """The bounds of a product for one coordinate and for the message.
 
-    The score of a number is its uniform under the law of input 0; the event is a score that is rare with input 0. The
-    event of the message is that of all its numbers. With p_i and q_i the chances of the event with inputs 1 and 0,
+    The score of a number is its uniform under the distribution of input 0; the event is a score that is rare with input
+    0. The event of the message is that of all its numbers. With p_i and q_i the chances of the event with inputs 1 and
+    0,
 
         epsilon of a coordinate >= ln(mean p_i / mean q_i),  epsilon of a message >= sum ln p_i - k ln(mean q_i),
 
@@ -185,20 +194,22 @@ def _of_numbers(
 
 
 class _Scores(NamedTuple):
-    """[n, k] logits of the uniforms under the law of input 0, and whether each number carries its own coordinate."""
+    """[n, k] logits of the uniforms under the distribution of input 0, and whether number i carries coordinate i."""
 
     logits: Numbers
     by_coordinate: bool
 
 
 def _scores(mechanism: Mechanism, inputs: Inputs, bit: int, trials: int, key: Key) -> _Scores | None:
-    """The messages with an input, scored by the law of input 0; None unless the law declares a product."""
+    """The messages with an input, scored by the distribution of input 0; None unless it declares a product."""
     trace = mechanism.run(inputs, bit, trials, key, only="wires")
     rows, places = [], np.zeros(0, np.int64)
-    for number, (law, wire) in enumerate(zip(_laws(mechanism, inputs.zero, trace), trace.wires, strict=True)):
-        if not law.product or law.from_shared:
+    for number, (distribution, wire) in enumerate(
+        zip(_distributions(mechanism, inputs.zero, trace), trace.wires, strict=True)
+    ):
+        if not distribution.product or distribution.from_shared:
             return None
-        reading = law.read(wire, key.child("own", number))
+        reading = distribution.read(wire, key.child("own", number))
         rows.append(reading.uniforms)
         places = np.asarray(reading.places, np.int64)
     if not len(places):
@@ -223,7 +234,7 @@ def _choose(mechanism: Mechanism, claim: Claim, trials: int, key: Key) -> _Event
 
 
 def _event(inputs: Inputs, side: int, scores: Numbers, counted: int) -> _Event:
-    """The best threshold of the scores [n, k] with input 1; the chances with input 0 are those of the law."""
+    """The best threshold of the scores [n, k] with input 1; the chances with input 0 are those of the distribution."""
     n, k = scores.shape
     candidates = np.unique(np.quantile(scores, np.linspace(0, 1, _THRESHOLDS, endpoint=False), method="lower"))
     above = n - np.stack([np.searchsorted(np.sort(column), candidates, side="right") for column in scores.T])

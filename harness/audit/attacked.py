@@ -64,7 +64,7 @@ def proved_identification(claim: Claim, threat: Threat, among: int) -> Proved | 
     for proof in _proofs(claim, threat, alone=True):
         try:
             deltas = [(e, delta(proof.event, e)) for e in np.linspace(0.0, _WIDEST, _EPSILONS)]
-        except ValueError:  # no law is known above delta = 0
+        except ValueError:  # no distribution is known above delta = 0
             continue
         # the bound on an event, and the bound on its complement with the two inputs exchanged
         share = min(min(math.exp(e) * blind + d, 1 - math.exp(-e) * (1 - blind - d)) for e, d in deltas)

@@ -126,8 +126,8 @@ def scores_epsilon_lower(zeros: Numbers, ones: Numbers, delta: float, confidence
     """The epsilon of the Gaussian mechanism whose mu is the lower confidence limit for the distance of Gaussian scores.
 
     mu is the difference of the means over the standard deviation, which both inputs share. The studentized difference
-    has a noncentral t law, which gives an exact limit for mu. Counts at one threshold need more trials: 1.6 times as
-    many for a small mu, and arbitrarily many for a large one.
+    has a noncentral t distribution, which gives an exact limit for mu. Counts at one threshold need more trials: 1.6
+    times as many for a small mu, and arbitrarily many for a large one.
 
     Args:
         zeros: [n] scores of trials with input 0.
@@ -312,7 +312,7 @@ def clopper_pearson_high(successes: npt.NDArray[np.int64], n: int, confidence: f
 
 
 def _chernoff(mean: float, n: int, level: float) -> tuple[float, float]:
-    """The interval {d : KL(mean, d) <= log(2 / (1 - level)) / n} for the mean of a law on [0, 1]."""
+    """The interval {d : KL(mean, d) <= log(2 / (1 - level)) / n} for the mean of a distribution on [0, 1]."""
     width = math.log(2 / (1 - level)) / n
     # KL exceeds the width at `floor` and `ceiling`, because t log t >= t - 1
     floor = mean * math.exp(-1 - width / mean) if mean > 0 else 0.0

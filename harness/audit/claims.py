@@ -131,15 +131,16 @@ def ratios_delta(
     """delta(epsilon) of a pair, the larger of both directions, from its log-likelihood ratios: `bounds.sampled_delta`.
 
     The result relies on the defense's own likelihood, which is made for attacks and may smooth walls or steps of the
-    true law. None if the ratios are inconsistent: for any two laws, the means of 1 / (1 + e^L) over input 1 and of
-    1 / (1 + e^-L) over input 0 are equal, and no ratio exceeds its proved maximum.
+    true distribution. None if the ratios are inconsistent: for any two distributions, the means of 1 / (1 + e^L) over
+    input 1 and of 1 / (1 + e^-L) over input 0 are equal, and no ratio exceeds its proved maximum.
 
     Args:
         zeros, ones: [n] each, log p1 / p0 of samples from input 0, and from input 1.
         most: the proved maximum of the ratios.
 
     Guarantees:
-        The interval covers delta with probability at least `confidence`, if the ratios are those of the true laws.
+        The interval covers delta with probability at least `confidence`, if the ratios are those of the true
+        distributions.
     """
     n, sides = min(len(zeros), len(ones)), (ones, -zeros)
     gap = abs(float(np.mean(special.expit(-ones))) - float(np.mean(special.expit(zeros))))
@@ -242,7 +243,7 @@ def _value(text: str) -> Scalar:
 
 
 def _is_exact(event: Event | None) -> bool:
-    """Whether `accounting.delta` is exact for this law, not a bound."""
+    """Whether `accounting.delta` is exact for this distribution, not a bound."""
     if isinstance(event, Leak) or accounting.is_gaussian(event):
         return True
     import dp_accounting as dp

@@ -31,7 +31,7 @@ from leakgauge.harness.audit.trials import Mechanism, Part, Trace
 from leakgauge.harness.core import accounting
 from leakgauge.harness.core.claim import Claim, Code, Verdict, judge
 from leakgauge.harness.core.contract import Defense
-from leakgauge.harness.core.result import AssumedBound, LawRecord
+from leakgauge.harness.core.result import AssumedBound, FitRecord
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import STRICT, Numbers
 from leakgauge.harness.core.threats import SEES, Threat
@@ -49,7 +49,7 @@ _FAR_APART = 12.0
 """Distance of the mean scores of both inputs, in spreads, beyond which a test cannot become much better."""
 
 _SHOWN = 3
-"""The most departures from a law that a sentence names."""
+"""The most departures from a distribution that a sentence names."""
 
 _TARGET = 0.9
 """Share of the proved epsilon that must be shown for trials to be enough."""
@@ -293,17 +293,18 @@ def verdict(claim: Claim, audit: AuditResult) -> tuple[Verdict, str]:
 def inspect(
     claim: Claim,
     audit: AuditResult,
-    law: LawRecord | None,
+    fit: FitRecord | None,
     assuming: Sequence[AssumedBound] = (),
     defense: Defense[Any, Any] | None = None,
 ) -> Inspection:
-    """Whether the code is the mechanism of its proof, as far as the trials and the law test show.
+    """Whether the code is the mechanism of its proof, as far as the trials and the goodness-of-fit test show.
 
     | | verdict |
     |---|---|
-    | a strict bound is above the proved epsilon, or messages depart from their law | CONTRADICTED |
-    | messages, or sums if it sees only these, were tested against a stated law; nothing was found | CONSISTENT |
-    | no such law is stated; trials with two inputs alone cannot show that the code is right | INCONCLUSIVE |
+    | a strict bound is above the proved epsilon, or messages depart from their distribution | CONTRADICTED |
+    | messages, or sums if it sees only these, were tested against a stated distribution; nothing was found | CONSISTENT
+    |
+    | no such distribution is stated; trials with two inputs alone cannot show that the code is right | INCONCLUSIVE |
     """
     faults, at = [], f"at confidence {STRICT:g}, is above what is proved"
     if contradicts(claim, audit):
@@ -311,19 +312,21 @@ def inspect(
     for bound in assuming:
         if bound.strict > bound.proved * (1 + 1e-9):
             faults.append(f"the bound that assumes {bound.assumes}, {bound.strict:.4g} per {bound.unit} {at}")
-    if law is not None and law.rejects:
-        faults.append(f"messages depart from their law: {', '.join(law.rejects[:_SHOWN])}")
+    if fit is not None and fit.rejects:
+        faults.append(f"messages depart from their distribution: {', '.join(fit.rejects[:_SHOWN])}")
     if faults:
         return Inspection(Code.CONTRADICTED, tuple(faults), "; ".join(faults))
-    of_sums = defense is not None and type(defense).aggregate_law is not Defense.aggregate_law
-    if law is None or not (of_sums or "messages" in SEES[audit.threat]):
-        other = f"`law` is of messages, which {audit.threat.value} does not see, and no `aggregate_law` is stated"
-        why = "no law of the messages is stated" if law is None else other
+    of_sums = defense is not None and type(defense).aggregate_distribution is not Defense.aggregate_distribution
+    if fit is None or not (of_sums or "messages" in SEES[audit.threat]):
+        other = f"{audit.threat.value} does not see messages, and no `aggregate_distribution` is stated"
+        why = "no distribution of the messages is stated" if fit is None else other
         return Inspection(Code.INCONCLUSIVE, (), f"{why}, and {_reach(claim, audit)}")
-    if not law.numbers:
-        return Inspection(Code.CONSISTENT, (), f"{law.messages} messages are as stated, without any randomness")
-    power = f"; {law.detects:.1%} less noise would show" if law.detects else ""
-    return Inspection(Code.CONSISTENT, (), f"{law.numbers} numbers of {law.messages} messages follow their law{power}")
+    if not fit.numbers:
+        return Inspection(Code.CONSISTENT, (), f"{fit.messages} messages are as stated, without any randomness")
+    power = f"; {fit.detects:.1%} less noise would show" if fit.detects else ""
+    return Inspection(
+        Code.CONSISTENT, (), f"{fit.numbers} numbers of {fit.messages} messages follow their distribution{power}"
+    )
 
 
 def _reach(claim: Claim, audit: AuditResult) -> str:

@@ -1,13 +1,15 @@
 """How near to the images an attack can come: the limit of reconstruction attacks, computed from the true images.
 
 A message shows the update g(x) with the Fisher information F of the defense's noise. The model takes g as linear
-around the images x, with the slope J = dg/dx, and draws images from the attacker's normal law N(m, S). Then the best
-estimate is the posterior mean, with the covariance P = (J' F J + S^-1)^-1. Given x, its expected squared error is
-|(I - P J' F J)(x - m)|^2 + tr(P J' F J P); over all images of the law it is tr(P). By van Trees' inequality, no
-estimate of images from the law has a smaller error than tr(P), if g is linear.
+around the images x, with the slope J = dg/dx, and draws images from the attacker's normal distribution N(m, S). Then
+the best estimate is the posterior mean, with the covariance P = (J' F J + S^-1)^-1. Given x, its expected squared error
+is
+|(I - P J' F J)(x - m)|^2 + tr(P J' F J P); over all images of the distribution it is tr(P). By van Trees' inequality,
+no estimate of images from the distribution has a smaller error than tr(P), if g is linear.
 
-The limit is no bound for single images, for images with another law, or if g bends within the posterior: an attack may
-do better. Labels are taken as known and a client's memory as empty, so the true error may be larger. Two further
+The limit is no bound for single images, for images with another distribution, or if g bends within the posterior: an
+attack may do better. Labels are taken as known and a client's memory as empty, so the true error may be larger. Two
+further
 approximations: several local steps count as one step of their total length, and F is taken as diagonal.
 
 Sources: Van Trees 1968, "Detection, estimation, and modulation theory", part I, sec. 2.4.3; Kay 1993, "Fundamentals of
@@ -90,9 +92,9 @@ class Limit(NamedTuple):
 
     Attributes:
         error: [b] the expected error of the best estimate, given these images.
-        average: [b] the expected error over all images of the attacker's law.
+        average: [b] the expected error over all images of the attacker's distribution.
         blind: [b] the error of the mean image, which uses no message.
-        basis: [p, k] orthonormal directions of the attacker's law with the most variance.
+        basis: [p, k] orthonormal directions of the attacker's distribution with the most variance.
         linear: whether the messages have no Fisher information; the error is then that of the best linear estimate,
             given the variance of the messages' errors.
     """
@@ -190,7 +192,8 @@ def _summed(information: Tensor, slopes: Tensor) -> Tensor:
 
 
 def _limit(information: Tensor, off: Tensor, variances: Tensor, entries: int) -> Limit:
-    """The errors, from J' F J (a triangle) and x - m [b, k], in coordinates where the law of images is standard normal.
+    """The errors, from J' F J (a triangle) and x - m [b, k], in coordinates where the distribution of images is
+    standard normal.
 
     Raises:
         NoLimit: a number is not finite, or the information spans more than float64 resolves.

@@ -130,8 +130,8 @@ def cosine_epsilon(cosines: Numbers, dim: int, delta: float) -> CosineEstimate:
     """An ESTIMATE of epsilon, not a bound, from the cosines of canaries with the sum that contains them.
 
     The canaries are uniform on the sphere, so the cosine of an absent canary follows N(0, 1/d). The cosines of present
-    canaries are assumed to follow N(mean, 1/d); epsilon is that of these two laws. The estimate is too low if the
-    number of canaries is not small compared with d.
+    canaries are assumed to follow N(mean, 1/d); epsilon is that of these two distributions. The estimate is too low if
+    the number of canaries is not small compared with d.
 
     Differs: the source fits the standard deviation to the cosines, which doubles the spread of the estimate and biases
     it upwards. A negative mean counts as 0, because a canary does not push the sum away from itself.

@@ -26,7 +26,7 @@ from leakgauge.harness.audit.canaries import (
 )
 from leakgauge.harness.audit.claims import DEFAULTS, defense_record, exact_delta, prepare, ratios_delta, record_claim
 from leakgauge.harness.audit.engine import AuditResult
-from leakgauge.harness.audit.law_test import check_law
+from leakgauge.harness.audit.goodness_of_fit import check_fit
 from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.core.answer import Answer, CanaryCounts, CosineRecord, DeltaRecord, MessageCounts, TrialCounts
 from leakgauge.harness.core.cell import PartSpec, Scalar
@@ -34,7 +34,7 @@ from leakgauge.harness.core.claim import Claim, Horizon, Relation, Unit
 from leakgauge.harness.core.contract import Defense, Setting, claim_of
 from leakgauge.harness.core.device import available
 from leakgauge.harness.core.errors import StudyError
-from leakgauge.harness.core.result import AssumedBound, AuditRecord, ClaimRecord, LawRecord
+from leakgauge.harness.core.result import AssumedBound, AuditRecord, ClaimRecord, FitRecord
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import STRICT
 from leakgauge.harness.core.stored import finite
@@ -143,7 +143,7 @@ def audit(
         if by == "cosine":
             estimate = _by_cosine(deployment, claim, key)
             return replace(record, audit=estimate, delta_at=exact_delta(claim, adversary)).answer()
-        law = check_law(deployment.defense, deployment.setting, key.child("law"))
+        fit = check_fit(deployment.defense, deployment.setting, key.child("law"))
         if by == "messages":
             measured = _by_messages(training, claim, adversary, level, key, device or "cpu")
         elif by == "one-run":
@@ -152,8 +152,8 @@ def audit(
             much = (trials or _usual(claim, adversary, level)) if budget is None else _Budget(budget, started)
             mechanisms = [Mechanism(deployment, each, device or "cpu") for each in played]
             mechanism = engine.most_telling(mechanisms, claim, much if isinstance(much, int) else TRIALS, level, key)
-            measured = _by_trials(mechanism, claim, much, law, level, key)
-        audited = _audit_record(deployment, claim, record.claim, measured.bound, law, measured.assuming)
+            measured = _by_trials(mechanism, claim, much, fit, level, key)
+        audited = _audit_record(deployment, claim, record.claim, measured.bound, fit, measured.assuming)
     except ValueError as error:
         raise error if isinstance(error, StudyError) else StudyError(name, [str(error)]) from error
     delta = None if audited.contradictions else exact_delta(claim, measured.bound.threat) or measured.sampled
@@ -182,9 +182,9 @@ def audit_for_study(spec: PartSpec, study: Setting, trials: int, key: Key, devic
     mechanisms = [Mechanism(deployment, threat, device) for threat in engine.adversaries(claim)]
     mechanism = engine.most_telling(mechanisms, claim, trials, CONFIDENCE, key)
     result = engine.audit_mechanism(mechanism, claim, trials, CONFIDENCE, key)
-    law = check_law(deployment.defense, deployment.setting, key.child("law"))
-    assuming = _assumed(mechanism, claim, law, trials, CONFIDENCE, key)
-    return _audit_record(deployment, claim, record_claim(claim), result, law, assuming)
+    fit = check_fit(deployment.defense, deployment.setting, key.child("law"))
+    assuming = _assumed(mechanism, claim, fit, trials, CONFIDENCE, key)
+    return _audit_record(deployment, claim, record_claim(claim), result, fit, assuming)
 
 
 def _audit_record(
@@ -192,12 +192,12 @@ def _audit_record(
     claim: Claim,
     recorded: ClaimRecord,
     result: AuditResult,
-    law: LawRecord | None,
+    fit: FitRecord | None,
     assuming: tuple[AssumedBound, ...],
 ) -> AuditRecord:
     """The record of a bound, with the verdicts on the claim and on the code."""
     defense, setting, history = deployment.defense, deployment.setting, deployment.history
-    (judged, reason), inspected = engine.verdict(claim, result), engine.inspect(claim, result, law, assuming, defense)
+    (judged, reason), inspected = engine.verdict(claim, result), engine.inspect(claim, result, fit, assuming, defense)
     return AuditRecord(
         claimed=recorded.epsilon,
         proved=recorded.proved.epsilon,
@@ -224,7 +224,7 @@ def _audit_record(
         code=inspected.code.value,
         contradictions=inspected.contradictions,
         seen=inspected.reason,
-        law=law,
+        fit=fit,
         assuming=assuming,
     )
 
@@ -255,7 +255,7 @@ def prepare_audit(
 
 
 class _Found(NamedTuple):
-    """A bound with its counts, the delta from trials, and the bounds that assume a part of the law."""
+    """A bound with its counts, the delta from trials, and the bounds that assume a part of the distribution."""
 
     bound: AuditResult
     counts: TrialCounts | MessageCounts | CanaryCounts
@@ -291,10 +291,10 @@ class _Budget(NamedTuple):
 
 
 def _assumed(
-    mechanism: Mechanism, claim: Claim, law: LawRecord | None, trials: int, confidence: float, key: Key
+    mechanism: Mechanism, claim: Claim, fit: FitRecord | None, trials: int, confidence: float, key: Key
 ) -> tuple[AssumedBound, ...]:
-    """The bounds that assume a part of the law; none if messages depart from their law."""
-    if law is None or law.rejects:
+    """The bounds that assume a part of the distribution; none if messages depart from their distribution."""
+    if fit is None or fit.rejects:
         return ()
     return assumed_bounds(mechanism, claim, trials, (confidence, max(confidence, STRICT)), key.child("assumed"))
 
@@ -303,7 +303,7 @@ def _by_trials(
     mechanism: Mechanism,
     claim: Claim,
     trials: int | _Budget,
-    law: LawRecord | None,
+    fit: FitRecord | None,
     confidence: float,
     key: Key,
 ) -> _Found:
@@ -323,7 +323,7 @@ def _by_trials(
         most = claim.proved.epsilon(0.0) if claim.delta == 0 else math.inf
         sampled = ratios_delta(zeros, ones, claim.epsilon, confidence, most)
     counts = TrialCounts(result.counts.true_positives, result.counts.false_positives, enough, mechanism.device)
-    return _Found(result, counts, sampled, _assumed(mechanism, claim, law, trials, confidence, key))
+    return _Found(result, counts, sampled, _assumed(mechanism, claim, fit, trials, confidence, key))
 
 
 def _by_messages(
@@ -394,7 +394,7 @@ def _check_fit(name: str, defense: Defense[Any, Any], claim: Claim, adversary: T
     if claim.unit not in (Unit.CLIENT, Unit.MESSAGE):
         why |= dict.fromkeys(("one-run", "cosine"), f"its unit is a {claim.unit.value}, and a canary is a client")
     elif claim.delta == 0:
-        why["cosine"] = "its claim is at delta 0, where Gaussian laws have no epsilon"
+        why["cosine"] = "its claim is at delta 0, where Gaussian distributions have no epsilon"
     if claim.unit is Unit.RECORD:
         why["messages"] = "its unit is a record, which acts through local training"
     elif defense.superposes:

@@ -88,7 +88,7 @@ def _counted(audit: AuditRecord, record: DefenseRecord) -> str:
 
 
 def _assuming(bound: AssumedBound) -> str:
-    """A bound that assumes a part of the law, as text."""
+    """A bound that assumes a part of the distribution, as text."""
     counted = f"{bound.trials} messages"
     if bound.numbers > 1:
         counted = f"{bound.numbers} numbers in each of {counted} per input"

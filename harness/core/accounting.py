@@ -1,6 +1,6 @@
 """The (epsilon, delta) of a `DpEvent`: closed forms where they exist, privacy loss distributions elsewhere.
 
-An event describes the law of one pair of neighbors. The caller chooses the pair through the noise multiplier,
+An event describes the distribution of one pair of neighbors. The caller chooses the pair through the noise multiplier,
 z = noise_std / sensitivity; the sensitivity is 2 * clip if a record is replaced, clip if it is added or removed.
 
 | event | epsilon at delta = 0 | epsilon at delta > 0 |
@@ -73,32 +73,32 @@ def epsilon(event: Event | None, delta: float) -> float:
     """Smallest epsilon known for `event` at `delta`; infinite if `event` is None.
 
     Raises:
-        ValueError: delta is outside [0, 1), or the event has no known law; the message names it.
+        ValueError: delta is outside [0, 1), or the event has no known distribution; the message names it.
     """
     check_delta(delta)
-    return math.inf if event is None else _law(event).epsilon(delta)
+    return math.inf if event is None else _distribution(event).epsilon(delta)
 
 
 def delta(event: Event | None, epsilon: float) -> float:
     """Smallest delta known for `event` at `epsilon`; 1 if `event` is None, 0 at an infinite epsilon.
 
     Raises:
-        ValueError: epsilon is negative, or the event has no known law; the message names it.
+        ValueError: epsilon is negative, or the event has no known distribution; the message names it.
     """
     check_nonnegative(epsilon=epsilon)
     if math.isinf(epsilon):
         return 0.0
-    return 1.0 if event is None else _law(event).delta(epsilon)
+    return 1.0 if event is None else _distribution(event).delta(epsilon)
 
 
 def is_gaussian(event: Event | None) -> bool:
-    """Whether the law is N(0, 1) against N(mu, 1) for a finite mu."""
-    law = None if event is None else _law(event)
-    return isinstance(law, _Gaussian) and math.isfinite(law.mu)
+    """Whether the distribution is N(0, 1) against N(mu, 1) for a finite mu."""
+    distribution = None if event is None else _distribution(event)
+    return isinstance(distribution, _Gaussian) and math.isfinite(distribution.mu)
 
 
 def is_sampled(event: Event | None) -> bool:
-    """Whether the law relies on random sampling of records or clients, which may not apply to attacked ones."""
+    """Whether the event relies on random sampling of records or clients, which may not apply to attacked ones."""
     if event is None or isinstance(event, Pure | Leak):
         return False
     return any(hasattr(leaf, "event") for leaf, _ in _leaves(event, 1))
@@ -132,7 +132,7 @@ class _Gaussian(NamedTuple):
 
 
 class _Laplace(NamedTuple):
-    """Two Laplace laws of scale 1, shifted by `pure`: delta = 1 - exp((eps - pure) / 2)."""
+    """Two Laplace distributions of scale 1, shifted by `pure`: delta = 1 - exp((eps - pure) / 2)."""
 
     pure: float
 
@@ -240,7 +240,7 @@ def _accountant(leaves: tuple[tuple[DpEvent, int], ...]) -> PLDAccountant:
     accountant = PLDAccountant(value_discretization_interval=max(finest, widest / _POINTS))
     unknown = [pair for pair in leaves if not accountant.supports(pair[0])]
     if unknown:
-        raise ValueError(f"no law is known for {_names(unknown)} within {_names(leaves)} at delta > 0")
+        raise ValueError(f"no distribution is known for {_names(unknown)} within {_names(leaves)} at delta > 0")
     for leaf, count in leaves:
         accountant.compose(leaf, count)
     return accountant
@@ -279,12 +279,12 @@ class _Uneven(NamedTuple):
         return self.chance
 
 
-_Law = _Gaussian | _Laplace | _Response | _Numerical | _Worst | _Uneven
+_Distribution = _Gaussian | _Laplace | _Response | _Numerical | _Worst | _Uneven
 """The trade-off between epsilon and delta of one pair of neighbors."""
 
 
-def _law(event: Event) -> _Law:
-    """The law of `event`, in closed form where one is known."""
+def _distribution(event: Event) -> _Distribution:
+    """The distribution of `event`, in closed form where one is known."""
     if isinstance(event, Pure):
         return _Worst(event)
     if isinstance(event, Leak):

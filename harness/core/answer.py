@@ -73,7 +73,7 @@ class CosineRecord:
         delta, unit: of the claim.
         rounds: rounds of the run.
         pair: the name of the pair of inputs.
-        null: `known`: the cosines without a canary follow a known law.
+        null: `known`: the cosines without a canary follow a known distribution.
     """
 
     epsilon_estimate: float | None
@@ -152,10 +152,10 @@ class DefenseRecord:
         if self.delta_at is not None:
             row["delta_at"] = to_data(self.delta_at)
         if isinstance(audit, AuditRecord):
-            law = {} if audit.law is None else {"law": row["law"], "detects": audit.law.detects}
-            del row["reason"], row["law"]
+            fit = {} if audit.fit is None else {"fit": row["fit"], "detects": audit.fit.detects}
+            del row["reason"], row["fit"]
             row |= {"chance": chance(audit.epsilon_lower, audit.delta), "assumes": assumption(audit.method)}
-            row |= {"verdict": audit.code, "contradicts": row["contradictions"]} | law
+            row |= {"verdict": audit.code, "contradicts": row["contradictions"]} | fit
         return row
 
 
@@ -172,8 +172,8 @@ class Answer(dict[str, Any]):
     | verdict, reason | of the audit if it shows a bound, else of the claim |
     | audited | the `AuditRecord` and its counts, or the `CosineRecord`; missing if there is no audit |
     | audited: verdict, contradicts | `AuditRecord.code` and `contradictions`, the verdict on the code |
-    | audited: assumes | what the bound assumes: nothing, or the law's family |
-    | audited: law, detects | the `LawRecord`, and its `detects`; missing if no law is stated |
+    | audited: assumes | what the bound assumes: nothing, or the distribution's family |
+    | audited: fit, detects | the `FitRecord`, and its `detects`; missing if no distribution is stated |
     | audited: delta_at | the `DeltaRecord`; missing if it is not known |
     | chance | beside each epsilon: the probability that an adversary guesses one bit right, `core.result.chance` |
 

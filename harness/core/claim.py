@@ -79,7 +79,7 @@ class Proof:
     """A proved epsilon for one unit.
 
     Attributes:
-        event: the law of the adversary's view; None: no bound, epsilon is infinite at every delta below 1.
+        event: the distribution of the adversary's view; None: no bound, epsilon is infinite at every delta below 1.
         method: how the number is computed, e.g. `analytic Gaussian`, `closed form`, `privacy loss distribution`.
         reason: one sentence that explains the number.
         tight: whether some pair of neighbors attains the bound; a smaller claim is then false, not only unproved.

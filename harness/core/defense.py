@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from leakgauge.harness.core.claim import Claim, Horizon, Violation, nothing_promised
+from leakgauge.harness.core.distribution import MessageDistribution, StepDistribution
 from leakgauge.harness.core.errors import NoLikelihood
-from leakgauge.harness.core.law import Law, StepLaw
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout, Parts, Vector, weighted_mean
 
@@ -261,7 +261,7 @@ class Mechanism(ABC, Generic[S, M]):
 
 
 class Evidence(Generic[S, M]):
-    """What messages show: their likelihood and their law, for adversaries that know the defense and for audits."""
+    """What messages show: their likelihood for adversaries that know the defense, and their distribution for audits."""
 
     def likelihood(self, state: S, received: Sequence[bytes], links: Links) -> Likelihood:
         """The likelihood of candidate updates for an adversary that knows this defense, for n messages at once.
@@ -292,8 +292,8 @@ class Evidence(Generic[S, M]):
     def error_variance(self, state: S, received: Sequence[bytes], links: Links) -> Tensor | None:
         """[n, d] the variance of each coordinate given its message, for messages without Fisher information.
 
-        A law whose support moves with the update, such as a uniform error, has no Fisher information. `inf`: the
-        coordinate was not sent. None: the messages have Fisher information, the mean square of the slope of
+        A distribution whose support moves with the update, such as a uniform error, has no Fisher information. `inf`:
+        the coordinate was not sent. None: the messages have Fisher information, the mean square of the slope of
         `likelihood`.
 
         Args:
@@ -301,28 +301,30 @@ class Evidence(Generic[S, M]):
         """
         return None
 
-    def law(self, state: S, memory: M, update: Vector, link: Link) -> Law | None:
-        """The law of the message that `encode` sends for this update, as under Guarantees; None: none is stated.
+    def message_distribution(self, state: S, memory: M, update: Vector, link: Link) -> MessageDistribution | None:
+        """The distribution of the message that `encode` sends for this update, as under Guarantees; None: none is
+        stated.
 
-        An audit tests the bytes against this law. For analog messages that do not superpose, it is the law of the
-        received messages.
+        An audit tests the bytes against this distribution. For analog messages that do not superpose, it is the
+        distribution of the received messages.
 
         Args:
             memory: the client's memory before this message.
         """
         return None
 
-    def step_law(self, setting: Setting) -> StepLaw | None:
-        """The law of a local step, for a record-level defense; None: local steps are ordinary SGD.
+    def step_distribution(self, setting: Setting) -> StepDistribution | None:
+        """The distribution of a local step, for a record-level defense; None: local steps are ordinary SGD.
 
         It is stated apart from `local` and `step_noise`, because an audit tests these two against it.
         """
         return None
 
-    def aggregate_law(self, state: S, updates: Sequence[Vector], links: Links) -> Law | None:
-        """The law, given all updates of a round, of the received sum if messages superpose, else of the decoded mean.
+    def aggregate_distribution(self, state: S, updates: Sequence[Vector], links: Links) -> MessageDistribution | None:
+        """The distribution, given all updates of a round, of the received sum if messages superpose, else of the
+        decoded mean.
 
-        None: this law follows from those of the messages. The mean is read as float32.
+        None: this distribution follows from those of the messages. The mean is read as float32.
         """
         return None
 
@@ -368,6 +370,9 @@ _FORMER = {
     "in_clear": "plaintext_statistic",
     "quieter": "low_noise_variant",
     "sent_in_clear": "read_plaintext_statistic",
+    "law": "message_distribution",
+    "step_law": "step_distribution",
+    "aggregate_law": "aggregate_distribution",
 }
 """Members of a defense that had another name."""
 

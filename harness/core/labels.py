@@ -125,7 +125,7 @@ def unpromised(cell: Cell, training: TrainingRecord | None) -> str:
 
 def assumption(method: str) -> str:
     """The assumption of an audit's bound about the mechanism, by the bound's method."""
-    return "the law's family" if "Gaussian" in method else "nothing"
+    return "the distribution's family" if "Gaussian" in method else "nothing"
 
 
 def setting_key(task: TaskSpec, federation: FederationSpec) -> str:

@@ -29,8 +29,8 @@ class GateTest(StrEnum):
     """The metric must be zero in all seeds if it was zero in all seeds of the baseline."""
     RISE = "rise"
     """The mean over the seeds must not rise by more than a relative tolerance."""
-    LAW = "law"
-    """The messages of two versions of the code must follow the same law; see `gate.mechanism`."""
+    DISTRIBUTION = "distribution"
+    """The messages of two versions of the code must follow the same distribution; see `gate.mechanism`."""
     FALL = "fall"
     """The mean over the seeds must not fall by more than a tolerance."""
 
@@ -144,11 +144,11 @@ _TABLE = (
         fell="no longer contradicted",
     ),
     Metric(
-        *("messages", "law of the messages", "message", "training", ""),
+        *("messages", "distribution of the messages", "message", "training", ""),
         low=None,
         high=None,
         higher_leaks=None,
-        gate=GateTest.LAW,
+        gate=GateTest.DISTRIBUTION,
         failed="mechanism changed",
         passed="no change detected",
     ),

@@ -147,17 +147,17 @@ class ClaimRecord:
 
 
 @dataclass(frozen=True)
-class LawRecord:
-    """Messages tested against the law that their defense states.
+class FitRecord:
+    """Messages tested against the distribution that their defense states.
 
     Attributes:
-        rejects: the deviations from the law, worst first; empty: none was found.
+        rejects: the deviations from the distribution, worst first; empty: none was found.
         p: the smallest p-value, times the number of tests.
         messages, numbers: how many messages and numbers were tested.
         tests: the number of p-values among which the level is split.
         detects: the smallest missing share of the noise's scale that is detected with 95 % power; for a discrete
-            channel with epsilon, the share s that changes its epsilon to epsilon / (1 - s). None: the law has no
-            noise, or the noise shows too rarely.
+            channel with epsilon, the share s that changes its epsilon to epsilon / (1 - s). None: the distribution has
+            no noise, or the noise shows too rarely.
     """
 
     rejects: tuple[str, ...]
@@ -170,11 +170,11 @@ class LawRecord:
 
 @dataclass(frozen=True)
 class AssumedBound:
-    """A lower bound of epsilon at delta 0 that assumes a part of the law that the defense states.
+    """A lower bound of epsilon at delta 0 that assumes a part of the distribution that the defense states.
 
     Attributes:
         epsilon_lower, strict: as in `AuditRecord`, for this unit.
-        assumes: the assumption: a declared product, or the law's family.
+        assumes: the assumption: a declared product, or the distribution's family.
         proved: the proved epsilon for this unit.
         numbers: how many numbers of a message are counted; 1: the message as a whole.
         trials: messages with each input, or with only one input if the family needs no second one.
@@ -209,8 +209,8 @@ class AuditRecord:
             None for Gaussian scores, which have no largest bound.
         verdict, reason: the judgment of the claim in the small federation.
         code: CONTRADICTED, CONSISTENT or INCONCLUSIVE; contradictions: how the code differs from the proved mechanism.
-        seen: one sentence on the code. law: None if the defense states no law.
-        assuming: bounds that assume a part of the law; may be empty.
+        seen: one sentence on the code. fit: None if the defense states no distribution.
+        assuming: bounds that assume a part of the distribution; may be empty.
     """
 
     claimed: float | None
@@ -238,7 +238,7 @@ class AuditRecord:
     code: str
     contradictions: tuple[str, ...]
     seen: str
-    law: LawRecord | None
+    fit: FitRecord | None
     assuming: tuple[AssumedBound, ...] = ()
 
     @property

@@ -160,7 +160,8 @@ def uniform32(key: Key, shape: tuple[int, ...], low: float = 0.0, high: float = 
 
 
 def signed_exponential(key: Key, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Laplace draws of scale 1 (variance 2) as float64, then cast; same law as `laplace`, in under half its time.
+    """Laplace draws of scale 1 (variance 2) as float64, then cast; same distribution as `laplace`, in under half its
+    time.
 
     The tail is correct up to 44, exceeded with probability 2^-64; inverting a 24-bit uniform would end at 16.6.
     """
@@ -212,7 +213,7 @@ def chisquare(
 ) -> Tensor:
     """Chi-square draws of the given shape; drawn as float64, then cast. `shared`: as for `gamma`.
 
-    `normal(key) / sqrt(chisquare(other_key, degrees) / degrees)` is a vector of the multivariate t law.
+    `normal(key) / sqrt(chisquare(other_key, degrees) / degrees)` is a vector of the multivariate t distribution.
 
     Raises:
         ValueError: degrees is not a positive finite number.
@@ -236,7 +237,7 @@ def subset(key: Key, n: int, size: int) -> npt.NDArray[np.int64]:
     """A uniform subset of 0..n-1, in increasing order.
 
     If n > 2^20 and size > n / 50, the subset is drawn block by block, after the number of elements of each block, which
-    follows the hypergeometric law. A single draw would wait for memory at each element.
+    follows the hypergeometric distribution. A single draw would wait for memory at each element.
 
     Raises:
         ValueError: size is not between 0 and n.
@@ -266,7 +267,7 @@ def integers(key: Key, n: int, high: int) -> npt.NDArray[np.int64]:
 
 
 def dirichlet(key: Key, alpha: npt.NDArray[np.float64], n: int) -> npt.NDArray[np.float64]:
-    """[n, len(alpha)] draws from a Dirichlet law."""
+    """[n, len(alpha)] draws from a Dirichlet distribution."""
     return _generator(key).dirichlet(alpha, n)
 
 

@@ -65,7 +65,7 @@ class Noise(NamedTuple):
         return min(bound, gaussian_delta(self.mu, epsilon))
 
     def outputs(self, losses: _Numbers) -> _Numbers:
-        """The outputs with these losses, if the record is in the upper law; -inf below all losses."""
+        """The outputs with these losses, if the record is in the upper distribution; -inf below all losses."""
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             plain = losses - math.log(self.share) + np.log(-np.expm1(np.log1p(-self.share) - losses))
         return np.where(np.isnan(plain), -math.inf, self.multiplier**2 * plain + 0.5)
@@ -165,7 +165,7 @@ def _sum(noise: Noise, delta: float, *, added: bool) -> _Sum | None:
 
 
 def _run(noise: Noise, step: float, ends: _Numbers, *, added: bool) -> _Run:
-    """The losses of one run: the upper law has the record if it is removed; if it is added, losses change sign."""
+    """The losses of one run: the upper one has the record if it is removed; if it is added, losses change sign."""
     grid = np.arange(math.floor(ends[0] / step), math.ceil(ends[1] / step) + 1) * step
     share, x = noise.share, np.concatenate([[-math.inf], noise.outputs(grid), [math.inf]])
     without, shifted = _masses(x / noise.multiplier), _masses((x - 1) / noise.multiplier)

@@ -58,7 +58,7 @@ INFINITE = {
 }
 """Fields whose None is infinity, which JSON numbers cannot express; files hold null, texts for readers "inf"."""
 
-RENAMED: dict[int, dict[str, str]] = {1: {"breaches": "violations", "gauges": "state_metrics"}}
+RENAMED: dict[int, dict[str, str]] = {1: {"breaches": "violations", "gauges": "state_metrics", "audited.law": "fit"}}
 """By version, the fields of records `field.field` that have another name since, each with its last name of today."""
 
 

@@ -26,9 +26,9 @@ NUMERIC = {"age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "ho
 CLASSES = ("<=50K", ">50K")
 
 TOLERANCE = 0.319
-"""A reconstructed number is right within this many standard deviations; guessing the mean of a normal law is then right
-for a quarter of its draws. Source: Vero et al. 2023, "TabLeak: tabular data leakage in federated learning" (arXiv
-2210.01785)."""
+"""A reconstructed number is right within this many standard deviations; guessing the mean of a normal distribution is
+then right for a quarter of its draws. Source: Vero et al. 2023, "TabLeak: tabular data leakage in federated learning"
+(arXiv 2210.01785)."""
 
 Columns = npt.NDArray[np.str_]
 

@@ -62,12 +62,12 @@ class Aggregated(Wrapper[Any, Any]):
     analog: ClassVar[bool] = True
     delegated: ClassVar[str] = (
         "randomized relies promises local step_noise training_noise parts init remember advance compensated stops "
-        "state_metrics step_law violations claim parameters"
+        "state_metrics step_distribution violations claim parameters"
     )
     # a sum shows no header, its errors have Fisher information, and the server refuses no sum
     default: ClassVar[str] = "plaintext_statistic read_plaintext_statistic error_variance longest average"
     refused: ClassVar[dict[str, str]] = {
-        "law aggregate_law low_noise_variant": "they are stated for messages that arrive singly"
+        "message_distribution aggregate_distribution low_noise_variant": "they are stated for single messages"
     }
 
     inner: Defense[Any, Any]
@@ -107,8 +107,8 @@ class Aggregated(Wrapper[Any, Any]):
 
         def score(update: Tensor) -> Tensor:
             each: Tensor = update.double().reshape(len(update), -1, setting.dim)
-            law = errors(each.shape[1])
-            shrink, clip, variance, omits = each.new_tensor(law).T
+            distribution = errors(each.shape[1])
+            shrink, clip, variance, omits = each.new_tensor(distribution).T
             center = each * shrink[:, None, None]
             length = center.norm(dim=2, keepdim=True).clamp(min=1e-12)
             center = (center * (clip[:, None, None] / length).clamp(max=1.0)).sum(1)

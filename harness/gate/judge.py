@@ -9,7 +9,7 @@
 | `contradicted` | the code of a seed contradicts its proof, and none of the baseline did | otherwise |
 | `bits` | the mean over the seeds rises by more than a share | otherwise |
 | `accuracy` | over four seeds or more, a fall above the tolerance with p < 0.001 (a broken model) | no such fall |
-| `messages` | a statistic of the messages follows another law (`gate.mechanism`) | otherwise |
+| `messages` | a statistic of the messages follows another distribution (`gate.mechanism`) | otherwise |
 
 A check that neither fails nor passes is INCONCLUSIVE. A test fails if its p-value, adjusted by Holm over all tests of
 the run, is below the level and the rise is at least the margin. An image that becomes recognizable is named but does

@@ -3,7 +3,7 @@
 1. The fingerprints of the code are compared with those in the target branch's baseline. Cells that no change affects
    are not run.
 2. A changed part must be acknowledged: the fingerprints in the checkout's baseline must be those of its code.
-3. The messages of changed defenses are tested against the law of the old messages.
+3. The messages of changed defenses are tested against the distribution of the old messages.
 4. The cells behind changed parts run, together with the controls, and are judged by the rules of `gate.judge`.
 """
 
@@ -93,10 +93,10 @@ def gate(
     kept = tuple(measure for measure in ran.measures if measure.key not in left and _end(measure.key) in asked)
     ran = dataclasses.replace(ran, measures=kept)
     notes = [] if unaccepted else [f"changed, acknowledged ({own.reason}): {line}" for line in changed.lines]
-    laws = law_checks(now, held.fingerprints, changed)
+    distributions = distribution_checks(now, held.fingerprints, changed)
     base = dataclasses.replace(held.measured, measures=tuple(behind), study_hash=ran.study_hash)
     judged = judge(ran, base, dataclasses.replace(rules, level=max(0.0, rules.level - LEVEL)), gaps=held.gaps)
-    checks = sorted([*laws, *judged.checks], key=lambda check: list(Verdict).index(check.verdict))
+    checks = sorted([*distributions, *judged.checks], key=lambda check: list(Verdict).index(check.verdict))
     return ran, Outcome(tuple(checks), judged.problems, (*notes, *judged.warnings), unaccepted, unchanged)
 
 
@@ -159,13 +159,14 @@ def compare(now: Iterable[Fingerprint], before: Iterable[Fingerprint]) -> Change
     return Changed(tuple(lines), False, frozenset(kinds), frozenset(attacks))
 
 
-def law_checks(now: Iterable[Fingerprint], before: Iterable[Fingerprint], changed: Changed) -> list[Check]:
-    """Whether messages of the changed defenses follow another law: paired tests of the draws, in both directions.
+def distribution_checks(now: Iterable[Fingerprint], before: Iterable[Fingerprint], changed: Changed) -> list[Check]:
+    """Whether messages of the changed defenses follow another distribution: paired tests of the draws, in both
+    directions.
 
     The tests are Student's t over the updates of one length, with Holm's correction over all tests of the run.
 
     Guarantees:
-        If no law changed, the probability that any check fails is at most `LEVEL`.
+        If no distribution changed, the probability that any check fails is at most `LEVEL`.
     """
     old = {fingerprint.key: fingerprint for fingerprint in before}
     both = [
@@ -184,12 +185,12 @@ def law_checks(now: Iterable[Fingerprint], before: Iterable[Fingerprint], change
     adjusted = holm(np.concatenate([p.ravel() for p in chances])).clip(max=1.0)
     split = np.split(adjusted, np.cumsum([p.size for p in chances])[:-1])
     return [
-        _law_check(fingerprint, was, rise, p.reshape(rise.mean.shape))
+        _distribution_check(fingerprint, was, rise, p.reshape(rise.mean.shape))
         for (fingerprint, _), (_, was), rise, p in zip(both, tables, rises, split, strict=True)
     ]
 
 
-def _law_check(fingerprint: Fingerprint, was: Numbers, rise: Rise, p: Numbers) -> Check:
+def _distribution_check(fingerprint: Fingerprint, was: Numbers, rise: Rise, p: Numbers) -> Check:
     """The check of one defense's draws [scales, statistics], with the rise of the most significant statistic."""
     through = np.arange(rise.mean.shape[1]) % len(STATISTICS) == 0
     least = np.where(through, _LEAST * np.abs(was.mean(-1)), _LEAST)

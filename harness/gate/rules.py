@@ -153,7 +153,8 @@ def delong(before: Sides, now: Sides) -> Rise:
     The paired differences of the placements include the covariance of the two curves.
 
     Source: DeLong, DeLong, Clarke-Pearson 1988. Differs: Student's t with Welch's degrees of freedom, not the normal
-    law. With 20 members and 200 non-members its false-alarm rate at level 0.001 is 0.0003; the normal law has 0.0011.
+    distribution. With 20 members and 200 non-members its false-alarm rate at level 0.001 is 0.0003; the normal
+    distribution has 0.0011.
     """
     return _of_sides(now[0] - before[0], now[1] - before[1])
 

@@ -15,8 +15,8 @@ from leakgauge.harness.audit.neighbors import Inputs
 from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.core.claim import Unit
 from leakgauge.harness.core.contract import Defense, Likelihood, Links, likelihood_of
+from leakgauge.harness.core.distribution import DistributionError, Integers
 from leakgauge.harness.core.errors import NoLikelihood
-from leakgauge.harness.core.law import Integers, LawError
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.threats import Threat
@@ -115,7 +115,7 @@ def check_clip(tested: DefenseUnderTest) -> str:
 
 
 def _bare(tested: DefenseUnderTest) -> str:
-    """Why noise is not compared, for a defense without a law; raises `Fault` if only some coordinates have noise."""
+    """Why noise is not compared without a stated distribution; raises `Fault` if only some coordinates have noise."""
     wire, defense = tested.wire, tested.defense
     if not defense.randomized or defense.superposes:
         return "messages have no randomness of their own to compare"
@@ -127,7 +127,7 @@ def _bare(tested: DefenseUnderTest) -> str:
     if bool(still.any()) and all(len(row.unique()) == _TWINS for row in read.T[~still]):
         places = ", ".join(map(str, still.nonzero()[:5, 0].tolist()))
         raise Fault(f"{int(still.sum())} of {wire.dim} coordinates have no noise, unlike the others: {places}")
-    return "no `law` states the noise of a message; an audit then sees less"
+    return "no `message_distribution` states the noise of a message; an audit then sees less"
 
 
 class _Twins(NamedTuple):
@@ -144,29 +144,35 @@ def check_noise(tested: DefenseUnderTest) -> str:
         for shared in (0, 1):
             try:
                 repeated = _twins(wire, wire.update(norm), shared)
-            except LawError as error:
-                raise Fault(f"a message is impossible under `law`: {error}; `encode` or `law` is wrong") from error
+            except DistributionError as error:
+                raise Fault(
+                    f"a message is impossible under `message_distribution`: {error}; this or `encode` is wrong"
+                ) from error
             if repeated is None:
                 raise Skip(_bare(tested))
             if repeated.scores.size:
                 tried.append(repeated)
                 _check_twins(tried, norm)
     if not tried:
-        return "messages are as `law` states them, without noise"
+        return "messages are as `message_distribution` states them, without noise"
     together = float(np.sqrt(np.mean([np.square(repeated.scores).mean() for repeated in tried])))
-    return f"{together:.3g} of the noise that `law` states, in each of {tried[0].scores.shape[1]} numbers"
+    return (
+        f"{together:.3g} of the noise that `message_distribution` states, in each of {tried[0].scores.shape[1]} numbers"
+    )
 
 
 def _twins(wire: Wire, update: Tensor, shared: int) -> _Twins | None:
-    """Messages of one update under one shared key; None if no law is stated, or if it draws from the shared key."""
+    """Messages of one update under one shared key; None: no distribution, or it draws from the shared key."""
     defense, rows, places = wire.defense, list[Numbers](), np.zeros(0, np.int64)
     for private in range(_TWINS):
         exchange = wire.exchange(update, private, shared)
-        law = defense.law(wire.round_.state, defense.remember(wire.round_.setting), update, exchange.links.each()[0])
-        if law is None or law.from_shared:
+        distribution = defense.message_distribution(
+            wire.round_.state, defense.remember(wire.round_.setting), update, exchange.links.each()[0]
+        )
+        if distribution is None or distribution.from_shared:
             return None
         sent = (exchange.sent if defense.superposes else exchange.received)[0]
-        reading = law.read(sent, Key(3).child(private, shared))
+        reading = distribution.read(sent, Key(3).child(private, shared))
         rows.append(special.ndtri(reading.uniforms.clip(1e-15, 1 - 1e-15)))
         places = reading.places
     return _Twins(np.array(rows), places) if len({len(row) for row in rows}) == 1 else None
@@ -183,23 +189,25 @@ def _check_twins(tried: Sequence[_Twins], norm: float) -> None:
         few = np.flatnonzero(stats.chi2.cdf((n - 1) * spread, n - 1) * k < _LEVEL)
         where = ", ".join(f"{int(places[at])}" for at in few[:5]) + (", ..." if len(few) > 5 else "")
         raise Fault(
-            f"{len(few)} of {k} numbers have too little noise, {math.sqrt(float(spread[least])):.2g} of what `law` "
-            f"states (coordinates {where}); an adversary with the shared key reads them"
+            f"{len(few)} of {k} numbers have too little noise, {math.sqrt(float(spread[least])):.2g} of what "
+            f"`message_distribution` states (coordinates {where}); an adversary with the shared key reads them"
         )
     moved = stats.chi2.sf(n * float(np.square(means).sum()), k) < _LEVEL
     if moved and len(tried) % 2 == 0 and abs(float(np.corrcoef(means, tried[-2].scores.mean(0))[0, 1])) < 0.5 and k > 2:
         raise Fault(
             f"the shared key shifts the mean of messages: part of the noise comes from it, and only {share:.2g} of "
-            "what `law` states hides the update from an adversary with this key; draw all noise from `private`"
+            "what `message_distribution` states hides the update from who has this key; draw all noise from `private`"
         )
     if moved and len(tried) % 2 == 0:
         inside = "inside the clip" if norm < 1 else f"at {norm:g} times the clip"
         raise Fault(
-            f"messages of an update {inside} are not centered where `law` states; compare the clip and the scale"
+            f"messages of an update {inside} are not centered as `message_distribution` states; compare clip and scale"
         )
     width = special.ndtri(1 - _LEVEL / 2) / math.sqrt(2 * scores.size)
     if not moved and abs(share - 1) > max(0.02, width):
-        raise Fault(f"the noise is {share:.3g} of what `law` states; compare the scale in `encode` and in `law`")
+        raise Fault(
+            f"the noise is {share:.3g} of what `message_distribution` states; compare its scale with that of `encode`"
+        )
 
 
 def check_likelihood(tested: DefenseUnderTest) -> str:

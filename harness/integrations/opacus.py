@@ -37,7 +37,7 @@ from leakgauge.harness.core.checks import check_update
 from leakgauge.harness.core.claim import Claim, Proof, Relation, Unit, claim_over
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
-from leakgauge.harness.core.law import Additive, Law, Normal, projected
+from leakgauge.harness.core.distribution import Additive, MessageDistribution, Normal, projected
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout, Vector
 
@@ -267,7 +267,7 @@ class Step(Defense[None, None]):
 
         return score
 
-    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
+    def message_distribution(self, state: None, memory: None, update: Vector, link: Link) -> MessageDistribution:
         """Normal around the gradient's projection onto the ball of radius C."""
         return Additive(projected(update, float(self.optimizer.max_grad_norm)), Normal(), self.std, fair=False)
 

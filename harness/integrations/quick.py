@@ -193,16 +193,20 @@ def check_assumptions(tested: DefenseUnderTest) -> str:
     return f"{len(counted)} assumptions are counted"
 
 
-def check_law(tested: DefenseUnderTest) -> str:
-    """The messages of a small federation against the stated law."""
+def check_fit(tested: DefenseUnderTest) -> str:
+    """The messages of a small federation against the stated distribution."""
     row = tested.audited["audited"]
-    if "law" not in row:
-        raise Skip("no `law` is stated: an audit cannot say that the code is the mechanism of the claim")
-    law = row["law"]
-    if law["rejects"]:
-        raise Fault(f"messages depart from `law`: {', '.join(law['rejects'][:3])}; `encode` or `law` is wrong")
-    power = f"; {law['detects']:.1%} less noise would show" if law["detects"] else ""
-    return f"{law['numbers']} numbers of {law['messages']} messages follow `law`{power}"
+    if "fit" not in row:
+        raise Skip(
+            "no `message_distribution` is stated: an audit cannot say that the code is the mechanism of the claim"
+        )
+    fit = row["fit"]
+    if fit["rejects"]:
+        raise Fault(
+            f"messages depart from `message_distribution`: {', '.join(fit['rejects'][:3])}; it or `encode` is wrong"
+        )
+    power = f"; {fit['detects']:.1%} less noise would show" if fit["detects"] else ""
+    return f"{fit['numbers']} numbers of {fit['messages']} messages follow `message_distribution`{power}"
 
 
 def check_audit(tested: DefenseUnderTest) -> str:

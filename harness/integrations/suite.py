@@ -40,7 +40,7 @@ _CHECKS: dict[Kind, dict[str, Callable[[Any], str]]] = {
         "likelihood": noise.check_likelihood,
         "assumptions": quick.check_assumptions,
         "claim": quick.check_claim,
-        "law": quick.check_law,
+        "distribution": quick.check_fit,
         "audit": quick.check_audit,
         "training": quick.check_training,
         "attacks": quick.check_attacks,

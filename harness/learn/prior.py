@@ -1,4 +1,4 @@
-"""A normal law of inputs, fitted to data, with standard normal coordinates."""
+"""A normal distribution of inputs, fitted to data, with standard normal coordinates."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _fit(data: _Data, box: float) -> GaussianPrior:
     basis = vectors[:, kept] if p <= n else off.T @ vectors[:, kept] / values[kept].sqrt()
     factor = basis * (values[kept] - least).sqrt()
     dtype, few = data.x.dtype, ", fewer than the entries of one" if n < p else ""
-    words = f"normal law of {n:,} auxiliary inputs{few}"
+    words = f"normal distribution of {n:,} auxiliary inputs{few}"
     return GaussianPrior(mean.to(dtype), factor.to(dtype).contiguous(), least, box, words)
 
 

@@ -57,8 +57,8 @@ class BatchedCells(Wrapper[Any, Any]):
     default: ClassVar[str] = "analog randomized remember"  # `encode` asks each defense for its memory
     refused: ClassVar[dict[str, str]] = {
         "parts init longest decode average advance compensated stops plaintext_statistic read_plaintext_statistic "
-        "error_variance law state_metrics step_law aggregate_law relies promises claim violations low_noise_variant "
-        "parameters": "the defenses of a batch differ"
+        "error_variance message_distribution state_metrics step_distribution aggregate_distribution relies promises "
+        "claim violations low_noise_variant parameters": "the defenses of a batch differ"
     }
 
     each: tuple[Defense[Any, Any], ...]

@@ -198,7 +198,7 @@ def _accepted(here: Round, messages: Sequence[Message], key: Key | None) -> tupl
 def _added_up(here: Round, messages: Sequence[Message], key: Key | None) -> tuple[list[Message], dict[int, str]]:
     """The received sum of the clients' messages, with the noise of a training's channel; else as `_accepted`.
 
-    key: of the training; None: the noise is drawn again from the same law.
+    key: of the training; None: the noise is drawn again from the same distribution.
     """
     own = (key or _UNHEARD).child("round", here.number)
     sealed_messages = [

@@ -220,7 +220,7 @@ def score_limits(
 
     Returns:
         `limit`: the expected MSE of the best linear estimate of each image; `average_limit`: the same over all images
-        of the attacker's law; `efficiency`: `limit` over the MSE of each guess, without failed victims; and
+        of the attacker's distribution; `efficiency`: `limit` over the MSE of each guess, without failed victims; and
         `identification_bound`, which is computed, not estimated.
     """
     bound = () if proved is None else (Estimate("identification_bound", proved.share, None, None, 0, proved.words),)

@@ -86,7 +86,7 @@ def _described(audits: Sequence[AuditRecord]) -> list[str]:
 
 
 def _assuming(audits: Sequence[AuditRecord]) -> list[str]:
-    """Sentences about bounds that assume a part of the law, over the seeds, by unit."""
+    """Sentences about bounds that assume a part of the distribution, over the seeds, by unit."""
     alike = gathered(((bound.assumes, bound.unit), bound) for audit in audits for bound in audit.assuming)
     return [
         f"Assuming {assumes}, per {unit}: ≥ {over_seeds([bound.epsilon_lower for bound in bounds])}; proved "

@@ -1,1 +1,1 @@
-"""Defenses that lie: each keeps the claim and the law of a shipped defense, and its code breaks them in one way."""
+"""Defenses that lie: each keeps the claim and the distribution of a shipped defense, but its code breaks them."""

@@ -15,7 +15,7 @@ from scipy import special, stats
 
 from leakgauge.defenses._privquant import _branches, choose
 from leakgauge.defenses.mvu import design
-from leakgauge.harness.audit.law_test import LEVEL
+from leakgauge.harness.audit.goodness_of_fit import LEVEL
 
 POWER = 0.95
 SENT = tuple(1 << k for k in range(11))
@@ -23,7 +23,7 @@ SENT = tuple(1 << k for k in range(11))
 
 
 def divergence(fault, honest):
-    """KL in nats of two laws on the same outcomes, given as logarithms."""
+    """KL in nats of two distributions on the same outcomes, given as logarithms."""
     return float((np.exp(fault) * (fault - honest)).sum())
 
 

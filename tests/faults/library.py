@@ -1,6 +1,7 @@
 """The library of faults: every class of fault, mild and strong, in every kind of mechanism.
 
-A liar is a shipped defense whose `encode` is replaced; its claim and its law stay. `how(liar, honest, *call)` makes the
+A liar is a shipped defense whose `encode` is replaced; its claim and its distribution stay. `how(liar, honest, *call)`
+makes the
 message: `honest` is the replaced method and `call` are its arguments.
 """
 
@@ -146,11 +147,11 @@ def of_noise(change):
 
     def how(liar, honest, state, memory, update, link, private):
         wire, memory = honest(state, memory, update, link, private)
-        law = liar.law(state, memory, update, link)
-        head = 4 * len(law.header)
-        sent = np.frombuffer(wire[head:], law.dtype).astype(np.float64)
-        z = change((sent - law.center) / law.scale, law.center, private, link)
-        return wire[:head] + (law.center + law.scale * z).astype(law.dtype).tobytes(), memory
+        distribution = liar.message_distribution(state, memory, update, link)
+        head = 4 * len(distribution.header)
+        sent = np.frombuffer(wire[head:], distribution.dtype).astype(np.float64)
+        z = change((sent - distribution.center) / distribution.scale, distribution.center, private, link)
+        return wire[:head] + (distribution.center + distribution.scale * z).astype(distribution.dtype).tobytes(), memory
 
     return how
 
@@ -158,11 +159,13 @@ def of_noise(change):
 def telescoping(liar, honest, state, memory, update, link, private):
     """This round's noise less that of the round before: it cancels in the sum over rounds."""
     wire, _ = honest(state, None, update, link, private)
-    law = liar.law(state, None, update, link)
-    z = (np.frombuffer(wire[4 * len(law.header) :], law.dtype).astype(np.float64) - law.center) / law.scale
+    distribution = liar.message_distribution(state, None, update, link)
+    z = (
+        np.frombuffer(wire[4 * len(distribution.header) :], distribution.dtype).astype(np.float64) - distribution.center
+    ) / distribution.scale
     before = np.zeros_like(z) if memory is None else memory
-    sent = law.center + law.scale * (z - before) / (1 if memory is None else 2**0.5)
-    return wire[: 4 * len(law.header)] + sent.astype(law.dtype).tobytes(), z
+    sent = distribution.center + distribution.scale * (z - before) / (1 if memory is None else 2**0.5)
+    return wire[: 4 * len(distribution.header)] + sent.astype(distribution.dtype).tobytes(), z
 
 
 def along(z):

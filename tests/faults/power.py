@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from leakgauge.harness.audit.law_test import check_law
+from leakgauge.harness.audit.goodness_of_fit import check_fit
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation import registry
 from tests.audit_case import setting_of
@@ -20,10 +20,10 @@ from tests.faults.library import MISSED, STEPS, faults
 
 HEAD = """# What the audit sees
 
-This page is made by `python -m tests.faults.power`. Each row is a defense that lies: its claim and its stated law are
-those of a shipped defense, and its code breaks them in one way (`tests/faults/library.py`). The test of the law
-(`harness/audit/law_test.py`) reads a few hundred to a few thousand messages. "seen by" is the test with the smallest
-p-value. Seconds are processor seconds of one core; they vary with the machine.
+This page is made by `python -m tests.faults.power`. Each row is a defense that lies: its claim and its stated
+distribution are those of a shipped defense, and its code breaks them in one way (`tests/faults/library.py`). the
+goodness-of-fit test (`harness/audit/goodness_of_fit.py`) reads a few hundred to a few thousand messages. "seen by" is
+the test with the smallest p-value. Seconds are processor seconds of one core; they vary with the machine.
 
 """
 
@@ -40,7 +40,7 @@ def table(epsilon):
     )
     for fault in faults(epsilon):
         start = time.process_time()
-        found = check_law(fault.liar, setting_of(36, steps=STEPS), Key(3))
+        found = check_fit(fault.liar, setting_of(36, steps=STEPS), Key(3))
         seconds = time.process_time() - start
         why = MISSED.get((epsilon, fault.name), lambda: "unexplained")
         seen = found.rejects[0] if found.rejects else f"**not seen**: {why()}"
@@ -58,8 +58,8 @@ SHIPPED = {name: [{}] for name in registry.classes("defense")} | {
 """Defenses with their parameters."""
 
 NOTE = """"detects": the smallest share of the noise's scale whose absence is seen with 95 % probability. For discrete
-laws it is one of 2, 3.5, 5, 10 and 25 %, by the likelihood ratios of honest messages: a channel of epsilon that lacks a
-share s of its noise is the channel of epsilon / (1 - s). Empty: no noise.
+distributions it is one of 2, 3.5, 5, 10 and 25 %, by the likelihood ratios of honest messages: a channel of epsilon
+that lacks a share s of its noise is the channel of epsilon / (1 - s). Empty: no noise.
 
 "no test": this battery would miss even 25 %, and any other 5 %. A test that rejects honest messages with
 probability 0.001 at most and sees 5 % less noise with probability 0.95 reads at least so many messages, whatever it
@@ -90,11 +90,11 @@ def honest():
     lines = ["## Shipped defenses\n", "| defense | messages | numbers | detects | s |", "|---|---|---|---|---|"]
     for name, parameters in ((name, one) for name, each in SHIPPED.items() for one in each):
         start = time.process_time()
-        found = check_law(registry.build("defense", name, parameters), setting_of(36), Key(3))
+        found = check_fit(registry.build("defense", name, parameters), setting_of(36), Key(3))
         seconds = time.process_time() - start
         label = " ".join([name, *(f"{key}={value:g}" for key, value in parameters.items())])
         if found is None:
-            lines.append(f"| {label} | no law is stated | | | |")
+            lines.append(f"| {label} | no distribution is stated | | | |")
             continue
         share = least(name, parameters) if found.detects is None else f"{found.detects:.1%}"
         lines.append(f"| {label} | {found.messages} | {found.numbers} | {share} | {seconds:.2f} |")

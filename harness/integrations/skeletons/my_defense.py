@@ -17,10 +17,10 @@ from leakgauge import (
     Claim,
     Defense,
     Key,
-    Law,
     Likelihood,
     Link,
     Links,
+    MessageDistribution,
     Normal,
     Proof,
     Setting,
@@ -84,15 +84,15 @@ class MyDefense(Defense[None, None]):
         return unpack_float32(received, link.setting.dim)
 
     # What follows is optional. Without `likelihood`, attacks that need one cannot run; without `claim`, nothing is
-    # promised; without `law`, an audit cannot tell whether the code is the mechanism of the claim.
+    # promised; without `message_distribution`, an audit cannot tell whether the code is the mechanism of the claim.
 
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
         """Adversary: -log p(message | update) of candidate updates [n, d], up to a constant; differentiable."""
         sent = torch.stack([unpack_float32(wire, links.setting.dim) for wire in received])
         return lambda update: (self.clipped(update) - sent).square().sum(-1) / (2 * self.sigma**2)
 
-    def law(self, state: None, memory: None, update: Tensor, link: Link) -> Law:
-        """The message's law by the paper, written independently of the code above: an audit compares the two."""
+    def message_distribution(self, state: None, memory: None, update: Tensor, link: Link) -> MessageDistribution:
+        """The message's distribution by the paper, written independently of `encode`: an audit compares the two."""
         return Additive(projected(update, self.clip), Normal(), self.sigma)
 
     def low_noise_variant(self) -> "MyDefense":

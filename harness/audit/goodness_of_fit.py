@@ -1,7 +1,7 @@
-"""Tests of a defense's messages against the law that it states: the second instrument of an audit.
+"""Tests of a defense's messages against the distribution that it states: the second instrument of an audit.
 
-Distinguishing two inputs needs about e^epsilon trials; a law is tested with a few hundred messages at any epsilon. The
-test does not measure epsilon. It shows whether the code is the mechanism of the proof.
+Distinguishing two inputs needs about e^epsilon trials; a distribution is tested with a few hundred messages at any
+epsilon. The test does not measure epsilon. It shows whether the code is the mechanism of the proof.
 
 Messages come from a small federation that runs the same round as training: twenty clients of unequal size, ten rounds
 with memories kept, several tensors, and updates of many shapes and norms. Discrete messages also come from updates at
@@ -19,7 +19,8 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from leakgauge.harness.audit.battery import (
+from leakgauge.harness.audit.neighbors import shaped
+from leakgauge.harness.audit.uniformity import (
     Sample,
     detectable,
     detectable_by_ratios,
@@ -27,12 +28,11 @@ from leakgauge.harness.audit.battery import (
     ratio_values,
     twin_values,
 )
-from leakgauge.harness.audit.neighbors import shaped
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Defense, Examples, Sender, Setting
+from leakgauge.harness.core.distribution import DistributionError, MessageDistribution, Reading, StepDistribution
 from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.law import Law, LawError, Reading, StepLaw
-from leakgauge.harness.core.result import LawRecord
+from leakgauge.harness.core.result import FitRecord
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Layout
@@ -103,7 +103,7 @@ _REPEATED = 0.2
 
 
 class _Item(NamedTuple):
-    """One tested message, sum or trained update: its law's reading, and what it was made from."""
+    """One tested message, sum or trained update: its distribution's reading, and what it was made from."""
 
     reading: Reading
     sender: Sender
@@ -118,14 +118,15 @@ _Kinds = dict[str, list[_Item]]
 """The tested items by kind: `message`, `sum` and `training`."""
 
 
-def check_law(defense: Defense[Any, Any], like: Setting, key: Key) -> LawRecord | None:
-    """Test a defense's messages, its sums and its local training against their laws; None if it states no law.
+def check_fit(defense: Defense[Any, Any], like: Setting, key: Key) -> FitRecord | None:
+    """Test a defense's messages, its sums and its local training against their distributions; None if it states no
+    distribution.
 
     Args:
         like: the federation whose defense is audited; the test uses its local training.
 
     Guarantees:
-        If the messages follow the law, any test rejects with probability at most `LEVEL`.
+        If the messages follow the distribution, any test rejects with probability at most `LEVEL`.
         The same arguments give the same result.
 
     Raises:
@@ -148,11 +149,11 @@ def check_law(defense: Defense[Any, Any], like: Setting, key: Key) -> LawRecord 
         # the level of one p-value, before a few more are added
         share = _detects(samples, LEVEL / max(1, len(values)))
         max_norm = _max_norm(defense, setting, kinds["message"], key, enough=share is not None and share <= _SHARE)
-    except LawError as error:
-        return LawRecord((str(error),), 0.0, 1, 0, 1, None)
+    except DistributionError as error:
+        return FitRecord((str(error),), 0.0, 1, 0, 1, None)
     messages, numbers = sum(map(len, kinds.values())), _numbers(kinds)
     if not values:
-        return LawRecord((), 1.0, messages, 0, 0, None)
+        return FitRecord((), 1.0, messages, 0, 0, None)
     for word, sample in max_norm.items():
         further = ratio_values(sample.ratios, sample.groups) if sample.ratios is not None else {}
         values |= {f"{name}, {word} at the clip": p for name, p in further.items()}
@@ -161,7 +162,7 @@ def check_law(defense: Defense[Any, Any], like: Setting, key: Key) -> LawRecord 
     least = min(1.0, min(values.values()) * len(values))
     share = _detects(samples, level, list(max_norm.values()))
     messages += sum(len(sample.uniforms) for sample in max_norm.values())
-    return LawRecord(rejects, least, messages, numbers, len(values), share)
+    return FitRecord(rejects, least, messages, numbers, len(values), share)
 
 
 def _p_values(federation: Federation, kinds: _Kinds, key: Key) -> tuple[dict[str, float], _Kinds]:
@@ -187,7 +188,7 @@ def _max_norm(
     """Discrete messages of updates at the clip, by the size of the update; `items` are messages of other updates.
 
     Args:
-        enough: for laws of single coordinates, `items` suffices and nothing is added.
+        enough: for distributions of single coordinates, `items` suffices and nothing is added.
     """
     samples: dict[str, Sample] = {}
     ratios = [item.reading.ratios for item in items if item.reading.ratios is not None and item.reading.ratios.size]
@@ -251,7 +252,7 @@ def _of_kinds(kinds: _Kinds, setting: Setting, *, coarse: bool) -> dict[str, flo
 
 
 def _readings(federation: Federation, run: int, key: Key, *, max_norm: bool = False) -> _Kinds:
-    """The messages and the sums of one federation that follow a law, ordered by round and sender.
+    """The messages and the sums of one federation that follow a distribution, ordered by round and sender.
 
     Args:
         loud: all updates are at the clip.
@@ -267,29 +268,29 @@ def _readings(federation: Federation, run: int, key: Key, *, max_norm: bool = Fa
         patterns, updates = [pattern for pattern, _ in drawn], [update for _, update in drawn]
         sent = [update.clone() for update in updates]
         exchange = federation.exchange(sent, own, number, senders=senders, memories=memories)
-        law = defense.aggregate_law(state, updates, exchange.links)
-        if law is not None:
+        distribution = defense.aggregate_distribution(state, updates, exchange.links)
+        if distribution is not None:
             total = _arrives(federation.round(number), exchange, own.child("server"))
-            reading = _read(law, total, own.child("auditor"))
+            reading = _read(distribution, total, own.child("auditor"))
             kinds["sum"].append(_Item(reading, senders[0], number, run, 0, torch.stack(updates).double().sum(0)))
         wires, links = exchange.sent if defense.superposes else exchange.received, exchange.links.each()
         for memory, update, wire, link, pattern in zip(memories, updates, wires, links, patterns, strict=True):
-            law = defense.law(state, memory, update, link)
-            if law is not None:
-                reading = _read(law, wire, own.child("auditor", link.sender.number))
-                kinds["message"].append(_Item(reading, link.sender, number, run, pattern, update, law.product))
+            distribution = defense.message_distribution(state, memory, update, link)
+            if distribution is not None:
+                reading = _read(distribution, wire, own.child("auditor", link.sender.number))
+                kinds["message"].append(_Item(reading, link.sender, number, run, pattern, update, distribution.product))
         memories = exchange.memories
     return kinds
 
 
 def _trainings(defense: Defense[Any, Any], setting: Setting, run: int, key: Key) -> list[_Item]:
     """Updates of local training on records with known gradients; each gradient has its own coordinate."""
-    law = defense.step_law(setting)
-    if law is None:
+    distribution = defense.step_distribution(setting)
+    if distribution is None:
         return []
     # the loss (w.x - y)^2 is so steep that its gradient, -2 y x, stays the same; half of the norms are below the clip
     n, d = setting.samples, setting.dim
-    norms = law.clip * torch.logspace(-1, 1, n)
+    norms = distribution.clip * torch.logspace(-1, 1, n)
     x, y = torch.zeros(n, d), norms / (2 * _SLOPE)
     x[torch.arange(n), 7 * torch.arange(n)] = _SLOPE
     study = LocalPlan(setting.sends == "gradient", setting.steps, None, setting.batch, _RATE, setting.momentum)
@@ -297,24 +298,26 @@ def _trainings(defense: Defense[Any, Any], setting: Setting, run: int, key: Key)
     task, keys = ModelTask(build("linear-regression", (d,), 1)), [key.child(k) for k in range(_TRAININGS)]
     work = [Work(Examples(x, y), own) for own in keys]
     updates = train_clients(task, torch.zeros(d), work, plan, "loop").updates
-    unit = law.clip / plan.size(n) * (1.0 if plan.gradient else -plan.lr)
-    weights = np.cumsum(setting.momentum ** np.arange(1 if plan.gradient or law.single else setting.steps))
+    unit = distribution.clip / plan.size(n) * (1.0 if plan.gradient else -plan.lr)
+    weights = np.cumsum(setting.momentum ** np.arange(1 if plan.gradient or distribution.single else setting.steps))
     center = np.zeros(d)
-    center[7 * np.arange(n)] = -np.minimum(norms.numpy() / law.clip, 1.0)
-    readings = _step_readings((updates.numpy() / unit).astype(np.float64), center, law, weights)
+    center[7 * np.arange(n)] = -np.minimum(norms.numpy() / distribution.clip, 1.0)
+    readings = _step_readings((updates.numpy() / unit).astype(np.float64), center, distribution, weights)
     sent = torch.from_numpy(center)
     return [_Item(reading, Sender(k % _CLIENTS, n), k // _CLIENTS, run, 0, sent) for k, reading in enumerate(readings)]
 
 
-def _step_readings(updates: Numbers, center: Numbers, law: StepLaw, weights: Numbers) -> list[Reading]:
+def _step_readings(
+    updates: Numbers, center: Numbers, distribution: StepDistribution, weights: Numbers
+) -> list[Reading]:
     """Readings of updates [n, d], in clips over batches; a record's own coordinate is a mixture over its steps."""
     steps = len(weights)
-    taken = np.array(list(itertools.product((0, 1), repeat=steps))) if law.share < 1 else np.ones((1, steps))
-    chances = np.prod(np.where(taken > 0, law.share, 1 - law.share), 1)
-    shifts, spread = taken @ weights, law.noise * float(np.linalg.norm(weights))
+    taken = np.array(list(itertools.product((0, 1), repeat=steps))) if distribution.share < 1 else np.ones((1, steps))
+    chances = np.prod(np.where(taken > 0, distribution.share, 1 - distribution.share), 1)
+    shifts, spread = taken @ weights, distribution.noise * float(np.linalg.norm(weights))
     if spread == 0:
-        if law.share == 1 and np.abs(updates - center * shifts[0]).max() > _EXACT:
-            raise LawError("an update that is not the mean of clipped gradients")
+        if distribution.share == 1 and np.abs(updates - center * shifts[0]).max() > _EXACT:
+            raise DistributionError("an update that is not the mean of clipped gradients")
         return [Reading(np.zeros(0), np.zeros(0, np.int64))] * len(updates)
     uniforms = (chances * special.ndtr((updates[..., None] - center[:, None] * shifts) / spread)).sum(-1)
     return [Reading(row, np.arange(len(center))) for row in uniforms]
@@ -336,14 +339,14 @@ def _repeats(federation: Federation, key: Key, *, sums: bool) -> dict[str, float
             ]
             exchange = round_.exchange(clients, own.child("channel", twin))
             if sums:
-                law = defense.aggregate_law(state, updates, exchange.links)
+                distribution = defense.aggregate_distribution(state, updates, exchange.links)
                 wire = _arrives(round_, exchange, own.child("server", twin))
             else:
-                law = defense.law(state, memory, updates[0], exchange.links.each()[0])
+                distribution = defense.message_distribution(state, memory, updates[0], exchange.links.each()[0])
                 wire = (exchange.sent if defense.superposes else exchange.received)[0]
-            if law is None or law.from_shared:  # a shared key makes both equal
+            if distribution is None or distribution.from_shared:  # a shared key makes both equal
                 return {}
-            reading = _read(law, wire, own.child(twin))
+            reading = _read(distribution, wire, own.child(twin))
             row.append(reading.uniforms)
             discrete = not sums and reading.bits is None
         rows.append(row)
@@ -354,16 +357,16 @@ def _repeats(federation: Federation, key: Key, *, sums: bool) -> dict[str, float
     return {f"{name}, of {'twin sums' if sums else 'twins'}": p for name, p in values.items()}
 
 
-def _read(law: Law, wire: bytes, own: Key) -> Reading:
-    """The message as its law reads it; bytes that the law cannot parse also depart from the law."""
+def _read(distribution: MessageDistribution, wire: bytes, own: Key) -> Reading:
+    """The message as its distribution reads it; bytes that it cannot parse also depart from it."""
     try:
-        return law.read(wire, own)
+        return distribution.read(wire, own)
     except MessageError as error:
-        raise LawError(str(error)) from error
+        raise DistributionError(str(error)) from error
 
 
 def _arrives(here: Round, exchange: Exchange, server: Key) -> bytes:
-    """The bytes that a law of sums describes: the superposition, or the decoded mean as float32."""
+    """The bytes that a distribution of sums describes: the superposition, or the decoded mean as float32."""
     if here.defense.superposes:
         return exchange.received[0]
     return here.decode(exchange, server).numpy().astype("<f4").tobytes()

@@ -1,4 +1,4 @@
-"""The law of CEPAM's messages: the error of the decoded update, for a receiver with the shared key."""
+"""The distribution of CEPAM's messages: the error of the decoded update, for a receiver with the shared key."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from leakgauge.defenses._cepam import wire as code
 from leakgauge.defenses._cepam.lrsuq import gaussian_radii, laplace_radii
 from leakgauge.harness.core.contract import Link
-from leakgauge.harness.core.law import Law, LawError, Noise, Normal, Reading, numbers
+from leakgauge.harness.core.distribution import DistributionError, MessageDistribution, Noise, Normal, Reading, numbers
 from leakgauge.harness.core.rng import Key, uniform
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Vector
 
 
 @dataclass(frozen=True, eq=False)
-class Decoded(Law):
+class Decoded(MessageDistribution):
     """The message that encodes `sent` under the shared key; whatever was sent, the decoding error is the noise.
 
     Only the error is random: given the shared key, a message is a function of the update, and each of its bytes is
@@ -66,15 +66,19 @@ class Decoded(Law):
         return Reading(self.noise.uniforms(errors / scale), places)
 
 
-def scaled(update: Vector, link: Link, gamma: float, noise: Noise, scale: float, dimension: int = 1) -> Law:
-    """The law if noise is in units of |u| / gamma, which is sent as float32 before the rest."""
+def scaled(
+    update: Vector, link: Link, gamma: float, noise: Noise, scale: float, dimension: int = 1
+) -> MessageDistribution:
+    """The distribution if noise is in units of |u| / gamma, which is sent as float32 before the rest."""
     unit = np.float32(np.linalg.norm(numbers(update)) / gamma)
     header = np.array(unit, "<f4").tobytes()
     return Decoded(numbers(update), link, float(unit), header, noise, scale, gamma, dimension)
 
 
-def clipped(update: Vector, link: Link, clip: float, noise: Noise, scale: float, dimension: int = 1) -> Law:
-    """The law if the update is clipped to an l2 norm of `clip` and noise is in units of the update."""
+def clipped(
+    update: Vector, link: Link, clip: float, noise: Noise, scale: float, dimension: int = 1
+) -> MessageDistribution:
+    """The distribution if the update is clipped to an l2 norm of `clip` and noise is in units of the update."""
     # as float32, because rounding decides near the edge of a cell
     shorter = np.float32(clip / max(clip, float(np.linalg.norm(numbers(update)))))
     sent = np.asarray(update.numpy() * shorter, np.float64)
@@ -83,4 +87,6 @@ def clipped(update: Vector, link: Link, clip: float, noise: Noise, scale: float,
 
 def _expect(wire: bytes, expected: bytes) -> None:
     if wire != expected:
-        raise LawError(f"{len(wire)} bytes differ from the {len(expected)} expected for this update and shared key")
+        raise DistributionError(
+            f"{len(wire)} bytes differ from the {len(expected)} expected for this update and shared key"
+        )

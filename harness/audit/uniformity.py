@@ -1,11 +1,11 @@
-"""Tests of uniform numbers that a law read from messages: marginals, tails, variances, independence.
+"""Tests of uniform numbers that a distribution read from messages: marginals, tails, variances, independence.
 
-If the messages follow the law, all numbers are independent and uniform, whatever the updates. Each test covers one way
-in which code departs from its law. Each gives one p-value that is valid by itself, so a caller splits its level among
-the tests.
+If the messages follow the distribution, all numbers are independent and uniform, whatever the updates. Each test covers
+one way in which code departs from its distribution. Each gives one p-value that is valid by itself, so a caller splits
+its level among the tests.
 
-Source: the transform is Rosenblatt's (see `core.law`). Tests of counts are exact or Poisson; sums of many squares and
-    products are compared with their limit laws.
+Source: the transform is Rosenblatt's (see `core.distribution`). Tests of counts are exact or Poisson; sums of many
+    squares and products are compared with their limit distributions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from leakgauge.harness.core.law import SHARES
+from leakgauge.harness.core.distribution import SHARES
 from leakgauge.harness.core.stats import Numbers
 
 Labels = npt.NDArray[np.int64]
@@ -62,7 +62,7 @@ class Sample:
         norms, sizes: [n] norm of the update, and size of the client's data.
         senders, rounds, patterns: [n]; messages are ordered by run, round and sender. runs: [n] federation of each.
         bits: [n, k] lowest mantissa bits, or None. lowest: [n, k] bits that need not be fair coins, or None.
-        ratios: [n, a] log likelihood ratios of alternatives to a discrete law; or None.
+        ratios: [n, a] log likelihood ratios of alternatives to a discrete distribution; or None.
     """
 
     uniforms: Numbers
@@ -123,8 +123,9 @@ def p_values(sample: Sample, *, coarse: bool) -> dict[str, float]:
 def ratio_values(ratios: Numbers, groups: dict[str, Labels]) -> dict[str, float]:
     """p-values of the likelihood ratios of alternatives: in all messages, in a few of any kind, and in one group.
 
-    If messages follow their law, the expected likelihood ratio of any number of messages is at most 1, and so is that
-    of its average over alternatives. By Markov's inequality, the average exceeds 1 / p with probability at most p.
+    If messages follow their distribution, the expected likelihood ratio of any number of messages is at most 1, and so
+    is that of its average over alternatives. By Markov's inequality, the average exceeds 1 / p with probability at most
+    p.
 
     Args:
         ratios: [n, a] logarithms. groups: [n] labels of messages.
@@ -192,7 +193,7 @@ def detectable_by_ratios(ratios: Numbers, level: float, power: float = 0.95) -> 
 
 
 def _marginals(u: Numbers, scores: Numbers) -> Iterator[tuple[str, float]]:
-    """The law of single numbers: its shape, its tails and its ends."""
+    """The distribution of single numbers: its shape, its tails and its ends."""
     flat, n = np.sort(u, axis=None), u.size
     steps = np.arange(n + 1) / n
     gap = max(float((steps[1:] - flat).max()), float((flat - steps[:-1]).max()))
@@ -269,8 +270,8 @@ def _directions(name: str, z: Numbers) -> Iterator[tuple[str, float]]:
     numbers than messages, the directions are combinations of messages.
 
     Source: Ma 2012, Theorem 2, and Johnstone 2001, Theorem 1.1: the extreme eigenvalues of a white Wishart matrix have
-        the law of Tracy and Widom, here approximated by the gamma law of Chiani 2014. p-values are multiplied by
-        `_EXTREME`.
+        the distribution of Tracy and Widom, here approximated by the gamma distribution of Chiani 2014. p-values are
+        multiplied by `_EXTREME`.
     """
     n, k = max(z.shape), min(z.shape)
     if k < _FEWEST:
@@ -287,7 +288,7 @@ def _directions(name: str, z: Numbers) -> Iterator[tuple[str, float]]:
 
 
 def _tracy_widom(value: float) -> float:
-    """`_EXTREME` times the probability of a larger value under the law of Tracy and Widom for real matrices."""
+    """`_EXTREME` times the probability of a larger value under the Tracy-Widom distribution for real matrices."""
     return min(1.0, _EXTREME * float(special.gammaincc(46.446, max(0.0, (value + 9.84801) / 0.186054))))
 
 

@@ -1,4 +1,4 @@
-"""Likelihood ratios of discrete laws, and what the battery makes of them."""
+"""Likelihood ratios of discrete distributions, and what the battery makes of them."""
 
 import dataclasses
 import itertools
@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from leakgauge.defenses._common.reference import Scaled
+from leakgauge.defenses._jopeq.distribution import leveled
 from leakgauge.defenses._jopeq.lattice import Lattice
-from leakgauge.defenses._jopeq.law import leveled
 from leakgauge.defenses._privquant import Matched, PrivQuant
-from leakgauge.harness.audit.battery import Sample, detectable_by_ratios, p_values, ratio_values
-from leakgauge.harness.audit.law_test import check_law
+from leakgauge.harness.audit.goodness_of_fit import check_fit
+from leakgauge.harness.audit.uniformity import Sample, detectable_by_ratios, p_values, ratio_values
 from leakgauge.harness.core.codec import pack_levels
+from leakgauge.harness.core.distribution import SHARES, Choices, Laplacian, powers
 from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.law import SHARES, Choices, Laplacian, powers
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation import registry
 from tests.audit_case import at_most, setting_of
@@ -27,7 +27,7 @@ def messages(count, outcomes, width):
 
 
 def assert_means_are_one(stated, wires, chances):
-    """Under the law, the mean of each likelihood ratio is 1."""
+    """Under the distribution, the mean of each likelihood ratio is 1."""
     ratios = np.array([stated.read(wire, Key(0)).ratios for wire in wires])
     assert chances.sum() == pytest.approx(1, rel=1e-9)
     assert chances @ np.exp(ratios) == pytest.approx(np.ones(ratios.shape[1]), rel=1e-9)
@@ -55,8 +55,8 @@ def test_ratios_of_matches_have_a_mean_of_one(levels, tau):
     rounded = np.clip(1 - np.abs(every - place), 0, None).prod(1)
     match = (every[:, None] == every[None]).sum(2) >= tau
     favored = 1 / (1 + np.exp(-2.5))
-    law_of = np.where(match, favored / match.sum(1)[:, None], (1 - favored) / (~match).sum(1)[:, None])
-    assert_means_are_one(stated, messages(3, levels, width), rounded @ law_of)
+    distribution_of = np.where(match, favored / match.sum(1)[:, None], (1 - favored) / (~match).sum(1)[:, None])
+    assert_means_are_one(stated, messages(3, levels, width), rounded @ distribution_of)
 
 
 def test_ratios_of_levels_have_a_mean_of_one():
@@ -141,15 +141,15 @@ def test_messages_that_the_defense_itself_rejects_are_an_error_not_a_departure()
         raise MessageError("expected another waveform")
 
     with pytest.raises(MessageError, match="another waveform"):
-        check_law(lying(registry.build("defense", "ota", {}), refuse, "transmit"), setting_of(36), Key(0))
+        check_fit(lying(registry.build("defense", "ota", {}), refuse, "transmit"), setting_of(36), Key(0))
 
 
-def test_bytes_that_a_law_cannot_parse_depart_from_it():
+def test_bytes_that_a_distribution_cannot_parse_depart_from_it():
     def cut(liar, encode, *call):
         wire, memory = encode(*call)
         return wire[:-1], memory
 
-    result = check_law(lying(registry.build("defense", "mvu", {}), cut), setting_of(36), Key(0))
+    result = check_fit(lying(registry.build("defense", "mvu", {}), cut), setting_of(36), Key(0))
     assert result.rejects == ("24 bytes after the header, expected 25",)
 
 
@@ -163,7 +163,7 @@ def test_no_share_is_overstated_by_rare_messages():
 @pytest.mark.matrix
 def test_a_channel_that_never_errs_shows_its_noise_in_long_messages():
     honest = registry.build("defense", "sqsgd", {})
-    result = check_law(lying(honest, of_epsilon(1 / 0.965)), setting_of(36), Key(0))
+    result = check_fit(lying(honest, of_epsilon(1 / 0.965)), setting_of(36), Key(0))
     assert result.detects == 0.02
     assert {name.partition(", ")[2] for name in result.rejects} == {"d = 81600 at the clip"}
 
@@ -172,8 +172,8 @@ def test_a_channel_that_never_errs_shows_its_noise_in_long_messages():
 @pytest.mark.parametrize(("name", "epsilon"), [("mvu", 8.0), ("vqsgd", 1.0), ("sqsgd", 400.0)])
 def test_a_discrete_defense_detects_the_share_that_it_states(name, epsilon):
     honest = registry.build("defense", name, {"epsilon": epsilon})
-    share = check_law(honest, setting_of(36), Key(0)).detects
+    share = check_fit(honest, setting_of(36), Key(0)).detects
     assert share <= 0.05
     liar = lying(honest, of_epsilon(1 / (1 - share)))
     # 95 % in expectation; 6 of 10 or fewer with a chance of 1e-3
-    assert sum(bool(check_law(liar, setting_of(36), Key(seed)).rejects) for seed in range(10)) >= 7
+    assert sum(bool(check_fit(liar, setting_of(36), Key(seed)).rejects) for seed in range(10)) >= 7

@@ -1,12 +1,13 @@
-"""Laws of messages as data: a defense's guarantees about its bytes, which an audit can test.
+"""Distributions of messages as data: a defense's guarantees about its bytes, which an audit can test.
 
-A law states the distribution of a message given everything except its noise: the update, the public state, the client's
-memory and the shared key. `Law.read` turns a message into independent uniform numbers (Rosenblatt's transform): the
-probability integral transform for a density, and lo + v (hi - lo) with the auditor's own uniform v for a discrete
-outcome between the cumulative probabilities lo and hi. The same tests then work for every mechanism.
+A distribution states the distribution of a message given everything except its noise: the update, the public state, the
+client's memory and the shared key. `MessageDistribution.read` turns a message into independent uniform numbers
+(Rosenblatt's transform): the probability integral transform for a density, and lo + v (hi - lo) with the auditor's own
+uniform v for a discrete outcome between the cumulative probabilities lo and hi. The same tests then work for every
+mechanism.
 
-A law is written in numpy and float64, separately from the code that it describes: a law that called the defense's own
-clip would accept a wrong clip.
+A distribution is written in numpy and float64, separately from the code that it describes: a distribution that called
+the defense's own clip would accept a wrong clip.
 
 Source: Rosenblatt 1952, "Remarks on a multivariate transformation".
 """
@@ -31,7 +32,7 @@ from leakgauge.harness.core.stats import Numbers
 Integers = npt.NDArray[np.int64]
 
 SHARES = (-0.25, -0.05, 0.02, 0.035, 0.05, 0.1, 0.25, 0.5, 0.9)
-"""Shares of the noise that the alternatives of a discrete law lack; a negative share means more noise."""
+"""Shares of the noise that the alternatives of a discrete distribution lack; a negative share means more noise."""
 
 _FEW = (0.01, 0.1)
 """Further alternatives, in which this share of the message's numbers lacks nearly all noise."""
@@ -40,20 +41,21 @@ _HEADER = 1e-6
 """Relative rounding tolerance between a sent scale and its definition."""
 
 
-class LawError(ValueError):
-    """The bytes are impossible under the law: wrong length, wrong header, or an outcome without probability."""
+class DistributionError(ValueError):
+    """The bytes are impossible: wrong length, wrong header, or an outcome without probability."""
 
 
 class Reading(NamedTuple):
-    """A message, transformed by its law.
+    """A message, transformed by its distribution.
 
     Attributes:
-        uniforms: [k]; independent and uniform on (0, 1) if the message follows the law.
+        uniforms: [k]; independent and uniform on (0, 1) if the message follows the distribution.
         places: [k] int; the coordinate of the update that each number carries, -1 if it carries no single coordinate.
         bits: [k] the lowest mantissa bit of each sent float; None: the message holds no floats.
         lowest: [k] lowest mantissa bits that may be biased, but must not depend on the signs of the update.
-        ratios: [a] for a discrete law, logarithms of the message's likelihood ratios, alternatives over law, with the
-            alternatives of `SHARES` first. The ratios' mean is at most 1 under the law. None: the noise is continuous.
+        ratios: [a] for a discrete distribution, logarithms of the message's likelihood ratios, alternatives over
+            distribution, with the alternatives of `SHARES` first. The ratios' mean is at most 1 under the distribution.
+            None: the noise is continuous.
     """
 
     uniforms: Numbers
@@ -64,11 +66,11 @@ class Reading(NamedTuple):
 
 
 class Branches(NamedTuple):
-    """A message under a law that takes one of two branches at random, up to a common factor.
+    """A message under a distribution that takes one of two branches at random, up to a common factor.
 
     Attributes:
         likelier, lesser: logarithms of the message's likelihoods in the two branches.
-        gain: the law's epsilon minus the logit of the likelier branch's probability.
+        gain: the distribution's epsilon minus the logit of the likelier branch's probability.
     """
 
     likelier: float
@@ -76,7 +78,7 @@ class Branches(NamedTuple):
     gain: float
 
 
-class StepLaw(NamedTuple):
+class StepDistribution(NamedTuple):
     """What each local step does with the gradients of records.
 
     Attributes:
@@ -92,8 +94,8 @@ class StepLaw(NamedTuple):
     single: bool = False
 
 
-class Law(ABC):
-    """The law of one message."""
+class MessageDistribution(ABC):
+    """The distribution of one message."""
 
     from_shared: bool = False
     """Whether the message's randomness comes from the shared key instead of the private key."""
@@ -102,13 +104,13 @@ class Law(ABC):
     def product(self) -> bool:
         """Whether the numbers of a message are independent given the update.
 
-        If number i carries coordinate i, its law then depends on no other coordinate, as long as the header stays the
-        same. An audit may then count each number as a separate trial.
+        If number i carries coordinate i, its distribution then depends on no other coordinate, as long as the header
+        stays the same. An audit may then count each number as a separate trial.
         """
         return False
 
     def branches(self, wire: bytes) -> Branches | None:
-        """The message under both branches of the law; None: the law has no branches."""
+        """The message under both branches of the distribution; None: the distribution has no branches."""
         return None
 
     @abstractmethod
@@ -119,12 +121,12 @@ class Law(ABC):
             own: key of the auditor's own uniform numbers, for discrete outcomes.
 
         Raises:
-            LawError: the bytes are impossible under the law.
+            LawError: the bytes are impossible under the distribution.
         """
 
 
 class Noise(ABC):
-    """The law of noise, in units of the noise's scale."""
+    """The distribution of noise, in units of the noise's scale."""
 
     product: ClassVar[bool] = True
     """Whether the numbers are independent."""
@@ -169,20 +171,20 @@ class StudentPairs(Noise):
 
 
 @dataclass(frozen=True)
-class Exact(Law):
-    """The law of a message without randomness: exactly these bytes."""
+class Exact(MessageDistribution):
+    """The distribution of a message without randomness: exactly these bytes."""
 
     wire: bytes
 
     def read(self, wire: bytes, own: Key) -> Reading:
         """An empty reading: the bytes are either equal or impossible."""
         if wire != self.wire:
-            raise LawError("expected the exact bytes of a message without randomness, got others")
+            raise DistributionError("expected the exact bytes of a message without randomness, got others")
         return Reading(np.zeros(0), np.zeros(0, np.int64))
 
 
 @dataclass(frozen=True, eq=False)
-class Additive(Law):
+class Additive(MessageDistribution):
     """A header of exact float32 numbers, then floats: `center` [k] plus `scale` times noise.
 
     Attributes:
@@ -219,11 +221,11 @@ class Additive(Law):
 
 
 @dataclass(frozen=True, eq=False)
-class Choices(Law):
+class Choices(MessageDistribution):
     """A header of exact float32 numbers, then packed outcomes; number i has outcome j with probability chances[i, j].
 
     Attributes:
-        chances: [k, m] probabilities of the m outcomes of each number, or [1, m] if all have one law.
+        chances: [k, m] probabilities of the m outcomes of each number, or [1, m] if all have one distribution.
         width: bits of an outcome on the wire.
         places: [k], as in `Reading`; by default number i carries coordinate i.
         others: [len(SHARES), ...] the probabilities if the channel lacks these shares of its noise; an audit tests
@@ -249,10 +251,10 @@ class Choices(Law):
             np.arange(len(places)) % len(self.chances),
         )
         if found.max(initial=0) >= self.chances.shape[1]:
-            raise LawError(f"an outcome of {found.max()}, expected at most {self.chances.shape[1] - 1}")
+            raise DistributionError(f"an outcome of {found.max()}, expected at most {self.chances.shape[1] - 1}")
         chance = self.chances[rows, found]
         if not chance.all():
-            raise LawError("an outcome has probability 0")
+            raise DistributionError("an outcome has probability 0")
         order = np.argsort(self.chances, 1, kind="stable")
         rising = np.cumsum(np.sort(self.chances, 1), 1)
         upper = rising[rows, np.argsort(order, 1)[rows, found]]
@@ -266,7 +268,7 @@ class Choices(Law):
 
 
 def powers(chances: Numbers) -> Numbers:
-    """[len(SHARES), ..., m] laws [..., m] raised to the powers 1 / (1 - share) and normalized, as for Laplace noise."""
+    """[len(SHARES), ..., m] distributions [..., m] to the powers 1 / (1 - share), normalized, as for Laplace noise."""
     found = np.asarray(chances ** (1 / (1 - np.array(SHARES))).reshape(-1, *(1,) * chances.ndim), np.float64)
     return np.asarray(found / found.sum(-1, keepdims=True), np.float64)
 
@@ -290,18 +292,18 @@ def split(wire: bytes, header: Numbers) -> bytes:
     if not size:
         return wire
     if len(wire) < size:
-        raise LawError(f"{len(wire)} bytes, expected a header of {size}")
+        raise DistributionError(f"{len(wire)} bytes, expected a header of {size}")
     found, expected = np.frombuffer(wire[:size], "<f4").astype(np.float64), np.asarray(header, np.float64)
     room = _HEADER * np.abs(expected) + 1e-12 * np.abs(expected).max(initial=0.0)
     if not (np.abs(found - expected) <= room).all():
-        raise LawError("the header is not the declared function of the update")
+        raise DistributionError("the header is not the declared function of the update")
     return wire[size:]
 
 
 def expect_size(body: bytes, size: int) -> None:
     """Raise LawError unless there are exactly this many bytes."""
     if len(body) != size:
-        raise LawError(f"{len(body)} bytes after the header, expected {size}")
+        raise DistributionError(f"{len(body)} bytes after the header, expected {size}")
 
 
 def outcomes(body: bytes, count: int, width: int) -> Integers:
@@ -314,7 +316,7 @@ def outcomes(body: bytes, count: int, width: int) -> Integers:
     try:
         return unpack_levels(body, count, width)
     except MessageError as error:
-        raise LawError(str(error)) from error
+        raise DistributionError(str(error)) from error
 
 
 def clamped(update: Tensor, bound: float) -> Numbers:

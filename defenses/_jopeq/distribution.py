@@ -1,4 +1,4 @@
-"""The law of dithered levels given the dither, overload included; it shares no code with the quantizer."""
+"""The distribution of dithered levels given the dither, overload included; it shares no code with the quantizer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from scipy import special
 from leakgauge.defenses._common.reference import Scaled
 from leakgauge.defenses._jopeq.lattice import Lattice
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.law import (
+from leakgauge.harness.core.distribution import (
     SHARES,
+    DistributionError,
     Integers,
     Laplacian,
-    Law,
-    LawError,
+    MessageDistribution,
     Noise,
     Normal,
     Reading,
@@ -33,7 +33,7 @@ _INVERSE = {1: np.eye(2), 2: np.array([[1.0, 0.0], [-0.5, 0.75**0.5]])}
 """Maps a pair of numbers to lattice coordinates at step 1, by dimension; for a scalar quantizer, the identity."""
 
 _SCALES = 1 - np.array([0.0, *SHARES])
-"""Scales of the noise, in the law and in its alternatives."""
+"""Scales of the noise, in the distribution and in its alternatives."""
 
 _ERROR = 1e-15
 """Rounding error of a probability."""
@@ -44,7 +44,7 @@ _ROUNDING = 2.0**-20
 
 
 @dataclass(frozen=True, eq=False)
-class _Levels(Law):
+class _Levels(MessageDistribution):
     """A header, then packed levels -top..top as unsigned numbers: `cells` [n, 2], rounded and clipped.
 
     Attributes:
@@ -65,7 +65,7 @@ class _Levels(Law):
         """[n, 2] the levels -top..top."""
         unsigned = outcomes(split(wire, self.header), len(self.places), self.bits + 1)
         if unsigned.max(initial=0) > 2 * self.top:
-            raise LawError(f"expected levels of at most {2 * self.top}, got {unsigned.max()}")
+            raise DistributionError(f"expected levels of at most {2 * self.top}, got {unsigned.max()}")
         return _pairs((unsigned - self.top).astype(np.float64))
 
     def reading(self, uniforms: Numbers, ratios: Numbers) -> Reading:
@@ -88,7 +88,8 @@ class _NoisyLevels(_Levels):
         return self.noise.product and not self.roots[:, 1, 0].any()
 
     def read(self, wire: bytes, own: Key) -> Reading:
-        """The first level of a pair by its marginal law, the second by its law given the first's level.
+        """The first level of a pair by its marginal distribution, the second by its distribution given the first's
+        level.
 
         The likelihood ratios cover all levels if the levels are independent, else the first level of each pair.
         """
@@ -99,7 +100,7 @@ class _NoisyLevels(_Levels):
         spread = self.roots.diagonal(axis1=1, axis2=2)[:, alone]
         every = _chances(self.noise, ends[..., alone] / spread / _SCALES[:, None, None, None])
         lows, highs = every[0] if self.product else np.concatenate([every[0], self._second(ends, every[0])], -1)
-        # the law's own probability counts as at least its rounding error
+        # the distribution's own probability counts as at least its rounding error
         with np.errstate(divide="ignore"):
             logs = np.log(every[:, 1] - every[:, 0])
         ratios = (logs[1:] - np.maximum(logs[0], np.log(_ERROR))).reshape(len(SHARES), -1)
@@ -127,7 +128,7 @@ class _ExactLevels(_Levels):
         levels, room = self.levels(wire), _ROUNDING * (1 + np.abs(self.cells).max(1, keepdims=True))
         least, most = (np.clip(np.rint(self.cells + side), -self.top, self.top) for side in (-room, room))
         if ((levels < least) | (levels > most)).any():
-            raise LawError("a level is not the rounded number")
+            raise DistributionError("a level is not the rounded number")
         # without private noise there are no alternatives
         return self.reading((self.cells + 0.5 + 2.0**-24 * self.own(own)) % 1.0, np.zeros(0))
 
@@ -137,8 +138,8 @@ def _pairs(values: Numbers) -> Numbers:
     return (np.append(values, 0.0) if len(values) % 2 else values).reshape(-1, 2)
 
 
-def leveled(sent: Scaled, noise: Noise, root: Numbers, lattice: Lattice, shared: Key) -> Law:
-    """The law of numbers plus noise that are sent as dithered levels.
+def leveled(sent: Scaled, noise: Noise, root: Numbers, lattice: Lattice, shared: Key) -> MessageDistribution:
+    """The distribution of numbers plus noise that are sent as dithered levels.
 
     Args:
         root: [2, 2], lower triangular: the noise of a pair of numbers is `root` times a standard pair; 0: no noise.
