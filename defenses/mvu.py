@@ -153,7 +153,7 @@ class MVU(ByScale[Design]):
         """The probability of each column of the public channel, linear between two levels; epsilon is checked.
 
         Raises:
-            LawError: the channel is not a table of probabilities, or its ratios exceed e^epsilon.
+            DistributionError: the channel is not a table of probabilities, or its ratios exceed e^epsilon.
         """
         header, numbers, places = scaled(update, link.setting.layout, self.scale, bound=self.clip)
         # float32, as on the client: a number rounded past a level could make the sent column impossible

@@ -106,6 +106,7 @@ class _TwoLevels(MessageDistribution):
     t: Numbers
     places: Integers
     epsilon: float
+    redraws = True
 
     @property
     def product(self) -> bool:

@@ -31,7 +31,7 @@ from leakgauge.harness.audit.trials import Mechanism, Part, Trace
 from leakgauge.harness.core import accounting
 from leakgauge.harness.core.claim import Claim, Code, Verdict, judge
 from leakgauge.harness.core.contract import Defense
-from leakgauge.harness.core.result import AssumedBound, FitRecord
+from leakgauge.harness.core.result import AssumedBound, FitRecord, KeyRecord
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import STRICT, Numbers
 from leakgauge.harness.core.threats import SEES, Threat
@@ -296,17 +296,18 @@ def inspect(
     fit: FitRecord | None,
     assuming: Sequence[AssumedBound] = (),
     defense: Defense[Any, Any] | None = None,
+    keys: KeyRecord | None = None,
 ) -> Inspection:
-    """Whether the code is the mechanism of its proof, as far as the trials and the goodness-of-fit test show.
+    """Whether the code is the mechanism of its proof, as far as key check, trials and goodness-of-fit test show.
 
     | | verdict |
     |---|---|
+    | the key check found that a message depends on what it must not depend on | CONTRADICTED |
     | a strict bound is above the proved epsilon, or messages depart from their distribution | CONTRADICTED |
-    | messages, or sums if it sees only these, were tested against a stated distribution; nothing was found | CONSISTENT
-    |
+    | messages, or sums if it sees only these, were tested against a stated distribution | CONSISTENT |
     | no such distribution is stated; trials with two inputs alone cannot show that the code is right | INCONCLUSIVE |
     """
-    faults, at = [], f"at confidence {STRICT:g}, is above what is proved"
+    faults, at = list(keys.faults if keys else ()), f"at confidence {STRICT:g}, is above what is proved"
     if contradicts(claim, audit):
         faults.append(f"the audited bound, {audit.strict:.4g} {at}")
     for bound in assuming:
@@ -321,12 +322,11 @@ def inspect(
         other = f"{audit.threat.value} does not see messages, and no `aggregate_distribution` is stated"
         why = "no distribution of the messages is stated" if fit is None else other
         return Inspection(Code.INCONCLUSIVE, (), f"{why}, and {_reach(claim, audit)}")
-    if not fit.numbers:
-        return Inspection(Code.CONSISTENT, (), f"{fit.messages} messages are as stated, without any randomness")
     power = f"; {fit.detects:.1%} less noise would show" if fit.detects else ""
-    return Inspection(
-        Code.CONSISTENT, (), f"{fit.numbers} numbers of {fit.messages} messages follow their distribution{power}"
-    )
+    numbers = f"{fit.numbers} numbers of {fit.messages} messages follow their distribution{power}"
+    exact = f"{fit.messages} messages are as stated, without any randomness"
+    looked = f"; {keys.messages} messages with chosen keys depend on nothing else" if keys else ""
+    return Inspection(Code.CONSISTENT, (), (numbers if fit.numbers else exact) + looked)
 
 
 def _reach(claim: Claim, audit: AuditResult) -> str:

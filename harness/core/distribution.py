@@ -37,8 +37,8 @@ SHARES = (-0.25, -0.05, 0.02, 0.035, 0.05, 0.1, 0.25, 0.5, 0.9)
 _FEW = (0.01, 0.1)
 """Further alternatives, in which this share of the message's numbers lacks nearly all noise."""
 
-_HEADER = 1e-6
-"""Relative rounding tolerance between a sent scale and its definition."""
+_HEADER = 0.51
+"""How far a sent scale may be from its definition, in float32 steps: little more than rounding."""
 
 
 class DistributionError(ValueError):
@@ -109,6 +109,19 @@ class MessageDistribution(ABC):
         """
         return False
 
+    noiseless = False
+    """Whether the message has no randomness of its own, so that its reading holds the auditor's numbers."""
+
+    redraws = False
+    """Whether the update decides which numbers are drawn, so that the same keys may give other noise to it."""
+
+    def agreement(self, one: bytes, other: bytes) -> tuple[Numbers, Numbers] | None:
+        """[k] whether outcomes of two messages are equal, and the probability that independent ones are; None: unknown.
+
+        The k outcomes of a message are independent of each other.
+        """
+        return None
+
     def branches(self, wire: bytes) -> Branches | None:
         """The message under both branches of the distribution; None: the distribution has no branches."""
         return None
@@ -121,7 +134,7 @@ class MessageDistribution(ABC):
             own: key of the auditor's own uniform numbers, for discrete outcomes.
 
         Raises:
-            LawError: the bytes are impossible under the distribution.
+            DistributionError: the bytes are impossible under the distribution.
         """
 
 
@@ -243,13 +256,18 @@ class Choices(MessageDistribution):
         """True: outcomes are drawn independently."""
         return True
 
+    def agreement(self, one: bytes, other: bytes) -> tuple[Numbers, Numbers]:
+        """Equal outcomes, and the sum of the squared probabilities of each number's outcomes."""
+        count = len(self.chances) if self.places is None else len(self.places)
+        drawn = [outcomes(split(wire, self.header), count, self.width) for wire in (one, other)]
+        chances = self.chances / self.chances.sum(1, keepdims=True)
+        return (drawn[0] == drawn[1]).astype(float), np.square(chances).sum(1)[np.arange(count) % len(chances)]
+
     def read(self, wire: bytes, own: Key) -> Reading:
         """Transform by the cumulative probabilities, rare outcomes first, so that errors shift all numbers alike."""
         places = np.arange(len(self.chances)) if self.places is None else self.places
-        found, rows = (
-            outcomes(split(wire, self.header), len(places), self.width),
-            np.arange(len(places)) % len(self.chances),
-        )
+        found = outcomes(split(wire, self.header), len(places), self.width)
+        rows = np.arange(len(places)) % len(self.chances)
         if found.max(initial=0) >= self.chances.shape[1]:
             raise DistributionError(f"an outcome of {found.max()}, expected at most {self.chances.shape[1] - 1}")
         chance = self.chances[rows, found]
@@ -286,7 +304,7 @@ def split(wire: bytes, header: Numbers) -> bytes:
     """The bytes after the header.
 
     Raises:
-        LawError: the header does not hold these float32 numbers.
+        DistributionError: the header does not hold these float32 numbers.
     """
     size = 4 * len(header)
     if not size:
@@ -294,14 +312,14 @@ def split(wire: bytes, header: Numbers) -> bytes:
     if len(wire) < size:
         raise DistributionError(f"{len(wire)} bytes, expected a header of {size}")
     found, expected = np.frombuffer(wire[:size], "<f4").astype(np.float64), np.asarray(header, np.float64)
-    room = _HEADER * np.abs(expected) + 1e-12 * np.abs(expected).max(initial=0.0)
-    if not (np.abs(found - expected) <= room).all():
+    step = np.spacing(np.abs(expected).astype(np.float32)).astype(np.float64)
+    if not (np.abs(found - expected) <= _HEADER * step).all():
         raise DistributionError("the header is not the declared function of the update")
     return wire[size:]
 
 
 def expect_size(body: bytes, size: int) -> None:
-    """Raise LawError unless there are exactly this many bytes."""
+    """Raise DistributionError unless there are exactly this many bytes."""
     if len(body) != size:
         raise DistributionError(f"{len(body)} bytes after the header, expected {size}")
 
@@ -310,7 +328,7 @@ def outcomes(body: bytes, count: int, width: int) -> Integers:
     """[count] packed outcomes of `width` bits.
 
     Raises:
-        LawError: the number of bytes is wrong, or the padding is not zero.
+        DistributionError: the number of bytes is wrong, or the padding is not zero.
     """
     expect_size(body, -(-count * width // 8))
     try:

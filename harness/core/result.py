@@ -192,6 +192,19 @@ class AssumedBound:
 
 
 @dataclass(frozen=True)
+class KeyRecord:
+    """What the key check found (`audit.keys`): messages that depend on what they must not depend on.
+
+    Attributes:
+        faults: one sentence each; empty: none was found.
+        messages: the number of messages that were looked at.
+    """
+
+    faults: tuple[str, ...]
+    messages: int
+
+
+@dataclass(frozen=True)
 class AuditRecord:
     """A measured lower bound of a defense's epsilon in a small federation, with the claim and the proof for it.
 
@@ -211,6 +224,7 @@ class AuditRecord:
         code: CONTRADICTED, CONSISTENT or INCONCLUSIVE; contradictions: how the code differs from the proved mechanism.
         seen: one sentence on the code. fit: None if the defense states no distribution.
         assuming: bounds that assume a part of the distribution; may be empty.
+        keys: the key check; None in records of versions without it.
     """
 
     claimed: float | None
@@ -240,6 +254,7 @@ class AuditRecord:
     seen: str
     fit: FitRecord | None
     assuming: tuple[AssumedBound, ...] = ()
+    keys: KeyRecord | None = None
 
     @property
     def refutes(self) -> bool:

@@ -80,6 +80,7 @@ class _Streams(threading.local):
         self.start = self.generator.bit_generator.state
         self.shared = np.random.Generator(np.random.SFC64(0))
         self.shared_start = self.shared.bit_generator.state
+        self.recorded: set[Key] | None = None
 
 
 _STREAMS = _Streams()
@@ -87,7 +88,19 @@ _STREAMS = _Streams()
 
 def _digest(key: Key) -> bytes:
     """128 bits of SHA-256(seed, path)."""
+    if _STREAMS.recorded is not None:
+        _STREAMS.recorded.add(key)
     return hashlib.sha256(f"[{key.seed},[{key.text[:-1]}]]".encode()).digest()[:16]
+
+
+@contextmanager
+def recorded() -> Iterator[set[Key]]:
+    """The keys from which this thread draws inside the block."""
+    outer, _STREAMS.recorded = _STREAMS.recorded, set()
+    try:
+        yield _STREAMS.recorded
+    finally:
+        _STREAMS.recorded = outer
 
 
 def _generator(key: Key) -> np.random.Generator:

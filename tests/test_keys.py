@@ -1,0 +1,242 @@
+"""The key check: honest code has no finding, and every class of hidden dependence has one."""
+
+import functools
+import hashlib
+import math
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from leakgauge.harness.audit.keys import check_keys
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.federation import registry
+from tests.audit_case import setting_of
+from tests.faults.library import chance, keyed, lying, made, noiseless, of_noise, only
+
+NAMES = [
+    *registry.classes("defense"),
+    *(f"{first}+{second}" for first in ("gaussian", "laplace", "t-noise") for second in ("sdq", "sdq-lattice")),
+]
+T_LAWS = {"jopeq-t", "t-noise", "t-noise+sdq", "t-noise+sdq-lattice"}
+LIKE = setting_of(36)
+
+
+def parameters(name):
+    """Three settings of a defense: its defaults, another epsilon, another clip; fewer if it has no such parameter."""
+    known = registry.defaults("defense", name) if "+" not in name else {"epsilon": 1.0, "clip": 1.0}
+    return [{}, *({field: value} for field, value in (("epsilon", 4.0), ("clip", 0.01)) if field in known)]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", NAMES)
+def test_honest_code_has_no_finding(name):
+    for given in parameters(name):
+        for seed in range(2):
+            assert check_keys(made(name, **given), LIKE, Key(seed)).faults == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_honest_code_has_no_finding_with_many_keys(name):
+    for given in parameters(name):
+        for seed in range(2, 10):
+            assert check_keys(made(name, **given), LIKE, Key(seed)).faults == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_the_check_is_short(name):
+    start = time.process_time()
+    record = check_keys(made(name), LIKE, Key(0))
+    assert record.messages <= 800
+    assert time.process_time() - start < (3 if name in T_LAWS else 1.5)
+
+
+# secrets: A
+
+
+def drawn_by(make):
+    """Noise of `make(size, private)` [k] in the place of the defense's own."""
+    return of_noise(lambda z, u, private, link: make(len(z), private))
+
+
+GENERATOR = torch.Generator().manual_seed(7)
+NUMPY = np.random.default_rng(7)
+COUNT = iter(range(10**9))
+
+
+def standard(key, size):
+    return rng.normal(key, (size,), torch.float64).numpy()
+
+
+def mixed(share):
+    """Noise of which a part comes from the shared key."""
+
+    def change(z, u, private, link):
+        return math.sqrt(1 - share**2) * z + share * standard(link.key.child("mine"), len(z))
+
+    return of_noise(change)
+
+
+def bits_of_signs(every, pad):
+    """The lowest bit of every nth number is the sign of the update, hidden by a pad from the shared key."""
+
+    def how(liar, honest, state, memory, update, link, private):
+        wire, memory = honest(state, memory, update, link, private)
+        words = np.frombuffer(wire, "<u4").copy()
+        at = np.arange(0, len(words), every)
+        secret = (update.numpy()[at] > 0).astype(np.uint32)
+        if pad:
+            secret ^= rng.integers(link.key.child("pad"), len(at), 2).astype(np.uint32)
+        words[at] = words[at] & ~np.uint32(1) | secret
+        return words.tobytes(), memory
+
+    return how
+
+
+SECRETS = {
+    "a generator seeded at import": drawn_by(lambda k, p: torch.randn(k, generator=GENERATOR).double().numpy()),
+    "numpy's generator seeded at import": drawn_by(lambda k, p: NUMPY.standard_normal(k)),
+    "a generator seeded in each message": drawn_by(lambda k, p: np.random.default_rng(7).standard_normal(k)),
+    "a generator seeded by a counter": drawn_by(lambda k, p: np.random.default_rng(next(COUNT)).standard_normal(k)),
+    "a constant key": drawn_by(lambda k, p: standard(Key(7, ("noise",)), k)),
+    "a pool of 128 keys": drawn_by(lambda k, p: standard(Key(7, ("pool", int(128 * chance(p)))), k)),
+    "the shared key": keyed(lambda link, private: link.key.child("noise")),
+    "the shared key after the first message": only(
+        lambda u, link, p, n: n > 0, keyed(lambda link, private: link.key.child("noise"))
+    ),
+    "the shared key for some clients": only(
+        lambda u, link, p, n: link.sender.number % 4 == 0, keyed(lambda link, private: link.key.child("noise"))
+    ),
+    "nine tenths of the shared key": mixed(0.9),
+    "a third of the shared key": mixed(0.34),
+    "signs of the shared key": of_noise(
+        lambda z, u, p, link: np.abs(z) * np.sign(standard(link.key.child("signs"), len(z)))
+    ),
+    "signs in the lowest bits": bits_of_signs(1, pad=False),
+    "signs in the lowest bits, with a pad": bits_of_signs(1, pad=True),
+    "signs in every fourth lowest bit, with a pad": bits_of_signs(4, pad=True),
+    "a sign in one lowest bit, with a pad": bits_of_signs(200, pad=True),
+}
+
+
+# size: B
+
+
+def without(where):
+    """No noise in the numbers that `where(size, update, link)` selects [k], or in all."""
+    return of_noise(lambda z, u, p, link: np.where(where(len(z), u, link), 0.0, z))
+
+
+def repeated(size):
+    """A buffer of noise, used again and again."""
+    return of_noise(lambda z, u, p, link: np.resize(z[:size], len(z)))
+
+
+def beyond(numbers):
+    """Whether a number is in a tensor of more than this many."""
+    return lambda k, u, link: np.repeat(np.array(link.setting.layout.sizes) > numbers, link.setting.layout.sizes)
+
+
+def near(update, clip, low, high):
+    return clip * (1 + low) <= float(update.double().norm()) <= clip * (1 + high)
+
+
+SIZES = {
+    "no noise in tensors above 1,000": without(beyond(1000)),
+    "no noise in tensors above 50,000": without(beyond(50_000)),
+    "no noise in tensors of 1,000 to 2,000": without(lambda k, u, link: beyond(1000)(k, u, link) & ~beyond(2000)(k, u, link)),
+    "a buffer of 1,024": repeated(1024),
+    "a buffer of 8,192": repeated(8192),
+    "a buffer of 30,000": repeated(30_000),
+    "no noise above 200 records": only(lambda u, link, p, n: link.sender.samples > 200, noiseless),
+    "no noise above 1,000 records": only(lambda u, link, p, n: link.sender.samples > 1000, noiseless),
+    "no noise with one record": only(lambda u, link, p, n: link.sender.samples == 1, noiseless),
+    "half of the noise above 20 clients": without(lambda k, u, link: np.arange(k) % 2 * (link.setting.clients > 50) > 0),
+    "half of the noise below 5 clients": without(lambda k, u, link: np.arange(k) % 2 * (link.setting.clients < 5) > 0),
+    "no noise after the tenth round": only(lambda u, link, p, n: n >= 10, noiseless),
+    "no noise after the twentieth round": only(lambda u, link, p, n: n >= 20, noiseless),
+    "no noise at the clip": only(lambda u, link, p, n: near(u, 1.0, -1e-7, 1e-7), noiseless),
+    "no noise just above the clip": only(lambda u, link, p, n: near(u, 1.0, 5e-7, 2e-6), noiseless),
+    "no noise far above the clip": only(lambda u, link, p, n: near(u, 1.0, 1e5, 1e9), noiseless),
+    "no noise for an update of 0": only(lambda u, link, p, n: not bool(u.any()), noiseless),
+    "no noise for negative updates": only(lambda u, link, p, n: bool((u < 0).all()), noiseless),
+    "no noise for tiny updates": only(lambda u, link, p, n: 0 < float(u.norm()) < 1e-5, noiseless),
+}
+
+
+# bytes: C
+
+
+def with_bytes(change):
+    """The message [bytes] becomes `change(wire, update)`."""
+
+    def how(liar, honest, state, memory, update, link, private):
+        wire, memory = honest(state, memory, update, link, private)
+        return change(wire, update), memory
+
+    return how
+
+
+def first_bit(wire, update):
+    return bytes([wire[0] & 0xFE | int(update[0] > 0)]) + wire[1:]
+
+
+BYTES = {
+    "the update appended": with_bytes(lambda wire, u: wire + u.numpy().tobytes()),
+    "a digest appended": with_bytes(lambda wire, u: wire + hashlib.sha256(u.numpy().tobytes()).digest()[:4]),
+    "a byte in front": with_bytes(lambda wire, u: bytes([int(u[0] > 0)]) + wire),
+    "a length by the sign": with_bytes(lambda wire, u: wire + b"\0" * int(u[0] > 0)),
+    "the last number missing by the sign": with_bytes(lambda wire, u: wire[: len(wire) - 4 * int(u[0] > 0)]),
+    "a sign in the first bit": with_bytes(first_bit),
+}
+
+ADDITIVE = {**SECRETS, **SIZES, **BYTES}
+
+
+@functools.cache
+def base(name, epsilon):
+    return made(name, epsilon=epsilon)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("epsilon", [1.0, 8.0])
+@pytest.mark.parametrize("fault", ADDITIVE)
+@pytest.mark.parametrize("name", ["gaussian", "laplace"])
+def test_a_liar_with_additive_noise_is_found(name, fault, epsilon):
+    liar = lying(base(name, epsilon), ADDITIVE[fault])
+    assert check_keys(liar, LIKE, Key(3)).faults
+
+
+DISCRETE = {
+    "the shared key": SECRETS["the shared key"],
+    "a constant key": keyed(lambda link, private: Key(7, ("noise",))),
+    "a pool of 128 keys": keyed(lambda link, private: Key(7, ("pool", int(128 * chance(private))))),
+    "a counter": keyed(lambda link, private: Key(next(COUNT), ("count",))),
+    **BYTES,
+}
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("epsilon", [1.0, 8.0])
+@pytest.mark.parametrize("fault", DISCRETE)
+@pytest.mark.parametrize("name", ["mvu", "vqsgd", "jopeq-sound", "jopeq", "sqsgd", "laplace+sdq"])
+def test_a_liar_with_discrete_messages_is_found(name, fault, epsilon):
+    try:
+        honest = base(name, epsilon)
+        assert not check_keys(honest, LIKE, Key(3)).faults
+    except ValueError as error:
+        pytest.skip(str(error))
+    assert check_keys(lying(honest, DISCRETE[fault]), LIKE, Key(3)).faults
+
+
+def test_noise_of_a_sum_that_shrinks_when_clients_drop_out_is_found():
+    def shrunk(liar, honest, updates, links, private):
+        mean, other = (honest(updates, links, key) for key in (private, private.child("other")))
+        return mean if len(updates) > 6 else (mean + other) / 2
+
+    assert not check_keys(made("dp-fedavg"), LIKE, Key(3)).faults
+    assert check_keys(lying(made("dp-fedavg"), shrunk, "average"), LIKE, Key(3)).faults
