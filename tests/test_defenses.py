@@ -87,7 +87,7 @@ def test_a_scale_is_sent_in_clear_unless_it_is_public(name, parameters):
 
 EFFORT = Effort(trials=200, evaluations=100, victims=2)
 STATISTICAL = ("estimate", "clip", "noise", "likelihood")
-COSTLY = ("claim", "distribution", "audit", "training", "attacks")
+COSTLY = ("claim", "distribution", "dependence", "audit", "training", "attacks")
 BLURRED = ("gaussian+sdq", "likelihood")
 """It takes the error of coarse cells as noise of its variance, which makes near updates too alike."""
 

@@ -61,7 +61,9 @@ def test_a_planted_mistake_in_an_attack_is_named_with_its_place(name, tmp_path):
 
 
 CHEAP = [
-    name for name, _ in checks_of("defense") if name not in ("claim", "distribution", "audit", "training", "attacks")
+    name
+    for name, _ in checks_of("defense")
+    if name not in ("claim", "distribution", "dependence", "audit", "training", "attacks")
 ]
 """The checks of messages, which need no study."""
 

@@ -148,14 +148,18 @@ def near(update, clip, low, high):
 SIZES = {
     "no noise in tensors above 1,000": without(beyond(1000)),
     "no noise in tensors above 50,000": without(beyond(50_000)),
-    "no noise in tensors of 1,000 to 2,000": without(lambda k, u, link: beyond(1000)(k, u, link) & ~beyond(2000)(k, u, link)),
+    "no noise in tensors of 1,000 to 2,000": without(
+        lambda k, u, link: beyond(1000)(k, u, link) & ~beyond(2000)(k, u, link)
+    ),
     "a buffer of 1,024": repeated(1024),
     "a buffer of 8,192": repeated(8192),
     "a buffer of 30,000": repeated(30_000),
     "no noise above 200 records": only(lambda u, link, p, n: link.sender.samples > 200, noiseless),
     "no noise above 1,000 records": only(lambda u, link, p, n: link.sender.samples > 1000, noiseless),
     "no noise with one record": only(lambda u, link, p, n: link.sender.samples == 1, noiseless),
-    "half of the noise above 20 clients": without(lambda k, u, link: np.arange(k) % 2 * (link.setting.clients > 50) > 0),
+    "half of the noise above 20 clients": without(
+        lambda k, u, link: np.arange(k) % 2 * (link.setting.clients > 50) > 0
+    ),
     "half of the noise below 5 clients": without(lambda k, u, link: np.arange(k) % 2 * (link.setting.clients < 5) > 0),
     "no noise after the tenth round": only(lambda u, link, p, n: n >= 10, noiseless),
     "no noise after the twentieth round": only(lambda u, link, p, n: n >= 20, noiseless),

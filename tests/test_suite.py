@@ -53,7 +53,7 @@ LARGE = "if len(update) > 1500:\n            raise ValueError('too long')"
 SCORE = "return lambda update: ("
 
 UNSTATED = ("def message_distribution(", "def _message_distribution(")
-AUDITED = ("claim", "distribution", "audit")
+AUDITED = ("claim", "distribution", "dependence", "audit")
 """The checks that read the audit."""
 
 ALONE = {
@@ -81,7 +81,14 @@ ALONE = {
         [(planted.NOISE, f"{planted.NOISE}.clamp(-3 * self.sigma, 3 * self.sigma)")],
         ("audit",),
     ),
-    ("defense", "audit"): (in_defense("half the noise"), ("noise", "likelihood", "claim", "distribution")),
+    ("defense", "dependence"): (
+        [(planted.NOISE, f"{planted.NOISE}\n        noise = -noise.abs() if link.sender.samples > 1000 else noise")],
+        ("audit",),
+    ),
+    ("defense", "audit"): (
+        in_defense("half the noise"),
+        ("noise", "likelihood", "claim", "distribution", "dependence"),
+    ),
     ("defense", "training"): ([("check_update(update)", f"check_update(update)\n        {LARGE}")], ("attacks",)),
     ("defense", "attacks"): (
         [(SCORE, f"if links.setting.dim > 1500:\n            raise OSError\n        {SCORE}")],

@@ -21,7 +21,6 @@ shared key agrees by design.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -68,8 +67,8 @@ _NEAR = 1e-6
 _FLIPPED = 48
 """The number of bytes that are flipped at the start, at the end, and between."""
 
-_BINS, _REPEATED = 50, 0.05
-"""Bins for the numbers of a large tensor, and the share of them that may be there twice."""
+_BINS, _REPEATED, _EQUAL = 50, 0.05, 1e-9
+"""Bins for the numbers of a large tensor, the share of them that may be there twice, and their distance if they are."""
 
 
 def check_keys(defense: Defense[Any, Any], like: Setting, key: Key) -> KeyRecord:
@@ -284,10 +283,12 @@ class _Check:
             return
         for clients in _FEDERATIONS:
             try:
-                federation = self.of(self.layout, clients, 1)
+                resized = self.send(cause, self.of(self.layout, clients, 1))
+            except (DistributionError, MessageError):
+                raise
             except ValueError:
                 continue  # the defense refuses a federation of this size
-            self.match(message.reading(), self.send(cause, federation), f"{clients} clients", 0)
+            self.match(message.reading(), resized, f"{clients} clients", 0)
 
     def drop_out(self) -> None:
         """The noise that the server adds, with all clients and with fewer."""
@@ -309,34 +310,31 @@ class _Check:
             self.match(sent[0].reading(), sent[1], "clients that drop out", 0)
 
     def enlarge(self) -> None:
-        """The noise of each tensor of a large model."""
+        """The noise of each tensor of a large model, if the defense takes so many numbers."""
         try:
             federation = self.of(_LARGE, 4, 2)
+            cause = self.cause(0, 1, self.defense.remember(federation.setting), federation)
+            sent = [self.send(cause._replace(update=cause.update * times), federation) for times in (4.0, 0.0)]
+        except (DistributionError, MessageError):
+            raise
         except ValueError:
             return
-        memory = self.defense.remember(federation.setting)
-        cause = self.cause(0, 1, memory, federation)
-        starts = np.cumsum([0, *federation.setting.layout.sizes])
-        for words, times in (("twice the clip", 4.0), ("0", 0.0)):
-            message = self.send(cause._replace(update=cause.update * times), federation)
-            if not message.noisy or (not times and not message.continuous):
-                return
+        ends = np.cumsum(federation.setting.layout.sizes)
+        for message in sent[: 1 + sent[0].continuous] if sent[0].noisy else []:
             reading = message.reading()
-            for start, end in itertools.pairwise(starts):
-                inside = reading.uniforms[(reading.places >= start) & (reading.places < end)]
-                if len(inside) < 2 * _BINS:
-                    continue
-                p = stats.chisquare(np.histogram(inside, _BINS, (0, 1))[0]).pvalue
+            tensors = np.searchsorted(ends, reading.places, side="right")
+            for tensor in range(len(ends)):
+                inside = reading.uniforms[(tensors == tensor) & (reading.places >= 0)]
+                p = stats.chisquare(np.histogram(inside, _BINS, (0, 1))[0]).pvalue if len(inside) > _BINS else 1.0
                 if p < LEVEL:
-                    self.faults.setdefault(
-                        f"the noise of a tensor of {end - start} numbers is not as stated, for an update of norm {words} "
-                        f"(p = {p:.0e})"
-                    )
-            if not times:
-                ordered = np.sort(np.abs(reading.uniforms - 0.5))
-                twice = float(np.mean(np.diff(ordered) < 1e-9))
-                if twice > _REPEATED:
-                    self.faults.setdefault(f"{twice:.0%} of the noise in a large message is there twice")
+                    size = federation.setting.layout.sizes[tensor]
+                    self.faults.setdefault(f"the noise of a tensor of {size} numbers is not as stated (p = {p:.0e})")
+                    break
+        if sent[1].continuous:
+            ordered = np.sort(np.abs(sent[1].reading().uniforms - 0.5))
+            twice = float(np.mean(np.diff(ordered) < _EQUAL))
+            if twice > _REPEATED:
+                self.faults.setdefault(f"{twice:.0%} of the noise in a large message is there twice")
 
     def compare(self) -> None:
         """All messages against those of the same update and shared key, but another private key."""

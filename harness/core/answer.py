@@ -173,6 +173,7 @@ class Answer(dict[str, Any]):
     | audited | the `AuditRecord` and its counts, or the `CosineRecord`; missing if there is no audit |
     | audited: verdict, contradicts | `AuditRecord.code` and `contradictions`, the verdict on the code |
     | audited: assumes | what the bound assumes: nothing, or the distribution's family |
+    | audited: keys | the `KeyRecord` |
     | audited: fit, detects | the `FitRecord`, and its `detects`; missing if no distribution is stated |
     | audited: delta_at | the `DeltaRecord`; missing if it is not known |
     | chance | beside each epsilon: the probability that an adversary guesses one bit right, `core.result.chance` |

@@ -209,6 +209,14 @@ def check_fit(tested: DefenseUnderTest) -> str:
     return f"{fit['numbers']} numbers of {fit['messages']} messages follow `message_distribution`{power}"
 
 
+def check_dependence(tested: DefenseUnderTest) -> str:
+    """What messages depend on, tried with chosen keys (`audit.keys`)."""
+    keys = tested.audited["audited"]["keys"]
+    if keys["faults"]:
+        raise Fault("; ".join(keys["faults"]))
+    return f"{keys['messages']} messages with chosen keys depend on nothing but what is stated"
+
+
 def check_audit(tested: DefenseUnderTest) -> str:
     """A measured lower bound of epsilon."""
     row = tested.audited["audited"]

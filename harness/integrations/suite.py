@@ -41,6 +41,7 @@ _CHECKS: dict[Kind, dict[str, Callable[[Any], str]]] = {
         "assumptions": quick.check_assumptions,
         "claim": quick.check_claim,
         "distribution": quick.check_fit,
+        "dependence": quick.check_dependence,
         "audit": quick.check_audit,
         "training": quick.check_training,
         "attacks": quick.check_attacks,
