@@ -333,6 +333,7 @@ class Matched(MessageDistribution):
     tau: int
     logit: float
     epsilon: float
+    quadratic = True
 
     def read(self, wire: bytes, own: Key) -> Reading:
         """Reads by cumulative probabilities of each level given earlier levels; the nearest, likeliest one is last."""

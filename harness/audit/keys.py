@@ -320,7 +320,9 @@ class _Check:
         except ValueError:
             return
         ends = np.cumsum(federation.setting.layout.sizes)
-        for message in sent[: 1 + sent[0].continuous] if sent[0].noisy else []:
+        if sent[0].stated is None or sent[0].stated.quadratic or not sent[0].noisy:
+            return
+        for message in sent[: 1 + sent[0].continuous]:
             reading = message.reading()
             tensors = np.searchsorted(ends, reading.places, side="right")
             for tensor in range(len(ends)):

@@ -109,6 +109,9 @@ class MessageDistribution(ABC):
         """
         return False
 
+    quadratic = False
+    """Whether reading takes time and memory that grow with the square of the count of numbers."""
+
     noiseless = False
     """Whether the message has no randomness of its own, so that its reading holds the auditor's numbers."""
 
