@@ -23,8 +23,7 @@ from torch import Tensor
 from leakgauge.attacks.map import MAP
 from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.defenses._privquant import PrivQuant, levels_to_values
-from leakgauge.defenses._wire.hadamard import fast_walsh_hadamard
-from leakgauge.defenses.sqsgd import Plan, SqSGD
+from leakgauge.defenses.sqsgd import Plan, SqSGD, fast_walsh_hadamard
 from leakgauge.harness.core.claim import Claim
 from leakgauge.harness.core.codec import unpack_levels
 from leakgauge.harness.core.contract import (
@@ -68,7 +67,9 @@ MessageDistribution = Callable[[PrivQuant, Tensor, Tensor, float], Tensor]
 
 def exact(channel: PrivQuant, received: Tensor, y: Tensor, bound: float) -> Tensor:
     """The product of the exact distributions of the coordinates."""
-    return channel.surrogate(received, y, bound)
+    offset = (((y.double() / bound).clip(-1, 1) + 1) * ((channel.levels - 1) / 2) - received.to(y.device)).abs()
+    background = max((1 - channel.normalizer) / channel.levels, 1e-12)  # 1e-12, because the channel may be the identity
+    return -(background + channel.normalizer * (1 - offset).clamp(min=0)).log().sum(-1)
 
 
 def smooth(channel: PrivQuant, received: Tensor, y: Tensor, bound: float) -> Tensor:

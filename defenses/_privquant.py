@@ -31,21 +31,12 @@ from leakgauge.harness.core.stats import Numbers
 
 A = TypeVar("A", Tensor, Numbers)
 
-_DIGITS = 3
-"""Number of 53-bit digits in a log-uniform draw: steps of 2^-159, finer than the 2^-128 of a 128-bit key."""
-
-_FLOOR = 1e-12
-"""Least probability of a level in the surrogate; keeps gradients within float32 if the channel is the identity."""
-
+_DIGITS = 3  # number of 53-bit digits in a log-uniform draw: steps of 2^-159, finer than the 2^-128 of a 128-bit key
 _KNEE = 0.97
 """Distance in levels beyond which `misfit` departs from the exact distribution; measured in docs/attacks.md."""
 
-_EXACT = 1e-9
-"""Difference in epsilon between two thresholds' costs that rounding explains."""
-
-_BLOCK = 1 << 15
-"""Number of coordinates processed at a time, few enough to stay in the cache."""
-
+_EXACT = 1e-9  # difference in epsilon between two thresholds' costs that rounding explains
+_BLOCK = 1 << 15  # number of coordinates processed at a time, few enough to stay in the cache
 _LEAST = 1e-250
 """Least probability of a level in `misfit`: negligible even if the channel is the identity, but with a logarithm."""
 
@@ -163,17 +154,15 @@ class PrivQuant:
         sent[matching] = given[matching]
         return torch.from_numpy(sent)
 
-    def surrogate(self, received: Tensor, y: Tensor, bound: float) -> Tensor:
-        """-ln of the product of the distributions of the single coordinates of V, given real values y before rounding.
+    def misfit(self, received: Tensor, y: Tensor, bound: float) -> Tensor:
+        """-ln of the product of the distributions of the single coordinates of V, given values y before rounding.
 
         P(V_j | y_j) = (1 - m)/K + m h_j, with h_j the probability that y_j is rounded to V_j, linear in y_j between two
-        levels. Each factor is exact. The product ignores the dependence between matches. The exact distribution is
-
-            P(V | y) = (1-p)/N_lo + (p/N_hi - (1-p)/N_lo) P(M >= tau),   M a sum of independent Bernoulli(h_j).
-
-        The product is, up to a constant, a Chernoff bound on that tail, with tilt ln(a (K-1) / (1-a)); a is the
-        probability (1 + (K-1) m) / K of a match. The best tilt makes the mean of M equal to tau; ours makes this mean
-        equal to a d, on average, at the truth.
+        levels. The product ignores the dependence between matches; up to a constant, it is a Chernoff bound on the
+        exact distribution. It has no slope if y is at least one level away from the received level, which is right
+        while matches occur by chance. If nearly all coordinates match, however, an optimizer that starts further away
+        finds no direction. So -ln h is continued by its parabola beyond `_KNEE` of a level, with two continuous
+        derivatives.
 
         Args:
             received: [n, d] integer levels.
@@ -184,31 +173,7 @@ class PrivQuant:
             [n] float64.
 
         Guarantees:
-            Exact for d = 1.
-            ln P(M >= tau) <= -surrogate - d ln((1-m)/K) - tau ln(a (K-1) / (1-a)), while (1-m)/K > 1e-12.
-            Finite, with finite gradients, for every finite y.
-        """
-        offset = (_position(y.double(), bound, self.levels) - received.to(y.device)).abs()
-        rounded_here = (1 - offset).clamp(min=0)
-        background = max((1 - self.normalizer) / self.levels, _FLOOR)
-        return -(background + self.normalizer * rounded_here).log().sum(-1)
-
-    def misfit(self, received: Tensor, y: Tensor, bound: float) -> Tensor:
-        """`surrogate` for an optimizer: beyond `_KNEE` of a level, -ln h is continued by its parabola.
-
-        The surrogate has no slope if y is at least one level away from the received level. This is right while matches
-        occur by chance. If nearly all coordinates match, however, an optimizer that starts further away finds no
-        direction. -ln h and its continuation are convex, with two continuous derivatives.
-
-        Args:
-            received, y, bound: as for `surrogate`.
-
-        Returns:
-            [n] float64.
-
-        Guarantees:
-            Equal to `surrogate` if every coordinate is nearer than the knee, and never above `surrogate`, up to its
-            floor.
+            Exact for d = 1 if y is nearer than the knee.
             Finite, with finite gradients, for every finite y; at least 0.
         """
         offset = (_position(y.double(), bound, self.levels) - received.to(y.device)).abs()

@@ -23,13 +23,10 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import LISTED, seeing
 from leakgauge.harness.core.vec import Vector
 
-_MOMENTS = 32
-"""Number of moments of the privacy loss that the source's accountant evaluates."""
-
+_MOMENTS = 32  # number of moments of the privacy loss that the source's accountant evaluates
 _FIXED = "the number of participants is fixed beforehand and public"
 
-_MODELS = seeing({"models", "final"})
-"""The adversaries that see models but no messages."""
+_MODELS = seeing({"models", "final"})  # the adversaries that see models but no messages
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Vector
 
-_LEAST = 1e-30
-"""Smallest probability in the likelihood; keeps the logarithm and its gradient within float32."""
-
+_LEAST = 1e-30  # smallest probability in the likelihood; keeps the logarithm and its gradient within float32
 _MOST_EPSILON = 24.0
 """Largest epsilon: the least probabilities are near e^-24 = 4e-11, which a 53-bit draw resolves to a share of 3e-6."""
 
@@ -53,8 +51,7 @@ _SPREADS = 6
 _DUST = 1e-7
 """Probability below which a column stays unused, because a draw of 53 bits could not keep the ratios of its rows."""
 
-_STEPS = 80
-"""Largest number of steps of one descent."""
+_STEPS = 80  # largest number of steps of one descent
 
 
 class Design(NamedTuple):

@@ -37,8 +37,7 @@ _BLUR = 0.03
 """Blur of the likelihood, whose steps have no slope, in half-widths of the interval of inputs that an output indicates;
 measured in docs/attacks.md."""
 
-_LEAST = 1e-3
-"""Smallest blur, in units of the clip: L-BFGS fails in narrower minima."""
+_LEAST = 1e-3  # smallest blur, in units of the clip: L-BFGS fails in narrower minima
 
 
 class _Output(NamedTuple):

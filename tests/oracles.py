@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 import mpmath
+import torch
 from scipy import stats
 
 ALPHA = 1e-6
@@ -115,3 +116,12 @@ def exact_delta(mu: float, epsilon: float) -> mpmath.mpf:
 def follows(draws: Any, distribution: Any) -> bool:
     """Whether many draws follow a distribution (cdf or name), by Kolmogorov-Smirnov and the asymptotic p-value."""
     return bool(stats.kstest(draws, distribution, method="asymp").pvalue > ALPHA)
+
+
+def coordinate_product(channel: Any, received: torch.Tensor, y: torch.Tensor, bound: float) -> torch.Tensor:
+    """[n]: -ln of the product of the distributions of a PrivQuant channel's coordinates, given values y [n, d]."""
+    places = ((y.double() / bound).clip(-1, 1) + 1) * ((channel.levels - 1) / 2)
+    matched = (1 - (places - received).abs()).clamp(min=0)
+    # 1e-12, because the channel may be the identity
+    background = max((1 - channel.normalizer) / channel.levels, 1e-12)
+    return -(background + channel.normalizer * matched).log().sum(-1)

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
 
-from leakgauge.harness.core import sampled
+from leakgauge.harness.core import accounting
 from leakgauge.harness.core.accounting import delta, epsilon, gaussian_delta, gaussian_epsilon, gaussian_mu, repeat
 from tests.oracles import OTA_ROUNDS, OTA_TRUE, exact_delta, ota_mu, udp_mu
 
@@ -326,10 +326,10 @@ def test_many_sampled_steps_have_the_epsilon_of_a_grid_ten_times_finer_within_tw
     start = time.process_time()
     found = epsilon(many(noise, share, count), at)
     assert time.process_time() - start < 2
-    monkeypatch.setattr(sampled, "FINEST", sampled.FINEST / 10)
-    monkeypatch.setattr(sampled, "_POINTS", sampled._POINTS * 10)
-    monkeypatch.setattr(sampled, "_SPREADS", sampled._SPREADS * 10)
-    assert found == pytest.approx(sampled.Noise(noise, share, count).epsilon(at), rel=2e-3)
+    monkeypatch.setattr(accounting, "_FINEST", accounting._FINEST / 10)
+    monkeypatch.setattr(accounting, "_LOSSES", accounting._LOSSES * 10)
+    monkeypatch.setattr(accounting, "_SPREADS", accounting._SPREADS * 10)
+    assert found == pytest.approx(accounting._Sampled(noise, share, count).epsilon(at), rel=2e-3)
 
 
 @pytest.mark.parametrize(("noise", "share", "count", "at"), MANY)

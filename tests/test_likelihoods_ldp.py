@@ -26,6 +26,7 @@ from leakgauge.harness.core.codec import pack_float32, pack_levels
 from leakgauge.harness.core.contract import Link, Links, Sender
 from leakgauge.harness.core.rng import Key
 from tests.baselines_case import SENDERS, setting_of
+from tests.oracles import coordinate_product
 
 D, N = 256, 60
 SETTING = setting_of(D, sends="gradient")
@@ -210,13 +211,11 @@ def test_sqsgds_distribution_is_exact_near_the_received_levels_and_continued_whe
         middle = torch.full((1, 64), 8, dtype=torch.int64)
         level = 2.0 / 15
         near = (0.5 + 0.89 * rng.uniform(Key(12), (1, 64), -1.0, 1.0, torch.float64)) * level
-        exact, ours = (distribution(middle, near, 1.0) for distribution in (channel.surrogate, channel.misfit))
+        exact, ours = (coordinate_product(channel, middle, near, 1.0), channel.misfit(middle, near, 1.0))
         torch.testing.assert_close(ours, exact, rtol=1e-9, atol=1e-9)
         far = torch.full((1, 64), 0.5 * level + 2 * level, dtype=torch.float64, requires_grad=True)
-        distributions = channel.surrogate, channel.misfit
-        flat, sloped = (
-            torch.autograd.grad(distribution(middle, far, 1.0).sum(), far)[0] for distribution in distributions
-        )
+        scores = coordinate_product(channel, middle, far, 1.0), channel.misfit(middle, far, 1.0)
+        flat, sloped = (torch.autograd.grad(score.sum(), far)[0] for score in scores)
         assert float(flat.abs().max()) == 0.0
         assert (sloped > 0).all()
         assert float(channel.misfit(middle, far.detach(), 1.0)) > float(ours)

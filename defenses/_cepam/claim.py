@@ -52,14 +52,11 @@ _SINGLE = "samples are drawn one per step, with replacement"
 _ONE_NORM = "all updates of a round have the same norm and the same weight"
 ONE_WEIGHT = "all updates of a round have the same weight"
 
-_ROUNDING = 1e-6
-"""Relative difference of two norms that rounding may explain."""
-
+_ROUNDING = 1e-6  # relative difference of two norms that rounding may explain
 _FAR = 5.0
 """Shift, in noise standard deviations, above which a bound ignores sampling, whose accounting would take too long."""
 
-_NOTHING = -200.0
-"""Logarithm of a probability too small to change any delta."""
+_NOTHING = -200.0  # logarithm of a probability too small to change any delta
 
 
 class Promise(NamedTuple):

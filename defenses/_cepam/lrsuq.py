@@ -31,8 +31,7 @@ _FARTHEST = 2.0**40
 """Largest |x| in cells, for which float64 still keeps 12 bits of the dither, so that attempts differ."""
 
 
-_BLOCK = 1 << 14
-"""Number of sub-vectors processed at a time, few enough to stay in the cache."""
+_BLOCK = 1 << 14  # number of sub-vectors processed at a time, few enough to stay in the cache
 
 
 class Encoded(NamedTuple):

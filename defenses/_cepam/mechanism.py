@@ -35,8 +35,7 @@ _STIFF = 1e-3
 """Relative deviation of a candidate's norm from the norm in the message that counts as one standard deviation. The
 message is exact to 6e-8; an optimizer that starts far away needs a softer wall."""
 
-_LEAST = 1e-6
-"""Smallest norm that `_STIFF` multiplies; keeps the slope at a zero update finite."""
+_LEAST = 1e-6  # smallest norm that `_STIFF` multiplies; keeps the slope at a zero update finite
 
 
 @dataclass(frozen=True)

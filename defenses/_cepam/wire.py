@@ -33,27 +33,17 @@ from leakgauge.harness.core.stats import Numbers
 
 Contexts = npt.NDArray[np.uint8]
 
-_FEW = 64
-"""Number of open sub-vectors below which contexts cost more bits than they save."""
-
-_NEAR = 15
-"""Largest cell in the part `cells` of a long message; up to this size, the integer coder takes half the time."""
-
+_FEW = 64  # number of open sub-vectors below which contexts cost more bits than they save
+_NEAR = 15  # largest cell in the part `cells` of a long message; up to this size, the integer coder takes half the time
 _MANY = 1 << 16
 """Number of cells from which a message is long: time then outweighs the percent that `far` adds for fine cells."""
 
-_BLOCK = 1 << 15
-"""Number of sub-vectors processed at a time, few enough to stay in the cache."""
-
+_BLOCK = 1 << 15  # number of sub-vectors processed at a time, few enough to stay in the cache
 _PART = 1 << 18
 """Number of sub-vectors whose attempts are processed together: late attempts are few but cost many calls each."""
 
-_SINGLE_PART = 1 << 15
-"""The same for n = 1, where the only attempt is fastest in the cache."""
-
-_FURTHER = 200
-"""Most attempts of the last few sub-vectors; one of them needs more with probability below 10^-62."""
-
+_SINGLE_PART = 1 << 15  # the same for n = 1, where the only attempt is fastest in the cache
+_FURTHER = 200  # most attempts of the last few sub-vectors; one of them needs more with probability below 10^-62
 _ONE = int(np.float64(1.0).view(np.int64))
 """The bits of 1.0. A double's bits minus these bits are about its logarithm, in octaves from bit 52 on."""
 
@@ -202,10 +192,8 @@ def _between(values: Ints, most: int) -> Ints:
     return np.minimum(values, most, out=values)
 
 
-_THIN, _WIDE = -20, 4
-"""Range of a cell's width in half-octaves; all wider cells count as one."""
-_CLOSE, _AWAY = -4, 6
-"""Range of the distance of a dither from the edge in half-octaves."""
+_THIN, _WIDE = -20, 4  # range of a cell's width in half-octaves; all wider cells count as one
+_CLOSE, _AWAY = -4, 6  # range of the distance of a dither from the edge in half-octaves
 _DISTANCES = _AWAY - _CLOSE + 1
 
 

@@ -20,9 +20,7 @@ ROUNDING = 1e-6
 """Assumed standard deviation between the client's and the attacker's float32 computation of one coordinate of a
 gradient, in units of the gradient: about the largest difference measured between two kernels for LeNet."""
 
-_TIP = 0.1
-"""Width of the rounded tip of |r|/b, in units of b: L-BFGS needs a gradient at zero."""
-
+_TIP = 0.1  # width of the rounded tip of |r|/b, in units of b: L-BFGS needs a gradient at zero
 WALL = 0.02
 """Scale of the Laplace distribution that blurs the wall of a cell, in units of the cell's width: an optimizer cannot
 use a jump. The measurement behind it is in docs/attacks.md."""

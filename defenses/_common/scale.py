@@ -21,9 +21,7 @@ from leakgauge.harness.core.vec import Layout, Parts, Vector
 Mode = Literal["tensor", "vector", "public"]
 S = TypeVar("S")
 
-_SPREAD = 3.0
-"""JoPEQ scales entries to a standard deviation of 1/3, so most lie in [-1, 1] by Chebyshev's inequality."""
-
+_SPREAD = 3.0  # JoPEQ scales entries to a standard deviation of 1/3, so most lie in [-1, 1] by Chebyshev's inequality
 
 _INSIDE = {
     1: "all scaled coordinates are in [-1, 1], although nothing clips them",
@@ -31,8 +29,7 @@ _INSIDE = {
 }
 """The assumption about single numbers, and about pairs."""
 
-_ROUNDING = 1e-6
-"""How far a number may exceed 1 because its scale is rounded to float32."""
+_ROUNDING = 1e-6  # how far a number may exceed 1 because its scale is rounded to float32
 
 
 def unclipped(mode: Mode, lanes: int = 1) -> tuple[str, ...]:

@@ -32,15 +32,10 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 _INVERSE = {1: np.eye(2), 2: np.array([[1.0, 0.0], [-0.5, 0.75**0.5]])}
 """Maps a pair of numbers to lattice coordinates at step 1, by dimension; for a scalar quantizer, the identity."""
 
-_SCALES = 1 - np.array([0.0, *SHARES])
-"""Scales of the noise, in the distribution and in its alternatives."""
-
-_ERROR = 1e-15
-"""Rounding error of a probability."""
-
+_SCALES = 1 - np.array([0.0, *SHARES])  # scales of the noise, in the distribution and in its alternatives
+_ERROR = 1e-15  # rounding error of a probability
 _TINY = 1e-9
-_ROUNDING = 2.0**-20
-"""Upper bound on the shift of a lattice coordinate by float32 arithmetic, as a share of its terms."""
+_ROUNDING = 2.0**-20  # upper bound on the shift of a lattice coordinate by float32 arithmetic, as a share of its terms
 
 
 @dataclass(frozen=True, eq=False)

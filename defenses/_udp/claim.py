@@ -48,14 +48,10 @@ Clips = Literal["records", "update"]
 """The vectors that are clipped: each record's gradient, as printed, or the update after local training."""
 
 _EXACT = "analytic Gaussian"
-_QUIET = 1e6
-"""The sum of 1/z^2 of a quieter run; z is then 3e-3 over ten rounds."""
-
+_QUIET = 1e6  # the sum of 1/z^2 of a quieter run; z is then 3e-3 over ten rounds
 _FALLING = "no round's learning rate is above that of round 0"
 
-_OFTEN = 0.95
-"""Quantile of the number of selections that defines a client selected often."""
-
+_OFTEN = 0.95  # quantile of the number of selections that defines a client selected often
 _BY: dict[Calibration, str] = {
     "paper": "",
     "zcdp": ", noise by zCDP (Bun & Steinke 2016, Prop. 1.3)",

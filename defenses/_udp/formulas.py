@@ -26,8 +26,7 @@ from leakgauge.harness.core.gaussian import gaussian_epsilon, gaussian_mu
 Calibration = Literal["paper", "zcdp", "tight"]
 """How (epsilon, delta) sets a budget: as printed in the paper, by zCDP, or exactly; see `budget`."""
 
-_ROUNDING = 1e-12
-"""Largest relative rounding error of a sum of 1/z^2."""
+_ROUNDING = 1e-12  # largest relative rounding error of a sum of 1/z^2
 
 
 def sensitivity(clip: float, lr: float, samples: int) -> float:

@@ -1,1 +1,1 @@
-"""Entropy coding and the Walsh-Hadamard transform."""
+"""Entropy coding."""

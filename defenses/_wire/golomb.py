@@ -33,16 +33,11 @@ Symbols = npt.NDArray[Any]
 
 _LINEAR = 16
 """Number of buckets with one cell. The next bucket has 2 cells, and each later one twice as many as the one before."""
-_SPARE = np.maximum(0, np.arange(_LINEAR + 52) - _LINEAR + 1)
-"""Number of bits that number the cells of each bucket."""
-_START = np.where(_SPARE > 0, _LINEAR - 2 + (1 << _SPARE), np.arange(_SPARE.size))
-"""First cell of each bucket."""
-_CELLS = 256
-"""Number of cells that the choice of a shift distinguishes; all later cells count as one cell."""
-_BLOCK = 1 << 18
-"""Number of symbols sorted at a time, few enough to stay in the cache."""
-_SAMPLE = 1 << 10
-"""Number of symbols in which the most frequent context is sought."""
+_SPARE = np.maximum(0, np.arange(_LINEAR + 52) - _LINEAR + 1)  # number of bits that number the cells of each bucket
+_START = np.where(_SPARE > 0, _LINEAR - 2 + (1 << _SPARE), np.arange(_SPARE.size))  # first cell of each bucket
+_CELLS = 256  # number of cells that the choice of a shift distinguishes; all later cells count as one cell
+_BLOCK = 1 << 18  # number of symbols sorted at a time, few enough to stay in the cache
+_SAMPLE = 1 << 10  # number of symbols in which the most frequent context is sought
 
 
 def encode_integers(values: Integers, context: Integers) -> bytes:

@@ -10,9 +10,7 @@ from typing import NamedTuple
 from leakgauge.harness.core.accounting import Event, Leak, Pure, epsilon, repeat
 from leakgauge.harness.core.threats import ANYBODY, Threat
 
-_EQUAL = 1e-6
-"""Relative difference of two epsilons that is attributed to rounding."""
-
+_EQUAL = 1e-6  # relative difference of two epsilons that is attributed to rounding
 VACUOUS = 10.0
 """Above this epsilon an adversary may guess one bit correctly with probability 0.99995: the claim promises nothing."""
 

@@ -34,11 +34,8 @@ Integers = npt.NDArray[np.int64]
 SHARES = (-0.25, -0.05, 0.02, 0.035, 0.05, 0.1, 0.25, 0.5, 0.9)
 """Shares of the noise that the alternatives of a discrete distribution lack; a negative share means more noise."""
 
-_FEW = (0.01, 0.1)
-"""Further alternatives, in which this share of the message's numbers lacks nearly all noise."""
-
-_HEADER = 0.51
-"""How far a sent scale may be from its definition, in float32 steps: little more than rounding."""
+_FEW = (0.01, 0.1)  # further alternatives, in which this share of the message's numbers lacks nearly all noise
+_HEADER = 0.51  # how far a sent scale may be from its definition, in float32 steps: little more than rounding
 
 
 class DistributionError(ValueError):

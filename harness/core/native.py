@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 VERSION = 4
 """What `leakgauge_version` returns: a library that was compiled from an older file is not used."""
 
-_BYTES = 32
-"""Size of a vector; `BYTES` of `native.c`."""
-
+_BYTES = 32  # size of a vector; `BYTES` of `native.c`
 _INTEGER, _POINTER = ctypes.c_int64, ctypes.c_void_p
 
 _ARGUMENTS: dict[str, list[Any]] = {

@@ -26,8 +26,7 @@ OF_ROW = ("round", "item", "horizon", "privacy_unit")
 
 _COMPUTED = ("claimed_epsilon", "proved_epsilon", "attained_epsilon", "dim")
 _SHORT = {"defense": "defense.name", "attack": "attack.name"}
-_REPEATED = ("seed", "item")
-"""Paths over which a figure or statement may average without naming them."""
+_REPEATED = ("seed", "item")  # paths over which a figure or statement may average without naming them
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,7 @@ _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 LARGE = 1 << 20
 """Number of elements above which a subset is drawn block by block; smaller subsets are drawn as before."""
 
-_BLOCK = 1 << 15
-"""Numbers drawn at a time; small enough that intermediate results stay in the processor's cache."""
+_BLOCK = 1 << 15  # numbers drawn at a time; small enough that intermediate results stay in the processor's cache
 
 
 @dataclass(frozen=True)

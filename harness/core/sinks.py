@@ -43,9 +43,7 @@ _BRACKET = re.compile(r"##(?=\w*\[)")
 """Start of the older workflow commands `##[error]` and `##vso[...]`, anywhere in a line."""
 
 _COLONS = re.compile(r":(?=:)")
-_COMMAND = re.compile(r"\A(\s*):(?=:)")
-"""The start of a workflow command; a runner drops the space before it."""
-
+_COMMAND = re.compile(r"\A(\s*):(?=:)")  # the start of a workflow command; a runner drops the space before it
 _MARKDOWN = re.compile(r"([\\`*_\[\]{}#|~!$])")
 _INSIDE_WORD = re.compile(r"(?<=[^\W_])\\_(?=[^\W_])")
 _SIGNS = "=+\\-@\uff1d\uff0b\uff0d\uff20"

@@ -258,8 +258,7 @@ def _levels(statement: Statement, points: Sequence[Value]) -> _Tests:
     return _Tests(min(1.0, len(lower) * min(lower)), higher, text, worst.takes(worst.mean - margin, LEVEL / 2))
 
 
-_Side = dict[tuple[Scalar, ...], tuple[float, bool]]
-"""By seed and item: a value, and whether it is exact."""
+_Side = dict[tuple[Scalar, ...], tuple[float, bool]]  # by seed and item: a value, and whether it is exact
 
 
 def _side(statement: Statement, points: Sequence[Value], which: dict[str, Any]) -> _Side:

@@ -9,8 +9,7 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-_LARGEST = 2**30
-"""Array size in bytes above which memory always comes fresh from the system."""
+_LARGEST = 2**30  # array size in bytes above which memory always comes fresh from the system
 
 
 @contextmanager

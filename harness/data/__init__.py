@@ -31,8 +31,7 @@ _RATIO = 50
 
 _MOST_CLASSES = 100_000
 
-_ELSEWHERE = ("recording",)
-"""Prefixes before a colon that other packages handle."""
+_ELSEWHERE = ("recording",)  # prefixes before a colon that other packages handle
 
 
 class DataMissing(LookupError):

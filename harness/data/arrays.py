@@ -22,9 +22,7 @@ _MAX_LABEL = 99_999  # larger labels are identifiers, not classes
 _SPARSE = 10
 """Labels are codes, such as 0 and 255, if fewer than one in this many numbers from 0 to the largest label occurs."""
 
-_EACH = 5
-"""Minimum mean number of examples per class if labels exceed `_MAX_LABEL`; identifiers have fewer."""
-
+_EACH = 5  # minimum mean number of examples per class if labels exceed `_MAX_LABEL`; identifiers have fewer
 MAX_ITEMS = 1_000_000
 """Maximum number of items of a data set; the environment variable LEAKGAUGE_MAX_ITEMS overrides this limit."""
 

@@ -22,12 +22,8 @@ if TYPE_CHECKING:
 
 _ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # as in torchvision.ImageFolder
 
-_MOST_PIXELS = 4096
-"""Maximum side to which images are resized."""
-
-_LISTED = 12
-"""Maximum number of keys of a file that an error names."""
-
+_MOST_PIXELS = 4096  # maximum side to which images are resized
+_LISTED = 12  # maximum number of keys of a file that an error names
 INPUTS = ("x", "data", "image", "images", "img", "pixelvalues", "feature", "features", "input", "inputs")
 LABELS = ("y", "label", "labels", "target", "targets")
 """Common names of inputs and labels, in lower case and with letters only."""

@@ -19,9 +19,7 @@ from leakgauge.harness.data import DataMissing, DataSet, DataUnreadable, Form
 from leakgauge.harness.data.arrays import Array, Arrays, check_size, data_set, stacked
 from leakgauge.harness.data.files import pixels, role_of
 
-_KEY = Key(0).child("given data")
-"""Seed of the global generators while a user's code makes and reads its data."""
-
+_KEY = Key(0).child("given data")  # seed of the global generators while a user's code makes and reads its data
 _EXPECTED = (
     "expected a torch Dataset with a length, a pair (train, test) of them, arrays (x, y) or (x, y, x_test, y_test), a "
     "DataLoader or an iterator of items (x, y), or a leakgauge DataSet"

@@ -18,8 +18,7 @@ _OPERATORS = ("nms", "qnms")
 _AUXILIARY = ("googlenet", "inception_v3")
 """Networks that in training also return the scores of auxiliary classifiers, unless they are built without them."""
 
-_declared: list[torch.library.Library] = []
-"""Keeps the declarations alive: a schema disappears with its `Library`."""
+_declared: list[torch.library.Library] = []  # keeps the declarations alive: a schema disappears with its `Library`
 
 
 @functools.cache
