@@ -332,7 +332,6 @@ class _Program:
         return float(solved.fun), (self._channel @ solved.x).reshape(rows, self.levels_out)
 
     def _fold(self, by_column: Numbers) -> Numbers:
-        """The derivative with respect to `lower`, from the derivative with respect to alpha."""
         return by_column[:, : self.half] - by_column[:, self.half :][:, ::-1]
 
 

@@ -252,7 +252,6 @@ class Piecewise(Defense[None, None]):
         return claim_over(rounds, self.epsilon * rounds, proved, source=source, further=(each,))
 
     def _scaled(self, update: Tensor) -> Tensor:
-        """t: the clamped coordinates, scaled to [-1, 1]."""
         return clip_coordinates(update, self.clip) / self.clip
 
     def _read(self, received: bytes, setting: Setting) -> Tensor:

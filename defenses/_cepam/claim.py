@@ -178,7 +178,6 @@ def _clipped_record(promise: Promise, mu: float, rounds: int, setting: Setting) 
 
 
 def _sub_vector(variation: float, n: int, rounds: int) -> Proof:
-    """The leakage to the server of a sub-vector whose noise has this total variation."""
     leak = variation if n == 1 else 2 * variation / (1 + variation)
     reason = (
         "the server knows the dithers, so the error is uniform on a known ball; an error outside the other input's "

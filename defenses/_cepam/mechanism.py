@@ -152,7 +152,6 @@ class Cepam(Defense[None, None]):
         return -(-setting.dim // self.lattice_dimension)
 
     def _spread(self, unit: float, setting: Setting) -> float:
-        """The root mean square of a coordinate of an update at the bound."""
         return self.bound * unit / math.sqrt(setting.dim)
 
     def _split(self, received: bytes) -> tuple[float, bytes]:

@@ -269,7 +269,6 @@ def _unpack_attempts(source: Reader, dither: Numbers, radii: Numbers, spread: fl
 
 
 def _with_far(cells: Integers, beyond: bytes, contexts: Contexts) -> Integers:
-    """The cells, with the excess added to cells at the limit."""
     limit = _limit(cells.size)
     peak = max(int(cells.max(initial=0)), -int(cells.min(initial=0)))
     if peak > limit:

@@ -135,7 +135,6 @@ class Cascade(Wrapper[None, None]):
         return self.second.lattice_for(self.first.noise_variance(setting))
 
     def _levels(self, received: bytes, setting: Setting) -> tuple[bytes, Tensor]:
-        """The first defense's header, and the levels of its numbers."""
         size, count = self.first.scaling.header_size(setting.layout), self.first.scaling.count(setting.layout)
         if len(received) < size:
             raise MessageError(f"expected a message with a header of {size} bytes, got {len(received)} bytes")

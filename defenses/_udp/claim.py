@@ -242,7 +242,6 @@ class Calibrated(UDPRounds[S]):
 
 
 def _picked(multipliers: Sequence[float], unit: Unit, share: float) -> tuple[Proof, ...]:
-    """The proofs for clients that take part in only some of the rounds."""
     if share == 1 or len(multipliers) < 2:
         return ()
     from dp_accounting import GaussianDpEvent

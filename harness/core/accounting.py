@@ -230,7 +230,6 @@ def _renyi_epsilon(leaves: tuple[tuple[DpEvent, int], ...], delta: float) -> flo
 
 
 def _noise(leaves: Sequence[tuple[Any, int]]) -> _Sampled | None:
-    """The leaves as one kind of Gaussian noise on Poisson samples, if they are that."""
     import dp_accounting as dp
 
     leaf, count = leaves[0]
@@ -295,7 +294,6 @@ _Distribution = _Gaussian | _Laplace | _Response | _Numerical | _Worst | _Uneven
 
 
 def _distribution(event: Event) -> _Distribution:
-    """The distribution of `event`, in closed form where one is known."""
     if isinstance(event, Pure):
         return _Worst(event)
     if isinstance(event, Leak):
@@ -319,7 +317,6 @@ def _distribution(event: Event) -> _Distribution:
 
 
 def _leaves(event: DpEvent, count: int) -> Iterator[tuple[Any, int]]:
-    """The mechanisms inside `event`, each with its number of runs."""
     import dp_accounting as dp
 
     if isinstance(event, dp.SelfComposedDpEvent):
@@ -366,7 +363,6 @@ def _chances(noise: float, buckets: int, count: int) -> _Numbers:
 
 
 def _names(leaves: Sequence[tuple[Any, int]]) -> str:
-    """The types of the leaves, for an error message."""
     return ", ".join(sorted({type(leaf).__name__ for leaf, _ in leaves}))
 
 
@@ -461,7 +457,6 @@ class _Run(NamedTuple):
 
 
 def _sums(noise: _Sampled, delta: float) -> tuple[_Sum | None, _Sum | None]:
-    """The losses of all runs if the record is removed, and if it is added."""
     with np.errstate(over="ignore", invalid="ignore"):
         return _sum(noise, delta, added=False), _sum(noise, delta, added=True)
 

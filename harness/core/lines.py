@@ -214,7 +214,6 @@ def _spot(figure: Figure, group: Sequence[Value]) -> Spot:
 
 
 def _mean(figure: Figure, group: Sequence[Value]) -> Spot:
-    """The mean of values that differ only in what the figure averages over."""
     check_alike(group, figure.over)
     values = [value.value for value in group]
     low, high = mean_interval(values) if all(map(math.isfinite, values)) else (None, None)

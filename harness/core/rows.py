@@ -123,7 +123,6 @@ def _numbers(case: Case, run: Run) -> list[str]:
 
 
 def _question(spec: TrainingSpec) -> Row:
-    """The columns that the rows of a training and of its cells have in common."""
     return {
         "training": spec.id,
         "data": spec.task.data,
@@ -153,7 +152,6 @@ def _of_cell(run: Run, cell: Cell, items: bool) -> Iterator[Row]:
 
 
 def _of_training(record: TrainingRecord, seconds: float | None) -> Iterator[Row]:
-    """The values of a training: curves first, then single numbers, claims, the audit and broken assumptions."""
     for evaluation in record.evaluations:
         if evaluation.accuracy is not None:
             yield {"round": evaluation.round} | _accuracy(evaluation.accuracy, evaluation.samples, "accuracy")
@@ -216,7 +214,6 @@ def _of_proof(proof: ProofRecord) -> Row:
 
 
 def _of_audit(audit: AuditRecord) -> Iterator[Row]:
-    """The bounds of an audit, and the epsilons of the audited small federation."""
     federation = f"{counted(audit.clients, 'client')}, {counted(audit.rounds, 'round')}, d = {audit.dim}"
     terms = {"relation": audit.relation, "horizon": audit.horizon, "adversaries": audit.threat, "delta": audit.delta}
     terms |= {"clients": audit.clients, "rounds": audit.rounds}  # of the audited federation, not of the study's

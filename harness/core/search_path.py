@@ -36,5 +36,4 @@ def leave_working_folder() -> None:
 
 
 def _is_here(folder: str) -> bool:
-    """Whether an entry of the import path is the working folder."""
     return os.path.exists(folder or ".") and os.path.samefile(folder or ".", ".")

@@ -127,7 +127,6 @@ def command(level: str, title: str, text: str) -> str:
 
 
 def _data(text: str) -> str:
-    """The message of a workflow command."""
     return cut(clean(text)).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 

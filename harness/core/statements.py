@@ -183,7 +183,6 @@ def _judged(statement: Statement, where: str, tests: _Tests | str, adjusted: Ite
 
 
 def _places(statement: Statement, points: Sequence[Value]) -> list[tuple[str, Statement]]:
-    """The statement for each value of its `each`, with the values in words."""
     if statement.missing or not statement.each:
         return [("", statement)]
     ours, other = (select(points, statement.y, statement.at, side) for side in (statement.a, statement.b))
@@ -199,7 +198,6 @@ def _places(statement: Statement, points: Sequence[Value]) -> list[tuple[str, St
 
 
 def _tests(statement: Statement, points: Sequence[Value]) -> _Tests | str:
-    """The tests of a statement, or the reason why it cannot be tested."""
     if statement.missing:
         return statement.missing
     try:
@@ -209,7 +207,6 @@ def _tests(statement: Statement, points: Sequence[Value]) -> _Tests | str:
 
 
 def _compared(statement: Statement, points: Sequence[Value]) -> _Tests:
-    """The tests of `above`, `below`, `within` and `equals`."""
     a, margin = _side(statement, points, statement.a), statement.margin
     if statement.value is not None:
         difference = _paired(a, {key: (statement.value, True) for key in a})
@@ -294,7 +291,6 @@ def _mean(side: _Side) -> float:
 
 
 def _interval(difference: _Test) -> str:
-    """A difference with its 95 % interval, in words."""
     mean, error, df, _ = difference
     if df < 1:
         return f"{mean:+.4g}, one seed"

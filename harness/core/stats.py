@@ -198,7 +198,6 @@ def _estimate(
     values: Sequence[float | None] = (),
     note: str = "",
 ) -> Estimate:
-    """An estimate with its metric's unit and direction."""
     row = metric(name)
     return Estimate(name, value, *interval, n, method, level, row.unit, row.higher_leaks, tuple(values), note)
 
@@ -332,7 +331,6 @@ def _present(values: Sequence[float | None]) -> Numbers:
 
 
 def _sides(members: Numbers, nonmembers: Numbers) -> tuple[Numbers, Numbers]:
-    """The checked scores of members and non-members."""
     m, n = _finite(members), _finite(nonmembers)
     if len(m) == 0 or len(n) == 0:
         raise ValueError(f"expected scores of both, got {len(m)} members and {len(n)} non-members")

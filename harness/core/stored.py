@@ -130,7 +130,6 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def _in_code(kind: Any, data: Any) -> Any:
-    """The data of this type with the names in code for stored names."""
     if not NAMES:
         return data
     inner, outer = typing.get_args(kind), typing.get_origin(kind)
@@ -147,7 +146,6 @@ def _in_code(kind: Any, data: Any) -> Any:
 
 @functools.cache
 def _hints(kind: Any) -> dict[str, Any]:
-    """The types of a dataclass's fields."""
     return {field.name: typing.get_type_hints(kind)[field.name] for field in dataclasses.fields(kind)}
 
 

@@ -128,7 +128,6 @@ class DataSet:
 
 
 def _check(split: str, examples: Examples, classes: tuple[str, ...]) -> None:
-    """Raise ValueError if one split does not meet the conditions of `DataSet`."""
     (x, y), kind = examples, torch.int64 if classes else torch.float32
     if x.ndim not in (2, 4):
         raise ValueError(f"expected 2 or 4 axes in {split} x, got {tuple(x.shape)}")
@@ -310,14 +309,12 @@ def reading(path: Path) -> Iterator[None]:
 
 @functools.cache
 def _forms() -> dict[str, Form]:
-    """The forms of a user's own data, by the text before the colon."""
     from leakgauge.harness.data import files, given
 
     return files.FORMS | given.FORMS
 
 
 def _code() -> Form:
-    """The form `module:factory`."""
     from leakgauge.harness.data import given
 
     return given.CODE

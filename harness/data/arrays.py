@@ -202,7 +202,6 @@ def _integers(names: Sequence[str], ys: Sequence[Array], named: int) -> tuple[li
 
 
 def _ranked(ys: Sequence[Array]) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Each label's rank among all distinct labels, and the distinct labels."""
     known, places = np.unique(np.concatenate(ys), return_inverse=True)
     parts = np.split(places.astype(np.int64), [len(ys[0])])[: len(ys)]
     return [torch.from_numpy(labels) for labels in parts], tuple(map(str, known.tolist()))

@@ -92,7 +92,6 @@ def npz(rest: str, options: Mapping[str, str]) -> DataSet:
 
 
 def _keys(keys: Sequence[str], options: Mapping[str, str]) -> dict[str, str]:
-    """The file's key of each role: x and y, with both or none of x_test and y_test."""
     roles: dict[str, list[str]] = {role: [key] for role, key in options.items()}
     for key in keys:
         role = role_of(key)

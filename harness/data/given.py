@@ -30,8 +30,6 @@ _GIVEN: dict[str, DataSet] = {}
 
 @runtime_checkable
 class _Items(Protocol):
-    """A map-style torch Dataset, a list, or an object that is read like one."""
-
     def __len__(self) -> int: ...
 
     def __getitem__(self, number: int, /) -> object: ...
@@ -85,7 +83,6 @@ def given(name: str, data: object) -> str:
 
 
 def _registered(name: str, options: Mapping[str, str]) -> DataSet:
-    """The data set registered under a name in this process."""
     if name not in _GIVEN:
         raise UnknownNameError(
             f"no data 'given:{name}' in this process, which has {', '.join(map(repr, _GIVEN)) or 'none'}; call "
@@ -112,7 +109,6 @@ def _made(name: str, options: Mapping[str, str]) -> DataSet:
 
 @contextmanager
 def _one_line(name: str) -> Iterator[None]:
-    """Turn any exception of a user's code into one line."""
     try:
         yield
     except (DataMissing, DataUnreadable, UnknownNameError):
@@ -123,7 +119,6 @@ def _one_line(name: str) -> Iterator[None]:
 
 
 def _data_set(name: str, data: object, state: Callable[[], object]) -> DataSet:
-    """The data set that an object holds."""
     if isinstance(data, DataSet):
         return dataclasses.replace(data, name=name)
     data = gathered(data)
@@ -178,7 +173,6 @@ def _is_stream(data: object) -> TypeGuard[Iterable[object]]:
 
 
 def _read(items: object, split: str, state: Callable[[], object]) -> _Read:
-    """Read all items, in order."""
     if not isinstance(items, _Items) or isinstance(items, str | bytes | Mapping):
         raise ValueError(f"{_EXPECTED}, got {type(items).__name__}")
     count, xs, ys, before = len(items), [], [], state()
@@ -209,7 +203,6 @@ def _read(items: object, split: str, state: Callable[[], object]) -> _Read:
 
 
 def _pair(item: object) -> tuple[Array, bool | int | float | str]:
-    """Input and label of an item."""
     x, y = _halves(item)
     label: Any = _array(y)
     if label.size != 1 or label.dtype.kind not in "biufU":
@@ -218,7 +211,6 @@ def _pair(item: object) -> tuple[Array, bool | int | float | str]:
 
 
 def _halves(item: object) -> tuple[Any, Any]:
-    """Input and label of an item or of a batch, as they are."""
     if isinstance(item, Mapping):
         roles = [(role_of(str(key)), value) for key, value in item.items()]
         found = [[value for role, value in roles if role == wanted] for wanted in ("x", "y")]

@@ -46,7 +46,6 @@ def torchvision() -> ModuleType:
 
 
 def _declare() -> None:
-    """Declare the missing operators."""
     library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     for name in _OPERATORS:
         if getattr(torch.ops.torchvision, name, None) is None:

@@ -181,7 +181,6 @@ _ARRAY_NAMES = {
 
 
 def _read_batch(kind: Cifar, path: Path) -> Examples:
-    """One batch without JPEG copies."""
     entry = unpickle(path)
     with reading(path):
         data = np.asarray(entry["data"])
@@ -212,7 +211,6 @@ def _examples(images: Bytes, labels: npt.NDArray[Any]) -> Examples:
 
 
 def _download(title: str, root: Path, arguments: str = "") -> str:
-    """The command by which torchvision downloads a set to `root`."""
     call = f"torchvision().datasets.{title}({str(root)!r}, {arguments}download=True)"
     return f'get it: python -c "from leakgauge.harness.data.torchvision_shim import torchvision; {call}"'
 
