@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from leakgauge.defenses._jopeq.lattice import Lattice, draw_dither, student_variance
+from leakgauge.defenses._jopeq.lattice import Lattice, student_variance
 from leakgauge.defenses._jopeq.quantizer import scalar_lattice
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
@@ -22,6 +22,11 @@ HALF = 5e-11
 
 def doubles(*values):
     return torch.tensor(values, dtype=torch.float64)
+
+
+def draw_dither(key, shape):
+    """The dither of a message, as `Lattice.pack` draws it."""
+    return rng.uniform32(key, shape, -0.5, 0.5)
 
 
 def in_lattice(x):

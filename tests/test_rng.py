@@ -96,10 +96,13 @@ DISTRIBUTIONS = [
     (lambda key, shape, dtype: rng.uniform(key, shape, -1.0, 1.0, dtype), stats.uniform(-1, 2).cdf),
     (lambda key, shape, dtype: rng.uniform32(key, shape, -1.0, 2.0).to(dtype), stats.uniform(-1, 3).cdf),
     (rng.signed_exponential, stats.laplace.cdf),
-    *[(partial(lambda a, key, *rest: rng.gamma(key, a, *rest), a), stats.gamma(a).cdf) for a in (0.5, 1, 1.5, 2, 2.5)],
-    *[(partial(lambda k, key, *rest: rng.chisquare(key, k, *rest), k), stats.chi2(k).cdf) for k in (3, 4, 5)],
-    (lambda key, shape, dtype: rng.chisquare(key, 3, shape, dtype, shared=True), stats.chi2(3).cdf),
-    (lambda key, shape, dtype: rng.gamma(key, 2.0, shape, dtype, shared=True), stats.gamma(2).cdf),
+    *[
+        (partial(lambda a, key, *rest: rng.gamma(key, a, rest[0]), a), stats.gamma(a).cdf)
+        for a in (0.5, 1, 1.5, 2, 2.5)
+    ],
+    *[(partial(lambda k, key, *rest: rng.chisquare(key, k, rest[0]), k), stats.chi2(k).cdf) for k in (3, 4, 5)],
+    (lambda key, shape, dtype: rng.chisquare(key, 3, shape, shared=True), stats.chi2(3).cdf),
+    (lambda key, shape, dtype: rng.gamma(key, 2.0, shape, shared=True), stats.gamma(2).cdf),
     (lambda key, shape, dtype: torch.from_numpy(rng.shared_stream(key).random(shape)), stats.uniform.cdf),
 ]
 

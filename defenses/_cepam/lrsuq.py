@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.distribution import Integers
@@ -48,7 +47,7 @@ class Encoded(NamedTuple):
 
 def gaussian_radii(key: Key, count: int, n: int, sigma: float) -> Numbers:
     """[count] sigma * sqrt(chi-square with n + 2 degrees), for an N(0, sigma^2) error in each of n coordinates."""
-    drawn = rng.chisquare(key, n + 2, (count,), torch.float64, shared=True).numpy()
+    drawn = rng.chisquare(key, n + 2, (count,), shared=True).numpy()
     np.sqrt(drawn, out=drawn)
     drawn *= sigma
     return drawn
@@ -56,7 +55,7 @@ def gaussian_radii(key: Key, count: int, n: int, sigma: float) -> Numbers:
 
 def laplace_radii(key: Key, count: int, b: float) -> Numbers:
     """[count] b * Gamma(2, 1), for a Laplace error of scale b with n = 1."""
-    drawn = rng.gamma(key, 2.0, (count,), torch.float64, shared=True).numpy()
+    drawn = rng.gamma(key, 2.0, (count,), shared=True).numpy()
     drawn *= b
     return drawn
 

@@ -34,7 +34,8 @@ class Lattice:
 
     Guarantees:
         restore(quantize(x, dither), dither) - x is uniform on the cell step * G [-1/2, 1/2)^L and independent of x
-        where no coordinate is clipped (with a dither from `draw_dither`; up to float32 rounding, 2^-21 of the edge).
+        where no coordinate is clipped (with a dither uniform on [-1/2, 1/2)^L; up to float32 rounding, 2^-21 of the
+        edge).
         Beyond the outermost cell, each coordinate is clipped separately.
         A message of n numbers has ceil(n * ceil(log2(2^R + 1)) / 8) bytes, with n rounded up to whole cells, in which
         neighbors are pairs: levels of R + 1 bits each. The rate of 2^R + 1 levels is log2(2^R + 1) bits per number,
@@ -110,7 +111,8 @@ class Lattice:
         """The message of values [n]: their levels."""
         short = -len(values) % self.dimension
         rows = self._rows(torch.cat([values, values.new_zeros(short)]) if short else values)
-        levels = _flat(self.quantize(rows, draw_dither(shared, tuple(rows.shape)))).numpy()
+        # uniform along the generators is uniform on the cell, for any step and G
+        levels = _flat(self.quantize(rows, rng.uniform32(shared, tuple(rows.shape), -0.5, 0.5))).numpy()
         # -top..top becomes 0..2 top by unsigned wrap-around, because 2 top exceeds the signed type
         unsigned = levels.view(f"u{levels.itemsize}")
         unsigned += self.top
@@ -135,7 +137,7 @@ class Lattice:
         rows = self._rows(levels)
         if shared is None:
             return _flat(self.point(rows))[:count]
-        return _flat(self.restore(rows, draw_dither(shared, tuple(rows.shape))))[:count]
+        return _flat(self.restore(rows, rng.uniform32(shared, tuple(rows.shape), -0.5, 0.5)))[:count]
 
     def error_variance(self, dithered: bool) -> float:
         """Error variance of a value without overload; an unknown dither adds a second, equally distributed error."""
@@ -192,20 +194,6 @@ class Rounded(NamedTuple):
     def inside(self, residual: Tensor) -> Tensor:
         """The part of candidates minus restored numbers [n, count] that overload does not hide."""
         return self.lattice.inside(residual, self.side)
-
-
-def draw_dither(key: Key, shape: tuple[int, ...]) -> Tensor:
-    """Float32 dither in cells: uniform on [-1/2, 1/2), a multiple of 2^-24, independent in every entry.
-
-    Args:
-        shape: (M,) for a scalar quantizer; (L, M) for a lattice, where entry l is the coordinate along the l-th
-            generator. A uniform draw in these coordinates is uniform on the cell step * G [-1/2, 1/2)^L for any step
-            and G, so client and server need not scale it.
-
-    Guarantees:
-        The same key draws the same bits on both sides.
-    """
-    return rng.uniform32(key, shape, -0.5, 0.5)
 
 
 def student_variance(scale: float, degrees: float) -> float:

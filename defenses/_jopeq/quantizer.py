@@ -255,7 +255,7 @@ def student(epsilon: float, s2: float | None, nu: float | None) -> Student:
 def draw_student(private: Key, pairs: int, root: Tensor, nu: float) -> Tensor:
     """[2 pairs] float32: bivariate t draws, pair after pair, with scale matrix root root^T, where root is [2, 2]."""
     drawn = (rng.normal(private.child("normal"), (pairs, 2), torch.float64) @ root.T).numpy()
-    drawn /= np.sqrt(rng.chisquare(private.child("chi-square"), nu, (pairs, 1), torch.float64).numpy() / nu)
+    drawn /= np.sqrt(rng.chisquare(private.child("chi-square"), nu, (pairs, 1)).numpy() / nu)
     return torch.from_numpy(drawn.astype(np.float32).reshape(-1))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -193,12 +193,7 @@ class Observation:
 
     def placed(self) -> Observation:
         """The same with the parameters of the attacked rounds on the device, for a search."""
-
-        def there(model: Snapshot) -> Snapshot:
-            return model._replace(params=moved(model.params, self.device))
-
-        later = tuple(observed._replace(model=there(observed.model)) for observed in self.later)
-        return dataclasses.replace(self, model=None if self.model is None else there(self.model), later=later)
+        return self._with_params(lambda params: moved(params, self.device))
 
     def double(self) -> Observation:
         """The same with the attacked rounds' models and auxiliary data in double precision, for a search.
@@ -206,14 +201,15 @@ class Observation:
         A search carries the last digits of single precision on, so that it may end at other inputs on another
         processor.
         """
-
-        def exact(model: Snapshot) -> Snapshot:
-            return model._replace(params=model.params.double())
-
-        later = tuple(observed._replace(model=exact(observed.model)) for observed in self.later)
         auxiliary = None if self.auxiliary is None else self.auxiliary.double()
-        model = None if self.model is None else exact(self.model)
-        return dataclasses.replace(self, model=model, later=later, auxiliary=auxiliary)
+        return dataclasses.replace(self._with_params(Tensor.double), auxiliary=auxiliary)
+
+    def _with_params(self, change: Callable[[Vector], Vector]) -> Observation:
+        def changed(model: Snapshot) -> Snapshot:
+            return model._replace(params=change(model.params))
+
+        later = tuple(observed._replace(model=changed(observed.model)) for observed in self.later)
+        return dataclasses.replace(self, model=None if self.model is None else changed(self.model), later=later)
 
     def of(self, victims: range) -> Observation:
         """The observation restricted to some victims, numbered by their messages."""

@@ -184,15 +184,8 @@ def signed_exponential(key: Key, shape: tuple[int, ...], dtype: torch.dtype = to
     return _tensor(drawn, dtype)
 
 
-def gamma(
-    key: Key,
-    shape_parameter: float,
-    shape: tuple[int, ...],
-    dtype: torch.dtype = torch.float32,
-    *,
-    shared: bool = False,
-) -> Tensor:
-    """Gamma draws of scale 1 (mean `shape_parameter`) of the given shape; drawn as float64, then cast.
+def gamma(key: Key, shape_parameter: float, shape: tuple[int, ...], *, shared: bool = False) -> Tensor:
+    """Gamma draws of scale 1 (mean `shape_parameter`) of the given shape, float64.
 
     shared: draw from `shared_stream`, because the adversary may know the numbers.
 
@@ -217,22 +210,18 @@ def gamma(
             block *= 0.5
         if shape_parameter > 1:
             block += stream.standard_exponential(block.size)
-    return _tensor(drawn, dtype)
+    return torch.from_numpy(drawn)
 
 
-def chisquare(
-    key: Key, degrees: float, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, *, shared: bool = False
-) -> Tensor:
-    """Chi-square draws of the given shape; drawn as float64, then cast. `shared`: as for `gamma`.
+def chisquare(key: Key, degrees: float, shape: tuple[int, ...], *, shared: bool = False) -> Tensor:
+    """Chi-square draws of the given shape, float64. `shared`: as for `gamma`.
 
     `normal(key) / sqrt(chisquare(other_key, degrees) / degrees)` is a vector of the multivariate t distribution.
 
     Raises:
         ValueError: degrees is not a positive finite number.
     """
-    drawn = gamma(key, degrees / 2, shape, torch.float64, shared=shared).numpy()
-    drawn *= 2
-    return _tensor(drawn, dtype)
+    return gamma(key, degrees / 2, shape, shared=shared).mul_(2)
 
 
 def permutation(key: Key, n: int) -> npt.NDArray[np.int64]:

@@ -24,6 +24,7 @@ STRICT = 0.999
 """Confidence of an audit's bound that decides on verdicts: others may err in 1 of 20 audits, verdicts may not."""
 
 Numbers = npt.NDArray[np.float64]
+Values = Sequence[float | None]
 
 
 class Interval(NamedTuple):
@@ -95,40 +96,38 @@ def median_interval(values: Sequence[float] | Numbers, level: float = 0.95) -> I
     return Interval(float(x[k - 1]), float(x[n - k])) if k > 0 else Interval(None, None)
 
 
-def proportion(
-    name: str, successes: int, n: int, *, values: Sequence[float | None] = (), note: str = "", level: float = 0.95
-) -> Estimate:
+def proportion(name: str, successes: int, n: int, *, values: Values = (), note: str = "") -> Estimate:
     """A share of `n` items of the metric `name`, with its Clopper-Pearson interval; no value if n is 0."""
     if n == 0:
         value, interval, note = None, Interval(None, None), joined("no item to judge", note)
     else:
-        value, interval = successes / n, clopper_pearson(successes, n, level)
-    return _estimate(name, value, interval, n, "Clopper-Pearson", level, values, note)
+        value, interval = successes / n, clopper_pearson(successes, n)
+    return _estimate(name, value, interval, n, "Clopper-Pearson", values, note)
 
 
-def mean(name: str, values: Sequence[float | None], *, note: str = "", level: float = 0.95) -> Estimate:
+def mean(name: str, values: Values, *, note: str = "") -> Estimate:
     """The mean of the values that are not None (a failed item), with Student's interval."""
     x = _present(values)
     value = float(np.mean(x)) if len(x) else None
     note = note if len(x) else joined("no item finished", note)
-    return _estimate(name, value, mean_interval(x, level), len(x), "mean, Student t", level, values, note)
+    return _estimate(name, value, mean_interval(x), len(x), "mean, Student t", values, note)
 
 
-def median(name: str, values: Sequence[float | None], *, note: str = "") -> Estimate:
+def median(name: str, values: Values, *, note: str = "") -> Estimate:
     """The median of the values that are not None (a failed item), with its order-statistic interval."""
     x = _present(values)
     value = float(np.median(x)) if len(x) else None
     note = note if len(x) else joined("no item finished", note)
-    return _estimate(name, value, median_interval(x), len(x), "median, order statistics", 0.95, values, note)
+    return _estimate(name, value, median_interval(x), len(x), "median, order statistics", values, note)
 
 
-def of_items(name: str, values: Sequence[float | None], *, level: float = 0.95) -> Estimate:
+def of_items(name: str, values: Values) -> Estimate:
     """The mean of items, with Clopper-Pearson's interval for a share of items that are 0 or 1, else Student's."""
     x = _present(values)
     is_share = metric(name).interval == "Clopper-Pearson"
     if is_share and len(x) and bool(np.isin(x, (0.0, 1.0)).all()):
-        return proportion(name, round(float(x.sum())), len(x), values=values, level=level)
-    return mean(name, values, level=level)
+        return proportion(name, round(float(x.sum())), len(x), values=values)
+    return mean(name, values)
 
 
 def pool(estimates: Sequence[Estimate]) -> Estimate:
@@ -155,9 +154,9 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
     note = "; ".join(notes + list(dict.fromkeys(estimate.note for estimate in known if estimate.note)))
     values = tuple(value for estimate in estimates for value in estimate.values)
     if all(_is_mean(estimate) for estimate in known):
-        pooled = of_items(first.name, [value for value in values if value is not None], level=first.level)
+        pooled = of_items(first.name, [value for value in values if value is not None])
         return cut(replace(pooled, values=values, note=note))
-    pooled = mean(first.name, [estimate.value for estimate in known], level=first.level)
+    pooled = mean(first.name, [estimate.value for estimate in known])
     n, method = sum(estimate.n for estimate in known), f"{pooled.method} over the seeds"
     return cut(replace(pooled, n=n, method=method, values=values, note=note))
 
@@ -189,17 +188,11 @@ def _is_mean(estimate: Estimate) -> bool:
 
 
 def _estimate(
-    name: str,
-    value: float | None,
-    interval: Interval,
-    n: int,
-    method: str,
-    level: float,
-    values: Sequence[float | None] = (),
-    note: str = "",
+    name: str, value: float | None, ends: Interval, n: int, method: str, values: Values = (), note: str = ""
 ) -> Estimate:
     row = metric(name)
-    return Estimate(name, value, *interval, n, method, level, row.unit, row.higher_leaks, tuple(values), note)
+    unit, leaks = row.unit, row.higher_leaks
+    return Estimate(name, value, *ends, n, method, unit=unit, higher_leaks=leaks, values=tuple(values), note=note)
 
 
 def roc(members: Numbers, nonmembers: Numbers) -> Roc:
@@ -214,7 +207,7 @@ def roc(members: Numbers, nonmembers: Numbers) -> Roc:
     return Roc(np.concatenate([[0.0], above[0]]), np.concatenate([[0.0], above[1]]))
 
 
-def auc(members: Numbers, nonmembers: Numbers, *, level: float = 0.95) -> Estimate:
+def auc(members: Numbers, nonmembers: Numbers) -> Estimate:
     """The probability that a member's score exceeds a non-member's, ties counting half; 0.5 is chance.
 
     The interval is DeLong's on the logit scale, which keeps it inside (0, 1). If DeLong's variance is zero or unknown
@@ -226,11 +219,10 @@ def auc(members: Numbers, nonmembers: Numbers, *, level: float = 0.95) -> Estima
 
     Source: DeLong, DeLong, Clarke-Pearson 1988; logit: Pepe 2003; bound: Birnbaum, Klose 1957.
     """
-    _check_level(level)
     m, n = _sides(members, nonmembers)
     of_members, of_nonmembers = placements(m, n), 1 - placements(n, m)
     value = float(np.mean(of_members))
-    z = float(special.ndtri((1 + level) / 2))
+    z = float(special.ndtri(0.975))
     variance = 0.0
     if min(len(m), len(n)) > 1:
         variance = float(np.var(of_members, ddof=1)) / len(m) + float(np.var(of_nonmembers, ddof=1)) / len(n)
@@ -241,10 +233,10 @@ def auc(members: Numbers, nonmembers: Numbers, *, level: float = 0.95) -> Estima
     else:
         interval = _wilson(value, min(len(m), len(n)), z)
         method = "Mann-Whitney, Wilson with the largest variance"
-    return _estimate("auc", value, interval, len(m) + len(n), method, level)
+    return _estimate("auc", value, interval, len(m) + len(n), method)
 
 
-def tpr_at_fpr(members: Numbers, nonmembers: Numbers, fpr: float, *, level: float = 0.95) -> Estimate:
+def tpr_at_fpr(members: Numbers, nonmembers: Numbers, fpr: float) -> Estimate:
     """The share of members above the lowest threshold that at most a share `fpr` of these non-members exceeds.
 
     There is no value if fpr times the number of non-members is below one, because then no non-member determines the
@@ -260,10 +252,10 @@ def tpr_at_fpr(members: Numbers, nonmembers: Numbers, fpr: float, *, level: floa
     allowed = min(math.floor(fpr * len(n) + 1e-9), len(n) - 1)  # 1e-9: 0.29 * 100 is 28.999999999999996
     if allowed < 1:
         note = f"n/a: {100 * fpr:g} % of {len(n)} non-members is less than one record"
-        return _estimate(name, None, Interval(None, None), len(m), "Clopper-Pearson", level, note=note)
+        return _estimate(name, None, Interval(None, None), len(m), "Clopper-Pearson", note=note)
     threshold = np.sort(n)[::-1][allowed]
     note = f"{int(np.sum(n > threshold))} of {len(n)} non-members above the threshold"
-    return proportion(name, int(np.sum(m > threshold)), len(m), note=note, level=level)
+    return proportion(name, int(np.sum(m > threshold)), len(m), note=note)
 
 
 def balanced_accuracy(members: Numbers, nonmembers: Numbers, *, level: float = 0.95) -> Estimate:
@@ -284,7 +276,7 @@ def balanced_accuracy(members: Numbers, nonmembers: Numbers, *, level: float = 0
     half = sum(math.sqrt(math.log(4 / (1 - level)) / (2 * len(side))) for side in (m, n)) / 2
     interval = Interval(max(0.5, best - half), min(1.0, best + half))
     method, note = "largest over all thresholds, DKW-Massart band", "threshold chosen on the same records: optimistic"
-    return _estimate("balanced_accuracy", best, interval, len(m) + len(n), method, level, note=note)
+    return replace(_estimate("balanced_accuracy", best, interval, len(m) + len(n), method, note=note), level=level)
 
 
 def placements(scores: Numbers, others: Numbers) -> Numbers:
@@ -326,7 +318,7 @@ def _finite(values: Sequence[float] | Numbers) -> Numbers:
     return x
 
 
-def _present(values: Sequence[float | None]) -> Numbers:
+def _present(values: Values) -> Numbers:
     return np.array([value for value in values if value is not None], dtype=np.float64)
 
 
