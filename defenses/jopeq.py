@@ -10,14 +10,8 @@ import numpy as np
 
 from leakgauge.defenses._common.reference import scaled
 from leakgauge.defenses._common.scale import Mode, unclipped
+from leakgauge.defenses._jopeq import privacy
 from leakgauge.defenses._jopeq.distribution import leveled
-from leakgauge.defenses._jopeq.privacy import (
-    cube_epsilon,
-    scalar_epsilon,
-    sphere_epsilon,
-    surrogate_scale,
-    uniform_delta,
-)
 from leakgauge.defenses._jopeq.quantizer import CLEAR, Radius, ScalarJoPEQ
 from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up, claim_over
 from leakgauge.harness.core.contract import Link, Setting
@@ -74,7 +68,7 @@ class JoPEQ(ScalarJoPEQ):
     @property
     def noise_scale(self) -> float:
         """b', the scale of the private Laplace noise, in units of the scaled coordinates; 0 means no noise."""
-        return surrogate_scale(self.epsilon, self.lattice.step)
+        return privacy.surrogate_scale(self.epsilon, self.lattice.step)
 
     def message_distribution(self, state: None, memory: None, update: Vector, link: Link) -> MessageDistribution:
         """The levels of the scaled update plus Laplace(b') noise, given the dither."""
@@ -96,7 +90,7 @@ class JoPEQ(ScalarJoPEQ):
     @property
     def _known(self) -> float:
         """Epsilon of one coordinate against an adversary that knows the dither, as the server does."""
-        return scalar_epsilon(self.epsilon, self.lattice.step, self.lattice.edge)
+        return privacy.scalar_epsilon(self.epsilon, self.lattice.step, self.lattice.edge)
 
     def _coordinate(self, rounds: int) -> Proof:
         if self.noise_scale > 0:
@@ -105,7 +99,7 @@ class JoPEQ(ScalarJoPEQ):
                 f"{self.noise_scale:.6g} instead of {2 / self.epsilon:.6g}; the error is bounded and hides nothing."
             )
             return Proof.pure(self._known, rounds, Unit.COORDINATE, why)
-        chance = uniform_delta(self.lattice.step)
+        chance = privacy.uniform_delta(self.lattice.step)
         why = (
             "there is no private noise: given the dither, which a server knows, a message is a function of the update, "
             f"and the two ends of a coordinate's range differ in it with probability {chance:.3g}."
@@ -116,10 +110,10 @@ class JoPEQ(ScalarJoPEQ):
         dim, given = setting.dim, "" if self.scale == "public" else "given the scale, "
         if self.noise_scale == 0:
             why = f"{given}each of {dim} coordinates may reveal the change, because there is no private noise."
-            cube = Proof.leak(uniform_delta(self.lattice.step), dim * rounds, Unit.MESSAGE, why, _CUBE)
+            cube = Proof.leak(privacy.uniform_delta(self.lattice.step), dim * rounds, Unit.MESSAGE, why, _CUBE)
         else:
             why = f"{given}all {dim} coordinates may change across their whole range at once."
-            cube = Proof.pure(cube_epsilon(self._known, dim), rounds, Unit.MESSAGE, why, _CUBE)
+            cube = Proof.pure(privacy.cube_epsilon(self._known, dim), rounds, Unit.MESSAGE, why, _CUBE)
         if self.scale == "public":
             return (cube,)
         complete = Proof.none(Unit.MESSAGE, CLEAR)
@@ -128,6 +122,6 @@ class JoPEQ(ScalarJoPEQ):
         # (1/3, ..., 1/3) and its negative are farthest apart; if the mean is subtracted, half the signs must differ
         even = self.scale == "vector" or all(size % 2 == 0 for size in setting.layout.sizes)
         why = f"given the scale, all {dim} coordinates lie on a sphere; the bound does not use clipping."
-        total = sphere_epsilon(2 / self.noise_scale, dim)
+        total = privacy.sphere_epsilon(2 / self.noise_scale, dim)
         tight = even and self.lattice.edge >= 1 / 3
         return cube, Proof.pure(total, rounds, Unit.MESSAGE, why, "closed form, on the sphere", tight=tight), complete

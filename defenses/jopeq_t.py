@@ -14,16 +14,9 @@ from torch import Tensor
 from leakgauge.defenses._common.misfit import Misfit, student_misfit
 from leakgauge.defenses._common.reference import scaled
 from leakgauge.defenses._common.scale import Mode, unclipped
+from leakgauge.defenses._jopeq import privacy
 from leakgauge.defenses._jopeq.distribution import leveled
 from leakgauge.defenses._jopeq.lattice import Lattice
-from leakgauge.defenses._jopeq.privacy import (
-    GENERATOR,
-    Student,
-    Surrogate,
-    surrogate_covariance,
-    vector_epsilon,
-    vector_epsilon_bound,
-)
 from leakgauge.defenses._jopeq.quantizer import CLEAR, Dithered, Radius, draw_student, pair_lattice, student
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up, claim_over
@@ -84,14 +77,14 @@ class JoPEQT(Dithered):
             )
 
     @property
-    def noise(self) -> Student:
+    def noise(self) -> privacy.Student:
         """s2 and nu of the nominal distribution of noise plus error."""
         return student(self.epsilon, self.s2, self.nu)
 
     @property
-    def surrogate(self) -> Surrogate:
+    def surrogate(self) -> privacy.Surrogate:
         """The distribution of the drawn noise."""
-        return surrogate_covariance(*self.noise, self.lattice.step)
+        return privacy.surrogate_covariance(*self.noise, self.lattice.step)
 
     @property
     def lattice(self) -> Lattice:
@@ -118,7 +111,7 @@ class JoPEQT(Dithered):
     def message_distribution(self, state: None, memory: None, update: Vector, link: Link) -> MessageDistribution:
         """The levels of the scaled pairs plus t noise with the reduced scale matrix, given the dither."""
         (s2, nu), lattice = self.noise, self.lattice
-        matrix = s2 * np.eye(2) - (nu - 2) / nu * lattice.step**2 / 12 * GENERATOR @ GENERATOR.T
+        matrix = s2 * np.eye(2) - (nu - 2) / nu * lattice.step**2 / 12 * privacy.GENERATOR @ privacy.GENERATOR.T
         numbers = scaled(update, link.setting.layout, self.scale, 2, self.clip)
         root = np.asarray(np.linalg.cholesky(matrix), np.float64)
         return leveled(numbers, StudentPairs(nu), root, lattice, link.key)
@@ -132,8 +125,8 @@ class JoPEQT(Dithered):
         rounds = len(history)
         # the radius that belongs to the step by the reference code's formula
         gamma = self.lattice.step * (2.0**self.bits + 1) / 2
-        found = vector_epsilon(*self.noise, self.bits, gamma)
-        bound = vector_epsilon_bound(*self.noise, self.bits, gamma)
+        found = privacy.vector_epsilon(*self.noise, self.bits, gamma)
+        bound = privacy.vector_epsilon_bound(*self.noise, self.bits, gamma)
         why = "the server knows the dither; a search found two points of the unit disc that attain this epsilon."
         attained = Proof.pure(found, rounds, Unit.SUBVECTOR, why, "search over inputs, dithers and levels")
         why = "the server knows the dither and sees a function of the input plus the private t noise."

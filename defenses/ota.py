@@ -14,14 +14,8 @@ from torch import Tensor
 from leakgauge.defenses._common.clip import clip_l2, normal_reach
 from leakgauge.defenses._common.misfit import gaussian_misfit
 from leakgauge.defenses._ota.channel import OverTheAir, Waveform, exact, user_of
-from leakgauge.defenses._ota.formulas import (
-    Allocation,
-    allocate,
-    colluding_mu,
-    convergence_bound,
-    fixed_noise,
-    noise_powers,
-)
+from leakgauge.defenses._ota.formulas import FORMULAS as FORMULAS
+from leakgauge.defenses._ota.formulas import Allocation, allocate, colluding_mu
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Claim, Proof
 from leakgauge.harness.core.codec import pack_float64, unpack_float64
@@ -33,10 +27,6 @@ from leakgauge.harness.core.vec import Vector
 
 _RECEIVER = seeing(LISTED - {"others"}) - EAVESDROPPERS
 """The adversaries that observe a round only through the server's receiver."""
-
-
-FORMULAS = {"fixed_noise": fixed_noise, "noise_powers": noise_powers, "convergence_bound": convergence_bound}
-"""Formulas of the paper that recipes draw."""
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,9 @@ import torch
 from torch import Tensor
 
 from leakgauge.defenses._common.misfit import ROUNDING
+from leakgauge.harness.core import codec
 from leakgauge.harness.core.checks import check_update
 from leakgauge.harness.core.claim import Claim, nothing_promised
-from leakgauge.harness.core.codec import (
-    check_length,
-    pack_float32,
-    pack_levels,
-    unpack_float32,
-    unpack_levels,
-    width_of,
-)
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
 from leakgauge.harness.core.distribution import Integers
 from leakgauge.harness.core.errors import MessageError
@@ -93,10 +86,10 @@ class TopK(Defense[None, Tensor | None]):
         if _is_bitmap(len(positions), dim):
             bitmap = np.zeros(dim, np.int64)
             bitmap[positions] = 1
-            wire = pack_levels(bitmap, 1)
+            wire = codec.pack_levels(bitmap, 1)
         else:
-            wire = pack_levels(positions, width_of(dim))
-        return wire + pack_float32(whole[chosen]), None if memory is None else whole.index_fill(0, chosen, 0.0)
+            wire = codec.pack_levels(positions, codec.width_of(dim))
+        return wire + codec.pack_float32(whole[chosen]), None if memory is None else whole.index_fill(0, chosen, 0.0)
 
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
         """The sent values at their positions, zeros elsewhere."""
@@ -128,9 +121,9 @@ class TopK(Defense[None, Tensor | None]):
 
     def _read(self, received: bytes, dim: int) -> tuple[Integers, Tensor]:
         k = self.count(dim)
-        size = -(-min(k * width_of(dim), dim) // 8)
-        check_length(received, size + 4 * k, f"{k} positions and floats")
-        return _unpack_positions(received[:size], k, dim), unpack_float32(received[size:], k)
+        size = -(-min(k * codec.width_of(dim), dim) // 8)
+        codec.check_length(received, size + 4 * k, f"{k} positions and floats")
+        return _unpack_positions(received[:size], k, dim), codec.unpack_float32(received[size:], k)
 
 
 def _largest(magnitudes: npt.NDArray[np.float32], k: int) -> Integers:
@@ -144,17 +137,17 @@ def _largest(magnitudes: npt.NDArray[np.float32], k: int) -> Integers:
 
 def _is_bitmap(k: int, dim: int) -> bool:
     """Whether one bit per coordinate is shorter than one number per sent coordinate."""
-    return dim < k * width_of(dim)
+    return dim < k * codec.width_of(dim)
 
 
 def _unpack_positions(wire: bytes, k: int, dim: int) -> Integers:
     """[k] positions, which are checked to increase and to lie below `dim`."""
     if _is_bitmap(k, dim):
-        positions = np.flatnonzero(unpack_levels(wire, dim, 1))
+        positions = np.flatnonzero(codec.unpack_levels(wire, dim, 1))
         if len(positions) != k:
             raise MessageError(f"expected {k} positions, got {len(positions)}")
         return positions
-    positions = unpack_levels(wire, k, width_of(dim))
+    positions = codec.unpack_levels(wire, k, codec.width_of(dim))
     if (np.diff(positions) <= 0).any() or int(positions[-1]) >= dim:
         raise MessageError(f"expected {k} increasing positions below {dim}, got {positions[:8].tolist()} and so on")
     return positions

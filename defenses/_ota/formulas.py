@@ -340,6 +340,10 @@ def convergence_bound(
     return 2 * smooth / (convex**2 * rounds) * (1 + dim * allocation.gradient_variance)
 
 
+FORMULAS = {"fixed_noise": fixed_noise, "noise_powers": noise_powers, "convergence_bound": convergence_bound}
+"""Formulas of the paper that recipes draw."""
+
+
 def rayleigh_gains(key: Key, users: int) -> tuple[float, ...]:
     """|h|^2 of `users` independent h ~ CN(0, 1): exponential with mean 1. Draws once from the key.
 

@@ -17,14 +17,7 @@ from torch import Tensor
 
 from leakgauge.defenses._common.clip import clip_l2, normal_reach
 from leakgauge.defenses._common.misfit import gaussian_misfit
-from leakgauge.defenses._udp.formulas import (
-    Calibration,
-    budget,
-    claimed_epsilon,
-    participations,
-    sensitivity,
-    whole_run_mu,
-)
+from leakgauge.defenses._udp import formulas
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import repeat
 from leakgauge.harness.core.checks import check_update, positive
@@ -52,7 +45,7 @@ _QUIET = 1e6  # the sum of 1/z^2 of a quieter run; z is then 3e-3 over ten round
 _FALLING = "no round's learning rate is above that of round 0"
 
 _OFTEN = 0.95  # quantile of the number of selections that defines a client selected often
-_BY: dict[Calibration, str] = {
+_BY: dict[formulas.Calibration, str] = {
     "paper": "",
     "zcdp": ", noise by zCDP (Bun & Steinke 2016, Prop. 1.3)",
     "tight": ", exact noise (Balle & Wang 2018, Thm 8)",
@@ -85,7 +78,7 @@ class UDPRounds(Defense[S, None]):
 
     def __post_init__(self) -> None:
         positive(clip=self.clip)
-        budget(self.epsilon, self.delta, 1.0, self.formula)
+        formulas.budget(self.epsilon, self.delta, 1.0, self.formula)
         if self.rounds is not None and self.rounds < 1:
             raise ValueError(f"expected rounds >= 1, got rounds={self.rounds}")
         if self.clips not in ("records", "update"):
@@ -93,7 +86,7 @@ class UDPRounds(Defense[S, None]):
 
     @property
     @abstractmethod
-    def formula(self) -> Calibration:
+    def formula(self) -> formulas.Calibration:
         """The formula between the epsilon and the noise of a run."""
 
     @abstractmethod
@@ -123,7 +116,7 @@ class UDPRounds(Defense[S, None]):
         z = self.noise_multiplier(state, setting)
         if self.clips == "update":
             return z * 2 * self.clip
-        return z * sensitivity(self.clip, self._step(setting), sender.samples)
+        return z * formulas.sensitivity(self.clip, self._step(setting), sender.samples)
 
     def encode(self, state: S, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
         """Clip the update if `clips` is `update`, add noise from the private key, send float32."""
@@ -172,7 +165,7 @@ class UDPRounds(Defense[S, None]):
 
     def low_noise_variant(self) -> UDPRounds[S]:
         """The same with an epsilon that allows z far below 1."""
-        return replace(self, epsilon=claimed_epsilon(_QUIET, self.delta, 1.0, self.formula))
+        return replace(self, epsilon=formulas.claimed_epsilon(_QUIET, self.delta, 1.0, self.formula))
 
     def claim(self, history: Sequence[S], setting: Setting) -> Claim:
         """(epsilon, delta) over these rounds, claimed by `formula` and proved by exact composition of Gaussians.
@@ -186,7 +179,7 @@ class UDPRounds(Defense[S, None]):
         known = "" if share == 1 else "; for a client selected in all rounds, because the server knows the selection"
         why = f"normal noise on a message of known sensitivity; rounds compose exactly{known}."
         return Claim(
-            epsilon=claimed_epsilon(whole_run_mu(multipliers) ** 2, self.delta, share, self.formula),
+            epsilon=formulas.claimed_epsilon(formulas.whole_run_mu(multipliers) ** 2, self.delta, share, self.formula),
             delta=self.delta,
             unit=unit,
             relation=Relation.REPLACE if records else Relation.ANY_TWO,
@@ -233,10 +226,10 @@ class UDPRounds(Defense[S, None]):
 class Calibrated(UDPRounds[S]):
     """A variant whose formula is a parameter."""
 
-    calibration: Calibration = "paper"
+    calibration: formulas.Calibration = "paper"
 
     @property
-    def formula(self) -> Calibration:
+    def formula(self) -> formulas.Calibration:
         """The calibration."""
         return self.calibration
 
@@ -246,9 +239,9 @@ def _picked(multipliers: Sequence[float], unit: Unit, share: float) -> tuple[Pro
         return ()
     from dp_accounting import GaussianDpEvent
 
-    mean = GaussianDpEvent(1 / (math.sqrt(share) * whole_run_mu(multipliers)))
+    mean = GaussianDpEvent(1 / (math.sqrt(share) * formulas.whole_run_mu(multipliers)))
     average = f"for the average client, which spends a share of {share:g} of the run's budget."
-    often = participations(len(multipliers), share, _OFTEN)
+    often = formulas.participations(len(multipliers), share, _OFTEN)
     rounds = f"the {often} of {len(multipliers)} rounds with the least noise"
     most = f"for a client selected in {rounds}; {_OFTEN:.0%} of clients are not selected more often."
     return Proof(mean, unit, _EXACT, average), _composed(sorted(multipliers)[:often], unit, most)
