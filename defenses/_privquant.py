@@ -32,13 +32,12 @@ from leakgauge.harness.core.stats import Numbers
 A = TypeVar("A", Tensor, Numbers)
 
 _DIGITS = 3  # number of 53-bit digits in a log-uniform draw: steps of 2^-159, finer than the 2^-128 of a 128-bit key
+# Distance in levels beyond which `misfit` departs from the exact distribution; measured in docs/attacks.md
 _KNEE = 0.97
-"""Distance in levels beyond which `misfit` departs from the exact distribution; measured in docs/attacks.md."""
-
 _EXACT = 1e-9  # difference in epsilon between two thresholds' costs that rounding explains
 _BLOCK = 1 << 15  # number of coordinates processed at a time, few enough to stay in the cache
+# Least probability of a level in `misfit`: negligible even if the channel is the identity, but with a logarithm
 _LEAST = 1e-250
-"""Least probability of a level in `misfit`: negligible even if the channel is the identity, but with a logarithm."""
 
 
 @dataclass(frozen=True)

@@ -86,10 +86,10 @@ class DPSGD(Clipped, Plain):
         sent = self.sent(received, links)
         weights = links.setting.step_weights
         scale = self.clip * (1.0 if links.setting.sends == "gradient" else links.setting.lr)
-        sizes = [min(links.setting.batch or who.samples, who.samples) for who in links.senders]
-        std = torch.tensor([[self.training_noise(links.setting, who.samples)] for who in links.senders])
+        sizes = [min(links.setting.batch or sender.samples, sender.samples) for sender in links.senders]
+        std = torch.tensor([[self.training_noise(links.setting, sender.samples)] for sender in links.senders])
         pairs = zip(links.senders, sizes, strict=True)
-        reach = torch.tensor([[scale * sum(weights) * who.samples / size] for who, size in pairs])
+        reach = torch.tensor([[scale * sum(weights) * sender.samples / size] for sender, size in pairs])
         return lambda update: gaussian_misfit((reach * clip_l2(update / reach, 1.0) - sent) / std, 1.0)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:

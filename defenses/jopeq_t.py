@@ -125,10 +125,10 @@ class JoPEQT(Dithered):
         rounds = len(history)
         # the radius that belongs to the step by the reference code's formula
         gamma = self.lattice.step * (2.0**self.bits + 1) / 2
-        found = privacy.vector_epsilon(*self.noise, self.bits, gamma)
+        epsilon = privacy.vector_epsilon(*self.noise, self.bits, gamma)
         bound = privacy.vector_epsilon_bound(*self.noise, self.bits, gamma)
         why = "the server knows the dither; a search found two points of the unit disc that attain this epsilon."
-        attained = Proof.pure(found, rounds, Unit.SUBVECTOR, why, "search over inputs, dithers and levels")
+        attained = Proof.pure(epsilon, rounds, Unit.SUBVECTOR, why, "search over inputs, dithers and levels")
         why = "the server knows the dither and sees a function of the input plus the private t noise."
         above = Proof.pure(bound, rounds, Unit.SUBVECTOR, why, tight=False)
         pairs, given = self.scaling.count(setting.layout) // 2, "" if self.scale == "public" else "given the scale, "

@@ -35,22 +35,18 @@ from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Vector
 
 _LEAST = 1e-30  # smallest probability in the likelihood; keeps the logarithm and its gradient within float32
+# Largest epsilon: the least probabilities are near e^-24 = 4e-11, which a 53-bit draw resolves to a share of 3e-6
 _MOST_EPSILON = 24.0
-"""Largest epsilon: the least probabilities are near e^-24 = 4e-11, which a 53-bit draw resolves to a share of 3e-6."""
-
 _LEAST_EPSILON = 0.01
 _MOST_BITS = 4
 
+# Largest epsilon of the programs, above which the solver's tolerances do not suffice. From epsilon 9 on, the programs
+# find nothing better than the rounded response, unless there are fewer columns than levels
 _PROGRAM_EPSILON = 12.0
-"""Largest epsilon of the programs, above which the solver's tolerances do not suffice. From epsilon 9 on, the programs
-find nothing better than the rounded response, unless there are fewer columns than levels."""
-
+# Number of starts with equally spaced values, which differ in the distance of the outer values from [0, 1]
 _SPREADS = 6
-"""Number of starts with equally spaced values, which differ in the distance of the outer values from [0, 1]."""
-
+# Probability below which a column stays unused, because a draw of 53 bits could not keep the ratios of its rows
 _DUST = 1e-7
-"""Probability below which a column stays unused, because a draw of 53 bits could not keep the ratios of its rows."""
-
 _STEPS = 80  # largest number of steps of one descent
 
 

@@ -25,8 +25,8 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import EAVESDROPPERS, LISTED, Threat, seeing
 from leakgauge.harness.core.vec import Vector
 
+# The adversaries that observe a round only through the server's receiver
 _RECEIVER = seeing(LISTED - {"others"}) - EAVESDROPPERS
-"""The adversaries that observe a round only through the server's receiver."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class OTA(OverTheAir[Allocation]):
         """The sum of all signals, each with its gain, plus the receiver's noise from the channel's key."""
         gains = state.channel.squared_gains
         heard = math.sqrt(self.noise_variance) * rng.normal(channel, (links.setting.dim,), torch.float64)
-        for wire, who in zip(wires, links.senders, strict=True):
-            heard.add_(unpack_float64(wire, links.setting.dim), alpha=math.sqrt(gains[user_of(who, links.setting)]))
+        for wire, sender in zip(wires, links.senders, strict=True):
+            heard.add_(unpack_float64(wire, links.setting.dim), alpha=math.sqrt(gains[user_of(sender, links.setting)]))
         return [pack_float64(heard)]
 
     def estimate(self, state: Allocation, received: bytes, link: Link) -> Vector:

@@ -23,8 +23,8 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import ANYBODY, EAVESDROPPERS, Threat
 from leakgauge.harness.core.vec import Vector, weighted_mean
 
+# The adversaries that observe a message only through the server's receiver; collusion does not help them
 _RECEIVER = ANYBODY - EAVESDROPPERS
-"""The adversaries that observe a message only through the server's receiver; collusion does not help them."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class OTAOrthogonal(OverTheAir[Orthogonal]):
         """Each waveform times its gain, plus receiver noise from the sender's child of the channel's key."""
         gains, spread = state.channel.squared_gains, math.sqrt(self.noise_variance)
         received = []
-        for wire, who in zip(wires, links.senders, strict=True):
-            noise = spread * rng.normal(channel.child(who.number), (links.setting.dim,), torch.float64)
-            gain = math.sqrt(gains[user_of(who, links.setting)])
+        for wire, sender in zip(wires, links.senders, strict=True):
+            noise = spread * rng.normal(channel.child(sender.number), (links.setting.dim,), torch.float64)
+            gain = math.sqrt(gains[user_of(sender, links.setting)])
             received.append(pack_float64(noise.add_(unpack_float64(wire, links.setting.dim), alpha=gain)))
         return received
 
@@ -83,7 +83,7 @@ class OTAOrthogonal(OverTheAir[Orthogonal]):
 
     def likelihood(self, state: Orthogonal, received: Sequence[bytes], links: Links) -> Likelihood:
         """|y_k - c_k clip(u)|^2 / (2 * variance of the noise in the sender's channel uses)."""
-        users = [user_of(who, links.setting) for who in links.senders]
+        users = [user_of(sender, links.setting) for sender in links.senders]
         spread = torch.from_numpy(state.noise_variances)[users, None].sqrt()
         gains = self._gains(state)[users, None] / spread
         heard = torch.stack([unpack_float64(wire, links.setting.dim) for wire in received]) / spread

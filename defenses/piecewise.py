@@ -30,13 +30,11 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Vector
 
+# Epsilon of one coordinate if epsilon is divided; this value minimizes the second moment of Algorithm 4 at t = 1
 _SHARE = 2.5
-"""Epsilon of one coordinate if epsilon is divided; this value minimizes the second moment of Algorithm 4 at t = 1."""
-
+# Blur of the likelihood, whose steps have no slope, in half-widths of the interval of inputs that an output
+# indicates; measured in docs/attacks.md
 _BLUR = 0.03
-"""Blur of the likelihood, whose steps have no slope, in half-widths of the interval of inputs that an output indicates;
-measured in docs/attacks.md."""
-
 _LEAST = 1e-3  # smallest blur, in units of the clip: L-BFGS fails in narrower minima
 
 

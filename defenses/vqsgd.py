@@ -21,8 +21,8 @@ from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 
+# Smallest probability of a point in the likelihood, in units of 1 / 2d; keeps the gradients within float32
 _FLOOR = 1e-12
-"""Smallest probability of a point in the likelihood, in units of 1 / 2d; keeps the gradients within float32."""
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ def scored(name, shared, place):
     value = placed(x)
     (slope,) = torch.autograd.grad(value.sum(), x)
     assert value.device == slope.device == x.device
-    return value.detach().cpu(), slope.cpu(), placed.stays
+    return value.detach().cpu(), slope.cpu(), placed._there is None
 
 
 @pytest.mark.parametrize(("name", "shared"), LIKELIHOODS)
@@ -158,7 +158,7 @@ def test_a_likelihood_that_needs_the_cpu_computes_there():
         x = torch.zeros(2, 4).to(DEVICE)
         placed = Placed(by_numpy, DEVICE)
         found = placed(x)
-        assert placed.stays
+        assert placed._there is None
         assert found.device == x.device
         assert found.cpu().tolist() == [4.0, 4.0]
     with pytest.raises(RuntimeError, match="size"):
@@ -233,7 +233,7 @@ def test_an_audit_on_the_device_counts_what_the_cpu_counts(name, asked, monkeypa
     class Spied(Placed):
         def __call__(self, x):
             found = super().__call__(x)
-            places["likelihoods"].add((x.device.type, self.stays))
+            places["likelihoods"].add((x.device.type, self._there is None))
             return found
 
     def trains(task, params, work, *rest):

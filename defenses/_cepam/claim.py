@@ -43,9 +43,8 @@ from leakgauge.harness.core.gaussian import gaussian_delta
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Layout, Vector
 
+# The adversaries of the claim, which see only averages
 _RECIPIENTS = frozenset({Threat.AGGREGATOR, Threat.PARTICIPANT, Threat.PUBLIC})
-"""The adversaries of the claim, which see only averages."""
-
 _SERVERS = frozenset({Threat.SERVER, Threat.COLLUDING_SERVER, Threat.MALICIOUS_SERVER})
 
 _SINGLE = "samples are drawn one per step, with replacement"
@@ -53,9 +52,8 @@ _ONE_NORM = "all updates of a round have the same norm and the same weight"
 ONE_WEIGHT = "all updates of a round have the same weight"
 
 _ROUNDING = 1e-6  # relative difference of two norms that rounding may explain
+# Shift, in noise standard deviations, above which a bound ignores sampling, whose accounting would take too long
 _FAR = 5.0
-"""Shift, in noise standard deviations, above which a bound ignores sampling, whose accounting would take too long."""
-
 _NOTHING = -200.0  # logarithm of a probability too small to change any delta
 
 
@@ -147,8 +145,9 @@ def violations(updates: Sequence[Vector], links: Links, *, sends_norm: bool) -> 
     """
     setting, senders = links.setting, links.senders
     single = setting.steps == 1 and setting.batch == 1
-    drawn = Violation(sum(who.samples > 1 for who in senders) * (not single), len(senders), "message", covered=True)
-    unequal = len({who.samples for who in senders}) > 1
+    broken = sum(sender.samples > 1 for sender in senders) * (not single)
+    drawn = Violation(broken, len(senders), "message", covered=True)
+    unequal = len({sender.samples for sender in senders}) > 1
     if sends_norm:
         norms = [float(torch.linalg.vector_norm(update, dtype=torch.float64)) for update in updates]
         unequal |= max(norms) > (1 + _ROUNDING) * min(norms)

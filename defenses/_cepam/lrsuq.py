@@ -26,8 +26,8 @@ from leakgauge.harness.core.stats import Numbers
 Dithers = Callable[[int, Integers, int], Numbers]
 """(attempt, all sub-vectors [K] that are still open, n) -> dithers [K, n] in (-1/2, 1/2]."""
 
+# Largest |x| in cells, for which float64 still keeps 12 bits of the dither, so that attempts differ
 _FARTHEST = 2.0**40
-"""Largest |x| in cells, for which float64 still keeps 12 bits of the dither, so that attempts differ."""
 
 
 _BLOCK = 1 << 14  # number of sub-vectors processed at a time, few enough to stay in the cache

@@ -31,10 +31,9 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Vector
 
+# Relative deviation of a candidate's norm from the norm in the message that counts as one standard deviation. The
+# message is exact to 6e-8; an optimizer that starts far away needs a softer wall
 _STIFF = 1e-3
-"""Relative deviation of a candidate's norm from the norm in the message that counts as one standard deviation. The
-message is exact to 6e-8; an optimizer that starts far away needs a softer wall."""
-
 _LEAST = 1e-6  # smallest norm that `_STIFF` multiplies; keeps the slope at a zero update finite
 
 

@@ -35,17 +35,15 @@ Contexts = npt.NDArray[np.uint8]
 
 _FEW = 64  # number of open sub-vectors below which contexts cost more bits than they save
 _NEAR = 15  # largest cell in the part `cells` of a long message; up to this size, the integer coder takes half the time
+# Number of cells from which a message is long: time then outweighs the percent that `far` adds for fine cells
 _MANY = 1 << 16
-"""Number of cells from which a message is long: time then outweighs the percent that `far` adds for fine cells."""
-
 _BLOCK = 1 << 15  # number of sub-vectors processed at a time, few enough to stay in the cache
+# Number of sub-vectors whose attempts are processed together: late attempts are few but cost many calls each
 _PART = 1 << 18
-"""Number of sub-vectors whose attempts are processed together: late attempts are few but cost many calls each."""
-
 _SINGLE_PART = 1 << 15  # the same for n = 1, where the only attempt is fastest in the cache
 _FURTHER = 200  # most attempts of the last few sub-vectors; one of them needs more with probability below 10^-62
+# The bits of 1.0. A double's bits minus these bits are about its logarithm, in octaves from bit 52 on
 _ONE = int(np.float64(1.0).view(np.int64))
-"""The bits of 1.0. A double's bits minus these bits are about its logarithm, in octaves from bit 52 on."""
 
 
 def pack(x: Numbers, radii: Numbers, spread: float, key: Key) -> bytes:
@@ -67,12 +65,12 @@ def pack(x: Numbers, radii: Numbers, spread: float, key: Key) -> bytes:
     attempts, tape, limit = np.ones(count, np.int64), _Tape(key, radii, spread), _limit(x.size)
     near, contexts = np.empty((count, n), np.min_scalar_type(-limit)), np.empty((count, n), np.uint8)
     far, beyond = [], []
-    for part in blocks(count, _part_size(n)):
-        tape.start = part.start
-        encoded = encode(x[part], radii[part], tape)
-        attempts[part] = encoded.attempts
+    for section in blocks(count, _part_size(n)):
+        tape.start = section.start
+        encoded = encode(x[section], radii[section], tape)
+        attempts[section] = encoded.attempts
         for block in blocks(len(encoded.attempts), _BLOCK):
-            rows = slice(part.start + block.start, part.start + block.stop)
+            rows = slice(section.start + block.start, section.start + block.stop)
             cells, dither = encoded.cells[block], encoded.dither[block]
             contexts[rows] = cell_contexts(dither, radii[rows], spread)
             folded = _folded(cells, dither)
@@ -206,11 +204,11 @@ def _cell_context(width: int, distance: int) -> int:
     return -_THIN + octave * _DISTANCES + min(distance, largest) - _CLOSE
 
 
+# The context of each width and distance. Below one spread the distance is uninformative, from four on the width
 _CELL_CONTEXT = np.array(
     [_cell_context(width, distance) for width in range(_THIN, _WIDE + 1) for distance in range(_CLOSE, _AWAY + 1)],
     np.uint8,
 )
-"""The context of each width and distance. Below one spread the distance is uninformative, from four on the width."""
 
 
 class _Tape:

@@ -23,12 +23,11 @@ S = TypeVar("S")
 
 _SPREAD = 3.0  # JoPEQ scales entries to a standard deviation of 1/3, so most lie in [-1, 1] by Chebyshev's inequality
 
+# The assumption about single numbers, and about pairs
 _INSIDE = {
     1: "all scaled coordinates are in [-1, 1], although nothing clips them",
     2: "all scaled pairs are in the unit disc, although nothing clips them",
 }
-"""The assumption about single numbers, and about pairs."""
-
 _ROUNDING = 1e-6  # how far a number may exceed 1 because its scale is rounded to float32
 
 
@@ -235,9 +234,9 @@ class ByScale(Defense[S, None]):
         return claim_over(rounds, promised * rounds, proved, source=source, assumes=assumes, further=(whole,))
 
 
+# Assumed relative standard deviation between a candidate's scale and the sent scale. The sent scale is exact to 6e-8,
+# but an optimizer that starts far away needs a softer wall
 _STIFF = 1e-3
-"""Assumed relative standard deviation between a candidate's scale and the sent scale. The sent scale is exact to 6e-8,
-but an optimizer that starts far away needs a softer wall."""
 
 
 @dataclass(frozen=True, eq=False)

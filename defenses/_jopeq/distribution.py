@@ -29,9 +29,8 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
+# Maps a pair of numbers to lattice coordinates at step 1, by dimension; for a scalar quantizer, the identity
 _INVERSE = {1: np.eye(2), 2: np.array([[1.0, 0.0], [-0.5, 0.75**0.5]])}
-"""Maps a pair of numbers to lattice coordinates at step 1, by dimension; for a scalar quantizer, the identity."""
-
 _SCALES = 1 - np.array([0.0, *SHARES])  # scales of the noise, in the distribution and in its alternatives
 _ERROR = 1e-15  # rounding error of a probability
 _TINY = 1e-9

@@ -29,8 +29,8 @@ from leakgauge.harness.core.stats import Numbers
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
 
+# Search for a sub-vector's epsilon: numbers of inputs on the circle, places of a cell per coordinate, and ascents
 _ANGLES, _PLACES, _CLIMBS = 24, 7, 3
-"""Search for a sub-vector's epsilon: numbers of inputs on the circle, places of a cell per coordinate, and ascents."""
 
 GENERATOR: Numbers = np.array([[1.0, 0.0], [1 / 3**0.5, 2 / 3**0.5]])
 """Generators of the two-dimensional lattice at step 1, by columns."""

@@ -27,8 +27,8 @@ P = TypeVar("P", Allocation, Orthogonal)
 Fading = Literal["rayleigh", "equal"]
 """Distribution of the squared gains: exponential with mean 1, or all 1."""
 
+# Relative difference between a waveform without noise and its definition that float64 rounding explains
 _ROUNDING = 1e-13
-"""Relative difference between a waveform without noise and its definition that float64 rounding explains."""
 
 
 @dataclass(frozen=True)

@@ -234,9 +234,9 @@ def orthogonal(channel: Channel, epsilons: Sequence[float], delta: float, lipsch
     """
     positive(lipschitz=lipschitz)
     received, own = channel.received, channel.noise_variance
-    wanted = 1 / np.array(_ratios(channel, epsilons, delta))
-    alpha = np.minimum(1.0, (received + own) / (received * (1 + wanted)))
-    beta = np.maximum(0.0, wanted * alpha - own / received)
+    noise_over_signal = 1 / np.array(_ratios(channel, epsilons, delta))
+    alpha = np.minimum(1.0, (received + own) / (received * (1 + noise_over_signal)))
+    beta = np.maximum(0.0, noise_over_signal * alpha - own / received)
     return Orthogonal(channel, lipschitz, delta, tuple(alpha.tolist()), tuple(beta.tolist()))
 
 

@@ -45,12 +45,12 @@ _QUIET = 1e6  # the sum of 1/z^2 of a quieter run; z is then 3e-3 over ten round
 _FALLING = "no round's learning rate is above that of round 0"
 
 _OFTEN = 0.95  # quantile of the number of selections that defines a client selected often
+# The part of a claim's source that names the calibration
 _BY: dict[formulas.Calibration, str] = {
     "paper": "",
     "zcdp": ", noise by zCDP (Bun & Steinke 2016, Prop. 1.3)",
     "tight": ", exact noise (Balle & Wang 2018, Thm 8)",
 }
-"""The part of a claim's source that names the calibration."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,8 @@ class UDPRounds(Defense[S, None]):
         l2 penalty of the model, which is not clipped, is ignored.
         """
         sent = torch.stack([unpack_float32(wire, links.setting.dim) for wire in received])
-        noise = torch.tensor([[self.sigma(state, who, links.setting)] for who in links.senders], dtype=torch.float64)
+        sigmas = [[self.sigma(state, sender, links.setting)] for sender in links.senders]
+        noise = torch.tensor(sigmas, dtype=torch.float64)
         bound = self.clip if self.clips == "update" else self.clip * self._step(links.setting)
 
         def score(update: Tensor) -> Tensor:

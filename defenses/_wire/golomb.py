@@ -31,8 +31,8 @@ from leakgauge.harness.core.errors import MessageError
 Ints = npt.NDArray[np.int64]
 Symbols = npt.NDArray[Any]
 
+# Number of buckets with one cell. The next bucket has 2 cells, and each later one twice as many as the one before
 _LINEAR = 16
-"""Number of buckets with one cell. The next bucket has 2 cells, and each later one twice as many as the one before."""
 _SPARE = np.maximum(0, np.arange(_LINEAR + 52) - _LINEAR + 1)  # number of bits that number the cells of each bucket
 _START = np.where(_SPARE > 0, _LINEAR - 2 + (1 << _SPARE), np.arange(_SPARE.size))  # first cell of each bucket
 _CELLS = 256  # number of cells that the choice of a shift distinguishes; all later cells count as one cell

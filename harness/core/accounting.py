@@ -39,22 +39,18 @@ if TYPE_CHECKING:
 
 _Numbers = npt.NDArray[np.float64]
 
+# Step of the losses if they are not small; the default of dp_accounting
 _FINEST = 1e-4
-"""Step of the losses if they are not small; the default of dp_accounting."""
-
+# Number of steps in the standard deviation of a small loss of one run; the error of a step adds up over the runs
 _SPREADS = 10.0
-"""Number of steps in the standard deviation of a small loss of one run; the error of a step adds up over the runs."""
-
 _LOSSES = 5e5  # maximum number of losses; wider steps still give an upper bound
 _UNSEEN = 1e-6  # probability of the losses that are counted as infinite, relative to delta
 _WIDENED = 20  # how often the grid is widened before none is taken
+# Deltas near whose epsilons the sum has digits for deltas down to a tenth of them, the last one down to 1e-15
 _USUAL = (1e-2, 1e-6, 1e-10)
-"""Deltas near whose epsilons the sum has digits for deltas down to a tenth of them, the last one down to 1e-15."""
-
+# Maximum number of steps of a privacy loss; wider steps still give an upper bound. Without this limit, noise of 0.01
+# clips would take 4 GB
 _POINTS = 2e6
-"""Maximum number of steps of a privacy loss; wider steps still give an upper bound. Without this limit, noise of 0.01
-clips would take 4 GB."""
-
 _RELIABLE = 1e-14  # Renyi divergence of one run below which rounding errors count
 
 
@@ -289,8 +285,8 @@ class _Uneven(NamedTuple):
         return self.chance
 
 
+# The trade-off between epsilon and delta of one pair of neighbors
 _Distribution = _Gaussian | _Laplace | _Response | _Numerical | _Worst | _Uneven
-"""The trade-off between epsilon and delta of one pair of neighbors."""
 
 
 def _distribution(event: Event) -> _Distribution:

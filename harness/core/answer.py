@@ -136,8 +136,8 @@ class DefenseRecord:
         claimed = to_data(self.claim, infinity="inf") | {"adjacency": self.claim.relation}
         del claimed["verdict"], claimed["reason"]
         proofs = {key: claimed.pop(key) for key in ("proved", "attained", "further")}
-        for part in (claimed, proofs["proved"], *proofs["further"], *filter(None, [proofs["attained"]])):
-            part["chance"] = chance(float(part["epsilon"]), part["delta"])
+        for row in (claimed, proofs["proved"], *proofs["further"], *filter(None, [proofs["attained"]])):
+            row["chance"] = chance(float(row["epsilon"]), row["delta"])
         answer = Answer(version=VERSION, defense=self.defense)
         answer |= {"parameters": {**self.parameters}, "setting": {**self.setting}}
         answer |= {"claimed": claimed} | {key: proof for key, proof in proofs.items() if proof is not None}

@@ -150,8 +150,8 @@ class PartSpec:
 
     def __post_init__(self) -> None:
         later = PARAMETERS.get(self.name, {})
-        kept = {key: value for key, value in self.parameters.items() if key not in later or value != later[key]}
-        object.__setattr__(self, "parameters", kept)
+        stated = {key: value for key, value in self.parameters.items() if key not in later or value != later[key]}
+        object.__setattr__(self, "parameters", stated)
 
     @property
     def key(self) -> str:

@@ -14,8 +14,8 @@ _EQUAL = 1e-6  # relative difference of two epsilons that is attributed to round
 VACUOUS = 10.0
 """Above this epsilon an adversary may guess one bit correctly with probability 0.99995: the claim promises nothing."""
 
+# A claim is loose if it exceeds the proved epsilon by more than this, relatively: less noise would suffice
 _LOOSE = 0.01
-"""A claim is loose if it exceeds the proved epsilon by more than this, relatively: less noise would suffice."""
 
 
 EVERY_ROUND = "the client takes part in every round"

@@ -15,8 +15,8 @@ from leakgauge.harness.core.errors import UnknownNameError
 RECORDING = "recording:"
 """Prefix of the folder in the name of a recording that is used as data."""
 
+# Prefixes of model and data names with a colon that do not name code
 _FORMS = {"model": ("torchvision", "given"), "data": ("given", "folder", "npz", "recording")}
-"""Prefixes of model and data names with a colon that do not name code."""
 
 
 def code_allowed(asked: bool) -> bool:
@@ -45,7 +45,7 @@ def task_code(model: str, data: str) -> list[str]:
 def recording_options(name: str) -> tuple[str, dict[str, str]]:
     """The folder and the options in the name of a recording, as in `recording:DIR?data=NAME&public=yes`."""
     path, _, query = name.removeprefix(RECORDING).partition("?")
-    pairs = [part.partition("=") for part in query.split("&") if part]
+    pairs = [option.partition("=") for option in query.split("&") if option]
     return path, {key: unquote(value) for key, _, value in pairs}
 
 

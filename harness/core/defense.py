@@ -364,6 +364,7 @@ class Guarantee(Generic[S, M]):
         return None
 
 
+# Members of a defense that had another name
 _FORMER = {
     "breaches": "violations",
     "gauges": "state_metrics",
@@ -374,7 +375,6 @@ _FORMER = {
     "step_law": "step_distribution",
     "aggregate_law": "aggregate_distribution",
 }
-"""Members of a defense that had another name."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 _T = TypeVar("_T")
 
 
-def moved(found: Tensor, device: torch.device | str) -> Tensor:
+def moved(tensor: Tensor, device: torch.device | str) -> Tensor:
     """The tensor on a device that computes in full float32, and by the same steps in every run.
 
     On a CUDA device, this switches off TF32, whose 10 bits stop a search long before it finds an image, and cuDNN's
@@ -22,7 +22,7 @@ def moved(found: Tensor, device: torch.device | str) -> Tensor:
     if torch.device(device).type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
-    return found.to(device)
+    return tensor.to(device)
 
 
 def available(device: str) -> bool:
@@ -44,14 +44,9 @@ class Placed:
 
     def __init__(self, function: Callable[[Tensor], Tensor], device: torch.device) -> None:
         self._here = function
-        self._there: Callable[[Tensor], Tensor] | None = function
+        self._there: Callable[[Tensor], Tensor] | None = function  # None: it stays on the CPU
         if device.type != "cpu":
             self._there = _copied(function, device)
-
-    @property
-    def stays(self) -> bool:
-        """Whether the function computes on the CPU, wherever its argument is."""
-        return self._there is None
 
     def __call__(self, x: Tensor) -> Tensor:
         """The function's value, on the device of x."""

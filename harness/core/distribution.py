@@ -266,29 +266,29 @@ class Choices(MessageDistribution):
     def read(self, wire: bytes, own: Key) -> Reading:
         """Transform by the cumulative probabilities, rare outcomes first, so that errors shift all numbers alike."""
         places = np.arange(len(self.chances)) if self.places is None else self.places
-        found = outcomes(split(wire, self.header), len(places), self.width)
+        sent = outcomes(split(wire, self.header), len(places), self.width)
         rows = np.arange(len(places)) % len(self.chances)
-        if found.max(initial=0) >= self.chances.shape[1]:
-            raise DistributionError(f"an outcome of {found.max()}, expected at most {self.chances.shape[1] - 1}")
-        chance = self.chances[rows, found]
+        if sent.max(initial=0) >= self.chances.shape[1]:
+            raise DistributionError(f"an outcome of {sent.max()}, expected at most {self.chances.shape[1] - 1}")
+        chance = self.chances[rows, sent]
         if not chance.all():
             raise DistributionError("an outcome has probability 0")
         order = np.argsort(self.chances, 1, kind="stable")
         rising = np.cumsum(np.sort(self.chances, 1), 1)
-        upper = rising[rows, np.argsort(order, 1)[rows, found]]
+        upper = rising[rows, np.argsort(order, 1)[rows, sent]]
         within = uniform(own, (len(rows),), dtype=torch.float64).numpy()
         uniforms = (upper - chance * within) / rising[rows, -1]
         if self.others is None:
             return Reading(uniforms, places)
         with np.errstate(divide="ignore"):
-            ratios = np.log(self.others[:, rows, found]) - np.log(chance)
+            ratios = np.log(self.others[:, rows, sent]) - np.log(chance)
         return Reading(uniforms, places, ratios=evidence(ratios))
 
 
 def powers(chances: Numbers) -> Numbers:
     """[len(SHARES), ..., m] distributions [..., m] to the powers 1 / (1 - share), normalized, as for Laplace noise."""
-    found = np.asarray(chances ** (1 / (1 - np.array(SHARES))).reshape(-1, *(1,) * chances.ndim), np.float64)
-    return np.asarray(found / found.sum(-1, keepdims=True), np.float64)
+    raised = np.asarray(chances ** (1 / (1 - np.array(SHARES))).reshape(-1, *(1,) * chances.ndim), np.float64)
+    return np.asarray(raised / raised.sum(-1, keepdims=True), np.float64)
 
 
 def evidence(ratios: Numbers) -> Numbers:
@@ -311,9 +311,9 @@ def split(wire: bytes, header: Numbers) -> bytes:
         return wire
     if len(wire) < size:
         raise DistributionError(f"{len(wire)} bytes, expected a header of {size}")
-    found, expected = np.frombuffer(wire[:size], "<f4").astype(np.float64), np.asarray(header, np.float64)
+    sent, expected = np.frombuffer(wire[:size], "<f4").astype(np.float64), np.asarray(header, np.float64)
     step = np.spacing(np.abs(expected).astype(np.float32)).astype(np.float64)
-    if not (np.abs(found - expected) <= _HEADER * step).all():
+    if not (np.abs(sent - expected) <= _HEADER * step).all():
         raise DistributionError("the header is not the declared function of the update")
     return wire[size:]
 
@@ -344,12 +344,12 @@ def clamped(update: Tensor, bound: float) -> Numbers:
 
 def projected(update: Tensor, bound: float) -> Numbers:
     """[d] float64: the update, projected onto the l2 ball of radius `bound`."""
-    found = numbers(update)
-    largest = np.abs(found).max(initial=0.0)
+    values = numbers(update)
+    largest = np.abs(values).max(initial=0.0)
     if largest == 0:
-        return found
-    norm = largest * float(np.sqrt(np.square(found / largest).sum()))
-    return found * (bound / norm) if norm > bound else found
+        return values
+    norm = largest * float(np.sqrt(np.square(values / largest).sum()))
+    return values * (bound / norm) if norm > bound else values
 
 
 def numbers(update: Tensor) -> Numbers:

@@ -22,7 +22,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
 def suggestion(name: str, known: Iterable[str]) -> str:
     """The end of an error message on an unknown name: the nearest known name, ignoring case, and all known names."""
     listed = list(known)
-    plain = {one.casefold(): one for one in listed}
+    plain = {known_name.casefold(): known_name for known_name in listed}
     near = difflib.get_close_matches(name.casefold(), plain, 1)
     hint = f"; did you mean {plain[near[0]]!r}?" if near else "."
     return f"{hint} Known: {', '.join(listed)}"

@@ -18,12 +18,12 @@ def regular(path: Path, most: int = MOST, *, links: bool = True) -> int:
         OSError: there is no such file, or links go round in circles.
         ValueError: it is a folder, a pipe, a socket, a device or, without `links`, a link; or it is larger.
     """
-    found = path.stat() if links else path.lstat()
-    if not stat.S_ISREG(found.st_mode):
+    status = path.stat() if links else path.lstat()
+    if not stat.S_ISREG(status.st_mode):
         raise ValueError("expected a regular file, got a folder, a pipe, a device or a link; copy it to a file")
-    if found.st_size > most:
-        raise ValueError(f"expected a file of at most {most:,} bytes, got {found.st_size:,}; give a smaller one")
-    return found.st_size
+    if status.st_size > most:
+        raise ValueError(f"expected a file of at most {most:,} bytes, got {status.st_size:,}; give a smaller one")
+    return status.st_size
 
 
 def content(path: Path, most: int = MOST) -> bytes:

@@ -18,8 +18,8 @@ from leakgauge.harness.core.stored import canonical
 from leakgauge.harness.core.threats import SEES
 
 _EXPONENT = re.compile(r"e([+-])0*(\d+)$")
+# What each adversary sees, by name; who sees messages also knows their sum
 _SEES = {one.value: sees | ({"sums"} if "messages" in sees else set()) for one, sees in SEES.items()}
-"""What each adversary sees, by name; who sees messages also knows their sum."""
 
 UNDEFENDED = "none"
 """The name of the defense that does nothing."""
@@ -119,7 +119,7 @@ def unpromised(cell: Cell, training: TrainingRecord | None) -> str:
     name, *grants = cell.threat.split("+")
     sees = _SEES.get(name, frozenset({name})) | ({"broadcast"} & {*grants})
     finite = [claim for claim in (training.one_round, training.whole_run) if claim.epsilon is not None]
-    promised = any(sees <= _SEES.get(one, frozenset()) for claim in finite for one in claim.against)
+    promised = any(sees <= _SEES.get(adversary, frozenset()) for claim in finite for adversary in claim.against)
     return "" if promised else f"not promised against {cell.threat}"
 
 

@@ -193,9 +193,9 @@ def metric(name: str) -> Metric:
 
 def gated(*tests: GateTest) -> list[Metric]:
     """The metrics that the gate judges by one of these tests; without tests, by any."""
-    return [one for one in METRICS.values() if one.gate is not None and (not tests or one.gate in tests)]
+    return [row for row in METRICS.values() if row.gate is not None and (not tests or row.gate in tests)]
 
 
 def headline(kind: str) -> str:
     """The metric by which the report rates attacks of this kind; empty if there is none."""
-    return next((one.name for one in METRICS.values() if one.headline and one.kind == kind), "")
+    return next((row.name for row in METRICS.values() if row.headline and row.kind == kind), "")

@@ -18,12 +18,7 @@ _INTEGER, _POINTER = ctypes.c_int64, ctypes.c_void_p
 
 _ARGUMENTS: dict[str, list[Any]] = {
     "spread": [_POINTER, _INTEGER, _POINTER, _POINTER],
-    "correlate": [
-        *(_POINTER, _INTEGER),
-        *(_POINTER, _POINTER, _INTEGER),
-        *(_POINTER, _POINTER, _INTEGER),
-        *(_POINTER, _INTEGER, _POINTER),
-    ],
+    "correlate": [_POINTER, _INTEGER, *[_POINTER, _POINTER, _INTEGER] * 2, _POINTER, _INTEGER, _POINTER],
     "weights": [_POINTER, _INTEGER, _POINTER, _POINTER, _POINTER, _INTEGER],
     "subtract": [_INTEGER, _INTEGER, *[_POINTER] * 3, *[_INTEGER] * 3, _POINTER, _POINTER],
     "directions": [_INTEGER, _INTEGER, _INTEGER, ctypes.c_double, *[_POINTER] * 10],

@@ -77,7 +77,7 @@ def rows(run: Run, *, items: bool = False) -> Iterator[Row]:
                 yield question | names | row
 
 
-def frame(found: Sequence[Row]) -> pd.DataFrame:
+def frame(table: Sequence[Row]) -> pd.DataFrame:
     """Rows as a data frame with the columns and types of `COLUMNS`.
 
     Raises:
@@ -87,13 +87,13 @@ def frame(found: Sequence[Row]) -> pd.DataFrame:
         import pandas as pd
     except ImportError as error:
         raise ImportError("a data frame needs pandas: pip install pandas") from error
-    return pd.DataFrame({name: pd.Series(column(found, name), dtype=kind) for name, kind in COLUMNS.items()})
+    return pd.DataFrame({name: pd.Series(column(table, name), dtype=kind) for name, kind in COLUMNS.items()})
 
 
-def column(found: Iterable[Row], name: str) -> list[Any]:
+def column(table: Iterable[Row], name: str) -> list[Any]:
     """One column of rows; a row without a value gives an empty text, or None in columns of numbers."""
     nothing = "" if COLUMNS[name] == "str" else None
-    return [nothing if (value := row.get(name)) is None else value for row in found]
+    return [nothing if (value := row.get(name)) is None else value for row in table]
 
 
 def summary_html(run: Run) -> str:
@@ -195,14 +195,14 @@ def _accuracy(value: float, n: int, quantity: str) -> Row:
 
 def _of_claim(claim: ClaimRecord) -> Iterator[Row]:
     verdict = "NOTHING PROMISED" if claim.epsilon is None else claim.verdict
-    kept = {"relation": claim.relation, "horizon": claim.horizon}
-    terms = kept | {"delta": claim.delta, "privacy_unit": claim.unit, "adversaries": " ".join(claim.against)}
+    scope = {"relation": claim.relation, "horizon": claim.horizon}
+    terms = scope | {"delta": claim.delta, "privacy_unit": claim.unit, "adversaries": " ".join(claim.against)}
     words = {"method": claim.source, "verdict": verdict, "note": claim.reason}
     yield {"quantity": "claimed_epsilon", "value": number(claim.epsilon)} | terms | words
     for proof in (claim.proved, *claim.further):
-        yield kept | _of_proof(proof)
+        yield scope | _of_proof(proof)
     if claim.attained is not None:
-        yield kept | _of_proof(claim.attained) | {"quantity": "attained_epsilon", "high": None}
+        yield scope | _of_proof(claim.attained) | {"quantity": "attained_epsilon", "high": None}
 
 
 def _of_proof(proof: ProofRecord) -> Row:

@@ -12,7 +12,7 @@ def variables() -> dict[str, str]:
 
     Python searches the working folder first for `-c` and `-m`, and wherever PYTHONPATH has an empty entry.
     """
-    named = [os.path.abspath(one) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
+    named = [os.path.abspath(folder) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(named)}
 
 
@@ -29,8 +29,8 @@ def leave_working_folder() -> None:
     library, before = os.path.dirname(os.__file__), sys.path[:]
     first = sys.path.index(library) if library in sys.path else len(sys.path)  # site-packages come later
     sys.path[:first] = [folder for folder in sys.path[:first] if not _is_here(folder)]
-    found = [spec for finder in sys.meta_path if (spec := finder.find_spec("leakgauge", None)) is not None]
-    if not found or not os.path.samefile(str(found[0].origin), str(sys.modules["leakgauge"].__file__)):
+    specs = [spec for finder in sys.meta_path if (spec := finder.find_spec("leakgauge", None)) is not None]
+    if not specs or not os.path.samefile(str(specs[0].origin), str(sys.modules["leakgauge"].__file__)):
         sys.path[:] = before
         os.environ["PYTHONPATH"] = os.pathsep.join([os.getcwd(), *filter(None, [os.environ["PYTHONPATH"]])])
 

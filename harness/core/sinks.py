@@ -34,23 +34,20 @@ if TYPE_CHECKING:
 LONGEST = 400
 """Maximum number of characters of a name or a sentence; an error message may hold a whole traceback."""
 
+# Characters that no page can show, that a terminal interprets, or that reverse the direction of the following text
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\ufffe\uffff]"
 )
-"""Characters that no page can show, that a terminal interprets, or that reverse the direction of the following text."""
-
+# Start of the older workflow commands `##[error]` and `##vso[...]`, anywhere in a line
 _BRACKET = re.compile(r"##(?=\w*\[)")
-"""Start of the older workflow commands `##[error]` and `##vso[...]`, anywhere in a line."""
-
 _COLONS = re.compile(r":(?=:)")
 _COMMAND = re.compile(r"\A(\s*):(?=:)")  # the start of a workflow command; a runner drops the space before it
 _MARKDOWN = re.compile(r"([\\`*_\[\]{}#|~!$])")
 _INSIDE_WORD = re.compile(r"(?<=[^\W_])\\_(?=[^\W_])")
 _SIGNS = "=+\\-@\uff1d\uff0b\uff0d\uff20"
+# Where a formula or a workflow command could begin. A formula begins at a sign, also at a full-width sign of an East
+# Asian keyboard. `;`, tabs and line ends start a new cell where the comma is the decimal mark
 _FORMULA = re.compile(rf"\A(?=[{_SIGNS}\t\r\n]|[^\S\r\n]*::)|(?<=[;\t\r\n])(?=[{_SIGNS}]|[^\S\r\n]*::)")
-"""Where a formula or a workflow command could begin. A formula begins at a sign, also at a full-width sign of an East
-Asian keyboard. `;`, tabs and line ends start a new cell where the comma is the decimal mark."""
-
 _TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _TEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"<": r"\textless{}", ">": r"\textgreater{}"}
 

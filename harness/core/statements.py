@@ -78,8 +78,8 @@ class Statement:
 
     def __post_init__(self) -> None:
         if (self.that in ("flat", "monotone", "interior-minimum")) != bool(self.along):
-            wanted = f"a path for {self.that!r}" if not self.along else f"no path for {self.that!r}"
-            raise ValueError(f"expected {wanted}, got along={self.along!r}")
+            expected = f"a path for {self.that!r}" if not self.along else f"no path for {self.that!r}"
+            raise ValueError(f"expected {expected}, got along={self.along!r}")
         if (self.that == "equals") != (self.value is not None):
             raise ValueError(f"expected a number for equals alone, got value={self.value}")
         if self.that in ("above", "below", "within") and not (self.a and self.b):
@@ -144,8 +144,8 @@ class _Test(NamedTuple):
         """Number of seeds that would show a mean this far from a bound; None if it cannot be predicted."""
         if self.df < 1 or distance == 0 or not self.error:
             return None
-        wanted = float(special.ndtri(1 - level) + special.ndtri(_POWER))
-        return max(self.seeds + 1, math.ceil(self.seeds * (wanted * self.error / abs(distance)) ** 2))
+        quantiles = float(special.ndtri(1 - level) + special.ndtri(_POWER))
+        return max(self.seeds + 1, math.ceil(self.seeds * (quantiles * self.error / abs(distance)) ** 2))
 
 
 class _Tests(NamedTuple):

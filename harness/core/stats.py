@@ -231,7 +231,9 @@ def auc(members: Numbers, nonmembers: Numbers) -> Estimate:
         interval = Interval(float(special.expit(center - half)), float(special.expit(center + half)))
         method = "Mann-Whitney, DeLong (logit)"
     else:
-        interval = _wilson(value, min(len(m), len(n)), z)
+        k = min(len(m), len(n))
+        center, half = value + z * z / (2 * k), z * math.sqrt(value * (1 - value) / k + z * z / (4 * k * k))
+        interval = Interval(max(0.0, (center - half) / (1 + z * z / k)), min(1.0, (center + half) / (1 + z * z / k)))
         method = "Mann-Whitney, Wilson with the largest variance"
     return _estimate("auc", value, interval, len(m) + len(n), method)
 
@@ -327,8 +329,3 @@ def _sides(members: Numbers, nonmembers: Numbers) -> tuple[Numbers, Numbers]:
     if len(m) == 0 or len(n) == 0:
         raise ValueError(f"expected scores of both, got {len(m)} members and {len(n)} non-members")
     return m, n
-
-
-def _wilson(share: float, n: int, z: float) -> Interval:
-    center, spread = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return Interval(max(0.0, (center - spread) / (1 + z * z / n)), min(1.0, (center + spread) / (1 + z * z / n)))

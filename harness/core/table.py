@@ -29,20 +29,20 @@ def parts(x: Tensor, columns: Sequence[Column]) -> Iterator[tuple[Column, Tensor
 
 def records(x: Tensor, columns: Sequence[Column]) -> Tensor:
     """The valid records nearest to vectors x [..., p]: one-hot at the largest entry, numbers clamped to [0, 1]."""
-    found = []
-    for column, part in parts(x, columns):
-        number, largest = column.width == 1, torch.nn.functional.one_hot(part.argmax(-1), column.width)
-        found.append(part.clamp(0, 1) if number else largest.to(part.dtype))
-    return torch.cat(found, -1)
+    nearest = []
+    for column, entries in parts(x, columns):
+        number, largest = column.width == 1, torch.nn.functional.one_hot(entries.argmax(-1), column.width)
+        nearest.append(entries.clamp(0, 1) if number else largest.to(entries.dtype))
+    return torch.cat(nearest, -1)
 
 
 def commonest(x: Tensor, columns: Sequence[Column]) -> Tensor:
     """[p] the guess that is right most often for records x [n, p], column by column."""
     each = [
-        likeliest_number(part[:, 0], torch.ones_like(part[:, 0]), column.tolerance)[None]
+        likeliest_number(entries[:, 0], torch.ones_like(entries[:, 0]), column.tolerance)[None]
         if column.width == 1
-        else part.sum(0)
-        for column, part in parts(x, columns)
+        else entries.sum(0)
+        for column, entries in parts(x, columns)
     ]
     return records(torch.cat(each), columns)
 

@@ -19,9 +19,9 @@ class Threat(enum.Enum):
     PUBLIC = "public"
 
 
+# Known to every adversary: the model's architecture, the federation's settings, the defense with its parameters and
+# state (Kerckhoffs), data of the same kind that belong to no victim, and the records whose membership is in question
 _PUBLIC = frozenset({"task", "setting", "defense", "auxiliary", "candidates"})
-"""Known to every adversary: the model's architecture, the federation's settings, the defense with its parameters and
-state (Kerckhoffs), data of the same kind that belong to no victim, and the records whose membership is in question."""
 
 SEES: dict[Threat, frozenset[str]] = {
     Threat.SERVER: _PUBLIC | {"messages", "shared", "models", "final"},  # honest but curious; must decode
@@ -47,11 +47,8 @@ def seeing(most: Collection[str], *, some: Collection[str] = ()) -> frozenset[Th
     A claim names its adversaries by what they see, never by the others: a threat that is added later and sees more
     is then not among them.
     """
-    return frozenset(
-        threat
-        for threat, sees in SEES.items()
-        if sees <= _PUBLIC.union(most) and (not some or not sees.isdisjoint(some))
-    )
+    allowed = _PUBLIC.union(most)
+    return frozenset(threat for threat, sees in SEES.items() if sees <= allowed and (not some or sees & {*some}))
 
 
 ANYBODY = seeing(LISTED)
@@ -62,8 +59,8 @@ EAVESDROPPERS = seeing(LISTED - {"shared"}, some={"messages"})
 GRANTS = frozenset({"labels", "broadcast"})
 """Side knowledge or powers that a study grants to an adversary by name, as in `server+labels`."""
 
+# A grant that names the data set of the (unlabeled) auxiliary data, as in `server+auxiliary=fashion_mnist`
 _OTHER = "auxiliary="
-"""A grant that names the data set of the (unlabeled) auxiliary data, as in `server+auxiliary=fashion_mnist`."""
 
 
 class ThreatMismatch(ValueError):

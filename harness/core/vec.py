@@ -46,7 +46,7 @@ class Layout:
             raise ValueError(f"expected a last axis of {self.dim} entries, got {tuple(vector.shape)}")
         lead = vector.shape[:-1]
         parts = torch.split(vector, list(self.sizes), dim=-1)
-        return [part.reshape(*lead, *shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        return [tensor.reshape(*lead, *shape) for tensor, shape in zip(parts, self.shapes, strict=True)]
 
     def join(self, tensors: Sequence[Tensor]) -> Tensor:
         """The flat vector [d] of tensors in this layout's shapes."""

@@ -24,9 +24,9 @@ from leakgauge.harness.core.table import Column
 MAX_UNPACKED = 128 * 2**20
 """Bytes to which a packed file may grow; the environment variable LEAKGAUGE_MAX_UNPACKED overrides this limit."""
 
+# A file may also grow by this factor: photographs grow 10 to 20 times, Fashion-MNIST 1.8, MNIST 5; a bomb 200 to
+# 1,000
 _RATIO = 50
-"""A file may also grow by this factor: photographs grow 10 to 20 times, Fashion-MNIST 1.8, MNIST 5; a bomb 200 to
-1,000."""
 
 
 _MOST_CLASSES = 100_000
@@ -124,7 +124,7 @@ class DataSet:
     @property
     def scale(self) -> bytes:
         """The bytes of low and span; empty if x is not scaled."""
-        return b"".join(one.contiguous().numpy().tobytes() for one in (self.low, self.span) if one is not None)
+        return b"".join(tensor.contiguous().numpy().tobytes() for tensor in (self.low, self.span) if tensor is not None)
 
 
 def _check(split: str, examples: Examples, classes: tuple[str, ...]) -> None:
@@ -198,9 +198,9 @@ def load(name: str, root: Path) -> DataSet:
         raise ValueError(f"expected {kind}:{form.rest}, got {name!r}")
     options = _options(name, query, (*form.options, "classes"))
     count = options.pop("classes", "")
-    found = form.read(f"{kind}:{rest}" if is_code(name) else rest, options)
+    data = form.read(f"{kind}:{rest}" if is_code(name) else rest, options)
     with reading(Path(name)):
-        return found.with_classes(int(count)) if count else found
+        return data.with_classes(int(count)) if count else data
 
 
 def is_code(name: str) -> bool:
@@ -211,21 +211,23 @@ def is_code(name: str) -> bool:
 
 def _options(name: str, query: str, known: tuple[str, ...]) -> dict[str, str]:
     """The options after the `?` of a name: key=value, joined by `&`."""
-    found: dict[str, str] = {}
+    given: dict[str, str] = {}
     for pair in query.split("&") if query else ():
         key, _, value = pair.partition("=")
-        if key not in known or key in found or not value:
-            options = f"its options are {', '.join(f'{one}=...' for one in known)}" if known else "it has no options"
+        if key not in known or key in given or not value:
+            options = (
+                f"its options are {', '.join(f'{option}=...' for option in known)}" if known else "it has no options"
+            )
             raise ValueError(f"{name!r}: got the option {pair!r}, but {options}, each once, after ? and joined by &")
-        found[key] = value
-    return found
+        given[key] = value
+    return given
 
 
 def names() -> tuple[tuple[str, str], ...]:
     """All names that `load` accepts, each with a one-line summary."""
-    found = [(name, source.summary) for name, source in _sources().items()]
-    found += [(f"{kind}:{form.rest}", form.summary) for kind, form in _forms().items()]
-    return (*found, (_code().rest, _code().summary))
+    listed = [(name, source.summary) for name, source in _sources().items()]
+    listed += [(f"{kind}:{form.rest}", form.summary) for kind, form in _forms().items()]
+    return (*listed, (_code().rest, _code().summary))
 
 
 def default_root() -> Path:
@@ -285,9 +287,9 @@ def unpacked(path: Path) -> bytes:
         return content(path)
     packed = regular(path)
     with gzip.open(path) as file:
-        found = file.read(most_unpacked(packed) + 1)
-    check_unpacked(len(found), packed)
-    return found
+        data = file.read(most_unpacked(packed) + 1)
+    check_unpacked(len(data), packed)
+    return data
 
 
 @contextlib.contextmanager

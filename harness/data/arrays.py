@@ -19,9 +19,8 @@ Array = npt.NDArray[Any]
 CHANNELS = (1, 3)
 _MAX_LABEL = 99_999  # larger labels are identifiers, not classes
 
+# Labels are codes, such as 0 and 255, if fewer than one in this many numbers from 0 to the largest label occurs
 _SPARSE = 10
-"""Labels are codes, such as 0 and 255, if fewer than one in this many numbers from 0 to the largest label occurs."""
-
 _EACH = 5  # minimum mean number of examples per class if labels exceed `_MAX_LABEL`; identifiers have fewer
 MAX_ITEMS = 1_000_000
 """Maximum number of items of a data set; the environment variable LEAKGAUGE_MAX_ITEMS overrides this limit."""
@@ -78,14 +77,14 @@ def data_set(name: str, train: Arrays, test: Arrays | None, classes: Sequence[st
     xs = [_inputs(f"x{suffix}", split.x, split.is_first) for suffix, split in zip(suffixes, parts, strict=True)]
     scale = _scale(xs)
     stored = [x.astype(np.float32) if scale is None else scale.apply(x) for x in xs]
-    ys, found, coded = _labels([f"y{suffix}" for suffix in suffixes], [split.y for split in parts], len(classes))
-    fits = len(classes) == len(found) if coded else len(classes) >= len(found)
-    names = tuple(classes) if found and fits and train.y.dtype.kind in "biu" else found
+    ys, listed, coded = _labels([f"y{suffix}" for suffix in suffixes], [split.y for split in parts], len(classes))
+    fits = len(classes) == len(listed) if coded else len(classes) >= len(listed)
+    names = tuple(classes) if listed and fits and train.y.dtype.kind in "biu" else listed
     ranged = "" if scale is None else "inputs scaled to [0, 1] by their range (the model gets the original units)"
     note = "; ".join(filter(None, (note, ranged, coded)))
     examples = [Examples(torch.from_numpy(x.copy(order="C")), y) for x, y in zip(stored, ys, strict=True)]
     both = (examples[0], examples[1]) if test is not None else split_by_class(*examples[0])
-    low, span = (None, None) if scale is None else (torch.from_numpy(one.astype(np.float32)) for one in scale)
+    low, span = (None, None) if scale is None else (torch.from_numpy(array.astype(np.float32)) for array in scale)
     return DataSet(name, *both, names, public=False, note=note, low=low, span=span)
 
 
@@ -172,14 +171,16 @@ def _labels(names: Sequence[str], ys: Sequence[Array], named: int) -> tuple[list
         if y.dtype.kind not in "biufUS":
             raise ValueError(f"expected {name} of integers, texts, or floats for a regression, got {y.dtype}")
     kinds = {"biu": "integers", "f": "floats", "US": "texts"}
-    found = [next(kind for kind in kinds if y.dtype.kind in kind) for y in flat]
-    if found[0] != found[-1]:
-        raise ValueError(f"expected labels of one kind, got {kinds[found[0]]} in train and {kinds[found[-1]]} in test")
-    if found[0] == "f":
+    groups = [next(kind for kind in kinds if y.dtype.kind in kind) for y in flat]
+    if groups[0] != groups[-1]:
+        raise ValueError(
+            f"expected labels of one kind, got {kinds[groups[0]]} in train and {kinds[groups[-1]]} in test"
+        )
+    if groups[0] == "f":
         numbers = [_numbers(*pair) for pair in zip(names, flat, strict=True)]
         binary = len(np.unique(np.concatenate(flat))) == 2
         return numbers, (), "labels are two floats, which make a regression; integers make classes" if binary else ""
-    if found[0] == "US":
+    if groups[0] == "US":
         return *_ranked([y.astype(str) for y in flat]), ""
     return _integers(names, flat, named)
 
@@ -210,7 +211,7 @@ def _ranked(ys: Sequence[Array]) -> tuple[list[Tensor], tuple[str, ...]]:
 def _numbers(name: str, y: Array) -> Tensor:
     """Numeric labels as float32; raises ValueError if one is not finite."""
     with np.errstate(over="ignore"):
-        found = torch.from_numpy(y.astype(np.float32))
-    if wrong := int((~found.isfinite()).sum()):
+        labels = torch.from_numpy(y.astype(np.float32))
+    if wrong := int((~labels.isfinite()).sum()):
         raise ValueError(f"expected finite {name}, got {wrong:,} of {len(y):,} that are NaN, infinite or huge")
-    return found
+    return labels

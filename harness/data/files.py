@@ -61,7 +61,7 @@ def folder(rest: str, options: Mapping[str, str]) -> DataSet:
         x = _images([file for tree in trees for files in tree.values() for file in files], size)
         y = np.array([label for tree in trees for label, files in enumerate(tree.values()) for _ in files])
         count = sum(map(len, trees[0].values()))
-        parts = [Arrays(x[part], y[part], is_first=True) for part in (slice(count), slice(count, None))]
+        parts = [Arrays(x[rows], y[rows], is_first=True) for rows in (slice(count), slice(count, None))]
         note = f"{lost} links left out: to folders, out of the folder, or to images already included" if lost else ""
         return data_set(f"folder:{path}", parts[0], parts[1] if split else None, classes, note)
 
@@ -86,9 +86,9 @@ def npz(rest: str, options: Mapping[str, str]) -> DataSet:
         check_unpacked(sum(member.file_size for member in members.infolist()), path.stat().st_size)
     with reading(path), np.load(path, allow_pickle=False) as arrays:
         keys = _keys(list(arrays), options)
-        found = {role: np.asarray(arrays[key]) for role, key in keys.items()}
-        test = Arrays(found["x_test"], found["y_test"]) if "x_test" in found else None
-        return data_set(f"npz:{path}", Arrays(found["x"], found["y"]), test)
+        content = {role: np.asarray(arrays[key]) for role, key in keys.items()}
+        test = Arrays(content["x_test"], content["y_test"]) if "x_test" in content else None
+        return data_set(f"npz:{path}", Arrays(content["x"], content["y"]), test)
 
 
 def _keys(keys: Sequence[str], options: Mapping[str, str]) -> dict[str, str]:
@@ -113,9 +113,9 @@ def _keys(keys: Sequence[str], options: Mapping[str, str]) -> dict[str, str]:
 def role_of(key: str) -> str:
     """The role of a key with a common name: x, y, x_test or y_test; empty for other keys."""
     plain = re.sub(r"[^a-z]", "", key.casefold())
-    for part, suffix in (("train", ""), ("test", "_test"), ("", "")):
-        bare = plain.removeprefix(part).removesuffix(part)
-        if bare in INPUTS + LABELS and part in plain:
+    for split, suffix in (("train", ""), ("test", "_test"), ("", "")):
+        bare = plain.removeprefix(split).removesuffix(split)
+        if bare in INPUTS + LABELS and split in plain:
             return ("x" if bare in INPUTS else "y") + suffix
     return ""
 
@@ -135,11 +135,11 @@ def _trees(path: Path, parts: Sequence[str]) -> tuple[list[dict[str, list[Path]]
         for part in parts
     ]
     named = [file for tree in trees for files in tree.values() for file in files if file.suffix.lower() in _ENDINGS]
-    root, kept = path.resolve(), dict[Path, Path]()
+    root, by_place = path.resolve(), dict[Path, Path]()
     for file in sorted(named, key=Path.is_symlink):
         if (real := file.resolve()).is_relative_to(root):
-            kept.setdefault(real, file)
-    chosen = set(kept.values())
+            by_place.setdefault(real, file)
+    chosen = set(by_place.values())
     links = {Path(at, name) for at, folders, names in os.walk(path) for name in folders + names}
     lost = sum(link.is_symlink() for link in links - chosen)
     trees = [{name: [file for file in files if file in chosen] for name, files in tree.items()} for tree in trees]
@@ -152,8 +152,8 @@ def _size(text: str) -> tuple[int, int] | None:
     """(width, height) of the option `size`; None: images are not resized."""
     if not text:
         return None
-    found = re.fullmatch("([0-9]{1,4})(?:x([0-9]{1,4}))?", text)
-    sides = [int(side or found[1]) for side in found.groups()] if found else [0]
+    match = re.fullmatch("([0-9]{1,4})(?:x([0-9]{1,4}))?", text)
+    sides = [int(side or match[1]) for side in match.groups()] if match else [0]
     if not all(1 <= side <= _MOST_PIXELS for side in sides):
         raise ValueError(f"expected size=64 or size=64x48 (width x height) up to {_MOST_PIXELS}, got size={text}")
     return sides[0], sides[1]
@@ -212,8 +212,8 @@ def pixels(image: Image, size: tuple[int, int] | None = None) -> Array:
         image = image.resize(scaled, resample=2)  # bilinear
         left, top = round((scaled[0] - width) / 2), round((scaled[1] - height) / 2)
         image = image.crop((left, top, left + width, top + height))
-    found = np.asarray(image)
-    return found[None] if found.ndim == 2 else found.transpose(2, 0, 1)
+    values = np.asarray(image)
+    return values[None] if values.ndim == 2 else values.transpose(2, 0, 1)
 
 
 FORMS = {

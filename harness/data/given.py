@@ -100,8 +100,8 @@ def _made(name: str, options: Mapping[str, str]) -> DataSet:
         except (ImportError, AttributeError, TypeError, ValueError) as error:
             from leakgauge.harness.data import names
 
-            found = unknown("data set", name, (listed for listed, _ in names()))
-            raise UnknownNameError(f"{error}: {found}") from error
+            listing = unknown("data set", name, (listed for listed, _ in names()))
+            raise UnknownNameError(f"{error}: {listing}") from error
         if callable(made) and not isinstance(made, _Items | _ArrayLike):
             made = made()
         return _data_set(name, made, state)
@@ -213,11 +213,11 @@ def _pair(item: object) -> tuple[Array, bool | int | float | str]:
 def _halves(item: object) -> tuple[Any, Any]:
     if isinstance(item, Mapping):
         roles = [(role_of(str(key)), value) for key, value in item.items()]
-        found = [[value for role, value in roles if role == wanted] for wanted in ("x", "y")]
-        if [len(values) for values in found] != [1, 1]:
+        halves = [[value for role, value in roles if role == half] for half in ("x", "y")]
+        if [len(values) for values in halves] != [1, 1]:
             keys = ", ".join(repr(str(key)[:40]) for key in item)
             raise ValueError(f"expected one input and one label, as in {{'image': ..., 'label': ...}}, got {keys}")
-        return found[0][0], found[1][0]
+        return halves[0][0], halves[1][0]
     if not isinstance(item, tuple | list) or len(item) != 2:
         got = f"{len(item)} parts" if isinstance(item, tuple | list) else type(item).__name__
         raise ValueError(f"expected (x, y), or a dictionary with an input and a label, got {got}")
@@ -231,10 +231,10 @@ def _array(x: Any) -> Array:
         return np.asarray(x.float() if x.dtype in (torch.bfloat16, torch.float16) else x)
     if type(x).__module__.startswith("PIL."):
         return pixels(x)
-    found = np.asarray(x)
-    if found.dtype == object and found.size and all(isinstance(one, str) for one in found.flat):
-        return found.astype(str)
-    return found
+    array = np.asarray(x)
+    if array.dtype == object and array.size and all(isinstance(text, str) for text in array.flat):
+        return array.astype(str)
+    return array
 
 
 FORMS = {"given": Form("NAME", "data registered in this process by harness.data.given.given(NAME, data)", _registered)}

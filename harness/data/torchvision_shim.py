@@ -15,9 +15,8 @@ from types import ModuleType
 import torch
 
 _OPERATORS = ("nms", "qnms")
+# Networks that in training also return the scores of auxiliary classifiers, unless they are built without them
 _AUXILIARY = ("googlenet", "inception_v3")
-"""Networks that in training also return the scores of auxiliary classifiers, unless they are built without them."""
-
 _declared: list[torch.library.Library] = []  # keeps the declarations alive: a schema disappears with its `Library`
 
 

@@ -79,8 +79,8 @@ def read_idx_set(kind: Idx, root: Path) -> DataSet:
     splits = []
     for start in kind.starts:
         arrays = []
-        for axes, part in ((3, "images-idx3-ubyte"), (1, "labels-idx1-ubyte")):
-            path = find(f"{kind.title} file", folders, [f"{start}-{part}", f"{start}-{part}.gz"], hint)
+        for axes, ending in ((3, "images-idx3-ubyte"), (1, "labels-idx1-ubyte")):
+            path = find(f"{kind.title} file", folders, [f"{start}-{ending}", f"{start}-{ending}.gz"], hint)
             folders = [path.parent]  # the other files must lie beside the first
             arrays.append(_read_idx(path, axes))
         images, labels = arrays
@@ -117,17 +117,17 @@ def read_cifar_set(kind: Cifar, root: Path) -> DataSet:
     folders = [root / kind.name / kind.folder, root / kind.folder]
     folder = find(f"{kind.title} test batch", folders, [kind.test], hint).parent
     with reading(folder):
-        found = [batch for batch in kind.train if (folder / batch).exists()]
-    if not found:
+        present = [batch for batch in kind.train if (folder / batch).exists()]
+    if not present:
         raise DataMissing(f"no {kind.title} training batch: looked for {' or '.join(kind.train)} in {folder}; {hint}")
     meta = unpickle(find(f"{kind.title} class names", [folder], [kind.meta], hint))
-    parts = [_read_batch(kind, folder / batch) for batch in found]
+    parts = [_read_batch(kind, folder / batch) for batch in present]
     train = Examples(torch.cat([batch.x for batch in parts]), torch.cat([batch.y for batch in parts]))
     test = _read_batch(kind, folder / kind.test)
     notes = []
-    if len(found) < len(kind.train):
-        notes.append(f"{len(found)} of {len(kind.train)} training batches ({', '.join(found)})")
-    filled = sum(len(indices) for name, indices in _jpeg_filled(folder).items() if name in (*found, kind.test))
+    if len(present) < len(kind.train):
+        notes.append(f"{len(present)} of {len(kind.train)} training batches ({', '.join(present)})")
+    filled = sum(len(indices) for name, indices in _jpeg_filled(folder).items() if name in (*present, kind.test))
     if filled:
         notes.append(f"{filled} images left out: only JPEG copies exist")
     with reading(folder / kind.meta):
@@ -153,8 +153,8 @@ def unpickle(path: Path) -> dict[str, Any]:
         return data
 
 
+# Maximum uses of earlier parts in a pickle: n uses expand it by at most e^(n/e), here 7,000. The real files have 0
 _MOST_AGAIN = 24
-"""Maximum uses of earlier parts in a pickle: n uses expand it by at most e^(n/e), here 7,000. The real files have 0."""
 
 
 class _ArraysOnly(pickle.Unpickler):
