@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from leakgauge.defenses._common.reference import scaled
-from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.claim import Claim, Proof, Unit, Violation, claim_over
 from leakgauge.harness.core.contract import Defense, Links, Setting
 from leakgauge.harness.core.errors import MessageError
@@ -60,9 +59,6 @@ class Scaling:
     mode: Mode
     lanes: int = 1
     bound: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive(clip=self.bound)
 
     def header_size(self, layout: Layout) -> int:
         """Number of bytes of the scales and means."""

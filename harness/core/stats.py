@@ -18,7 +18,6 @@ from scipy import special
 
 from leakgauge.harness.core.metrics import metric
 from leakgauge.harness.core.result import Estimate
-from leakgauge.harness.core.result import chance as chance
 
 STRICT = 0.999
 """Confidence of an audit's bound that decides on verdicts: others may err in 1 of 20 audits, verdicts may not."""

@@ -134,11 +134,8 @@ def _check(split: str, examples: Examples, classes: tuple[str, ...]) -> None:
     if x.dtype != torch.float32 or y.dtype != kind:
         raise ValueError(f"expected float32 x and {str(kind)[6:]} y in {split}, got {x.dtype} and {y.dtype}")
     if x.numel() == 0 or y.shape != (len(x),):
-        few = (
-            "; give a test set, or 5 or more examples of a class (every fifth becomes a test example)"
-            if not len(x)
-            else ""
-        )
+        advice = "; give a test set, or 5 or more examples of a class (every fifth becomes a test example)"
+        few = "" if len(x) else advice
         raise ValueError(f"expected 1 or more {split} examples with labels, got {len(x)} x and {len(y)} y{few}")
     (low, high), last = x.aminmax(), len(classes) - 1
     if not (low >= 0 and high <= 1):

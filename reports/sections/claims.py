@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from leakgauge.harness.core.labels import Label, counted, odds
-from leakgauge.harness.core.result import ClaimRecord, ProofRecord, TrainingRecord
-from leakgauge.harness.core.stats import chance
+from leakgauge.harness.core.result import ClaimRecord, ProofRecord, TrainingRecord, chance
 from leakgauge.reports.sections import Section
 from leakgauge.reports.sections.audits import Amount, alike, details, measured
 from leakgauge.reports.sections.checked import (
