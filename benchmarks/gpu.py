@@ -44,7 +44,7 @@ from leakgauge.harness.learn.batch import Engine, LocalPlan, Work, choose_engine
 from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
-from leakgauge.harness.study.joint import joined
+from leakgauge.harness.study.attack import joined
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- made by benchmarks/gpu.py -->\n", "<!-- end of the GPU -->"

@@ -20,16 +20,14 @@ from typing import Any
 import torch
 
 from leakgauge.harness.data import DataSet
-from leakgauge.harness.study import environment, files, lock, run, store
+from leakgauge.harness.study import environment, run, store
 from leakgauge.harness.study.study import load_study
 
 COUNTED: dict[Any, tuple[str, ...]] = {
     store.Store: ("write_study", "_write", "write_failure", "examine", "read_arrays", "read_study", "cells", "seconds"),
-    store: ("load_run",),
+    store: ("load_run", "sealed", "load", "_locked"),
     run: ("load_run", "_described"),
     environment: ("package", "environment"),
-    files: ("sealed", "load"),
-    lock: ("_locked",),
 }
 
 

@@ -5,7 +5,7 @@ import json
 import shutil
 
 from leakgauge.harness.core.stored import RENAMED
-from leakgauge.harness.study.files import sealed, to_json
+from leakgauge.harness.study.store import sealed, to_json
 
 
 def as_written_by_version_1(source, folder, version=1):

@@ -17,11 +17,11 @@ from leakgauge.harness.core.result import AuditRecord, ClaimRecord
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stored import to_data
 from leakgauge.harness.federation import registry
-from leakgauge.harness.study import cache, environment
-from leakgauge.harness.study.cache import known
-from leakgauge.harness.study.files import sealed, to_json, unsealed
+from leakgauge.harness.study import environment, training
 from leakgauge.harness.study.run import run_study
+from leakgauge.harness.study.store import sealed, to_json, unsealed
 from leakgauge.harness.study.study import resolve
+from leakgauge.harness.study.training import known
 from tests.audit_case import setting_of
 from tests.command import call
 from tests.doubles import study_table
@@ -38,8 +38,8 @@ TABLE = study_table(FEDERATION, DEFENSES, [{"name": ECHO, "target": {"count": 1}
 def folder(tmp_path, monkeypatch):
     """An empty folder of answers, for code that is not newer than this process."""
     monkeypatch.setenv("LEAKGAUGE_CACHE", str(tmp_path))
-    monkeypatch.setattr(cache, "_LOADED", float("inf"))
-    monkeypatch.setattr(cache, "_WORTH", 0.0)
+    monkeypatch.setattr(training, "_LOADED", float("inf"))
+    monkeypatch.setattr(training, "_WORTH", 0.0)
     return tmp_path / "audits"
 
 
@@ -139,7 +139,7 @@ def test_other_questions_and_other_code_are_computed(folder, fresh, monkeypatch)
 def test_an_edit_while_the_process_runs_makes_no_entry_and_reads_none(folder, fresh, monkeypatch):
     # its digest is that of the files, which is no longer that of the code in memory
     ask(lambda: fresh)
-    monkeypatch.setattr(cache, "_LOADED", 0.0)
+    monkeypatch.setattr(training, "_LOADED", 0.0)
     computed = dataclasses.replace(fresh, trials=21)
     assert ask(lambda: computed) is computed
     assert ask(lambda: computed, rounds=9) is computed

@@ -14,9 +14,8 @@ from leakgauge.harness.gate.baseline import provenance
 from leakgauge.harness.gate.comparable import problems
 from leakgauge.harness.gate.measure import measured
 from leakgauge.harness.study import environment
-from leakgauge.harness.study.environment import code_of
+from leakgauge.harness.study.environment import code_of, sources
 from leakgauge.harness.study.run import run_study
-from leakgauge.harness.study.sources import sources
 from leakgauge.harness.study.study import resolve
 
 ROOT = """

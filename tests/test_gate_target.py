@@ -148,7 +148,7 @@ def test_b_a_victim_that_is_no_longer_measured_is_missed(run, also_in_the_baseli
 def test_c_results_of_other_code_fail(run):
     store = Store(run)
     for cell in CELLS[:1]:
-        result = store.read_result(cell.id)
+        result = store.examine(store.cell(cell.id)).value
         other = dataclasses.replace(result.environment, commit="0" * 40)
         store.write_result(dataclasses.replace(result, environment=other), {}, 1.0)
     code, said = check(run)

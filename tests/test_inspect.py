@@ -29,8 +29,7 @@ from leakgauge.harness.integrations.messages import Names, flattened
 from leakgauge.harness.integrations.synthetic import part_spec
 from leakgauge.harness.learn.batch import Work, choose_engine, train_clients
 from leakgauge.harness.study.jobs import RunContext
-from leakgauge.harness.study.prepare import StoredTraining, make_task, prepare
-from leakgauge.harness.study.recorded import as_recorded
+from leakgauge.harness.study.prepare import StoredTraining, as_recorded, make_task, prepare
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import resolve
 from tests.command import call

@@ -23,10 +23,8 @@ from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.result import Failure
 from leakgauge.harness.core.rng import Key, subset
 from leakgauge.harness.study import environment
-from leakgauge.harness.study.files import sealed
-from leakgauge.harness.study.lock import writing
 from leakgauge.harness.study.run import run_study
-from leakgauge.harness.study.store import Store, StoreError, load_run, verify, write_atomically
+from leakgauge.harness.study.store import Store, StoreError, load_run, sealed, verify, write_atomically, writing
 from leakgauge.harness.study.study import resolve
 from tests.command import call
 from tests.stored import damage, listed
@@ -220,7 +218,7 @@ def test_a_reader_of_results_survives_every_kind_of_damage(tmp_path, copy, fault
     if name == "arrays.npz":
         assert store.pictures(cell.id) is None
     else:
-        assert store.read_result(cell.id) is None
+        assert store.examine(store.cell(cell.id)).value is None
         assert load_run(copy).missing == (cell.id,)
         assert f"cells/{cell.id}/{name}" in verify(copy)[1]
     (copy / "study.json").write_bytes((store.cell(cell.id) / name).read_bytes())

@@ -16,9 +16,9 @@ from leakgauge.harness.federation import registry
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study import attack
+from leakgauge.harness.study.attack import Batches, alike, fits, joined
 from leakgauge.harness.study.environment import shipped
 from leakgauge.harness.study.jobs import Job, family
-from leakgauge.harness.study.joint import Batches, alike, fits, joined
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import resolve
 from tests.doubles import study_table
@@ -109,10 +109,10 @@ def test_no_batch_has_more_victims_than_fit():
     guesses, elsewhere = found.search(attack, Key(1), ("0", seens[0]), others, size=7)
     assert looked == [1, 2]
     assert len(guesses.guesses) == 2
-    share = found.take("1").elsewhere
+    share = found.guesses.pop("1")[1]
     assert share > 0
     assert elsewhere == pytest.approx(-2 * share)  # spent for two others
-    assert found.take("1") is found.take("3") is None
+    assert found.guesses.keys() == {"2"}
 
 
 def test_a_cell_that_cannot_be_observed_does_not_join():
@@ -124,8 +124,7 @@ def test_a_cell_that_cannot_be_observed_does_not_join():
     others = [("lost", lost), ("2", lambda: seens[2])]
     guesses, _ = found.search(InvertingGradients(evaluations=2), Key(1), ("0", seens[0]), others, size=100)
     assert len(guesses.guesses) == 2
-    assert found.take("2") is not None
-    assert found.take("lost") is None
+    assert found.guesses.keys() == {"2"}
 
 
 @pytest.mark.parametrize("error", [NoLikelihood, KeyError])
@@ -197,19 +196,19 @@ def test_with_batches_all_trainings_run_first_and_an_attack_knows_the_others(tmp
     kinds = [job.kind for _, _, job in engine.log]
     assert kinds == ["training"] * 4 + ["attack"] * 8
     assert progress.done == 8
-    beside = {name: [] for name in ("map", "inverting-gradients")}
+    batched = {name: [] for name in ("map", "inverting-gradients")}
     for _, _, job in engine.log:
         if job.kind == "attack":
-            beside[job.cells[0].attack.name].append(len(job.beside))
-            assert job.cells[0] not in job.beside
-    assert beside == {"map": [3, 2, 1, 0], "inverting-gradients": [0] * 4}
+            batched[job.cells[0].attack.name].append(len(job.batched))
+            assert job.cells[0] not in job.batched
+    assert batched == {"map": [3, 2, 1, 0], "inverting-gradients": [0] * 4}
     engine, _ = simulate(tmp_path, made.cells, 1, lambda job: 1.0)
-    assert not any(job.beside for _, _, job in engine.log)
+    assert not any(job.batched for _, _, job in engine.log)
 
 
 def test_a_job_reads_the_trainings_of_the_cells_beside_it():
     first, second = resolve(study_table(FEDERATION, ["none", "laplace"], ATTACKS[:1], threats=["server+labels"])).cells
-    job = Job("attack", first.training, (first,), beside=(second,))
+    job = Job("attack", first.training, (first,), batched=(second,))
     assert job.reads == (f"trainings/{first.training.id}", f"trainings/{second.training.id}")
     assert capacity(DEVICE) == 2**28
 

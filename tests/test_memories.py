@@ -13,9 +13,8 @@ from leakgauge.defenses.sqsgd import SqSGD
 from leakgauge.defenses.top_k import TopK
 from leakgauge.harness.core.cell import FederationSpec
 from leakgauge.harness.core.rng import Key, normal
-from leakgauge.harness.federation import memories
-from leakgauge.harness.federation.loop import Keep, train
-from leakgauge.harness.federation.memories import Memories
+from leakgauge.harness.federation import loop
+from leakgauge.harness.federation.loop import Keep, Memories, train
 from leakgauge.harness.learn.partition import Holdings
 from tests.doubles import Counting, random_examples, small_task
 
@@ -66,7 +65,7 @@ def test_a_view_does_not_hold_the_tensor_that_it_is_a_part_of():
 @pytest.mark.parametrize("defense", [TopK(fraction=0.05, feedback=True), SqSGD()], ids=["top-k", "sqsgd"])
 def test_a_training_with_memories_on_the_disk_gives_the_same_bytes(defense, monkeypatch):
     here = go(defense)
-    monkeypatch.setattr(memories, "RESIDENT", 0)
+    monkeypatch.setattr(loop, "RESIDENT", 0)
     there = go(defense)
     assert there.messages == here.messages
     assert torch.equal(there.final, here.final)

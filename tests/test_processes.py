@@ -16,9 +16,9 @@ from leakgauge.harness.core.rng import Key, uniform
 from leakgauge.harness.study.engine import Interrupted
 from leakgauge.harness.study.orphans import handling, interrupt
 from leakgauge.harness.study.run import run_study
+from leakgauge.harness.study.schedule import Limits
 from leakgauge.harness.study.store import Store, load_run, verify
 from leakgauge.harness.study.study import resolve
-from leakgauge.harness.study.supervisor import Limits
 from tests.killed import STUDY, ends_within, litter, start, until
 from tests.test_run import COIN, study
 

@@ -15,13 +15,12 @@ import ray
 from ray.cluster_utils import Cluster
 
 from leakgauge.harness.core.errors import StudyError
-from leakgauge.harness.study.engines._ray_worker import Home, Order, Unfit, Worker, versions
-from leakgauge.harness.study.engines.ray import RayEngine
+from leakgauge.harness.study.engines.ray import RayEngine, _Unfit, _versions, _Worker
 from leakgauge.harness.study.environment import code_of
 from leakgauge.harness.study.jobs import Job
 from leakgauge.harness.study.run import run_study
+from leakgauge.harness.study.schedule import Limits
 from leakgauge.harness.study.store import verify
-from leakgauge.harness.study.supervisor import Limits
 from tests.killed import STUDY, litter, start, until
 from tests.test_processes import STUCK, WAITS, finished, of, stuck
 from tests.test_run import COIN, ECHO, study
@@ -171,16 +170,16 @@ def test_an_address_without_a_cluster_is_refused_in_one_line(address, text, tmp_
 
 def test_a_node_with_other_code_or_versions_does_nothing():
     job = Job("trial", study().trainings[0], ())
-    home = Home(Path("data"), False, "cpu", tuple(sys.path), os.getcwd(), versions())
-    worker = Worker(home._replace(versions={**versions(), "Python": "3.0.1"}))
+    asked = {**_versions(), "Python": "3.0.1"}
+    worker = _Worker(Path("data"), False, "cpu", tuple(sys.path), os.getcwd(), asked)
     try:
-        with pytest.raises(Unfit, match=rf"has Python {platform.python_version()} instead of 3\.0\.1$"):
+        with pytest.raises(_Unfit, match=rf"has Python {platform.python_version()} instead of 3\.0\.1$"):
             worker.ready()
         own = code_of(job.training)
-        with pytest.raises(Unfit, match=rf"has code {own} instead of 0123$"):
-            worker.perform(Order(job, "0123", {}, {}))
-        with pytest.raises(Unfit, match=r"cannot load what the job needs: no npz file: looked for own.npz"):
-            worker.perform(Order(job, own, {"npz:own.npz": "0123"}, {}))
+        with pytest.raises(_Unfit, match=rf"has code {own} instead of 0123$"):
+            worker.perform(job, "0123", {}, {})
+        with pytest.raises(_Unfit, match=r"cannot load what the job needs: no npz file: looked for own.npz"):
+            worker.perform(job, own, {"npz:own.npz": "0123"}, {})
     finally:
         worker.leave()
     assert not worker.folder.exists()

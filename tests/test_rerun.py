@@ -129,7 +129,8 @@ def test_results_of_other_code_are_said_to_be_so(folder):
     cell = store.cells()[0]
     own = code_of(cell.training, cell.attack)
     for code, found in (("0" * 16, 1), (own, 0)):
-        store.write_result(store.read_result(cell.id), store.read_arrays(store.cell(cell.id) / "arrays.npz"), 1.0, code)
+        folder = store.cell(cell.id)
+        store.write_result(store.examine(folder).value, store.read_arrays(folder / "arrays.npz"), 1.0, code)
         said = "1 result made by other code: run the study again to check this code"
         assert rerun.about_code(now, bench) == (said,) * found
 

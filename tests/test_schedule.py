@@ -10,15 +10,13 @@ from leakgauge.attacks._engine import matching
 from leakgauge.harness.core.cell import TaskSpec
 from leakgauge.harness.data import default_root
 from leakgauge.harness.study import schedule
-from leakgauge.harness.study.attack import run_attack, run_search
+from leakgauge.harness.study.attack import run_attack, run_part
 from leakgauge.harness.study.cost import Pace
 from leakgauge.harness.study.engine import Died, Ended, Here, Interrupted
 from leakgauge.harness.study.jobs import Job, Outcome, RunContext, limit_id, named, perform, shares, victims_of
-from leakgauge.harness.study.limits import run_limit
 from leakgauge.harness.study.run import run_study
-from leakgauge.harness.study.schedule import Progress, Schedule
+from leakgauge.harness.study.schedule import Progress, Schedule, supervise
 from leakgauge.harness.study.store import Store
-from leakgauge.harness.study.supervisor import supervise
 from tests.test_run import COIN, ECHO, contents, study
 
 IDLG = {"name": "idlg", "evaluations": 5, "restarts": 1, "target": {"count": 5}}
@@ -162,8 +160,8 @@ def parts_of(store, cell):
     """Compute a cell in parts; their names."""
     context = RunContext(store.folder, default_root())
     for victims in (range(2, 5), range(2)):
-        run_search(cell, victims, context)
-        run_limit(cell, victims, context)
+        for kind in ("search", "limit"):
+            run_part(Job(kind, cell.training, (cell,), (victims.start, victims.stop)), context)
     return [named(whole, victims) for whole in (cell.id, limit_id(cell)) for victims in (range(2, 5), range(2))]
 
 

@@ -26,7 +26,7 @@ ARRAYS = {"original": np.zeros((1, 1, 2, 2, 3), np.float32), "guess": np.ones((1
 def test_a_stored_result_is_read_back(tmp_path):
     store = Store(tmp_path)
     store.write_result(RESULT, ARRAYS, 1.25)
-    assert store.read_result(CELL.id) == RESULT
+    assert store.examine(store.cell(CELL.id)).value == RESULT
     assert (store.pictures(CELL.id).guess == 1).all()
     assert store.seconds(store.cell(CELL.id)) == 1.25
 
@@ -45,7 +45,7 @@ def test_a_truncated_result_counts_as_missing(tmp_path, keep):
     store.write_result(RESULT, {}, 1.0)
     path = store.cell(CELL.id) / "result.json"
     path.write_bytes(path.read_bytes()[:keep])
-    assert store.read_result(CELL.id) is None
+    assert store.examine(store.cell(CELL.id)).value is None
 
 
 def test_truncated_arrays_count_as_missing(tmp_path):

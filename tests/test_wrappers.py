@@ -13,7 +13,7 @@ from leakgauge.harness.core.contract import Setting
 from leakgauge.harness.core.defense import Defense, Evidence, Guarantee, Mechanism, Wrapper
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation.aggregate import Aggregated
-from leakgauge.harness.study.joint import BatchedCells
+from leakgauge.harness.study.attack import BatchedCells
 
 SETTING = Setting(Layout(("w",), ((6,),)), 2, 2, 1, "gradient", 1, 0.1, 4, 8)
 WRAPPERS = [

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from leakgauge.harness.study.environment import cache_folder, numerics
-from leakgauge.harness.study.files import load, sealed, unsealed
+from leakgauge.harness.study.store import load, sealed, unsealed
 
 T = TypeVar("T")
 

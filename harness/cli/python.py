@@ -54,8 +54,8 @@ def run(
     from leakgauge.harness.cli.progress import listener, logged
     from leakgauge.harness.study.engine import open_engine
     from leakgauge.harness.study.run import run_study
+    from leakgauge.harness.study.schedule import Limits
     from leakgauge.harness.study.store import write_atomically
-    from leakgauge.harness.study.supervisor import Limits
 
     loaded = study if isinstance(study, Study) else load_study(study, allow_code=allow_code)
     with listener(loaded.name) if progress else nullcontext() as listen:

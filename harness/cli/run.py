@@ -56,8 +56,8 @@ def run(
     from leakgauge.harness.cli.progress import listener, logged
     from leakgauge.harness.study.engine import open_engine
     from leakgauge.harness.study.run import run_study
+    from leakgauge.harness.study.schedule import Limits
     from leakgauge.harness.study.study import load_study
-    from leakgauge.harness.study.supervisor import Limits
 
     with cli.computed_anew(fresh_audits), cli.bugs(out / "run.log", verbose=verbose), cli.user_errors():
         whole = load_study(study, allow_code=allow_code, max_cells=max_cells, max_number=max_number)

@@ -26,8 +26,7 @@ from leakgauge.harness.federation.recording import Recording, spec_of
 from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.study.cost import span
 from leakgauge.harness.study.jobs import RunContext
-from leakgauge.harness.study.prepare import StoredTraining, attack_key, load_data
-from leakgauge.harness.study.recorded import those
+from leakgauge.harness.study.prepare import StoredTraining, attack_key, load_data, those
 from leakgauge.harness.study.run import check_data
 from leakgauge.harness.study.study import Study, resolve
 from leakgauge.harness.study.training import keep_for, run_training

@@ -1,32 +1,60 @@
-"""Attacks one cell of a stored training, scores the guesses, and stores the result; a long search is done in parts."""
+"""Attacks one cell of a stored training, scores the guesses, and stores the result.
+
+A long search, or a long limit of the target, is done in parts. On an accelerator, a search takes about as long for a
+hundred victims as for one, so several cells are one batch. The victims of a batch need the same parameters: its cells
+attack the common first model, with the same seed, model, data and federation, and their defenses differ. Every attack
+that searches victims in groups takes such a batch, because each message's sender tells the defense and the state behind
+the message.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from leakgauge.harness.audit.attacked import Promised, promised
+from leakgauge.harness.audit.attacked import Promised, Proved, promised, proved_identification
+from leakgauge.harness.audit.limit import Limit, NoLimit, limits
 from leakgauge.harness.audit.weights import suspicious
 from leakgauge.harness.core.cell import Cell, Target
-from leakgauge.harness.core.contract import Attack, Guess, Labels, Membership, Observation, Reconstruction
+from leakgauge.harness.core.contract import (
+    Attack,
+    Defense,
+    Guess,
+    Labels,
+    Likelihood,
+    Link,
+    Links,
+    Membership,
+    Observation,
+    Reconstruction,
+    Sender,
+    likelihood_of,
+)
+from leakgauge.harness.core.defense import Wrapper
 from leakgauge.harness.core.device import capacity
 from leakgauge.harness.core.result import Estimate, Execution, Result
+from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import of_items
-from leakgauge.harness.core.stored import fingerprint, to_data
+from leakgauge.harness.core.stored import canonical, fingerprint, to_data
 from leakgauge.harness.core.table import Column
 from leakgauge.harness.core.threats import Threat
+from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.observe import TrainedFederation, Truth
+from leakgauge.harness.learn.prior import GaussianPrior, gaussian_prior
 from leakgauge.harness.study.environment import code_behind, environment, shipped
 from leakgauge.harness.study.flags import cell_flags, notice_flag, promise_flags
-from leakgauge.harness.study.jobs import RunContext, groups, named, victims_of
-from leakgauge.harness.study.joint import Batches, Found, fits
-from leakgauge.harness.study.limits import Bounds, bounds_of
+from leakgauge.harness.study.jobs import Job, RunContext, groups, limit_id, victims_of
 from leakgauge.harness.study.prepare import StoredTraining, attack_key, claimed, observe_stored
 from leakgauge.harness.study.score import (
     score_labels,
@@ -43,16 +71,270 @@ _ASKED = 8
 _COPIES, _STATE = 16, 2**20
 """Numbers that a search on an accelerator holds for each victim: copies of its gradient, and its inputs' steps."""
 
+
+class _Member(Sender):
+    """A sender in one of several federations, with the number of the federation."""
+
+    federation: int
+
+
+@dataclass(frozen=True)
+class BatchedCells(Wrapper[Any, Any]):
+    """The defenses of several federations with one setting and one rule for local training.
+
+    It has what a search for the inputs behind messages uses; the state is a tuple, with one state per federation.
+    """
+
+    delegated: ClassVar[str] = "local step_noise training_noise superposes"
+    default: ClassVar[str] = "analog randomized remember"  # `encode` asks each defense for its memory
+    refused: ClassVar[dict[str, str]] = {
+        "parts init longest decode average advance compensated stops plaintext_statistic read_plaintext_statistic "
+        "error_variance message_distribution state_metrics step_distribution aggregate_distribution relies promises "
+        "claim violations low_noise_variant parameters": "the defenses of a batch differ"
+    }
+
+    each: tuple[Defense[Any, Any], ...]
+    known: dict[int, tuple[object, Likelihood]] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def wrapped(self) -> Defense[Any, Any]:
+        """The first defense; only what `fits` compares is delegated to it."""
+        return self.each[0]
+
+    def encode(self, state: Any, memory: Any, update: Vector, link: Link, private: Key) -> tuple[bytes, Any]:
+        """The first message of a client, by its own federation's defense."""
+        at = _federation(link.sender)
+        wire, _ = self.each[at].encode(state[at], self.each[at].remember(link.setting), update, link, private)
+        return wire, None
+
+    def transmit(self, state: Any, wires: Sequence[bytes], links: Links, channel: Key) -> Sequence[bytes]:
+        """Each message through its own federation's channel."""
+        received: list[bytes] = []
+        for wire, sender in zip(wires, links.senders, strict=True):
+            at = _federation(sender)
+            received += self.each[at].transmit(state[at], [wire], Links(links.setting, [sender], None), channel)
+        return received
+
+    def estimate(self, state: Any, received: bytes, link: Link) -> Vector:
+        """The estimate of the message's own defense."""
+        at = _federation(link.sender)
+        return self.each[at].estimate(state[at], received, link)
+
+    def likelihood(self, state: Any, received: Sequence[bytes], links: Links) -> Likelihood:
+        """The likelihoods of the messages' own defenses, one after the other."""
+        likelihoods, sizes = list[Likelihood](), list[int]()
+        for at, members in itertools.groupby(range(len(received)), lambda i: _federation(links.senders[i])):
+            places = list(members)
+            span = slice(places[0], places[-1] + 1)
+            keys = None if links.shared is None else links.shared[span]
+            wires, theirs = received[span], Links(links.setting, links.senders[span], keys)
+            asked = wires, theirs.senders, keys
+            if at not in self.known or self.known[at][0] != asked:
+                self.known[at] = asked, likelihood_of(self.each[at], state[at], wires, theirs)
+            likelihoods.append(self.known[at][1])
+            sizes.append(len(wires))
+
+        def score(update: Tensor) -> Tensor:
+            pieces = zip(likelihoods, torch.split(update, sizes), strict=True)
+            return torch.cat([likelihood(piece) for likelihood, piece in pieces])
+
+        return score
+
+
+def _federation(sender: Sender) -> int:
+    assert isinstance(sender, _Member)  # `joined` made it
+    return sender.federation
+
+
+def joined(observations: Sequence[Observation]) -> Observation:
+    """One observation of all victims, in order, without what only single federations have.
+
+    Args:
+        observations: with messages and models of one round, and equal in all that `alike` compares.
+    """
+    first, messages, states = observations[0], [], []
+    for number, observation in enumerate(observations):
+        assert observation.messages is not None
+        assert observation.model is not None
+        states.append(observation.model.state)
+        for sent in observation.messages:
+            sender = _Member(*sent.sender)
+            sender.federation = number
+            messages.append(sent._replace(sender=sender))
+    assert first.model is not None
+    return dataclasses.replace(
+        first,
+        defense=BatchedCells(tuple(observation.defense for observation in observations)),
+        messages=tuple(messages),
+        model=first.model._replace(state=tuple(states)),
+        labels=None if first.labels is None else tuple(label for each in observations for label in each.labels or ()),
+        models=None,
+        final=None,
+        others=None,
+    )
+
+
+def fits(observation: Observation, defense: Defense[Any, Any]) -> bool:
+    """Whether a federation with this defense may share a batch with an observation."""
+    ours, setting = observation.defense, observation.setting
+    return (
+        not (ours.superposes or defense.superposes)
+        and ours.local == defense.local
+        and ours.step_noise(setting) == defense.step_noise(setting)
+    )
+
+
+def alike(observation: Observation, other: Observation) -> bool:
+    """Whether two observations of one attack, target and adversary have the same setting and parameters."""
+    return (
+        observation.model is not None
+        and other.model is not None
+        and not (observation.later or other.later)
+        and (observation.setting, observation.lr) == (other.setting, other.lr)
+        and torch.equal(observation.model.params, other.model.params)
+    )
+
+
+Guesses = tuple[Reconstruction, float]
+"""The guesses for a cell, and the seconds spent for it by other jobs, less those spent by its own for others."""
+
+
+class Batches:
+    """Searches cells in batches; `guesses` has those of cells whose jobs have not asked for them yet, by name."""
+
+    def __init__(self) -> None:
+        self.guesses: dict[Hashable, Guesses] = {}
+        self._alone: set[Hashable] = set()
+
+    def search(
+        self,
+        attack: Attack,
+        key: Key,
+        own: tuple[Hashable, Observation],
+        others: Iterable[tuple[Hashable, Callable[[], Observation]]],
+        size: int,
+    ) -> Guesses | None:
+        """Attack a cell with others in one batch, and return its guesses; the other cells' guesses are kept.
+
+        Args:
+            own, others: the name and the observation of the cell and of cells whose defenses fit; those that are not
+                alike are left out.
+            size: the most victims of a batch.
+
+        Returns:
+            None: no other cell joins, or the attack fails; each cell is then attacked alone.
+        """
+        name, ours = own
+        if name in self._alone or ours.messages is None or ours.task.columns:
+            return None
+        start, batch, victims = time.perf_counter(), {name: ours}, len(ours.messages)
+        for other, look in others:
+            if victims + len(ours.messages) > size:
+                break
+            if other in self.guesses or other in self._alone:
+                continue
+            try:
+                observation = look()
+            except Exception:  # its own job reports the error
+                self._alone.add(other)
+                continue
+            if observation.messages is not None and alike(ours, observation):
+                batch[other] = observation
+                victims += len(observation.messages)
+        if len(batch) == 1:
+            return None
+        try:
+            result = attack.run(joined(list(batch.values())), key)
+        except Exception:  # of one defense, whose own job reports it, or of the memory
+            self._alone.update(batch)
+            return None
+        assert isinstance(result, Reconstruction)  # only reconstructions have groups
+        guesses, seconds = iter(result.guesses), (time.perf_counter() - start) / len(batch)
+        for each, observation in batch.items():
+            share = tuple(itertools.islice(guesses, len(observation.messages or ())))
+            self.guesses[each] = Reconstruction(share, result.prior), seconds
+        return self.guesses.pop(name)[0], seconds * (1 - len(batch))
+
+
 _BATCHES = Batches()
 """What this process found for cells whose jobs have not come yet."""
 
 
-def run_attack(cell: Cell, context: RunContext, parts: Sequence[str] = (), beside: Sequence[Cell] = ()) -> Result:
+class Bounds(NamedTuple):
+    """Bounds of any attack on one target: the limit of each victim or why there is none, and the proofs' bound."""
+
+    limits: list[Limit] | str
+    proved: Proved | None
+
+
+def bounds_of(cell: Cell, context: RunContext, parts: Sequence[str] = ()) -> Bounds:
+    """The bounds of a cell, which are the same for every attack on its target.
+
+    Args:
+        parts: names of stored parts of the limit, among others; missing victims are computed.
+    """
+    ours = sorted((name for name in parts if name.startswith(limit_id(cell))), key=lambda name: victims_of(name).start)
+    code = code_behind(context.store, cell.training, None, cell.threat) if ours else ""
+    stored = StoredTraining.of(cell.training, context)
+    return _bounds(stored, cell.threat, cell.target, context.device, tuple(ours), code)
+
+
+@functools.lru_cache(maxsize=8)
+def _bounds(
+    stored: StoredTraining, threat: str, target: Target, device: str, parts: tuple[str, ...], code: str
+) -> Bounds:
+    """`bounds_of`, cached for the next attacks on the same messages."""
+    observation, truth = observe_stored(stored, threat, target, device)
+    among = 1 + truth.rivals
+    claim = claimed(stored.federation, target.looks_at) if observation.messages and among > 1 else None
+    proved = proved_identification(claim, observation.view.threat, among) if claim else None
+    known = {name: stored.store.read_part(name, code) for name in parts}
+    whole = [(victims_of(name), arrays) for name, arrays in known.items() if arrays is not None]
+    if not parts or len(whole) < len(parts):
+        return Bounds(_limits(stored.federation, observation, truth, target), proved)
+    for _, arrays in whole:
+        if "reason" in arrays:
+            return Bounds(str(arrays["reason"]), proved)
+    assert observation.auxiliary is not None  # without auxiliary data there is a reason
+    prior = gaussian_prior(observation.auxiliary.x, 0.0)
+    joined = dict(pair for victims, arrays in whole for pair in zip(victims, to_limits(arrays, prior), strict=True))
+    return Bounds([joined[number] for number in range(len(truth.victims))], proved)
+
+
+def _limits(
+    federation: TrainedFederation, observation: Observation, truth: Truth, target: Target, only: range | None = None
+) -> list[Limit] | str:
+    """The limit of some victims of a target, None: all; or the reason why there is none."""
+    try:
+        return limits(observation, truth.victims, federation.key.child("limit", canonical(to_data(target))), only)
+    except NoLimit as error:
+        return str(error)
+
+
+def of_limits(bounds: Sequence[Limit] | str) -> Arrays:
+    """The arrays of limits, or of the reason why there are none; without the directions, which the prior gives."""
+    if isinstance(bounds, str):
+        return {"reason": np.array(bounds, np.str_)}
+    each = {f"errors {i}": np.stack([limit.error, limit.average, limit.blind]) for i, limit in enumerate(bounds)}
+    about = np.array([(limit.basis.shape[1], limit.linear) for limit in bounds], np.int64)
+    return {"about": about, **each}
+
+
+def to_limits(arrays: Arrays, prior: GaussianPrior) -> list[Limit]:
+    """The limits from the arrays of `of_limits`; `prior`: the prior of the attacker's data."""
+    known = []
+    for i, (axes, linear) in enumerate(arrays["about"].tolist()):
+        error, average, blind = arrays[f"errors {i}"]
+        known.append(Limit(error, average, blind, prior.axes[0][:, :axes], bool(linear)))
+    return known
+
+
+def run_attack(cell: Cell, context: RunContext, parts: Sequence[str] = (), batched: Sequence[Cell] = ()) -> Result:
     """Attack one cell of a stored training, score it, and store the result.
 
     Args:
         parts: names of stored parts of the attack and of its limit; missing victims are computed.
-        beside: cells of stored trainings whose victims may be searched in the same batch; for their own attacks, this
+        batched: cells of stored trainings whose victims may be searched in the same batch; for their own attacks, this
             process keeps what it finds.
     """
     start, store = time.perf_counter(), context.store
@@ -63,8 +345,8 @@ def run_attack(cell: Cell, context: RunContext, parts: Sequence[str] = (), besid
 
     searched = {name: store.read_part(name, code) for name in parts if name.startswith(cell.id)}
     known = [(victims_of(name), to_guesses(arrays)) for name, arrays in searched.items() if arrays is not None]
-    batch = _in_batch(cell, observation, beside, context) if context.device != "cpu" and not known else None
-    answer = _search(cell, observation, known) if batch is None else batch.result
+    batch = _in_batch(cell, observation, batched, context) if context.device != "cpu" and not known else None
+    answer, elsewhere = (_search(cell, observation, known), 0.0) if batch is None else batch
 
     bounds = bounds_of(cell, context, parts) if cell.limit and isinstance(answer, Reconstruction) else None
     estimates, arrays = scored(answer, truth, bounds, federation.task.columns)
@@ -90,44 +372,44 @@ def run_attack(cell: Cell, context: RunContext, parts: Sequence[str] = (), besid
     execution = Execution(context.device, torch.get_num_threads(), federation.engine)
     result = Result(cell, execution, environment(), estimates, flags, fingerprint(content, 64))
     spent = sum(store.seconds(store.part(name)) or 0.0 for name in searched)
-    spent += 0.0 if batch is None else batch.elsewhere
-    store.write_result(result, arrays, spent + time.perf_counter() - start, code)
+    store.write_result(result, arrays, spent + elsewhere + time.perf_counter() - start, code)
     return result
 
 
-def run_search(cell: Cell, victims: range, context: RunContext) -> None:
-    """Attack some victims of a cell in whole groups, and store the guesses."""
-    start = time.perf_counter()
-    observation, _ = observe_stored(StoredTraining.of(cell.training, context), cell.threat, cell.target, context.device)
-    answer = _search(cell, observation, [], victims)
-    assert isinstance(answer, Reconstruction)  # only reconstructions are split
-    arrays, code = of_guesses(answer), code_behind(context.store, cell.training, cell.attack, cell.threat)
-    context.store.write_part(named(cell.id, victims), arrays, time.perf_counter() - start, code)
+def run_part(job: Job, context: RunContext) -> None:
+    """Search some victims of a cell in whole groups, or compute their limit, as the job says, and store the result."""
+    start, (cell,) = time.perf_counter(), job.cells
+    stored = StoredTraining.of(cell.training, context)
+    observation, truth = observe_stored(stored, cell.threat, cell.target, context.device)
+    if job.kind == "limit":
+        arrays = of_limits(_limits(stored.federation, observation, truth, cell.target, job.victims))
+    else:
+        answer = _search(cell, observation, [], job.victims)
+        assert isinstance(answer, Reconstruction)  # only reconstructions are split
+        arrays = of_guesses(answer)
+    code = code_behind(context.store, cell.training, cell.attack if job.kind == "search" else None, cell.threat)
+    context.store.write_part(Path(job.writes).name, arrays, time.perf_counter() - start, code)
 
 
 def _search(
     cell: Cell, observation: Observation, known: Sequence[tuple[range, Reconstruction]], victims: range | None = None
 ) -> Reconstruction | Labels | Membership:
-    """The result of a cell's attack, group by group; victims with known guesses are not attacked again.
-
-    The attack's randomness depends on the seed, the attack and the target, not on the defense: the attack starts from
-    the same points against every defense.
-    """
+    """The result of a cell's attack, group by group; victims with known guesses are not attacked again."""
     attack = registry.build_attack(cell.attack)
     key = attack_key(cell.training.seed, cell.attack, cell.target)
     size = at_once(attack, observation)
     if size is None or cell.target.kind == "members" or observation.messages is None:
         return attack.run(observation, key)
-    guesses = {i: guess for part, result in known for i, guess in zip(part, result.guesses, strict=True)}
+    guesses = {i: guess for those, result in known for i, guess in zip(those, result.guesses, strict=True)}
     words = next((result.prior for _, result in known), "")
-    wanted = range(len(observation.messages)) if victims is None else victims
-    for group in groups(wanted, size):
+    victims = range(len(observation.messages)) if victims is None else victims
+    for group in groups(victims, size):
         if not guesses.keys() >= set(group):
             result = attack.run(observation.of(group), key)
             assert isinstance(result, Reconstruction)  # only reconstructions have groups
             guesses |= zip(group, result.guesses, strict=True)
             words = result.prior
-    return Reconstruction(tuple(guesses[i] for i in wanted), words)
+    return Reconstruction(tuple(guesses[i] for i in victims), words)
 
 
 def at_once(attack: Attack, observation: Observation) -> int | None:
@@ -138,7 +420,7 @@ def at_once(attack: Attack, observation: Observation) -> int | None:
     return max(size, capacity(torch.device(observation.device)) // (_COPIES * observation.setting.dim + _STATE))
 
 
-def _in_batch(cell: Cell, observation: Observation, beside: Sequence[Cell], context: RunContext) -> Found | None:
+def _in_batch(cell: Cell, observation: Observation, batched: Sequence[Cell], context: RunContext) -> Guesses | None:
     """The guesses for a cell that is searched in a batch with others, now or before; None: it is searched alone."""
 
     def name(of: Cell) -> tuple[str, StoredTraining]:
@@ -147,17 +429,17 @@ def _in_batch(cell: Cell, observation: Observation, beside: Sequence[Cell], cont
     def observe(of: Cell) -> Observation:
         return observe_stored(StoredTraining.of(of.training, context), of.threat, of.target, observation.device)[0]
 
-    if (before := _BATCHES.take(name(cell))) is not None:
+    if (before := _BATCHES.guesses.pop(name(cell), None)) is not None:
         return before
     attack = registry.build_attack(cell.attack)
     size = at_once(attack, observation)
     # a user's attack may ask a defense for what a batch does not have, and a user's defense may need the CPU
     ours = shipped("attack", cell.attack.name) and shipped("defense", cell.training.defense.name)
-    if not (beside and size and ours):
+    if not (batched and size and ours):
         return None
     others = (
         (name(other), functools.partial(observe, other))
-        for other in beside
+        for other in batched
         if shipped("defense", other.training.defense.name)
         if fits(observation, registry.build_defense(other.training.defense))
     )

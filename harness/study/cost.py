@@ -28,11 +28,10 @@ from leakgauge.harness.core.contract import Setting
 from leakgauge.harness.core.threads import one_thread
 from leakgauge.harness.federation.loop import Keep, reads_losses
 from leakgauge.harness.federation.registry import build_attack, build_defense
-from leakgauge.harness.study.attack import run_attack
+from leakgauge.harness.study.attack import bounds_of, run_attack
 from leakgauge.harness.study.environment import code_of, environment
 from leakgauge.harness.study.goal import first_try, goal_of
 from leakgauge.harness.study.jobs import Job, RunContext
-from leakgauge.harness.study.limits import bounds_of
 from leakgauge.harness.study.prepare import prepare
 from leakgauge.harness.study.study import Study
 from leakgauge.harness.study.training import run_training

@@ -1,6 +1,6 @@
 """Where the jobs of a study run: an engine has slots, and each slot does one job at a time.
 
-`supervisor.supervise` decides which job runs next, and handles jobs whose worker died; an engine only runs jobs.
+`schedule.supervise` decides which job runs next, and handles jobs whose worker died; an engine only runs jobs.
 
 An engine is one file of the folder `engines`, named like the engine, with one public class; or a class of another
 package, by an entry point of the group `leakgauge.engines` or as `module:Class`. The class is called with a

@@ -27,7 +27,7 @@ class Job(NamedTuple):
         cells: the cells that need the training; for a trial, the cells that determine the kept rounds; else one cell.
         part: the victims of a search or a limit: the first, and the end.
         parts: the parts that an attack reads.
-        beside: cells whose victims an attack on an accelerator may search in the same batch (`study.joint`).
+        batched: cells whose victims an attack on an accelerator may search in the same batch.
     """
 
     kind: Literal["training", "trial", "attack", "search", "limit"]
@@ -35,7 +35,7 @@ class Job(NamedTuple):
     cells: tuple[Cell, ...]
     part: tuple[int, int] = (0, 0)
     parts: tuple[str, ...] = ()
-    beside: tuple[Cell, ...] = ()
+    batched: tuple[Cell, ...] = ()
 
     @property
     def trains(self) -> bool:
@@ -59,7 +59,7 @@ class Job(NamedTuple):
     def reads(self) -> tuple[str, ...]:
         """The folders that the job reads, relative to the store; they are finished when the job starts."""
         parts = tuple(f"parts/{name}" for name in self.parts)
-        trainings = (f"trainings/{spec.id}" for spec in (self.training, *(cell.training for cell in self.beside)))
+        trainings = (f"trainings/{spec.id}" for spec in (self.training, *(cell.training for cell in self.batched)))
         return () if self.trains else (*trainings, *parts)
 
     @property
@@ -111,18 +111,16 @@ def perform(job: Job, context: RunContext) -> Outcome:
 
 def _headline(job: Job, context: RunContext) -> str:
     """Do one job, and return the headline of its result."""
-    from leakgauge.harness.study.attack import run_attack, run_search
-    from leakgauge.harness.study.limits import run_limit
+    from leakgauge.harness.study.attack import run_attack, run_part
     from leakgauge.harness.study.training import keep_for, run_training
 
     if job.trains:
         last = run_training(job.training, keep_for(job.cells), context).evaluations[-1]
         return f"loss {last.loss:.3f}" if last.accuracy is None else f"accuracy {last.accuracy:.3f}"
-    (cell,) = job.cells
     if job.kind == "attack":
-        first = run_attack(cell, context, job.parts, job.beside).estimates[0]
+        first = run_attack(job.cells[0], context, job.parts, job.batched).estimates[0]
         return f"{first.name} {'n/a' if first.value is None else format(first.value, '.3f')}"
-    (run_search if job.kind == "search" else run_limit)(cell, job.victims, context)
+    run_part(job, context)
     return f"{len(job.victims)} victims"
 
 

@@ -29,13 +29,10 @@ from leakgauge.harness.study.engines.workers import Workers
 from leakgauge.harness.study.environment import code_of, folders
 from leakgauge.harness.study.goal import goal_of, solve
 from leakgauge.harness.study.jobs import Job, Outcome, RunContext
-from leakgauge.harness.study.lock import writing
-from leakgauge.harness.study.prepare import load_data, make_task
-from leakgauge.harness.study.recorded import disagreements
-from leakgauge.harness.study.schedule import Listener, Progress, Schedule
-from leakgauge.harness.study.store import QUARANTINE, Store, StoreError, load_run
+from leakgauge.harness.study.prepare import disagreements, load_data, make_task
+from leakgauge.harness.study.schedule import NO_LIMITS, Limits, Listener, Progress, Schedule, supervise
+from leakgauge.harness.study.store import QUARANTINE, Store, StoreError, load_run, writing
 from leakgauge.harness.study.study import Study
-from leakgauge.harness.study.supervisor import NO_LIMITS, Limits, supervise
 from leakgauge.harness.study.training import keep_for, training_suffices
 
 _ELSE = "use another folder, or --merge to keep both"

@@ -16,38 +16,87 @@ their stored form (`core.stored`).
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import fcntl
 import functools
 import hashlib
 import io
 import json
 import os
 import shutil
+import socket
 import tempfile
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from itertools import count
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TextIO, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from leakgauge.harness.core.cell import Cell
+from leakgauge.harness.core.files import content as content_of
 from leakgauge.harness.core.result import Failure, PartInfo, Pictures, Result, Run, Scores, TrainingRecord
-from leakgauge.harness.core.stored import VERSION, from_data, to_data, upgraded
-from leakgauge.harness.study.files import MISSING, Damaged, load, sealed, to_json, unsealed
+from leakgauge.harness.core.stored import VERSION, StoredVersionError, from_data, to_data, upgraded
 
 T = TypeVar("T")
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 MANIFEST, TIMING, FAILURE, QUARANTINE = "manifest.json", "timing.json", "failure.json", "quarantine"
-TEMPORARY = ".part"
+_TEMPORARY = ".part"
 """The suffix of a file that is being written."""
 
 _MAIN: dict[str, tuple[str, type]] = {"cells": ("result.json", Result), "trainings": ("record.json", TrainingRecord)}
 _PART = "part.npz"
+MISSING = "is missing"
+_BEAT, _STALE = 10.0, 120.0
+"""Seconds between two touches of a lock, and seconds after which an untouched lock of another host is free."""
+
+
+class Damaged(ValueError):
+    """A stored file is not what was written; the text states the reason and follows the file's name."""
+
+
+def load(path: Path, parse: Callable[[bytes], T], faults: dict[str, str]) -> T | None:
+    """The result of `parse` on a stored file, or None with the reason in `faults`; only this reads stored files."""
+    try:
+        return parse(content_of(path, 2**28 if path.suffix == ".json" else 2**40))
+    except FileNotFoundError:
+        faults[path.name] = MISSING
+    except (Damaged, StoredVersionError) as error:
+        faults[path.name] = str(error)
+    except Exception as error:  # a damaged file may raise anything in its decoder: zlib.error, RecursionError, ...
+        faults[path.name] = f"is damaged: {' '.join(f'{type(error).__name__}: {error}'.split())[:200]}"
+    return None
+
+
+def to_json(data: Any) -> bytes:
+    """Indented JSON with sorted keys: equal values give equal text. NaN is refused."""
+    return (json.dumps(data, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def sealed(data: dict[str, Any]) -> bytes:
+    """JSON that holds its own digest."""
+    return to_json({**data, "digest": hashlib.sha256(to_json(data)).hexdigest()})
+
+
+def unsealed(content: bytes) -> dict[str, Any]:
+    """The data of `sealed`.
+
+    Raises:
+        Damaged: the content is not what was written, or an older version wrote it, without a digest.
+    """
+    data: dict[str, Any] = json.loads(content)
+    if "digest" not in data:
+        raise Damaged("holds no digest: it was changed, or made by a version of leakgauge that is too old to be read")
+    del data["digest"]
+    if content != sealed(data):
+        raise Damaged("is not what was written")
+    return data
 
 
 class StoreError(OSError):
@@ -91,7 +140,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     try:
         new = [folder for folder in path.parents if not folder.exists()]
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_TEMPORARY)
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
@@ -101,7 +150,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         _sync(path.parent, *(folder.parent for folder in new))
     except BaseException as error:
         if temporary is not None:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.unlink(temporary)
         if not isinstance(error, OSError):
             raise
@@ -179,7 +228,6 @@ class Store:
         return self._planned()[1]
 
     def _planned(self) -> tuple[dict[str, Any], tuple[Cell, ...]]:
-        """The study and its cells."""
         faults: dict[str, str] = {}
         planned = load(self.folder / "study.json", _plan, faults)
         if planned is None:
@@ -273,11 +321,6 @@ class Store:
         read = itemgetter("code", "files")
         return load(folder / MANIFEST, lambda content: _Manifest(*read(_sealed(folder.name, content))), faults)
 
-    def read_result(self, cell_id: str) -> Result | None:
-        """The result of a cell; None if it is not finished or damaged."""
-        value = self.examine(self.cell(cell_id)).value
-        return value if isinstance(value, Result) else None
-
     def read_training(self, training_id: str) -> TrainingRecord | None:
         """The record of a training; None if it is not finished or damaged; its npz is not checked."""
         value = self.examine(self.training(training_id), arrays=False).value
@@ -285,7 +328,7 @@ class Store:
 
     def read_failure(self, cell_id: str) -> Failure | None:
         """The failure of a cell; None if it is missing or damaged."""
-        return load(self.cell(cell_id) / FAILURE, functools.partial(_failure, cell_id), {})
+        return load(self.cell(cell_id) / FAILURE, functools.partial(_value, Failure, cell_id), {})
 
     def read_arrays(self, path: Path) -> dict[str, npt.NDArray[Any]] | None:
         """The arrays of an npz; None if it is missing or does not match its manifest."""
@@ -322,13 +365,13 @@ def verify(folder: Path) -> tuple[int, dict[str, str]]:
     study, cells = load(folder / "study.json", _plan, faults) or ({}, ())
     for name, text in _tomls(study).items():
         load(folder / name, functools.partial(_same, text), faults)
-    wanted = [store.cell(cell.id) for cell in cells] + [store.training(cell.training.id) for cell in cells]
-    folders = dict.fromkeys([*wanted, *sorted(folder.glob("cells/*/")), *sorted(folder.glob("trainings/*/"))])
+    planned = [store.cell(cell.id) for cell in cells] + [store.training(cell.training.id) for cell in cells]
+    folders = dict.fromkeys([*planned, *sorted(folder.glob("cells/*/")), *sorted(folder.glob("trainings/*/"))])
     if not folders and faults.get("study.json") == MISSING:
         store.read_study()
     for path in folders:
         wrong = store.examine(path).faults
-        if wrong == {MANIFEST: MISSING} and path not in wanted:
+        if wrong == {MANIFEST: MISSING} and path not in planned:
             continue
         if wrong == {MANIFEST: MISSING} and (failure := store.read_failure(path.name)) is not None:
             wrong = {_MAIN["cells"][0]: f"is missing: {failure.message}"}
@@ -377,6 +420,74 @@ def load_run(folder: str | Path) -> Run:
     )
 
 
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Write to a folder of results as its only writer. Removes the temporary files of killed writers.
+
+    The kernel frees the lock of a process that dies. Some file systems lock for one host only, or not at all. There,
+    the lock holds as long as the process that the lock file names touches the file.
+
+    Raises:
+        StoreError: another process writes to this folder, or the folder cannot be written.
+    """
+    path, ended = folder / "lock", threading.Event()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = _locked(path)
+        for depth in ("", "*/", "*/*/"):
+            for left in folder.glob(f"{depth}.*.????????{_TEMPORARY}"):
+                left.unlink(missing_ok=True)
+    except StoreError:
+        raise
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
+    beat = threading.Thread(target=_touch, args=(path, ended), daemon=True)
+    beat.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        beat.join()
+        with suppress(OSError):
+            path.unlink()
+        file.close()
+
+
+def _locked(path: Path) -> TextIO:
+    """The lock file, locked; it names this process."""
+    host = socket.gethostname()
+    while True:
+        file = path.open("a+", encoding="utf-8")
+        free: str | None = host  # the host whose locks the kernel knows to be free
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            free = None
+        except OSError:  # a file system without locks
+            free = ""
+        file.seek(0)
+        owner = file.read()
+        fresh = time.time() - os.fstat(file.fileno()).st_mtime < _STALE
+        if free is None or (owner and fresh and owner.rpartition(" on ")[2] != free):
+            file.close()
+            who = owner or "another process"
+            raise StoreError(f"{path.parent} is being written by {who}: wait until it ends, or use another folder")
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {host}")
+                file.flush()
+                return file
+        file.close()  # the last owner removed the file meanwhile
+
+
+def _touch(path: Path, ended: threading.Event) -> None:
+    """Touch the lock until its owner ends."""
+    while not ended.wait(_BEAT):
+        with suppress(OSError):
+            os.utime(path)
+
+
 def _record(value: Result | TrainingRecord | Failure) -> dict[str, Any]:
     return {**to_data(value), "version": VERSION}
 
@@ -389,7 +500,6 @@ def _remove(path: Path) -> None:
 
 
 def _plan(content: bytes) -> tuple[dict[str, Any], tuple[Cell, ...]]:
-    """A study and its cells from a study.json."""
     study = upgraded(unsealed(content))
     return study, from_data(tuple[Cell, ...], study["cells"])
 
@@ -406,14 +516,7 @@ def _sealed(name: str, content: bytes) -> dict[str, Any]:
     return _of(name, data["id"], data)
 
 
-def _failure(name: str, content: bytes) -> Failure:
-    """The failure in the folder `name`."""
-    failure = from_data(Failure, upgraded(unsealed(content)))
-    return _of(name, failure.cell.id, failure)
-
-
 def _arrays(content: bytes) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of an npz."""
     # read through memory, because numpy does not close a truncated file
     with np.load(io.BytesIO(content), allow_pickle=False) as file:
         return {name: file[name] for name in file.files}
@@ -425,14 +528,15 @@ def _same(text: str, content: bytes) -> None:
         raise Damaged("differs from study.json")
 
 
-def _of(name: str, found: str, value: T) -> T:
-    """The value; raises Damaged if its id `found` is not the folder's name."""
-    if found != name:
-        raise Damaged(f"is of {found}")
+def _of(name: str, own: str, value: T) -> T:
+    """The value; raises Damaged if its own id is not the folder's name."""
+    if own != name:
+        raise Damaged(f"is of {own}")
     return value
 
 
-def _value(kind: type, name: str, content: bytes) -> Result | TrainingRecord:
-    """The result or the record in the folder `name`."""
-    value: Result | TrainingRecord = from_data(kind, upgraded(json.loads(content)))
-    return _of(name, value.cell.id if isinstance(value, Result) else value.spec.id, value)
+def _value(kind: type[T], name: str, content: bytes) -> T:
+    """The result, the record or the failure in the folder `name`."""
+    value: Any = from_data(kind, upgraded(unsealed(content) if kind is Failure else json.loads(content)))
+    checked: T = _of(name, value.spec.id if isinstance(value, TrainingRecord) else value.cell.id, value)
+    return checked

@@ -1,41 +1,76 @@
-"""Runs a training, and stores its record and what attacks need of it: the requested models and messages."""
+"""Runs a training, and stores its record and what attacks need of it: the requested models and messages.
+
+Audits and claims that this user's studies computed before are read from a cache, by their question and the code behind
+them. A stored answer is used only if it has the bytes of a fresh one: an entry names its question and is stored under
+the digest of everything that an answer depends on (see `_behind`). An entry that is damaged, edited or answers another
+question is replaced. Only shipped defenses have entries: for a user's module, neither its imports nor whether it still
+matches its file is known.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
+from pydantic import TypeAdapter
 
 from leakgauge.harness.audit.claims import claim_to_data, record_claim
 from leakgauge.harness.audit.standalone import audit_for_study, audited_part
-from leakgauge.harness.core.cell import Cell, TrainingSpec
+from leakgauge.harness.core.cell import Cell, PartSpec, TrainingSpec
 from leakgauge.harness.core.contract import Defense, claim_of
 from leakgauge.harness.core.result import AuditRecord, ClaimRecord, Execution, TrainingRecord, ViolationRecord
+from leakgauge.harness.core.stored import canonical, fingerprint, to_data
 from leakgauge.harness.core.threats import Threat, View
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.loop import Broadcast, Keep, Training, train
 from leakgauge.harness.federation.observe import before_rounds
 from leakgauge.harness.federation.recording import RecordedData, Recording
 from leakgauge.harness.learn.batch import Engine, choose_engine
-from leakgauge.harness.study.cache import known
-from leakgauge.harness.study.environment import code_of, environment
+from leakgauge.harness.study.environment import SOURCES, cache_folder, code_of, environment, numerics, shipped
 from leakgauge.harness.study.flags import training_flags
 from leakgauge.harness.study.jobs import RunContext
 from leakgauge.harness.study.prepare import (
     Prepared,
+    as_recorded,
     attack_key,
     holds,
     prepare,
+    problems,
     public_states,
+    shared_key,
     to_arrays,
     trained_federation,
 )
-from leakgauge.harness.study.recorded import as_recorded, problems, shared_key
-from leakgauge.harness.study.store import Store, arrays_digest
+from leakgauge.harness.study.store import (
+    Damaged,
+    Store,
+    StoreError,
+    arrays_digest,
+    load,
+    sealed,
+    to_json,
+    unsealed,
+    write_atomically,
+)
+
+T = TypeVar("T")
+
+_WORTH = 0.02
+"""The fewest seconds of a computation that gets an entry."""
+
+_CODES = 8
+"""The number of code versions whose entries are kept; the oldest are removed first."""
+
+_LOADED, _MARGIN = time.time(), 10.0
+"""When this module was loaded, and the seconds before it in which the other modules may have been loaded."""
 
 
 def keep_for(cells: Iterable[Cell]) -> Keep:
@@ -75,6 +110,7 @@ def run_training(spec: TrainingSpec, keep: Keep, context: RunContext) -> Trainin
         known(ClaimRecord, spec.defense, claim_to_data(claim), partial(record_claim, claim)) for claim in claims
     )
     audited, unaudited = _audit(ready, spec, context.device)
+    assumed, counts = dict.fromkeys((*one_round.assumes, *whole_run.assumes)), training.violations
     record = TrainingRecord(
         spec=spec,
         environment=environment(),
@@ -90,7 +126,7 @@ def run_training(spec: TrainingSpec, keep: Keep, context: RunContext) -> Trainin
         flags=(),
         digest=arrays_digest({"final": training.final.numpy()}),
         audited=audited,
-        violations=_violations(training, one_round, whole_run),
+        violations=tuple(ViolationRecord(text, *counts[text]) for text in assumed if text in counts),
         dropped=tuple(training.dropped),
         state_metrics=_state_metrics(ready, training, states[: len(training.message_bytes)]),
     )
@@ -106,11 +142,7 @@ def run_training(spec: TrainingSpec, keep: Keep, context: RunContext) -> Trainin
 
 
 def _recorded(spec: TrainingSpec, ready: Prepared, recording: Recording, keep: Keep) -> Training:
-    """The training that a recording holds.
-
-    Raises:
-        ValueError: the recording is of another training, or is damaged.
-    """
+    """The training that a recording holds; raises ValueError if it is of another training, or is damaged."""
     for problem in problems(spec, (), recording, ready.task.layout):
         raise ValueError(problem)
     key = shared_key(ready.data, ready.key.child("training"))
@@ -141,7 +173,7 @@ def _audit(ready: Prepared, spec: TrainingSpec, device: str) -> tuple[AuditRecor
         return None, ""
     asked = spec.defense, ready.setting, spec.audit, ready.key.child("training", "audit")
     try:
-        training, rounds = audited_part(*asked[:2])
+        training, rounds = audited_part(spec.defense, ready.setting)
         question = {"training": training, "rounds": rounds, "trials": spec.audit, "key": repr(asked[3])}
         if device != "cpu":  # the last digits depend on the card
             return audit_for_study(*asked, device), ""
@@ -150,14 +182,65 @@ def _audit(ready: Prepared, spec: TrainingSpec, device: str) -> tuple[AuditRecor
         return None, " ".join(str(error).split())
 
 
-def _violations(training: Training, *claims: ClaimRecord) -> tuple[ViolationRecord, ...]:
-    """The counts of broken assumptions of these claims, in the order of the assumptions."""
-    texts, counts = dict.fromkeys(text for claim in claims for text in claim.assumes), training.violations
-    return tuple(ViolationRecord(text, *counts[text]) for text in texts if text in counts)
-
-
 def _state_metrics(ready: Prepared, training: Training, states: Sequence[Any]) -> dict[str, tuple[float, ...]]:
     """The numbers of the rounds' states and the norms of the updates, by name and round."""
     rounds = [ready.defense.state_metrics(state, ready.setting) for state in states]
     state_metrics = {name: tuple(numbers[name] for numbers in rounds) for name in (rounds[0] if rounds else ())}
     return state_metrics | ({"update_norm": tuple(training.norms)} if training.norms else {})
+
+
+def known(kind: type[T], defense: PartSpec, question: dict[str, Any], compute: Callable[[], T]) -> T:
+    """The answer to a question about a defense: a stored one, else the result of `compute`, which is then stored.
+
+    Args:
+        kind: type of the answer, a record of `core.result`.
+        question: all arguments of `compute` besides the defense, as data.
+    """
+    root = cache_folder()
+    behind = _behind() if root is not None and shipped("defense", defense.name) else None
+    if root is None or behind is None:
+        return compute()
+    asked = {"kind": kind.__name__, "defense": to_data(defense), "question": question, "behind": behind}
+    path = root / "audits" / fingerprint(behind) / f"{fingerprint(asked, 32)}.json"
+    stored = load(path, lambda content: _answer(kind, asked, content), {})
+    if stored is not None:
+        return stored
+    start = time.process_time()
+    answer = compute()
+    if time.process_time() - start < _WORTH:
+        return answer
+    with suppress(StoreError, ValueError):  # a full disk, another user's folder, an infinite number: computed again
+        content = sealed({"asked": asked, "answer": to_data(answer)})
+        if to_json(to_data(_answer(kind, asked, content))) == to_json(to_data(answer)):
+            _forget(path.parents[1], path.parent)
+            write_atomically(path, content)
+    return answer
+
+
+def _answer(kind: type[T], asked: dict[str, Any], content: bytes) -> T:
+    """The answer in an entry; raises Damaged if the entry was changed, or answers another question."""
+    data = unsealed(content)
+    if canonical(data["asked"]) != canonical(asked):
+        raise Damaged("answers another question")
+    answer: T = TypeAdapter(kind).validate_json(json.dumps(data["answer"]), strict=True)
+    return answer
+
+
+def _behind() -> dict[str, Any] | None:
+    """Everything besides the question that an answer depends on; None if files are newer than this process's code."""
+    root = Path(__file__).parents[2]
+    newest = max(path.stat().st_mtime for room in SOURCES for path in (root / room).rglob("*.py"))
+    if newest > _LOADED - _MARGIN:
+        return None
+    torch_of = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+    return {**numerics(), "torch": torch_of}
+
+
+def _forget(root: Path, kept: Path) -> None:
+    """Remove the entries of old code versions before the first entry of a new version is written."""
+    if kept.exists():
+        return
+    with suppress(OSError):
+        codes = sorted(filter(Path.is_dir, root.iterdir()), key=lambda folder: folder.stat().st_mtime)
+        for old in codes[: 1 - _CODES]:
+            shutil.rmtree(old, ignore_errors=True)

@@ -7,14 +7,20 @@ Ray itself never retries a job.
 
 from __future__ import annotations
 
+import fcntl
 import os
+import platform
+import shutil
 import socket
 import sys
+import tempfile
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
 
 try:
     import ray
@@ -26,12 +32,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.search_path import variables
+from leakgauge.harness.core.threads import one_thread
 from leakgauge.harness.core.threats import View
-from leakgauge.harness.study.engine import Died, Ended, Event, Started
-from leakgauge.harness.study.engines._ray_worker import Answer, Gauge, Home, Order, Unfit, Where, Worker, versions
+from leakgauge.harness.study.engine import Died, Ended, Event, Started, resident
 from leakgauge.harness.study.engines.workers import cores
-from leakgauge.harness.study.environment import code_of
-from leakgauge.harness.study.jobs import Job, RunContext
+from leakgauge.harness.study.environment import code_of, environment
+from leakgauge.harness.study.jobs import Job, Outcome, RunContext, perform
 from leakgauge.harness.study.orphans import inherited
 from leakgauge.harness.study.store import MANIFEST
 
@@ -50,6 +56,139 @@ def _unusable(problem: object) -> StudyError:
     return StudyError("ray", [" ".join(str(problem).split())])
 
 
+_KEPT = 2
+"""The number of trainings on a worker's disk; it is also the number cached in memory (`prepare.StoredTraining`)."""
+
+
+class _Unfit(Exception):
+    """A node would not give the same bytes as the driver; the message is one line."""
+
+
+class _Where(NamedTuple):
+    """A worker: its host, its process there, and Ray's name of the node."""
+
+    host: str
+    process: int
+    node: str
+
+
+def _versions() -> dict[str, str]:
+    return {"Python": environment().python, **environment().packages}
+
+
+class _Worker:
+    """A process on a node; it does one job at a time.
+
+    Args:
+        root: the folder of the data.
+        private: whether all nodes are this machine; else a node's LEAKGAUGE_DATA replaces `root`.
+        paths: the folders of modules.
+        cwd: the working folder of the driver, to which relative names refer.
+        asked: the versions of Python and of packages on the driver.
+    """
+
+    def __init__(
+        self, root: Path, private: bool, device: str, paths: tuple[str, ...], cwd: str, asked: dict[str, str]
+    ) -> None:
+        sys.path += [path for path in paths if path not in sys.path]
+        with suppress(OSError):
+            os.chdir(cwd)
+        self.folder, self.lock = _scratch()
+        own = "" if private else os.environ.get("LEAKGAUGE_DATA", "")
+        self.context, self.asked = RunContext(self.folder, Path(own or root), device), asked
+        self.has: dict[str, Any] = {}  # the folders of the store on this worker
+        self.checked: set[tuple[str, str]] = set()
+
+    def ready(self) -> _Where:
+        """The worker's context, after the imports for jobs; raises `_Unfit` if it has another version of a package."""
+        from leakgauge.harness.study import attack, training  # noqa: F401
+
+        own, asked = _versions(), self.asked
+        others = [f"{name} {own.get(name)} instead of {asked[name]}" for name in asked if own.get(name) != asked[name]]
+        if others:
+            raise self._unfit(f"has {', '.join(others)}")
+        return _Where(platform.node(), os.getpid(), ray.get_runtime_context().get_node_id())
+
+    def perform(
+        self, job: Job, code: str, data: Mapping[str, str], reads: Mapping[str, Any]
+    ) -> tuple[Outcome, dict[str, bytes]]:
+        """Do a job, on one thread; returns also the files of its folder by name, none if the job failed.
+
+        Args:
+            code, data: the digests of the code that should do the job, and of each data set that the job reads.
+            reads: the folders of the store that the job reads, each with a reference to its files.
+
+        Raises:
+            _Unfit: code or data of this node differ from the driver's.
+        """
+        self._check(job, code, data)
+        for name, reference in reads.items():
+            self._fetch(name, reference)
+        with one_thread():
+            outcome = perform(job, self.context)
+        files = {} if outcome.error else {path.name: path.read_bytes() for path in (self.folder / job.writes).iterdir()}
+        trainings = [name for name in self.has if name.startswith("trainings/")]
+        for name in {job.writes, *self.has} - {*trainings[-_KEPT:]}:
+            self._drop(name)
+        return outcome, files
+
+    def leave(self) -> None:
+        """Remove the folder of this worker."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _check(self, job: Job, code: str, data: Mapping[str, str]) -> None:
+        from leakgauge.harness.study.prepare import load_data
+
+        try:
+            own = code_of(job.training, *((job.cells[0].attack, job.cells[0].threat) if job.reads else ()))
+            if own != code:
+                raise self._unfit(f"has code {own} instead of {code}")
+            for name, digest in data.items():
+                if (name, digest) not in self.checked and load_data(name, self.context.root).digest != digest:
+                    raise self._unfit(f"has another data set {name!r} in {self.context.root}")
+                self.checked.add((name, digest))
+        except (LookupError, ValueError, OSError) as error:
+            raise self._unfit(f"cannot load what the job needs: {error}") from error
+
+    def _unfit(self, problem: str) -> _Unfit:
+        return _Unfit(f"the node {platform.node()} {problem}")
+
+    def _fetch(self, name: str, reference: Any) -> None:
+        if self.has.get(name) != reference:
+            self._drop(name)
+            (self.folder / name).mkdir(parents=True)
+            for file, content in ray.get(reference).items():
+                (self.folder / name / file).write_bytes(content)
+        self.has[name] = self.has.pop(name, reference)  # the folder used last is the last entry
+
+    def _drop(self, name: str) -> None:
+        self.has.pop(name, None)
+        shutil.rmtree(self.folder / name, ignore_errors=True)
+
+
+class _Gauge:
+    """A process on a node that measures the memory of other processes."""
+
+    def megabytes(self, process: int) -> float | None:
+        """Resident memory of a process; None if it has ended."""
+        return resident(process)
+
+
+def _scratch() -> tuple[Path, TextIO]:
+    """A new folder for this process, and its lock. Removes the folders of killed processes."""
+    top, prefix = Path(tempfile.gettempdir()), f"leakgauge-ray-{os.getuid()}-"
+    with (top / f"{prefix}lock").open("w") as gate:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        for left in top.glob(f"{prefix}*/lock"):
+            with suppress(OSError), left.open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left.parent, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix=prefix))
+        lock = (folder / "lock").open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    return folder, lock
+
+
 @dataclass(eq=False)
 class _Actor:
     """A worker.
@@ -63,7 +202,7 @@ class _Actor:
 
     handle: Any
     pending: Any
-    where: Where | None = None
+    where: _Where | None = None
     slot: int | None = None
     job: Job | None = None
 
@@ -88,7 +227,7 @@ class RayEngine:
             _knock(address)
         gpus = 1 if context.device.startswith("cuda") else 0
         self.unit = "GPU" if gpus else "CPU"
-        self.hire = ray.remote(Worker).options(num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0).remote
+        self.hire = ray.remote(_Worker).options(num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0).remote
         self.actors: list[_Actor] = []
         self.last: dict[int, _Actor] = {}  # the worker that did a slot's last job
         self.parked: dict[int, Job] = {}  # jobs without a worker yet
@@ -141,7 +280,7 @@ class RayEngine:
             return None
         if actor.where.node not in self.gauges:
             there = NodeAffinitySchedulingStrategy(actor.where.node, soft=False)
-            self.gauges[actor.where.node] = ray.remote(Gauge).options(num_cpus=0, scheduling_strategy=there).remote()
+            self.gauges[actor.where.node] = ray.remote(_Gauge).options(num_cpus=0, scheduling_strategy=there).remote()
         resident: float | None = None
         with suppress(RayError):
             resident = ray.get(self.gauges[actor.where.node].megabytes.remote(actor.where.process), timeout=5)
@@ -170,22 +309,20 @@ class RayEngine:
         if self.is_ours:
             _connect(address, self.asked)
         root, device = self.context.root.absolute(), self.context.device
-        self.home = Home(root, self.private, device, tuple(sys.path), os.getcwd(), versions())
+        self.home = root, self.private, device, tuple(sys.path), os.getcwd(), _versions()
         self._staff()
         if not self.size:
             raise _unusable(f"the cluster at {address} has no {self.unit}: give --workers if nodes will join it")
 
     def _staff(self) -> None:
-        """Start workers for the free room of the cluster."""
         if time.monotonic() - self.looked >= _LOOK:
             self.looked = time.monotonic()
             self.size = int(ray.cluster_resources().get(self.unit, 0)) if self.asked is None else self.asked
         while len(self.actors) < self.size:
-            handle = self.hire(self.home)
+            handle = self.hire(*self.home)
             self.actors.append(_Actor(handle, handle.ready.remote()))
 
     def _dispatch(self) -> None:
-        """Give waiting jobs to idle workers."""
         for slot, job in list(self.parked.items()):
             idle = [actor for actor in self.actors if actor.pending is None]
             if not idle:
@@ -194,16 +331,16 @@ class RayEngine:
             actor = min(idle, key=lambda free: (free is not self.last.get(slot), id(free) in taken))
             self.last = {other: last for other, last in self.last.items() if last is not actor} | {slot: actor}
             del self.parked[slot]
-            actor.slot, actor.job, actor.pending = slot, job, actor.handle.perform.remote(self._order(job))
+            actor.slot, actor.job, actor.pending = slot, job, actor.handle.perform.remote(*self._order(job))
             self.events.append(Started(slot))
 
-    def _order(self, job: Job) -> Order:
-        """The order for a job: the job with its code, data and folders."""
+    def _order(self, job: Job) -> tuple[Job, str, dict[str, str], dict[str, Any]]:
+        """The arguments of `_Worker.perform`."""
         cell = job.cells[0] if job.reads else None
         names = [job.training.task.data, View.parse(cell.threat).other if cell else ""]
         data = {} if self.private else {name: self._digest(name) for name in names if name}
         code = code_of(job.training, *((cell.attack, cell.threat) if cell else ()))
-        return Order(job, code, data, {name: self._sent(name) for name in job.reads})
+        return job, code, data, {name: self._sent(name) for name in job.reads}
 
     def _digest(self, name: str) -> str:
         from leakgauge.harness.study.prepare import load_data
@@ -227,20 +364,21 @@ class RayEngine:
     def _settle(self, actor: _Actor) -> None:
         """Record what a worker has done, or that it died."""
         try:
-            answer: Where | Answer = ray.get(actor.pending)
+            answer: _Where | tuple[Outcome, dict[str, bytes]] = ray.get(actor.pending)
         except RayError as error:
             self._lost(actor, error)
             return
         actor.pending, slot, job = None, actor.slot, actor.job
-        if isinstance(answer, Where):
+        if isinstance(answer, _Where):
             actor.where, self.deaths = answer, 0
             return
         assert slot is not None
         assert job is not None
         actor.slot = actor.job = None
-        if answer.files:
-            self.store.receive(self.store.folder / job.writes, answer.files)
-        self.events.append(Ended(slot, answer.outcome))
+        outcome, files = answer
+        if files:
+            self.store.receive(self.store.folder / job.writes, files)
+        self.events.append(Ended(slot, outcome))
 
     def _lost(self, actor: _Actor, error: RayError) -> None:
         """Record that a worker died.
@@ -250,7 +388,7 @@ class RayEngine:
         """
         slot, host = actor.slot, actor.where.host if actor.where else "a node"
         cause = error.cause if isinstance(error, RayTaskError) else None
-        if isinstance(cause, Unfit):
+        if isinstance(cause, _Unfit):
             raise _unusable(f"{cause}: every node needs the same leakgauge and Python, packages and data") from error
         self._dismiss(actor)
         if slot is None:
