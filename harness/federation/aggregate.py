@@ -21,17 +21,10 @@ from leakgauge.harness.federation.round import Round
 _KEY = Key(0).child("aggregate")
 """Key of the messages that an adversary imitates; it is public, and used for nothing else."""
 
-_TIMES = 4
-"""Number of imitated messages; the size of the errors is estimated from their many coordinates."""
-
-_LONGER = 1e3
-"""Factor on an update's length; an update scaled by it shows whether the defense clips."""
-
-_NEVER = 1e15
-"""Clip length that stands for no clipping; finite, so that derivatives exist."""
-
-_ROUNDING = 1e-6
-"""Assumed standard deviation of a coordinate without noise, as in `defenses._common.misfit`."""
+_TIMES = 4  # number of imitated messages; the size of the errors is estimated from their many coordinates
+_LONGER = 1e3  # factor on an update's length; an update scaled by it shows whether the defense clips
+_NEVER = 1e15  # clip length that stands for no clipping; finite, so that derivatives exist
+_ROUNDING = 1e-6  # assumed standard deviation of a coordinate without noise, as in `defenses._common.misfit`
 
 
 class _Errors(NamedTuple):

@@ -15,8 +15,7 @@ from leakgauge.harness.federation.registry import build
 from leakgauge.harness.federation.small import Federation
 from leakgauge.harness.learn import models
 
-_SAMPLES = 100
-"""Samples of the client; the size of its message does not depend on them."""
+_SAMPLES = 100  # samples of the client; the size of its message does not depend on them
 
 
 def layer_snr(mechanism: str, model: str, seed: int = 0, draws: int = 4, **parameters: Scalar) -> dict[str, float]:

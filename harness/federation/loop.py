@@ -333,8 +333,6 @@ class _Schedule:
 
 @dataclass
 class _Run:
-    """A training in progress; `training` is its record."""
-
     task: ModelTask
     spec: FederationSpec
     defense: Defense[Any, Any]
@@ -420,7 +418,6 @@ class _Run:
             self.training.dropped.append(Dropped(number, client, reason))
 
     def _count(self, collected: Collected[Client], lr: float) -> None:
-        """Add a round's violations of the defense's assumptions."""
         total, updates = self.training.violations, [client.update for client in collected.clients]
         violations = self.defense.violations(updates, collected.exchange.links._replace(shared=None), lr)
         if self.defense.relies and len(updates) < self.setting.participants:
@@ -430,7 +427,6 @@ class _Run:
         }
 
     def _keep(self, number: int, collected: Collected[Client], batches: Sequence[Sequence[Indices]]) -> None:
-        """Record a round's messages that count, and the samples behind each message."""
         # the distinct samples behind a message, in the order of their first use
         samples = [np.array(list(dict.fromkeys(np.concatenate(used).tolist())), np.int64) for used in batches]
         senders, keys, received = collected.links.senders, collected.links.keys, collected.exchange.received

@@ -184,7 +184,6 @@ def _base(federation: TrainedFederation, view: View) -> Observation:
 
 
 def _defense(federation: TrainedFederation, view: View) -> Defense[Any, Any]:
-    """The defense as the adversary sees it."""
     return aggregated(federation.defense) if "sums" in view.sees else federation.defense
 
 
@@ -192,7 +191,7 @@ def before_rounds(federation: TrainedFederation, view: View, target: Target) -> 
     """What a malicious server knows before the attacked rounds: no message and no model; the loop adds the model.
 
     Args:
-        scene: its training may not have started yet.
+        federation: its training may not have started yet.
     """
     if target.kind == "members":
         seen, _ = observe(federation, view, dataclasses.replace(target, round=None, rounds=1))
@@ -215,7 +214,6 @@ def _candidate_sets(federation: TrainedFederation, sent: _Sent) -> tuple[Indices
 
 
 def _with_rounds(seen: Observation, observed_rounds: tuple[ObservedRound, ...]) -> Observation:
-    """Add what the adversary sees of the attacked rounds; unchanged without observed rounds."""
     if not observed_rounds:
         return seen
     sees = seen.view.sees
@@ -233,7 +231,6 @@ def _with_rounds(seen: Observation, observed_rounds: tuple[ObservedRound, ...]) 
 
 
 def _observed(federation: TrainedFederation, number: int, messages: Sequence[Message], view: View) -> ObservedRound:
-    """These messages of one round as the adversary sees them, with the round's model and learning rate."""
     model = _snapshot(federation, number)
     if "sums" in view.sees:
         messages = summed(Round(federation.defense, federation.training.setting, model.state, number), messages)
@@ -241,7 +238,6 @@ def _observed(federation: TrainedFederation, number: int, messages: Sequence[Mes
 
 
 def _snapshot(federation: TrainedFederation, number: int) -> Snapshot:
-    """The model and the defense's state before round `number`."""
     training = federation.training
     trained = len(training.feedback)
     if number >= trained:
@@ -281,11 +277,7 @@ def _probed(
     number: int,
     together: int,
 ) -> tuple[ObservedRound, list[Any]]:
-    """The messages of one round from clients with these data, and the clients' memories after it.
-
-    The clients send the same images in every round and keep their memory, like a real client. If only sums of messages
-    arrive, groups of `together` clients send at once.
-    """
+    """The messages of one round from clients who keep data and memory over the rounds, and the memories after it."""
     setting, model = federation.training.setting, _snapshot(federation, number)
     lr = federation.training.learning_rates[number]
     plan = make_plan(federation.spec, lr, federation.defense.local, federation.defense.step_noise(setting))
@@ -314,10 +306,7 @@ def _probed(
 
 
 def _real_messages(federation: TrainedFederation, view: View, target: Target) -> _Sent:
-    """The first `count` senders of the first attacked round: their messages in all attacked rounds, and their data.
-
-    If only the sum of all messages arrives, its senders are one victim.
-    """
+    """The first senders' messages and data; if only the sum of all messages arrives, its senders are one victim."""
     training, observed_rounds, sums = federation.training, list[ObservedRound](), _defense(federation, view).superposes
     chosen: dict[int, Indices] = {}
     for number in target.looks_at:
@@ -358,7 +347,6 @@ def _behind(message: Message, truth: Mapping[int, Indices]) -> dict[int, Indices
 
 
 def _others(federation: TrainedFederation, taken: Indices, senders: Collection[int | None]) -> dict[int, Examples]:
-    """The data of all clients except `senders`, without the rows `taken`."""
     return {
         number: federation.rows(np.setdiff1d(rows, taken))
         for number, rows in federation.clients.items()

@@ -48,20 +48,11 @@ FORM = (
 """The name that `load` accepts besides those of `data.names`, and its one-line description."""
 
 _VERSION = 1
-_MOST_LISTED = 64 * 2**20
-"""Maximum bytes of the list: room for 100,000 messages of 100 rows each."""
-
-_MOST_ENTRIES = 2**31
-"""Maximum number of parameters of a model."""
-
-_MOST_NUMBER = 10_000_000
-"""The largest number of a round or a client."""
-
-_HEADER = 4096
-"""Maximum bytes of a numpy file besides its numbers, well above the real size."""
-
-_WIRE, _LONG_WIRE = 2**20, 64
-"""Maximum bytes of a message: a constant, plus bytes per parameter (a waveform has 16)."""
+_MOST_LISTED = 64 * 2**20  # maximum bytes of the list: room for 100,000 messages of 100 rows each
+_MOST_ENTRIES = 2**31  # maximum number of parameters of a model
+_MOST_NUMBER = 10_000_000  # the largest number of a round or a client
+_HEADER = 4096  # maximum bytes of a numpy file besides its numbers, well above the real size
+_WIRE, _LONG_WIRE = 2**20, 64  # maximum bytes of a message: a constant, plus bytes per parameter (a waveform has 16)
 
 
 class Facts(NamedTuple):
@@ -165,15 +156,13 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def _line(entry: _Entry) -> bytes:
-    """An entry of the list."""
     table = {"kind": _NAMES[type(entry)], **dataclasses.asdict(entry)}
     if isinstance(entry, _Start):
         table["facts"] = entry.facts._asdict()
     return json.dumps(table, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
-_LAST = len(_line(_End(_MOST_NUMBER, _MOST_NUMBER)))
-"""Bytes that are reserved for the end line."""
+_LAST = len(_line(_End(_MOST_NUMBER, _MOST_NUMBER)))  # bytes that are reserved for the end line
 
 
 def _place(entry: _File) -> str:
@@ -309,7 +298,6 @@ class Recorder:
         self.close()
 
     def _keep(self, entry: _File, content: bytes | memoryview) -> bool:
-        """Write the file of an entry and its line, if both fit."""
         line = len(_line(entry)) + _LAST
         if self.written + len(content) + line > self.most_bytes or self._listed + line > _MOST_LISTED:
             return False
@@ -323,7 +311,6 @@ class Recorder:
         return True
 
     def _add(self, entry: _Entry) -> None:
-        """Write a line."""
         line = _line(entry)
         with (self.folder / LIST).open("ab") as file:  # opened for each line: an unclosed Recorder leaks no handle
             file.write(line)
@@ -422,7 +409,6 @@ class Recording:
         )
 
     def _wire(self, entry: _Message) -> bytes:
-        """The bytes of a message."""
         with reading(self.folder / _place(entry)):
             return _content(self.folder, entry)
 
@@ -453,12 +439,10 @@ class Recording:
 
 
 def _pairs(names: set[str]) -> list[tuple[str, str]]:
-    """The pairs of array names of inputs and labels."""
     return [("x", "y"), *([("x_auxiliary", "y_auxiliary")] if "x_auxiliary" in names else [])]
 
 
 def _few(numbers: tuple[int, ...]) -> str:
-    """The first numbers and the last, for an error message."""
     shown = ", ".join(map(str, numbers[:8]))
     return f"{shown}, ... {numbers[-1]}" if len(numbers) > 8 else shown or "none"
 
@@ -486,11 +470,7 @@ def read(folder: Path) -> Recording:
 
 
 def _entries(content: bytes) -> Iterator[_Entry]:
-    """The entries of a list; an unfinished last line is ignored.
-
-    Raises:
-        ValueError: a line is not an entry; the error names the line.
-    """
+    """The entries of a list, without an unfinished last line; a ValueError names the line that is not an entry."""
     for number, line in enumerate(content.split(b"\n")[:-1], 1):
         try:
             table = json.loads(line)
@@ -506,11 +486,7 @@ def _entries(content: bytes) -> Iterator[_Entry]:
 
 
 def _listed(folder: Path, content: bytes, entries: list[_Entry]) -> tuple[Recording, list[_File]]:
-    """The recording that a list describes, and its files.
-
-    Raises:
-        ValueError: entries are missing, appear twice, or contradict each other.
-    """
+    """The recording that a list describes, and its files; raises ValueError if entries contradict each other."""
     if not entries or not isinstance(start := entries[0], _Start):
         raise ValueError("expected the description of a federation in the first line")
     if start.version != _VERSION:
@@ -551,7 +527,6 @@ def _listed(folder: Path, content: bytes, entries: list[_Entry]) -> tuple[Record
 
 
 def _layout(start: _Start) -> Layout:
-    """The layout in a description, checked."""
     layout = Layout(start.names, start.shapes)
     if len(set(layout.names)) < len(layout.names) or any(length < 0 for shape in layout.shapes for length in shape):
         raise ValueError("expected tensors with different names and non-negative lengths")
@@ -561,7 +536,6 @@ def _layout(start: _Start) -> Layout:
 
 
 def _check_model(entry: _Model, models: dict[int, _Model], dim: int) -> None:
-    """Raise ValueError unless an entry is a valid model of this length in a new round."""
     if not 0 <= entry.round <= _MOST_NUMBER or entry.round in models:
         raise ValueError(f"round {entry.round}: expected one model, of a round from 0 to {_MOST_NUMBER}")
     if entry.loss is not None and not math.isfinite(entry.loss):
@@ -573,7 +547,6 @@ def _check_model(entry: _Model, models: dict[int, _Model], dim: int) -> None:
 
 
 def _check_message(entry: _Message, dim: int) -> None:
-    """Raise ValueError unless the numbers of a message are consistent."""
     where, rows = f"round {entry.round}, client {entry.client}", entry.rows
     if min(entry.samples, entry.images, entry.steps) < 1 or entry.client < 0:
         counts = f"samples={entry.samples}, images={entry.images}, steps={entry.steps}"
@@ -585,12 +558,7 @@ def _check_message(entry: _Message, dim: int) -> None:
 
 
 def _content(folder: Path, entry: _File) -> bytes:
-    """The content of an entry's file, checked against the list; the size is checked before the file is read.
-
-    Raises:
-        DataMissing: the file is missing.
-        ValueError: the file differs from the list.
-    """
+    """The content of an entry's file, checked against the list: the size before the file is read, then the digest."""
     path = folder / _place(entry)
     if not path.exists():
         raise DataMissing(f"cannot read {path}: it is missing, but the recording names it")
@@ -672,7 +640,6 @@ def load(name: str, root: Path) -> DataSet:
 
 
 def _records(name: str, path: str, recording: Recording, named: DataSet | None) -> DataSet:
-    """The records of a recording as a data set, or those of the data set named in `?data=NAME`."""
     own = recording.records
     if own is None or own[1] is None:
         if named is None:
@@ -690,7 +657,6 @@ def _records(name: str, path: str, recording: Recording, named: DataSet | None) 
 
 
 def _note(recording: Recording, records: DataSet) -> str:
-    """The report's remarks on a recording and its records."""
     models, messages = recording.left_out
     lost = f"{models} models and {messages} messages did not fit into it" if models or messages else ""
     end = "" if recording.closed else "it is incomplete: it was interrupted, or is still being written"
@@ -700,7 +666,6 @@ def _note(recording: Recording, records: DataSet) -> str:
 
 
 def _options(name: str) -> tuple[str, dict[str, str]]:
-    """The folder and the options in the name of a recording."""
     path, options = recording_options(name)
     if not path or not options.keys() <= {"data", "public"}:
         raise ValueError(f"expected {RECORDING}DIR, or {RECORDING}DIR?data=NAME&public=yes, got {name!r}")

@@ -65,7 +65,6 @@ def _files(kind: Kind) -> tuple[str, ...]:
 
 
 def _of_file(kind: Kind, name: str) -> type:
-    """The only public class of this kind in a file of the package."""
     module = importlib.import_module(f"leakgauge.{_PACKAGE[kind]}.{name.replace('-', '_')}")
     public = [value for key, value in vars(module).items() if inspect.isclass(value) and not key.startswith("_")]
     own = [value for value in public if value.__module__ == module.__name__ and issubclass(value, _BASE[kind])]

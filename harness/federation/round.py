@@ -22,8 +22,7 @@ from leakgauge.harness.core.rng import Key, global_states
 from leakgauge.harness.core.threats import SEES, Threat
 from leakgauge.harness.core.vec import Vector
 
-_HEADER = struct.Struct("<II")
-"""The envelope of a digital message: its round and its sender, 4 bytes each."""
+_HEADER = struct.Struct("<II")  # the envelope of a digital message: its round and its sender, 4 bytes each
 
 _ROUNDING = 1e-3
 """Relative tolerance above a message's norm bound, well above the float32 rounding of an honest message."""
@@ -177,7 +176,6 @@ class Round:
             return SealedMessage(client.sender, noise, client.shared, self._reason(error, client)), client.memory
 
     def _encode(self, client: Client) -> tuple[bytes, Any]:
-        """Check a client's update and encode it: its message and its new memory."""
         try:
             check_update(client.update)
             wire, after = self.encode(client)
@@ -186,7 +184,6 @@ class Round:
             raise ValueError(f"round {self.number}, client {client.sender.number}: {error}") from error
 
     def _sealed_message(self, client: Client, wire: bytes) -> SealedMessage:
-        """The sealed message with a client's message."""
         return SealedMessage(client.sender, self.sealed(wire, client.sender), client.shared)
 
     def sealed(self, wire: bytes, sender: Sender) -> bytes:
@@ -333,7 +330,6 @@ class Round:
 
 
 def _finite(update: Vector) -> Vector:
-    """The update itself; raises MessageError if it is not finite."""
     # numpy takes a third of torch's time for a short update
     finite = np.isfinite(update.detach().cpu().numpy())
     if np.count_nonzero(finite) < finite.size:

@@ -65,16 +65,13 @@ from leakgauge.harness.study.score import (
 )
 from leakgauge.harness.study.store import Arrays, arrays_digest
 
-_ASKED = 8
-"""The number of clients that test a malicious server's broadcast; each test takes about a second."""
+_ASKED = 8  # the number of clients that test a malicious server's broadcast; each test takes about a second
 
 _COPIES, _STATE = 16, 2**20
 """Numbers that a search on an accelerator holds for each victim: copies of its gradient, and its inputs' steps."""
 
 
 class _Member(Sender):
-    """A sender in one of several federations, with the number of the federation."""
-
     federation: int
 
 
@@ -256,8 +253,7 @@ class Batches:
         return self.guesses.pop(name)[0], seconds * (1 - len(batch))
 
 
-_BATCHES = Batches()
-"""What this process found for cells whose jobs have not come yet."""
+_BATCHES = Batches()  # what this process found for cells whose jobs have not come yet
 
 
 class Bounds(NamedTuple):
@@ -304,7 +300,6 @@ def _bounds(
 def _limits(
     federation: TrainedFederation, observation: Observation, truth: Truth, target: Target, only: range | None = None
 ) -> list[Limit] | str:
-    """The limit of some victims of a target, None: all; or the reason why there is none."""
     try:
         return limits(observation, truth.victims, federation.key.child("limit", canonical(to_data(target))), only)
     except NoLimit as error:

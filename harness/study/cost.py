@@ -39,20 +39,14 @@ from leakgauge.harness.study.training import run_training
 _AUDIT = 3.5
 """Seconds of an audit in a study; measured: 1 to 10 for the shipped defenses, mean 2 (60 trials) to 4 (300 trials)."""
 
-_TRIES = 6
-"""Trainings of a search for a loss of accuracy besides the last, for each seed; measured mean: 5.7."""
-
-_UNKNOWN = 1.0
-"""Seconds of a job if no similar job could be measured."""
-
-_LONG = 1.5
-"""If a small job takes more than these seconds, no larger one is tried."""
+_TRIES = 6  # trainings of a search for a loss of accuracy besides the last, for each seed; measured mean: 5.7
+_UNKNOWN = 1.0  # seconds of a job if no similar job could be measured
+_LONG = 1.5  # if a small job takes more than these seconds, no larger one is tried
 
 _GOLDEN = 0.6180339887
 """The golden ratio: the fractional parts of its multiples are spread evenly for any number of multiples."""
 
-_CLIENTS, _FEW, _TEST = 8, 3, 100
-"""Size of a small training: participants; rounds and local steps; test samples."""
+_CLIENTS, _FEW, _TEST = 8, 3, 100  # size of a small training: participants; rounds and local steps; test samples
 
 _AMOUNTS = {"evaluations": (10, 60), "shadows": (2, 4), "samples": (200, 400)}
 """Parameters of attacks whose work grows with them, with two small values."""
@@ -62,8 +56,7 @@ _EVALUATION, _SHADOW, _TURN, _TRIAL, _LIMIT, _LEAST = 1e-4, 0.3, 4e-4, 0.01, 0.0
 """Seconds of an evaluation, a shadow model, a client's turn, a trial of an audit, a victim's limit, and of any job, for
 a model of few parameters, as `Pace` guesses them; measured with a linear model of digits."""
 
-_DIM = 2e4
-"""The number of model parameters at which these seconds double."""
+_DIM = 2e4  # the number of model parameters at which these seconds double
 
 
 class Cost(NamedTuple):
@@ -91,9 +84,7 @@ class Cost(NamedTuple):
 
 
 class _Federation(NamedTuple):
-    """A federation without a defense: its setting, numbers of samples and of test samples, and seconds of a short turn,
-    of a step, and of an evaluation on all test samples.
-    """
+    """A federation without a defense: setting, numbers of samples, seconds of a short turn, a step, an evaluation."""
 
     setting: Setting
     samples: int
@@ -120,8 +111,6 @@ class _Training(NamedTuple):
 
 
 class _Attack(NamedTuple):
-    """The seconds of a victim's start, and of a unit of work on a victim."""
-
     victim: float
     unit: float
 
@@ -273,14 +262,12 @@ class _Rehearsal:
         return replace(cell, training=small, target=target)
 
     def _train(self, spec: TrainingSpec) -> float:
-        """Seconds of a training that keeps all models and messages."""
         code_of(spec), environment()  # read once per process and cached, so not part of a training's time
         start, rounds = time.perf_counter(), frozenset(range(spec.federation.rounds))
         run_training(spec, Keep(rounds, rounds), self.context)
         return time.perf_counter() - start
 
     def _run(self, cell: Cell, victims: int, amount: int) -> float:
-        """Seconds of an attack on this number of victims, with this amount of work on each."""
         name, _ = _amount(cell.attack)
         attack = replace(cell.attack, parameters={**cell.attack.parameters, **({name: amount} if amount else {})})
         target = cell.target if cell.target.kind == "members" else replace(cell.target, count=victims)
@@ -347,7 +334,6 @@ class Pace:
             self.took[kind] = spent + seconds, guessed + guess
 
     def _guess(self, job: Job) -> float:
-        """Seconds by only the size of the job."""
         spec, larger = job.training, 1 + self.dims.get(job.training.task, 0) / _DIM
         if job.trains:
             turns = spec.federation.rounds * _participants(spec.federation) * (spec.federation.local_steps or 1)
@@ -380,7 +366,6 @@ def _kinds(job: Job) -> Iterator[Hashable]:
 
 
 def _joins(job: Job) -> bool:
-    """Whether an attack only joins the guesses of searches."""
     return job.kind == "attack" and any(name.startswith(job.cells[0].id) for name in job.parts)
 
 

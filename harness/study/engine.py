@@ -123,11 +123,7 @@ def open_engine(name: str, address: str | None, slots: int | None, *, allow_code
 
 
 def _engine_class(name: str) -> Any:
-    """The class of an engine.
-
-    Raises:
-        StudyError: there is no such engine, or it cannot be imported.
-    """
+    """The class of an engine; raises StudyError if there is none, or it cannot be imported."""
     folder = f"{__package__}.engines"
     files = [found.name for found in pkgutil.iter_modules(importlib.import_module(folder).__path__)]
     entries = {entry.name: entry for entry in importlib.metadata.entry_points(group="leakgauge.engines")}

@@ -73,11 +73,7 @@ def code_of(training: TrainingSpec, attack: PartSpec | None = None, threat: str 
 
 
 def _origin(task: TaskSpec) -> tuple[frozenset[str], str]:
-    """The modules of a user's model and data, and the digest of given weights; empty for shipped models and data.
-
-    Raises:
-        LookupError: there is no such model or data.
-    """
+    """The modules of a user's model and data, and the digest of given weights; empty for shipped models and data."""
     modules, weights = set[str](), ""
     if ":" in task.model:
         from leakgauge.harness.learn.modules import origin
@@ -154,10 +150,7 @@ def sources(modules: Collection[str]) -> list[str]:
 
 
 def _file(name: str, *, loaded: bool) -> Path:
-    """The file of a module, or of a package's `__init__`; a folder if there is none. This imports no package.
-
-    loaded: whether a module that this process has loaded counts wherever it came from, or only if its path has it.
-    """
+    """The file of a module; a folder if there is none. `loaded`: wherever this process has it from. Imports nothing."""
     file, (package, *inner) = getattr(sys.modules.get(name) if loaded else None, "__file__", None), name.split(".")
     with suppress(ValueError):  # of `__main__`
         find = importlib.util.find_spec if loaded else PathFinder.find_spec
@@ -226,7 +219,6 @@ def environment() -> Environment:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    """The versions of the packages that numbers depend on, and of the compiled loops."""
     loops = library()
     version = "none" if loops is None else f"{VERSION}+{hashlib.sha256(loops.content).hexdigest()[:8]}"
     return {name: importlib.metadata.version(name) for name in _PACKAGES} | {"compiled loops": version}
@@ -253,7 +245,6 @@ def _processor() -> str:
 
 
 def _git(*words: str) -> str | None:
-    """The output of git in this checkout; None outside a checkout."""
     try:
         done = subprocess.run(
             ["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=20, check=True

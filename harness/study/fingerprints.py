@@ -46,17 +46,10 @@ from leakgauge.harness.study.attack import scored
 from leakgauge.harness.study.prepare import Prepared, attack_key, prepare, seen_by, trained_federation
 from leakgauge.harness.study.training import broadcasts, keep_for
 
-_KEY = Key(0).child("gate")
-"""The key of all draws in this module; no study draws from it."""
-
-_LENGTHS = (0.1, 1.0, 20.0, 400.0)
-"""Lengths of the updates whose messages are compared byte by byte."""
-
-_SCALES = (1.0, 400.0)
-"""Lengths of the updates behind the draws: about the length of a gradient, and above every clip."""
-
-_EVALUATIONS = 20
-"""The most evaluations of a search."""
+_KEY = Key(0).child("gate")  # the key of all draws in this module; no study draws from it
+_LENGTHS = (0.1, 1.0, 20.0, 400.0)  # lengths of the updates whose messages are compared byte by byte
+_SCALES = (1.0, 400.0)  # lengths of the updates behind the draws: about the length of a gradient, and above every clip
+_EVALUATIONS = 20  # the most evaluations of a search
 
 _REPLAYED = 3
 """The number of trainings on which the attacks are replayed: one without a defense, the rest spread over the others."""
@@ -93,7 +86,6 @@ def take(cells: Sequence[Cell], data: Path | None = None) -> tuple[Fingerprint, 
 
 
 def _spread(trainings: Sequence[TrainingSpec]) -> set[str]:
-    """The ids of the trainings on which attacks are replayed."""
     others = [spec.id for spec in trainings if spec.defense.name != UNDEFENDED]
     plain = [spec.id for spec in trainings if spec.defense.name == UNDEFENDED][:1]
     count = min(_REPLAYED - len(plain), len(others))
@@ -101,7 +93,6 @@ def _spread(trainings: Sequence[TrainingSpec]) -> set[str]:
 
 
 def _small(cell: Cell, training: TrainingSpec) -> Cell:
-    """The cell on a training of one round, with few victims and few evaluations."""
     few = {
         name: min(value, _EVALUATIONS)
         for name, value in cell.attack.parameters.items()
@@ -149,7 +140,6 @@ def _two_rounds(federation: Federation, updates: Sequence[Vector], key: Key) -> 
 
 
 def _of_defense(spec: TrainingSpec, ready: Prepared) -> Iterator[Fingerprint]:
-    """`encode`, `estimate`, `likelihood` and `claim` of a defense in its setting."""
     defense, setting, key, case = ready.defense, ready.setting, spec.defense.key, _case(spec)
     few = _LENGTHS[: setting.participants]
     updates = [_update(_KEY.child("update", at), setting.dim, length) for at, length in enumerate(few)]
@@ -220,7 +210,6 @@ def _statistics(ready: Prepared, true: Vector, update: Vector, key: Key) -> list
 
 
 def _of_training(spec: TrainingSpec, cells: Sequence[Cell], ready: Prepared, root: Path) -> Iterator[Fingerprint]:
-    """`training`: one round under this defense; `attack`: each attack on it."""
     malice = spec.malice and replace(spec.malice, target=_few(spec.malice.target))
     small = replace(spec, federation=replace(spec.federation, rounds=1), malice=malice)
     asked = [_small(cell, small) for cell in cells]
@@ -258,10 +247,7 @@ def _of_training(spec: TrainingSpec, cells: Sequence[Cell], ready: Prepared, roo
 
 
 def _searched(attack: Attack, seen: Observation, key: Key) -> Reconstruction | Labels | Membership:
-    """The attack's result in double precision, so that it does not hang on the last digits of single precision.
-
-    A user's attack that cannot mix the two gets single precision.
-    """
+    """The attack's result in double precision, which hangs on no last digits; in single if it cannot mix the two."""
     try:
         return attack.run(seen.double(), key)
     except (RuntimeError, TypeError):

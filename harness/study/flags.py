@@ -13,14 +13,9 @@ from leakgauge.harness.core.result import Estimate, Flag, TrainingRecord
 from leakgauge.harness.federation.observe import Truth
 from leakgauge.harness.study.score import SUCCESS
 
-_WEAK = 0.5
-"""An attack is called weak if the limit is below this share of its MSE."""
-
-_AT_FLOOR = 0.9
-"""A limit is at the floor from this share of the mean image's MSE on."""
-
-_FEW = 8
-"""The fewest images for which noise does not hide changes of a mean."""
+_WEAK = 0.5  # an attack is called weak if the limit is below this share of its MSE
+_AT_FLOOR = 0.9  # a limit is at the floor from this share of the mean image's MSE on
+_FEW = 8  # the fewest images for which noise does not hide changes of a mean
 
 
 def cell_flags(

@@ -33,13 +33,11 @@ KNOBS = ("epsilon", "noise_std", "noise_scale")
 TOLERANCE = 0.01
 """Relative distance to a proved epsilon that counts as reached; the search continues to a tenth of this distance."""
 
-_WIDEST = 1e8
-"""The largest factor between the default and a searched value, in both directions."""
+_WIDEST = 1e8  # the largest factor between the default and a searched value, in both directions
 _STEP = 8.0
 _LEAST_STEP = 1e-3
 _HALVINGS = 40
-_TRAININGS = 5
-"""The search for an accuracy: most places before the goal lies between two, and halvings after that."""
+_TRAININGS = 5  # the search for an accuracy: most places before the goal lies between two, and halvings after that
 
 
 @dataclass(frozen=True)
@@ -205,7 +203,6 @@ def _search(specs: list[TrainingSpec], root: Path) -> _Search:
 
 
 def _for_proof(specs: list[TrainingSpec], goal: Goal, axis: _Axis, root: Path) -> _Search:
-    """The search for a proved epsilon; it needs no training."""
     knob, wanted = axis.knob, goal.proved_epsilon or 0.0
 
     def proved(place: float) -> tuple[float, str]:
@@ -269,11 +266,7 @@ _COVERED_BY = {
 
 
 def _proved(spec: TrainingSpec, goal: Goal, root: Path) -> tuple[float, str]:
-    """The least epsilon proved for the goal's unit or for a unit that covers it, and that unit.
-
-    Infinite if no epsilon is proved for horizon and adversary, or if the parameter is out of range. Of several proofs
-    for one unit and adversary, the largest epsilon counts, because the other proofs assume more.
-    """
+    """The least epsilon proved for the goal's unit or one that covers it, and that unit; infinite if none is proved."""
     from leakgauge.harness.audit.claims import states_of
     from leakgauge.harness.core.contract import claim_of
     from leakgauge.harness.study.prepare import prepare
@@ -285,7 +278,7 @@ def _proved(spec: TrainingSpec, goal: Goal, root: Path) -> tuple[float, str]:
     except ValueError:  # the parameter is out of the defense's range
         return math.inf, ""
     delta = claim.delta if goal.delta is None else goal.delta
-    epsilons: dict[Unit, float] = {}
+    epsilons: dict[Unit, float] = {}  # of several proofs for a unit, the largest: the other proofs assume more
     for proof in (claim.proved, *claim.further):
         if Threat(goal.adversary) in (proof.against or claim.against):
             epsilon = math.inf if proof.event is None else float(accounting.epsilon(proof.event, delta))
@@ -358,7 +351,6 @@ def _for_accuracy(specs: list[TrainingSpec], goal: Goal, axis: _Axis, root: Path
 
 
 def _for_norm(specs: list[TrainingSpec], goal: Goal, axis: _Axis, root: Path) -> _Search:
-    """The median norm of the updates of undefended trainings of all seeds."""
     plain = [replace(spec, defense=PartSpec(UNDEFENDED)) for spec in specs]
     records = yield plain
     norms = [norm for spec in plain for norm in records[spec.id].state_metrics.get("update_norm", ())]
@@ -373,11 +365,7 @@ def _for_norm(specs: list[TrainingSpec], goal: Goal, axis: _Axis, root: Path) ->
 
 
 def _mean_accuracy(records: list[TrainingRecord]) -> float:
-    """The mean final accuracy.
-
-    Raises:
-        ValueError: the task has no accuracy.
-    """
+    """The mean final accuracy; raises ValueError if the task has none."""
     known = [record.accuracy for record in records if record.accuracy is not None]
     if not known:
         raise ValueError("accuracy_loss: the task has no accuracy")

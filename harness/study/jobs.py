@@ -110,7 +110,6 @@ def perform(job: Job, context: RunContext) -> Outcome:
 
 
 def _headline(job: Job, context: RunContext) -> str:
-    """Do one job, and return the headline of its result."""
     from leakgauge.harness.study.attack import run_attack, run_part
     from leakgauge.harness.study.training import keep_for, run_training
 

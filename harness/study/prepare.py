@@ -144,8 +144,7 @@ def attack_key(seed: int, attack: PartSpec, target: Target) -> Key:
 _SAME = ("clients", "participants", "rounds", "algorithm", "local_steps", "local_epochs", "batch", "lr", "momentum")
 """The fields of a federation that a recording states."""
 
-_UNHEARD = Key(0, ("unheard",))
-"""The key of a channel's noise, if the training's key is unknown."""
+_UNHEARD = Key(0, ("unheard",))  # the key of a channel's noise, if the training's key is unknown
 
 
 def disagreements(
@@ -179,7 +178,6 @@ def problems(spec: TrainingSpec, cells: Iterable[Cell], recording: Recording, la
 
 
 def _field(spec: FederationSpec, name: str) -> Any:
-    """A field of a federation, with its default resolved."""
     value = getattr(spec, name)
     if name == "participants":
         return value or spec.clients
@@ -188,7 +186,6 @@ def _field(spec: FederationSpec, name: str) -> Any:
 
 
 def _missing(cells: Iterable[Cell], recording: Recording) -> Iterator[str]:
-    """The targets of cells that the recording does not have."""
     unknown = {t: set(sent) - set(recording.rows.get(t, {})) for t, sent in recording.sent.items()}
     for cell in cells:
         for number in cell.target.looks_at:
@@ -219,7 +216,6 @@ def mismatch(model: Layout, recorded: Layout, whose: str = "the recording") -> s
 
 
 def _tensor(one: tuple[str, tuple[int, ...]] | None) -> str:
-    """A tensor in words."""
     return "none" if one is None else f"{one[0]!r} of shape {one[1]}"
 
 
@@ -302,7 +298,6 @@ def _receive(
 
 
 def _accepted(here: Round, messages: Sequence[Message], key: Key | None) -> tuple[list[Message], dict[int, str]]:
-    """The messages that a server accepts, and for each refused client the reason."""
     dropped = dict[int, str]()
     for one in messages:
         try:
@@ -313,10 +308,7 @@ def _accepted(here: Round, messages: Sequence[Message], key: Key | None) -> tupl
 
 
 def _added_up(here: Round, messages: Sequence[Message], key: Key | None) -> tuple[list[Message], dict[int, str]]:
-    """The received sum of the clients' messages, with the noise of a training's channel; else as `_accepted`.
-
-    key: of the training; None: the noise is drawn again from the same distribution.
-    """
+    """The received sum of the clients' messages, as `_accepted`; without a key, the channel's noise is drawn again."""
     own = (key or _UNHEARD).child("round", here.number)
     sealed_messages = [
         SealedMessage(

@@ -163,10 +163,7 @@ def _merged(table: Table, over: Table) -> Table:
 
 
 def _there(table: Table, root: Path) -> tuple[Table, tuple[str, ...], str]:
-    """The study with available data, notes on substitutes, and the missing file that has no substitute.
-
-    A substitute with fewer samples than the study asks for gives all its samples.
-    """
+    """The study with available data, notes on substitutes (all samples of smaller ones), and the first missing file."""
     notes, most, missing = dict[str, None](), list[int](), list[str]()
 
     def available(name: str) -> str:
@@ -244,7 +241,6 @@ def data(done: Reproduced) -> dict[str, Any]:
 
 
 def _panel(panel: Panel) -> dict[str, Any]:
-    """A panel as plain data; JSON has no infinity."""
     lines = [
         {
             "label": line.label,

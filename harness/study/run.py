@@ -167,11 +167,7 @@ def run_study(
 
 
 def _workers(study: Study, workers: int | None, *, elsewhere: bool) -> int | None:
-    """The number of worker processes: 0 for a model or data that only this process has.
-
-    Raises:
-        StudyError: such a study asks for another number, or for an engine in other processes.
-    """
+    """The number of worker processes: 0 for a model or data that only this process has."""
     named = {name for spec in study.trainings for name in (spec.task.model, records_of(spec.task.data))}
     given = {name for name in named if name.startswith("given:")}
     if given and (workers or elsewhere):
@@ -181,11 +177,7 @@ def _workers(study: Study, workers: int | None, *, elsewhere: bool) -> int | Non
 
 
 def _solved(study: Study, session: _Session, listen: Listener) -> Study:
-    """The study with its defenses' goals solved; the trainings of the search are stored, and cells can use them.
-
-    Raises:
-        StudyError: no goal can be reached and there are no other cells, or a training of the search failed.
-    """
+    """The study with its defenses' goals solved; the trainings of the search are stored, and cells can use them."""
     if not any(goal_of(spec.defense) for spec in study.trainings):
         return study
     store = session.context.store
@@ -259,7 +251,6 @@ def check_data(study: Study, root: Path) -> dict[str, tuple[str, bool]]:
 
 
 def _check_alike(other: DataSet, own: DataSet) -> None:
-    """Raise ValueError if inputs of another data set differ in shape or scale from this one's."""
     if other.input_shape != own.input_shape:
         text = f"expected inputs {own.input_shape} as in {own.name!r}, got {other.input_shape}"
         raise ValueError(f"auxiliary={other.name}: {text}")
@@ -269,12 +260,7 @@ def _check_alike(other: DataSet, own: DataSet) -> None:
 
 
 def _stored_study(study: Study, session: _Session, hashes: dict[str, str], *, merge: bool) -> dict[str, Any]:
-    """The study or studies of the folder; empty if there are none. A damaged study.json is set aside.
-
-    Raises:
-        StudyError: the folder has other studies, without `merge`, or a data set has changed, so the same ids would mean
-            other cells.
-    """
+    """The study or studies of the folder; empty if there are none. A damaged study.json is set aside."""
     store, path = session.context.store, session.context.folder / "study.json"
     if not path.exists():
         return {}
@@ -300,7 +286,6 @@ def _stored_study(study: Study, session: _Session, hashes: dict[str, str], *, me
 def _described(
     study: Study, found: dict[str, tuple[str, bool]], stored: dict[str, Any], others: tuple[Cell, ...]
 ) -> dict[str, Any]:
-    """The content of study.json: the other studies of the folder, then this study."""
     this = {"name": study.name, "title": study.title, "text": study.text, "goals": list(study.goals)}
     before = [other for other in stored.get("studies", [stored] if stored else []) if other["name"] != study.name]
     studies = [*({key: other.get(key, []) for key in this} for other in before), this]

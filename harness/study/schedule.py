@@ -28,11 +28,8 @@ _SHARED = 1.0
 """On one slot, whose worker remembers a few limits, the least seconds of a limit that is a job of its own because
 several attacks read it."""
 
-_PART = 4.0
-"""The least seconds of a part, because each worker observes the target again."""
-
-_URGENT = 0.5
-"""A job is urgent if its chain takes at least this share of the work left for each slot."""
+_PART = 4.0  # the least seconds of a part, because each worker observes the target again
+_URGENT = 0.5  # a job is urgent if its chain takes at least this share of the work left for each slot
 
 
 @dataclass
@@ -176,7 +173,6 @@ class Schedule:
         self.listen(self.progress, outcome)
 
     def _succeeded(self, task: _Task, outcome: Outcome) -> Outcome:
-        """Let the jobs start that wait for the task."""
         job = task.job
         if job.kind == "attack":
             self.progress.done += 1
@@ -188,7 +184,6 @@ class Schedule:
         return outcome
 
     def _failed(self, task: _Task, outcome: Outcome) -> Outcome:
-        """Give up the jobs that need the task, and store why their cells have no result."""
         job, cells = task.job, list[Cell]()
         if job.kind == "limit":  # each attack computes the limit by itself
             return self._succeeded(task, outcome)
@@ -229,7 +224,6 @@ class Schedule:
         return task
 
     def _wait(self, attack: _Task, waits: int = 1) -> _Task:
-        """Add an attack that waits for this number of jobs."""
         self.open[attack.job.writes], attack.waits = attack, waits
         limit = limit_id(attack.job.cells[0])
         self.users[limit] = self.users.get(limit, 0) + 1
@@ -270,7 +264,6 @@ class Schedule:
                 self._push(task)
 
     def _push(self, task: _Task) -> None:
-        """Let a task start when its turn comes."""
         self.numbers += 1
         first = self.batches and task.job.trains
         entry = -math.inf if first else -(task.cost + task.later), self.numbers, task
@@ -341,11 +334,8 @@ def _top(heap: list[tuple[float, int, _Task]]) -> _Task | None:
     return heap[0][2] if heap else None
 
 
-_POLL = 0.2
-"""Seconds between two checks for a stop and for limits."""
-
-_LIVES = 3
-"""A job is given up after it has lost this number of workers."""
+_POLL = 0.2  # seconds between two checks for a stop and for limits
+_LIVES = 3  # a job is given up after it has lost this number of workers
 
 
 class Limits(NamedTuple):
@@ -374,8 +364,6 @@ NO_LIMITS = Limits()
 
 @dataclass
 class _Running:
-    """A job in a slot, and when it started."""
-
     job: Job
     since: float | None = None
 
@@ -419,7 +407,6 @@ def supervise(schedule: Schedule, engine: Engine, limits: Limits = NO_LIMITS) ->
 
 
 def _lost(schedule: Schedule, lost: _Running, death: Died, deaths: Counter[str]) -> None:
-    """Repeat a job whose worker died, or give the job up."""
     deaths[lost.job.writes] += 1
     if deaths[lost.job.writes] < _LIVES:
         schedule.again(lost.job, death.reason)
@@ -429,7 +416,6 @@ def _lost(schedule: Schedule, lost: _Running, death: Died, deaths: Counter[str])
 
 
 def _check(schedule: Schedule, engine: Engine, running: dict[int, _Running], limits: Limits) -> None:
-    """Abort the jobs that break a limit, and mark them as failed."""
     for slot, one in list(running.items()):
         if reason := limits.broken(one.seconds, engine.megabytes(slot)):
             engine.kill(slot)

@@ -27,8 +27,7 @@ Numbers = npt.NDArray[np.float64]
 SUCCESS = 1e-3
 """MSE below which a reconstruction counts as a success."""
 
-_LEAST = 1e-6
-"""In a ratio of MSEs, a smaller MSE counts as this one: smaller differences are invisible."""
+_LEAST = 1e-6  # in a ratio of MSEs, a smaller MSE counts as this one: smaller differences are invisible
 
 PSNR_CAP = 100.0
 """dB, at an MSE of 1e-10: an exact reconstruction has no finite PSNR. Rounding to 8 bits alone gives 59 dB."""
@@ -266,7 +265,6 @@ def score_promise(
 
 
 def _bound(name: str, value: float, n: int, method: str, note: str) -> Estimate:
-    """A lower bound as an estimate without an interval."""
     return Estimate(name, value, None, None, n, f"{LEVEL:.0%} lower bound, {method}", note=note)
 
 
@@ -329,7 +327,6 @@ def score_membership(
 
 
 def _judge(x: Tensor, y: Tensor, guess: Guess, candidate_set: Tensor | None) -> _Scores | None:
-    """The scores of one victim; None if it failed."""
     # float32, like the attack's own numbers: an overflow in float32 is a divergence
     if guess.failure or not bool(torch.isfinite(guess.x.float()).all()):
         return None
@@ -354,13 +351,10 @@ def _has_pictures(x: Tensor) -> bool:
 
 
 def _right(truth: Tensor, guess: Tensor) -> Numbers:
-    """[b] 1 for each true label among the guessed labels; each guess counts once, first for its matched image.
-
-    0 for the numbers of a regression; a guessed number counts as the nearest label.
-    """
+    """[b] 1 for each true label among the guessed labels, each counted once; 0 for the numbers of a regression."""
     if truth.is_floating_point():
         return np.zeros(len(truth))
-    guess = guess.double().nan_to_num(-1.0, -1.0, -1.0).round().long()
+    guess = guess.double().nan_to_num(-1.0, -1.0, -1.0).round().long()  # a number counts as the nearest label
     right = (truth.detach().cpu() == guess).numpy().astype(np.float64)
     unused = [int(label) for label, hit in zip(guess, right, strict=True) if not hit]
     for at in np.flatnonzero(right == 0):
@@ -386,7 +380,6 @@ def _share(name: str, hits: Sequence[bool], notes: Sequence[str], of: str = "ima
 
 
 def _pictures(truth_x: Sequence[Tensor], scores: Sequence[_Scores | None]) -> Pictures | None:
-    """The images for the report; None if the batches differ in size."""
     if len({x.shape for x in truth_x}) > 1:
         return None
     gray = torch.full_like(truth_x[0], 0.5)
@@ -397,7 +390,6 @@ def _pictures(truth_x: Sequence[Tensor], scores: Sequence[_Scores | None]) -> Pi
 
 
 def _flat(x: Tensor) -> Tensor:
-    """[b, ...] as [b, features] float64."""
     return x.detach().cpu().double().reshape(len(x), math.prod(x.shape[1:]))
 
 

@@ -47,8 +47,7 @@ T = TypeVar("T")
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 MANIFEST, TIMING, FAILURE, QUARANTINE = "manifest.json", "timing.json", "failure.json", "quarantine"
-_TEMPORARY = ".part"
-"""The suffix of a file that is being written."""
+_TEMPORARY = ".part"  # the suffix of a file that is being written
 
 _MAIN: dict[str, tuple[str, type]] = {"cells": ("result.json", Result), "trainings": ("record.json", TrainingRecord)}
 _PART = "part.npz"
@@ -118,8 +117,6 @@ class Stored(NamedTuple):
 
 
 class _Manifest(NamedTuple):
-    """The code that made a folder, and the SHA-256 of its files."""
-
     code: str
     files: dict[str, str]
 
@@ -271,7 +268,6 @@ class Store:
         write_atomically(self.cell(failure.cell.id) / FAILURE, sealed(_record(failure)))
 
     def _write(self, folder: Path, files: dict[str, bytes], seconds: float, code: str) -> None:
-        """Write the files of a folder, its seconds, and its manifest, which marks it as finished."""
         digests = {file: hashlib.sha256(content).hexdigest() for file, content in files.items()}
         manifest = {"id": folder.name, "code": code, "files": digests}
         timing = {"id": folder.name, "seconds": round(seconds, 3)}
@@ -454,7 +450,6 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def _locked(path: Path) -> TextIO:
-    """The lock file, locked; it names this process."""
     host = socket.gethostname()
     while True:
         file = path.open("a+", encoding="utf-8")
@@ -482,7 +477,6 @@ def _locked(path: Path) -> TextIO:
 
 
 def _touch(path: Path, ended: threading.Event) -> None:
-    """Touch the lock until its owner ends."""
     while not ended.wait(_BEAT):
         with suppress(OSError):
             os.utime(path)
@@ -505,13 +499,11 @@ def _plan(content: bytes) -> tuple[dict[str, Any], tuple[Cell, ...]]:
 
 
 def _tomls(study: dict[str, Any]) -> dict[str, str]:
-    """The TOML of each study of a folder, by file name."""
     numbered = enumerate(study.get("studies", [study]), 1)
     return {f"study-{n}.toml" if n > 1 else "study.toml": each["text"] for n, each in numbered if each.get("text")}
 
 
 def _sealed(name: str, content: bytes) -> dict[str, Any]:
-    """The content of the manifest or the timing.json of the folder `name`."""
     data = unsealed(content)
     return _of(name, data["id"], data)
 
@@ -523,7 +515,6 @@ def _arrays(content: bytes) -> dict[str, npt.NDArray[Any]]:
 
 
 def _same(text: str, content: bytes) -> None:
-    """Raise Damaged if the content is not this text."""
     if content != text.encode():
         raise Damaged("differs from study.json")
 
@@ -536,7 +527,6 @@ def _of(name: str, own: str, value: T) -> T:
 
 
 def _value(kind: type[T], name: str, content: bytes) -> T:
-    """The result, the record or the failure in the folder `name`."""
     value: Any = from_data(kind, upgraded(unsealed(content) if kind is Failure else json.loads(content)))
     checked: T = _of(name, value.spec.id if isinstance(value, TrainingRecord) else value.cell.id, value)
     return checked

@@ -48,13 +48,11 @@ MAX_NUMBER = 1_000_000
 ZIP = "zip"
 """The key of a table that names keys whose lists advance together, or a list of such groups."""
 
-_MAX_DEPTH = 8
-"""The deepest nesting of tables and lists; a study needs five levels."""
+_MAX_DEPTH = 8  # the deepest nesting of tables and lists; a study needs five levels
 
 _DEEP = f"tables or lists inside each other are more than {_MAX_DEPTH} deep, which is the limit"
 
-_MAX_INTEGER = 2**63 - 1
-"""The largest integer that TOML guarantees; the limit of a seed and of a defense's parameter."""
+_MAX_INTEGER = 2**63 - 1  # the largest integer that TOML guarantees; the limit of a seed and of a defense's parameter
 
 
 UTILITY: Table = {"name": "prior", "target": {"count": 1}}
@@ -62,8 +60,6 @@ UTILITY: Table = {"name": "prior", "target": {"count": 1}}
 
 
 class _File(BaseModel):
-    """The top-level keys of a study."""
-
     model_config = ConfigDict(extra="forbid", strict=True)
     name: str
     title: str = ""
@@ -236,11 +232,7 @@ def _misspelled(figures: Sequence[Figure], claims: Sequence[Statement], cells: I
 
 
 def _not_excluded(cells: list[Cell], patterns: list[Table], source: str) -> list[Cell]:
-    """The cells that no pattern matches.
-
-    Raises:
-        StudyError: a pattern matches no cell, or the patterns together match all cells.
-    """
+    """The cells that no pattern matches; raises StudyError if a pattern matches no cell, or all are excluded."""
     rows = [_row(cell) for cell in cells] if patterns else []
     matches = [{at for at, row in enumerate(rows) if _matches(pattern, row)} for pattern in patterns]
     problems = [
@@ -257,7 +249,6 @@ def _not_excluded(cells: list[Cell], patterns: list[Table], source: str) -> list
 
 
 def _row(cell: Cell) -> Table:
-    """The table that a pattern of `exclude` is matched against."""
     task = asdict(cell.training.task)
     parts = {"defense": cell.training.defense, "attack": cell.attack}
     named = {key: {"name": part.name, **part.parameters} for key, part in parts.items()}
@@ -277,7 +268,6 @@ def _matches(pattern: object, value: object) -> bool:
 
 
 def _too_large(table: Table, max_number: int) -> list[str]:
-    """Problems of nesting and numbers that are too large to be expanded, printed or counted."""
     problems = []
     todo: list[tuple[str, object, int]] = [("", table, 0)]
     for path, value, depth in todo:  # the list grows during the loop, instead of recursion
@@ -316,7 +306,6 @@ def _check_grid(file: _File, source: str, max_cells: int) -> None:
 
 
 def _count(table: Table) -> int:
-    """The number of tables that `expand` makes of one table."""
     inner = (_count(value) for value in table.values() if isinstance(value, dict))
     together = {key for group in _zipped(table) for key in group[1:]}
     lists = (len(value) for key, value in table.items() if isinstance(value, list) and key not in {ZIP, *together})
@@ -389,7 +378,6 @@ def _all(
 
 
 def _of_filters(kind: type[T]) -> Callable[[Table], T]:
-    """What builds a figure or a claim from a table, whose filters may be nested."""
     return lambda table: registry.construct(kind, flat_filters(table))
 
 
@@ -415,7 +403,6 @@ def _name(table: Table, trusted: bool) -> str:
 
 
 def _defense(table: Table, trusted: bool) -> PartSpec:
-    """A defense with its defaults filled in."""
     name = _name(table, trusted)
     made = registry.build("defense", name, _without(table, "name", goal.KEY))
     if goal.KEY not in table:
@@ -427,7 +414,6 @@ def _defense(table: Table, trusted: bool) -> PartSpec:
 
 
 def _attack(table: Table, threats: list[str], trusted: bool) -> tuple[PartSpec, Target, tuple[str, ...], Malice | None]:
-    """An attack with its defaults filled in, its target, its adversaries, and the server's malice, if any."""
     name = _name(table, trusted)
     built = registry.build("attack", name, _without(table, "name", "target", "threat"))
     default = {"kind": "members"} if built.kind == "membership" else {}
@@ -454,7 +440,6 @@ def _attack(table: Table, threats: list[str], trusted: bool) -> tuple[PartSpec, 
 
 
 def _inner(kind: type[T], table: Table, key: str) -> T:
-    """The table at `key` of a defense's or an attack's table."""
     try:
         return registry.construct(kind, table)
     except ParameterError as error:

@@ -63,11 +63,8 @@ from leakgauge.harness.study.store import (
 
 T = TypeVar("T")
 
-_WORTH = 0.02
-"""The fewest seconds of a computation that gets an entry."""
-
-_CODES = 8
-"""The number of code versions whose entries are kept; the oldest are removed first."""
+_WORTH = 0.02  # the fewest seconds of a computation that gets an entry
+_CODES = 8  # the number of code versions whose entries are kept; the oldest are removed first
 
 _LOADED, _MARGIN = time.time(), 10.0
 """When this module was loaded, and the seconds before it in which the other modules may have been loaded."""

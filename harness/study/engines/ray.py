@@ -41,18 +41,12 @@ from leakgauge.harness.study.jobs import Job, Outcome, RunContext, perform
 from leakgauge.harness.study.orphans import inherited
 from leakgauge.harness.study.store import MANIFEST
 
-_LOOK = 2.0
-"""Seconds between two checks of the cluster's size."""
-
-_SENT = 8
-"""Folders of the store in the cluster's memory, besides the folders that a running job needs."""
-
-_TRIES = 3
-"""The most workers in a row that may die before they are ready."""
+_LOOK = 2.0  # seconds between two checks of the cluster's size
+_SENT = 8  # folders of the store in the cluster's memory, besides the folders that a running job needs
+_TRIES = 3  # the most workers in a row that may die before they are ready
 
 
 def _unusable(problem: object) -> StudyError:
-    """The one-line error if there is no such cluster or a node cannot do the jobs."""
     return StudyError("ray", [" ".join(str(problem).split())])
 
 
@@ -305,7 +299,6 @@ class RayEngine:
         self.pool.shutdown()
 
     def _open(self, address: str | None) -> None:
-        """Join the cluster or start one, and start the first workers."""
         if self.is_ours:
             _connect(address, self.asked)
         root, device = self.context.root.absolute(), self.context.device
@@ -362,7 +355,6 @@ class RayEngine:
         return reference
 
     def _settle(self, actor: _Actor) -> None:
-        """Record what a worker has done, or that it died."""
         try:
             answer: _Where | tuple[Outcome, dict[str, bytes]] = ray.get(actor.pending)
         except RayError as error:
@@ -381,11 +373,7 @@ class RayEngine:
         self.events.append(Ended(slot, outcome))
 
     def _lost(self, actor: _Actor, error: RayError) -> None:
-        """Record that a worker died.
-
-        Raises:
-            StudyError: the worker's node cannot do the jobs.
-        """
+        """Record that a worker died; raises StudyError if its node cannot do the jobs."""
         slot, host = actor.slot, actor.where.host if actor.where else "a node"
         cause = error.cause if isinstance(error, RayTaskError) else None
         if isinstance(cause, _Unfit):
@@ -407,11 +395,7 @@ class RayEngine:
 
 
 def _connect(address: str | None, slots: int | None) -> None:
-    """Join the cluster at an address, or start a private one.
-
-    Raises:
-        StudyError: the cluster does not exist or cannot be used.
-    """
+    """Join the cluster at an address, or start a private one; raises StudyError if it cannot be used."""
     for name, value in {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}.items():
         os.environ.setdefault(name, value)
     words: dict[str, Any] = {"address": address or "local", "log_to_driver": False, "logging_level": "ERROR"}

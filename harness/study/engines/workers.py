@@ -36,8 +36,6 @@ def warm_up() -> None:
 
 
 class _Worker(NamedTuple):
-    """A worker process, and the engine's end of its pipe."""
-
     process: Any
     pipe: Any
 
@@ -99,7 +97,6 @@ class Workers:
         self.workers.clear()
 
     def _received(self, slot: int) -> Event:
-        """The event that a worker sent; a dead worker is replaced."""
         process, pipe = self.workers[slot]
         try:
             outcome: Outcome | None = pipe.recv()
