@@ -15,8 +15,8 @@ from leakgauge.harness.core.lines import quantities
 from leakgauge.harness.core.metrics import METRICS
 from leakgauge.harness.core.points import Value, of_cell, paths_of
 from leakgauge.harness.core.statements import Verdict
-from leakgauge.harness.federation import formulas, registry
-from leakgauge.harness.federation.formulas import layer_snr
+from leakgauge.harness.federation import registry
+from leakgauge.harness.federation.small import FORMULAS, layer_snr
 from leakgauge.harness.study.environment import environment
 from leakgauge.harness.study.prepare import prepare
 from leakgauge.harness.study.recipes import evaluate, recipe, recipes, reproduce
@@ -206,7 +206,7 @@ def test_the_snr_of_normal_updates_is_that_of_the_noise():
 @pytest.fixture
 def few_draws(monkeypatch):
     """Formulas of messages with one draw for each value."""
-    monkeypatch.setitem(formulas.FORMULAS, "layer_snr", lambda **given: layer_snr(**given | {"draws": 1}))
+    monkeypatch.setitem(FORMULAS, "layer_snr", lambda **given: layer_snr(**given | {"draws": 1}))
 
 
 @pytest.mark.parametrize("name", recipes())
@@ -216,7 +216,7 @@ def test_every_shipped_recipe_is_valid_at_every_size(name, tmp_path, few_draws):
         made = recipe(name, size, tmp_path)
         assert made.source
         assert made.study.claims or made.study.figures
-        made.computed()
+        evaluate(made, size, [])
 
 
 _BY_ROUND = ("accuracy", "loss", "snr_db", "message_bytes", "planned_rounds", "noise_multiplier")

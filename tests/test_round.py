@@ -17,7 +17,7 @@ from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key, normal
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.loop import Keep, make_plan, replay_state, train
-from leakgauge.harness.federation.round import Client, Round, client_key, seal, unseal
+from leakgauge.harness.federation.round import Client, Round, SealedMessage, client_key
 from leakgauge.harness.learn.batch import Work, train_clients
 from tests.doubles import random_examples, small_task
 from tests.fuzz import DEFENSES, SETTING
@@ -25,19 +25,26 @@ from tests.fuzz import DEFENSES, SETTING
 ROOT = Path(__file__).parents[1]
 
 
+def envelope(number, sender):
+    """A round whose messages have envelopes, and what makes a sealed message of a client of it."""
+    return Round(Gaussian(), SETTING, None, number), lambda wire: SealedMessage(Sender(sender, 1), wire, Key(0))
+
+
 def test_a_message_comes_out_of_its_envelope():
-    assert len(seal(b"abc", 7, 3)) == 8 + 3
+    round_, message = envelope(7, 3)
+    assert len(round_.sealed(b"abc", Sender(3, 1))) == 8 + 3
     for wire in (b"abc", b""):
-        assert unseal(seal(wire, 7, 3), 7, 3) == wire
+        assert round_.opened(message(round_.sealed(wire, Sender(3, 1)))) == wire
 
 
 @pytest.mark.parametrize(("number", "sender"), [(8, 3), (7, 4)])
 def test_an_envelope_of_another_round_or_client_is_refused(number, sender):
     expected = f"expected a message of round {number} from client {sender}, got one of round 7 from client 3"
+    round_, message = envelope(number, sender)
     with pytest.raises(MessageError, match=expected):
-        unseal(seal(b"abc", 7, 3), number, sender)
+        round_.opened(message(envelope(7, 3)[0].sealed(b"abc", Sender(3, 1))))
     with pytest.raises(MessageError, match="expected an envelope of at least 8 bytes, got 3 bytes"):
-        unseal(b"abc", number, sender)
+        round_.opened(message(b"abc"))
 
 
 @pytest.mark.parametrize("defense", [Gaussian(noise_std=0.1), OTA()], ids=["digital", "analog"])

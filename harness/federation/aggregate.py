@@ -28,15 +28,12 @@ _ROUNDING = 1e-6  # assumed standard deviation of a coordinate without noise, as
 
 
 class _Errors(NamedTuple):
-    """The effect of a defense on an update u: shrink * u, clipped to length `clip`, plus errors of this variance.
-
-    omits: 1 if the defense leaves coordinates out, which then decode to zero; else 0.
-    """
+    """The effect of a defense on an update u: shrink * u, clipped to length `clip`, plus errors of this variance."""
 
     shrink: float
     clip: float
     variance: float
-    omits: float
+    omits: float  # 1 if the defense leaves coordinates out, which then decode to zero; else 0
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ class Aggregated(Wrapper[Any, Any]):
         @functools.cache
         def errors(users: int) -> list[_Errors]:
             pairs = zip(sums, links.senders, strict=True)
-            return [self._errors(state, total, users, who, setting) for total, who in pairs]
+            return [self._errors(state, total, users, sender, setting) for total, sender in pairs]
 
         def score(update: Tensor) -> Tensor:
             each: Tensor = update.double().reshape(len(update), -1, setting.dim)
@@ -105,17 +102,14 @@ class Aggregated(Wrapper[Any, Any]):
             center = each * shrink[:, None, None]
             length = center.norm(dim=2, keepdim=True).clamp(min=1e-12)
             center = (center * (clip[:, None, None] / length).clamp(max=1.0)).sum(1)
-            kept = torch.where(sums == 0, 1 - omits[:, None], 1.0)
-            misfit: Tensor = ((center - sums).square() * kept).sum(1) / (2 * variance)
+            counted = torch.where(sums == 0, 1 - omits[:, None], 1.0)
+            misfit: Tensor = ((center - sums).square() * counted).sum(1) / (2 * variance)
             return misfit.to(update.dtype)
 
         return score
 
-    def _errors(self, state: Any, total: Tensor, users: int, who: Sender, setting: Setting) -> _Errors:
-        """The effect of `inner` on each update if `users` clients like `who` are behind a sum, and the error variance.
-
-        The length of the updates is estimated from that of the sum, with an error variance of a + b length^2.
-        """
+    def _errors(self, state: Any, total: Tensor, users: int, sender: Sender, setting: Setting) -> _Errors:
+        """The effect of `inner` on each update if `users` clients like `sender` are behind a sum, and its errors."""
         silent, d = max(0, setting.participants - users), setting.dim
         nothing = torch.zeros_like(total)
         other = Sender(0, setting.samples)
@@ -125,7 +119,7 @@ class Aggregated(Wrapper[Any, Any]):
 
         def at(length: float) -> tuple[float, float]:
             update = (direction * length).float().double()  # as it is sent
-            made = self._imitated(state, update, who, setting)
+            made = self._imitated(state, update, sender, setting)
             known = (made != 0).double() if masked else torch.ones_like(made)
             sent = float((known @ update.square()).sum().clamp(min=1e-60))
             shrink = float((made @ update).sum()) / sent
@@ -133,6 +127,7 @@ class Aggregated(Wrapper[Any, Any]):
             # a deviation from 1 within the noise of these few messages does not count as shrinking
             return 1.0 if (shrink - 1) ** 2 < 9 * error / sent else shrink, error
 
+        # the length of the updates follows from that of the sum, with an error variance of a + b length^2
         long = math.sqrt(energy / users)
         short = long / 100
         (_, far), (shrink, near) = at(long), at(short)
@@ -140,31 +135,28 @@ class Aggregated(Wrapper[Any, Any]):
         rest = energy - d * (users * max(near - rise * short**2, 0.0) + silent * idle)
         length = math.sqrt(max(rest, 1e-4 * energy) / users / max(shrink**2 + d * rise, 1e-12))
         shrink, error = at(length)
-        longer = self._imitated(state, direction * length * _LONGER, who, setting)
+        longer = self._imitated(state, direction * length * _LONGER, sender, setting)
         reach, omits = float((longer @ direction).mean()), float((longer[:, direction != 0] == 0).any())
         clip = reach if reach < 0.5 * shrink * length * _LONGER else _NEVER
         return _Errors(shrink, clip, users * (error + _ROUNDING**2) + silent * idle, omits)
 
     def _direction(self, total: Tensor, setting: Setting) -> Tensor:
-        """[d] normal numbers of total length 1, with the same share of energy in each tensor as the sum.
-
-        The sum itself is unsuitable: for example, a defense that sends only the largest coordinates would send all
-        nonzero coordinates of the sum.
-        """
+        """[d] normal numbers of total length 1, with the same share of energy in each tensor as the sum."""
+        # a defense that sends only the largest coordinates would send all nonzero coordinates of the sum itself
         drawn = setting.layout.split(normal(_KEY.child("direction"), (setting.dim,), torch.float64))
         sizes = [piece.norm() for piece in setting.layout.split(total)]
-        parts: list[Tensor] = [
+        pieces: list[Tensor] = [
             piece * (size / piece.norm().clamp(min=1e-30)) for piece, size in zip(drawn, sizes, strict=True)
         ]
-        joined = setting.layout.join(parts)
+        joined = setting.layout.join(pieces)
         return torch.as_tensor(joined / joined.norm().clamp(min=1e-30))
 
-    def _imitated(self, state: Any, update: Tensor, who: Sender, setting: Setting) -> Tensor:
+    def _imitated(self, state: Any, update: Tensor, sender: Sender, setting: Setting) -> Tensor:
         """[times, d] decoded messages of a sender with this update, to which training noise is added first."""
-        made, std = [], self.training_noise(setting, who.samples)
+        made, std = [], self.training_noise(setting, sender.samples)
         for number in range(_TIMES):
             key = _KEY.child(number)
-            link = Link(setting, Sender(0, who.samples), key.child("shared"))
+            link = Link(setting, Sender(0, sender.samples), key.child("shared"))
             noisy = update + std * normal(key.child("training"), (setting.dim,), torch.float64) if std else update
             wire, _ = self.encode(state, self.remember(setting), noisy.float(), link, key.child("private"))
             made.append(unpack_float64(wire, setting.dim))

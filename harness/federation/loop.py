@@ -8,7 +8,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from io import BufferedRandom
 from typing import Any, NamedTuple
 
@@ -120,10 +120,7 @@ def make_plan(spec: FederationSpec, lr: float, rule: LocalRule = _NO_RULE, noise
 
 def replay_state(defense: Defense[Any, Any], setting: Setting, feedback: Sequence[Feedback]) -> Any:
     """The defense's public state after these rounds, computed from public facts alone."""
-    state = defense.init(setting)
-    for item in feedback:
-        state = defense.advance(state, item)
-    return state
+    return reduce(defense.advance, feedback, defense.init(setting))
 
 
 def reads_losses(defense: Defense[Any, Any], spec: FederationSpec) -> bool:
@@ -253,15 +250,20 @@ class Memories:
     def __init__(self, first: Callable[[], Any], resident: int | None = None) -> None:
         """`first` makes the memory of a client before its first message; resident: None for `RESIDENT`."""
         self._first, self._left = first, RESIDENT if resident is None else resident
-        self._here: dict[int, Any] = {}
+        self._resident: dict[int, Any] = {}
         self._slots: dict[int, _Slot] = {}
         self._file: BufferedRandom | None = None
 
     def of(self, client: int) -> Any:
         """The memory of a client."""
         if client in self._slots:
-            return self._read(self._slots[client])
-        return self._here[client] if client in self._here else self._first()
+            assert self._file is not None  # there are no slots without a file
+            slot = self._slots[client]
+            memory = torch.empty(slot.shape, dtype=slot.dtype)
+            self._file.seek(slot.start)
+            self._file.readinto(_bytes(memory))
+            return memory
+        return self._resident[client] if client in self._resident else self._first()
 
     def keep(self, client: int, memory: Any) -> None:
         """Keep the memory of a client in place of its last one.
@@ -269,14 +271,14 @@ class Memories:
         Raises:
             OSError: the file cannot be written.
         """
-        self._left += _size(self._here.pop(client, None))
+        self._left += _size(self._resident.pop(client, None))
         size = _size(memory)
         if size <= self._left or not size:
             self._left -= size
             self._slots.pop(client, None)
             # a view would keep its whole base tensor alive
-            part = size and memory.untyped_storage().nbytes() > size
-            self._here[client] = memory.clone() if part else memory
+            is_view = size and memory.untyped_storage().nbytes() > size
+            self._resident[client] = memory.clone() if is_view else memory
         else:
             self._write(client, memory.contiguous())
 
@@ -291,13 +293,6 @@ class Memories:
         self._file.seek(start)
         self._file.write(_bytes(memory))
         self._slots[client] = _Slot(start, memory.dtype, memory.shape)
-
-    def _read(self, slot: _Slot) -> Tensor:
-        assert self._file is not None  # there are no slots without a file
-        memory = torch.empty(slot.shape, dtype=slot.dtype)
-        self._file.seek(slot.start)
-        self._file.readinto(_bytes(memory))
-        return memory
 
 
 def _bytes(memory: Tensor) -> memoryview:
@@ -440,14 +435,12 @@ class _Run:
         self.training.messages[number] = tuple(messages)
 
     def _snr_db(self, collected: Collected[Client]) -> float | None:
-        """Mean over messages of 10 log10(|u|^2 / |decoded - u|^2); None if decoding is exact or u is zero.
-
-        u is the update, with error feedback the update plus the residual (`Defense.compensated`).
-        """
+        """Mean over messages of 10 log10(|u|^2 / |decoded - u|^2); None if decoding is exact or u is zero."""
         if self.defense.superposes:
             return None
         ratios = []
         for client, decoded in zip(collected.clients, collected.updates, strict=True):
+            # u: the update, with error feedback the update plus the residual
             update = self.defense.compensated(client.memory, client.update)
             # numpy takes a third of the time of `torch.equal`
             if np.array_equal(decoded.numpy(), update.numpy()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,13 +26,8 @@ IN_CANDIDATE_SET = 100
 """Size of the set among which a reconstruction must identify its true input; smaller if the data are fewer."""
 
 
-class _Sent(NamedTuple):
-    """The victims' messages by round, their data, and the training rows and clients behind the messages."""
-
-    observed_rounds: tuple[ObservedRound, ...]
-    victims: tuple[Examples, ...]
-    rows: Indices
-    senders: frozenset[int] = frozenset()
+_Sent = tuple[tuple[ObservedRound, ...], tuple[Examples, ...], Indices, Collection[int]]
+"""The victims' messages by round, their data, and the training rows and clients behind the messages."""
 
 
 @dataclass(frozen=True)
@@ -107,14 +102,17 @@ def observe(federation: TrainedFederation, view: View, target: Target) -> tuple[
     """
     if target.kind == "members":
         return _members(federation, view, target)
-    sent = _probes(federation, view, target) if target.kind == "probe" else _real_messages(federation, view, target)
-    seen = dataclasses.replace(
-        _with_rounds(_base(federation, view), sent.observed_rounds),
+    made = _probes(federation, view, target) if target.kind == "probe" else _real_messages(federation, view, target)
+    observed_rounds, victims, rows, senders = made
+    observation = dataclasses.replace(
+        _base(federation, view, observed_rounds),
         auxiliary=_auxiliary(federation, view, federation.test),
-        others=_others(federation, sent.rows, sent.senders) if "others" in view.sees else None,
-        labels=tuple(victim.y.sort().values for victim in sent.victims) if "labels" in view.sees else None,
+        others=_others(federation, rows, senders) if "others" in view.sees else None,
+        labels=tuple(victim.y.sort().values for victim in victims) if "labels" in view.sees else None,
     )
-    return seen, Truth(sent.victims, pool=federation.train.x, candidate_sets=_candidate_sets(federation, sent))
+    return observation, Truth(
+        victims, pool=federation.train.x, candidate_sets=_candidate_sets(federation, victims, rows)
+    )
 
 
 def _members(federation: TrainedFederation, view: View, target: Target) -> tuple[Observation, Truth]:
@@ -149,8 +147,8 @@ def _members(federation: TrainedFederation, view: View, target: Target) -> tuple
     traffic = [
         _observed(federation, number, federation.training.messages.get(number, ()), view) for number in target.looks_at
     ]
-    seen = dataclasses.replace(
-        _with_rounds(_base(federation, view), tuple(traffic)),
+    observation = dataclasses.replace(
+        _base(federation, view, traffic),
         candidates=Examples(x, y) if "candidates" in view.sees else None,
         suspect=target.client,
         auxiliary=_auxiliary(federation, view, Examples(federation.test.x[free], federation.test.y[free])),
@@ -158,7 +156,7 @@ def _members(federation: TrainedFederation, view: View, target: Target) -> tuple
     )
     uniform = target.client is None or federation.spec.partition in ("iid", "unbalanced")
     is_member = (torch.arange(inside + outside) < inside)[order]
-    return seen, Truth(is_member=is_member, note=note, alike=uniform and not len(test_rows))
+    return observation, Truth(is_member=is_member, note=note, alike=uniform and not len(test_rows))
 
 
 def _auxiliary(federation: TrainedFederation, view: View, alike: Examples) -> Examples | None:
@@ -170,14 +168,21 @@ def _auxiliary(federation: TrainedFederation, view: View, alike: Examples) -> Ex
     return federation.auxiliary if view.other else alike
 
 
-def _base(federation: TrainedFederation, view: View) -> Observation:
+def _base(federation: TrainedFederation, view: View, observed_rounds: Sequence[ObservedRound] = ()) -> Observation:
     training, sees = federation.training, view.sees
+    if "shared" not in sees:
+        bare = [tuple(message._replace(shared=None) for message in each.messages) for each in observed_rounds]
+        observed_rounds = [each._replace(messages=sent) for each, sent in zip(observed_rounds, bare, strict=True)]
+    first = observed_rounds[0] if observed_rounds else None
     return Observation(
         view=view,
         setting=training.setting,
         task=federation.task,
         defense=_defense(federation, view),
-        lr=federation.spec.lr,
+        lr=federation.spec.lr if first is None else first.lr,
+        messages=first.messages if first and view.messages else None,
+        model=first.model if first and "models" in sees else None,
+        later=tuple(observed_rounds[1:]) if view.messages and "models" in sees else (),
         models=tuple(_snapshot(federation, t) for t in sorted(training.models)) if "models" in sees else None,
         final=training.final if "final" in sees else None,
     )
@@ -194,40 +199,22 @@ def before_rounds(federation: TrainedFederation, view: View, target: Target) -> 
         federation: its training may not have started yet.
     """
     if target.kind == "members":
-        seen, _ = observe(federation, view, dataclasses.replace(target, round=None, rounds=1))
+        observation, _ = observe(federation, view, dataclasses.replace(target, round=None, rounds=1))
     else:
-        seen = dataclasses.replace(_base(federation, view), auxiliary=federation.test)
-    return dataclasses.replace(seen, models=None, final=None)
+        observation = dataclasses.replace(_base(federation, view), auxiliary=federation.test)
+    return dataclasses.replace(observation, models=None, final=None)
 
 
-def _candidate_sets(federation: TrainedFederation, sent: _Sent) -> tuple[Indices, ...]:
+def _candidate_sets(federation: TrainedFederation, victims: Sequence[Examples], rows: Indices) -> tuple[Indices, ...]:
     """`Truth.candidate_sets`: drawn like the victims, so a blind guess is right once in `IN_CANDIDATE_SET`."""
-    others = np.setdiff1d(np.arange(len(federation.train.y)), sent.rows)
+    others = np.setdiff1d(np.arange(len(federation.train.y)), rows)
     count, key, made = min(IN_CANDIDATE_SET - 1, len(others)), federation.key.child("lineups"), 0
     candidate_sets = []
-    for victim in sent.victims if count else ():
+    for victim in victims if count else ():
         numbers = range(made, made := made + len(victim.y))
-        candidate_sets.append(
-            np.stack([others[rng.subset(key.child(number), len(others), count)] for number in numbers])
-        )
+        each = [others[rng.subset(key.child(number), len(others), count)] for number in numbers]
+        candidate_sets.append(np.stack(each))
     return tuple(candidate_sets)
-
-
-def _with_rounds(seen: Observation, observed_rounds: tuple[ObservedRound, ...]) -> Observation:
-    if not observed_rounds:
-        return seen
-    sees = seen.view.sees
-    if "shared" not in sees:
-        bare = [tuple(message._replace(shared=None) for message in one.messages) for one in observed_rounds]
-        observed_rounds = tuple(one._replace(messages=part) for one, part in zip(observed_rounds, bare, strict=True))
-    first, *later = observed_rounds
-    return dataclasses.replace(
-        seen,
-        lr=first.lr,
-        messages=first.messages if seen.view.messages else None,
-        model=first.model if "models" in sees else None,
-        later=tuple(later) if seen.view.messages and "models" in sees else (),
-    )
 
 
 def _observed(federation: TrainedFederation, number: int, messages: Sequence[Message], view: View) -> ObservedRound:
@@ -260,13 +247,13 @@ def _probes(federation: TrainedFederation, view: View, target: Target) -> _Sent:
     together = target.users if defense.superposes else 1
     if together > federation.training.setting.participants:
         raise ValueError(f"expected users <= {federation.training.setting.participants} participants, got {together}")
-    data, observed_rounds = [federation.rows(part) for part in rows.reshape(-1, target.batch)], list[ObservedRound]()
+    data, observed_rounds = list(map(federation.rows, rows.reshape(-1, target.batch))), list[ObservedRound]()
     memories = [federation.defense.remember(federation.training.setting) for _ in data]
     for number in target.looks_at:
         observed, memories = _probed(federation, defense, data, memories, number, together)
         observed_rounds.append(observed)
     groups = rows.reshape(-1, together * target.batch)
-    return _Sent(tuple(observed_rounds), tuple(federation.rows(part) for part in groups), rows)
+    return tuple(observed_rounds), tuple(map(federation.rows, groups)), rows, ()
 
 
 def _probed(
@@ -283,12 +270,8 @@ def _probed(
     plan = make_plan(federation.spec, lr, federation.defense.local, federation.defense.step_noise(setting))
     if plan.gradient:
         plan = dataclasses.replace(plan, batch=0, poisson=False)
-    round_, key, clients, steps = (
-        Round(defense, setting, model.state, number),
-        federation.key.child("probe", number),
-        [],
-        [],
-    )
+    round_, key = Round(defense, setting, model.state, number), federation.key.child("probe", number)
+    clients, steps = list[Client](), list[int]()
     for k, (examples, memory) in enumerate(zip(data, memories, strict=True)):
         work = Work(examples, key.child(k, "train"))
         trained = train_clients(federation.task, model.params, [work], plan, federation.engine)
@@ -327,7 +310,7 @@ def _real_messages(federation: TrainedFederation, view: View, target: Target) ->
         observed_rounds.append(observed._replace(messages=messages))
     rows = [federation.clients[client][used] for client, used in chosen.items()]
     victims = [np.concatenate(rows)] if sums else rows
-    return _Sent(tuple(observed_rounds), tuple(map(federation.rows, victims)), np.concatenate(rows), frozenset(chosen))
+    return tuple(observed_rounds), tuple(map(federation.rows, victims)), np.concatenate(rows), chosen.keys()
 
 
 def _senders(*messages: Message) -> list[int]:

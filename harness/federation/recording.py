@@ -228,40 +228,33 @@ class Recorder:
         content = io.BytesIO()
         np.save(content, params.detach().cpu().numpy().astype("<f4", copy=False), allow_pickle=False)
         held = content.getbuffer()
-        told = None if loss is None or not math.isfinite(loss) else float(loss)
-        kept = self._keep(_Model(number, float(lr), len(held), hashlib.sha256(held).hexdigest(), told), held)
-        if kept:
+        finite = None if loss is None or not math.isfinite(loss) else float(loss)
+        if self._keep(_Model(number, float(lr), len(held), hashlib.sha256(held).hexdigest(), finite), held):
             self._rates[number] = lr
         else:
             self._left.add(number)
-        return kept
+        return number in self._rates
 
-    def message(self, one: Recorded) -> bool:
+    def message(self, recorded: Recorded) -> bool:
         """Record one message of a round whose model was given; False: message or model does not fit, it is left out.
 
         Raises:
             ValueError: the round has no model, or already has a message of this client, or numbers contradict each
                 other.
         """
-        if one.round not in self._rates and one.round not in self._left:
-            raise ValueError(f"expected the model of round {one.round} before its messages")
-        if (one.round, one.client) in self._messages or not 0 <= one.client < self.facts.clients:
-            text = f"a new client from 0 to {self.facts.clients - 1} in round {one.round}, got {one.client}"
+        if recorded.round not in self._rates and recorded.round not in self._left:
+            raise ValueError(f"expected the model of round {recorded.round} before its messages")
+        if (recorded.round, recorded.client) in self._messages or not 0 <= recorded.client < self.facts.clients:
+            text = f"a new client from 0 to {self.facts.clients - 1} in round {recorded.round}, got {recorded.client}"
             raise ValueError(f"expected {text}")
-        rows = None if one.rows is None else tuple(int(row) for row in one.rows)
-        entry = _Message(
-            round=int(one.round),
-            client=int(one.client),
-            samples=int(one.samples),
-            images=int(one.images),
-            steps=int(one.steps),
-            rows=rows,
-            size=len(one.wire),
-            sha256=hashlib.sha256(one.wire).hexdigest(),
-        )
+        rows = None if recorded.rows is None else tuple(int(row) for row in recorded.rows)
+        counts = recorded.round, recorded.client, recorded.samples, recorded.images, recorded.steps
+        number, client, samples, images, steps = map(int, counts)
+        digest = hashlib.sha256(recorded.wire).hexdigest()
+        entry = _Message(number, client, samples, images, steps, rows, len(recorded.wire), digest)
         _check_message(entry, self.layout.dim)
-        self._messages.add((one.round, one.client))
-        if one.round in self._rates and self._keep(entry, one.wire):
+        self._messages.add((recorded.round, recorded.client))
+        if recorded.round in self._rates and self._keep(entry, recorded.wire):
             return True
         self._lost += 1
         return False
@@ -349,12 +342,12 @@ class Recording:
     @property
     def sent(self) -> dict[int, tuple[int, ...]]:
         """For each round with messages, the clients that sent them, in order."""
-        return {number: tuple(sorted(one.client for one in sent)) for number, sent in self._messages.items()}
+        return {number: tuple(sorted(entry.client for entry in sent)) for number, sent in self._messages.items()}
 
     @property
     def message_bytes(self) -> tuple[float, ...]:
         """The mean bytes of a message, for each round with messages."""
-        return tuple(sum(one.size for one in sent) / len(sent) for sent in self._messages.values())
+        return tuple(sum(entry.size for entry in sent) / len(sent) for sent in self._messages.values())
 
     @property
     def rounds(self) -> int:
@@ -365,13 +358,13 @@ class Recording:
     @property
     def samples(self) -> dict[int, int]:
         """The number of records that each client reports, by client."""
-        return {one.client: one.samples for sent in self._messages.values() for one in sent}
+        return {entry.client: entry.samples for sent in self._messages.values() for entry in sent}
 
     @cached_property
     def rows(self) -> dict[int, dict[int, Indices]]:
         """The rows behind the messages, where they are known, by round and client."""
-        known = {number: [one for one in sent if one.rows is not None] for number, sent in self._messages.items()}
-        return {t: {one.client: np.array(one.rows, np.int64) for one in sent} for t, sent in known.items()}
+        known = {number: [entry for entry in sent if entry.rows is not None] for number, sent in self._messages.items()}
+        return {t: {entry.client: np.array(entry.rows, np.int64) for entry in sent} for t, sent in known.items()}
 
     def lr(self, number: int) -> float:
         """The learning rate of a round; the federation's learning rate if the round has no model."""
@@ -388,7 +381,9 @@ class Recording:
             ValueError: there is no such model, or it is damaged.
         """
         if number not in self._models:
-            raise ValueError(f"the recording has no model of round {number}; it has those of {_few(self.models)}")
+            shown = ", ".join(map(str, self.models[:8]))
+            shown = f"{shown}, ... {self.models[-1]}" if len(self.models) > 8 else shown or "none"
+            raise ValueError(f"the recording has no model of round {number}; it has those of {shown}")
         entry, dim = self._models[number], self.layout.dim
         with reading(self.folder / _place(entry)):
             held = np.load(io.BytesIO(_content(self.folder, entry)), allow_pickle=False)
@@ -403,14 +398,13 @@ class Recording:
             ValueError: a message is damaged.
         """
         rows = self.rows.get(number, {})
-        return tuple(
-            Recorded(number, one.client, one.samples, self._wire(one), one.images, one.steps, rows.get(one.client))
-            for one in sorted(self._messages.get(number, ()), key=lambda one: one.client)
-        )
-
-    def _wire(self, entry: _Message) -> bytes:
-        with reading(self.folder / _place(entry)):
-            return _content(self.folder, entry)
+        messages = []
+        for entry in sorted(self._messages.get(number, ()), key=lambda entry: entry.client):
+            with reading(self.folder / _place(entry)):
+                wire = _content(self.folder, entry)
+            public = entry.samples, wire, entry.images, entry.steps, rows.get(entry.client)
+            messages.append(Recorded(number, entry.client, *public))
+        return tuple(messages)
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -434,17 +428,9 @@ class Recording:
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
                 if set(arrays) not in ({"x", "y"}, {"x", "y", "x_auxiliary", "y_auxiliary"}):
                     raise ValueError(f"expected x and y, maybe x_auxiliary and y_auxiliary, got {', '.join(arrays)}")
-                parts = [Examples(*(torch.from_numpy(arrays[name]) for name in pair)) for pair in _pairs(set(arrays))]
-        return parts[0], parts[1] if len(parts) > 1 else None
-
-
-def _pairs(names: set[str]) -> list[tuple[str, str]]:
-    return [("x", "y"), *([("x_auxiliary", "y_auxiliary")] if "x_auxiliary" in names else [])]
-
-
-def _few(numbers: tuple[int, ...]) -> str:
-    shown = ", ".join(map(str, numbers[:8]))
-    return f"{shown}, ... {numbers[-1]}" if len(numbers) > 8 else shown or "none"
+                read = {name: torch.from_numpy(arrays[name]) for name in arrays}
+        auxiliary = Examples(read["x_auxiliary"], read["y_auxiliary"]) if "x_auxiliary" in read else None
+        return Examples(read["x"], read["y"]), auxiliary
 
 
 def read(folder: Path) -> Recording:
@@ -462,11 +448,11 @@ def read(folder: Path) -> Recording:
     with reading(path):
         regular(path, _MOST_LISTED, links=False)
         content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
-        found = _listed(folder, content, list(_entries(content)))
-    for entry in found[1]:
+        recording, files = _listed(folder, content, list(_entries(content)))
+    for entry in files:
         with reading(folder / _place(entry)):
             _content(folder, entry)
-    return found[0]
+    return recording
 
 
 def _entries(content: bytes) -> Iterator[_Entry]:
@@ -492,16 +478,16 @@ def _listed(folder: Path, content: bytes, entries: list[_Entry]) -> tuple[Record
     if start.version != _VERSION:
         raise ValueError(f"expected version {_VERSION}, got {start.version}: another version of leakgauge wrote it")
     layout = _layout(start)
-    ends = [one for one in entries if isinstance(one, _End)]
-    held = [one for one in entries if isinstance(one, _Data)]
-    if ends not in ([], entries[-1:]) or len(held) > 1 or any(isinstance(one, _Start) for one in entries[1:]):
+    ends = [entry for entry in entries if isinstance(entry, _End)]
+    held = [entry for entry in entries if isinstance(entry, _Data)]
+    if ends not in ([], entries[-1:]) or len(held) > 1 or any(isinstance(entry, _Start) for entry in entries[1:]):
         raise ValueError("expected one description, records once, and nothing after the end")
     models: dict[int, _Model] = {}
-    for model in (one for one in entries if isinstance(one, _Model)):
+    for model in (entry for entry in entries if isinstance(entry, _Model)):
         _check_model(model, models, layout.dim)
         models[model.round] = model
     messages: dict[int, dict[int, _Message]] = {}
-    for message in (one for one in entries if isinstance(one, _Message)):
+    for message in (entry for entry in entries if isinstance(entry, _Message)):
         _check_message(message, layout.dim)
         sent = messages.setdefault(message.round, {})
         known = message.round in models and message.client < start.facts.clients
@@ -523,7 +509,7 @@ def _listed(folder: Path, content: bytes, entries: list[_Entry]) -> tuple[Record
         _data=held[0] if held else None,
     )
     spec_of(recording)
-    return recording, [*models.values(), *(one for sent in messages.values() for one in sent.values()), *held]
+    return recording, [*models.values(), *(entry for sent in messages.values() for entry in sent.values()), *held]
 
 
 def _layout(start: _Start) -> Layout:
@@ -623,19 +609,21 @@ def load(name: str, root: Path) -> DataSet:
     """
     if not name.startswith(RECORDING):
         return data.load(name, root)
-    path, options = _options(name)
+    path, options = recording_options(name)
+    if not path or not options.keys() <= {"data", "public"}:
+        raise ValueError(f"expected {RECORDING}DIR, or {RECORDING}DIR?data=NAME&public=yes, got {name!r}")
     recording = read(Path(path).expanduser())
     named = data.load(options["data"], root) if "data" in options else None
-    found = _records(name, path, recording, named)
+    records = _records(name, path, recording, named)
     for number, sent in recording.rows.items():
         for client, rows in sent.items():
-            if int(rows.max(initial=0)) >= len(found.train.y):
-                text = f"round {number}, client {client}: expected rows below {len(found.train.y)}, got {rows.max()}"
+            if int(rows.max(initial=0)) >= len(records.train.y):
+                text = f"round {number}, client {client}: expected rows below {len(records.train.y)}, got {rows.max()}"
                 raise DataUnreadable(f"cannot use {path}: {text}")
-    public = options.get("public") == "yes" or (recording.records is None and found.public)
-    parts = {one.name: getattr(found, one.name) for one in dataclasses.fields(DataSet)}
+    public = options.get("public") == "yes" or (recording.records is None and records.public)
+    parts = {field.name: getattr(records, field.name) for field in dataclasses.fields(DataSet)}
     return RecordedData(
-        **{**parts, "name": name, "public": public, "note": _note(recording, found)}, recording=recording
+        **{**parts, "name": name, "public": public, "note": _note(recording, records)}, recording=recording
     )
 
 
@@ -663,10 +651,3 @@ def _note(recording: Recording, records: DataSet) -> str:
     last = recording.models[-1] if recording.models else None
     final = "" if last == recording.rounds else f"the model before round {last} is used as the final model"
     return "; ".join(filter(None, ("read from a recording", end, lost, final, records.note)))
-
-
-def _options(name: str) -> tuple[str, dict[str, str]]:
-    path, options = recording_options(name)
-    if not path or not options.keys() <= {"data", "public"}:
-        raise ValueError(f"expected {RECORDING}DIR, or {RECORDING}DIR?data=NAME&public=yes, got {name!r}")
-    return path, options

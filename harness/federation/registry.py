@@ -34,6 +34,7 @@ _LEAST = 1e-12
 """Smallest magnitude of a defense's parameter other than 0, and 1 / the largest: formulas square and divide."""
 
 _PACKAGE = {"defense": "defenses", "attack": "attacks"}
+_adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)  # built once for each type
 _BASE: dict[str, type] = {"defense": Defense, "attack": Attack}
 
 
@@ -168,19 +169,12 @@ def construct(kind: type[P], table: dict[str, Any], name: str = "") -> P:
         ParameterError: the table does not fit; all problems are reported together, under `name`.
     """
     # through JSON, because strict mode then accepts a table for a dataclass and an integer for a float
-    adapter: Any = _adapter(kind)  # type: ignore[arg-type]  # a type is hashable, but mypy does not know it of P
     try:
-        value: P = adapter.validate_json(json.dumps(table, default=str), strict=True)
+        value: P = _adapter(kind).validate_json(json.dumps(table, default=str), strict=True)
     except ValidationError as error:
         known = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
         raise ParameterError(name, [explain(item, known) for item in error.errors()]) from error
     return value
-
-
-@functools.cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """The validator of a type, built once."""
-    return TypeAdapter(kind)
 
 
 def explain(item: Any, known: Collection[str] = ()) -> tuple[str, str]:
@@ -194,10 +188,10 @@ def explain(item: Any, known: Collection[str] = ()) -> tuple[str, str]:
         return path, "missing"
     if item["type"] == "value_error":
         return path, item["msg"].removeprefix("Value error, ")
-    wanted = item["msg"].replace("Input should be ", "").replace("List should have", "a list of")
+    expected = item["msg"].replace("Input should be ", "").replace("List should have", "a list of")
     for word, plainer in (("a valid array", "a list"), ("a valid integer", "an integer"), ("a valid ", "a ")):
-        wanted = wanted.replace(word, plainer)
-    return path, f"got {came!r}, expected {wanted[0].lower()}{wanted[1:]}"
+        expected = expected.replace(word, plainer)
+    return path, f"got {came!r}, expected {expected[0].lower()}{expected[1:]}"
 
 
 def build_defense(spec: PartSpec) -> Defense[Any, Any]:
@@ -232,7 +226,7 @@ def describe(spec: PartSpec) -> PartInfo:
 
 
 def formula(name: str) -> Callable[..., Any]:
-    """The formula `module.function` of a defense's module, or `messages.function` of `federation.formulas`.
+    """The formula `module.function` of a defense's module, or `messages.function` of `federation.small`.
 
     It is a pure function in the module's table `FORMULAS`.
 
@@ -241,7 +235,7 @@ def formula(name: str) -> Callable[..., Any]:
     """
     module, _, function = name.rpartition(".")
     try:
-        home = "harness.federation.formulas" if module == "messages" else f"defenses.{module}"
+        home = "harness.federation.small" if module == "messages" else f"defenses.{module}"
         known: dict[str, Callable[..., Any]] = importlib.import_module(f"leakgauge.{home}").FORMULAS
     except (ImportError, AttributeError, ValueError) as error:
         raise LookupError(f"no formulas of a defense {module!r}") from error

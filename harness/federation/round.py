@@ -168,12 +168,10 @@ class Round:
         """
         try:
             wire, after = self._encode(client)
-            return self._sealed_message(client, wire), after
+            return SealedMessage(client.sender, self.sealed(wire, client.sender), client.shared), after
         except ValueError as error:
-            noise = (
-                self._sealed_message(client, self._encode(client.silent())[0]).wire if self.defense.superposes else b""
-            )
-            return SealedMessage(client.sender, noise, client.shared, self._reason(error, client)), client.memory
+            silent = self.sealed(self._encode(client.silent())[0], client.sender) if self.defense.superposes else b""
+            return SealedMessage(client.sender, silent, client.shared, self._reason(error, client)), client.memory
 
     def _encode(self, client: Client) -> tuple[bytes, Any]:
         try:
@@ -183,22 +181,28 @@ class Round:
         except ValueError as error:
             raise ValueError(f"round {self.number}, client {client.sender.number}: {error}") from error
 
-    def _sealed_message(self, client: Client, wire: bytes) -> SealedMessage:
-        return SealedMessage(client.sender, self.sealed(wire, client.sender), client.shared)
-
     def sealed(self, wire: bytes, sender: Sender) -> bytes:
-        """A message in its envelope; a waveform has none."""
-        return wire if self.defense.analog else seal(wire, self.number, sender.number)
+        """A message in an envelope that names its round and its sender; a waveform has none."""
+        return wire if self.defense.analog else _HEADER.pack(self.number, sender.number) + wire
 
     def opened(self, sealed: SealedMessage) -> bytes:
         """The message in a sealed message.
 
         Raises:
-            MessageError: the sealed message has a fault, or its envelope is of another round or client.
+            MessageError: the sealed message has a fault or is too short for an envelope, or its envelope names another
+                round or client.
         """
         if sealed.fault:
             raise MessageError(sealed.fault)
-        return sealed.wire if self.defense.analog else unseal(sealed.wire, self.number, sealed.sender.number)
+        if self.defense.analog:
+            return sealed.wire
+        if len(sealed.wire) < _HEADER.size:
+            raise MessageError(f"expected an envelope of at least {_HEADER.size} bytes, got {len(sealed.wire)} bytes")
+        expected, envelope = (self.number, sealed.sender.number), _HEADER.unpack_from(sealed.wire)
+        if envelope != expected:
+            asked, got = (f"round {number} from client {sender}" for number, sender in (expected, envelope))
+            raise MessageError(f"expected a message of {asked}, got one of {got}")
+        return sealed.wire[_HEADER.size :]
 
     def collect(self, clients: Sequence[C], channel: Key, server: Key) -> Collected[C]:
         """`exchange` and `decode` without the clients whose update is not finite or whose message is refused.
@@ -335,24 +339,3 @@ def _finite(update: Vector) -> Vector:
     if np.count_nonzero(finite) < finite.size:
         raise MessageError(f"expected a finite update, got {int((~finite).sum())} non-finite of {finite.size}")
     return update
-
-
-def seal(wire: bytes, number: int, sender: int) -> bytes:
-    """The message in an envelope that names its round and its sender."""
-    return _HEADER.pack(number, sender) + wire
-
-
-def unseal(sealed: bytes, number: int, sender: int) -> bytes:
-    """The message in an envelope of this round and sender.
-
-    Raises:
-        MessageError: the bytes are too short for an envelope, or it names another round or sender.
-    """
-    if len(sealed) < _HEADER.size:
-        raise MessageError(f"expected an envelope of at least {_HEADER.size} bytes, got {len(sealed)} bytes")
-    found, author = _HEADER.unpack_from(sealed)
-    if (found, author) != (number, sender):
-        raise MessageError(
-            f"expected a message of round {number} from client {sender}, got one of round {found} from client {author}"
-        )
-    return sealed[_HEADER.size :]

@@ -124,10 +124,10 @@ class BatchedCells(Wrapper[Any, Any]):
             places = list(members)
             span = slice(places[0], places[-1] + 1)
             keys = None if links.shared is None else links.shared[span]
-            wires, theirs = received[span], Links(links.setting, links.senders[span], keys)
-            asked = wires, theirs.senders, keys
+            wires, own_links = received[span], Links(links.setting, links.senders[span], keys)
+            asked = wires, own_links.senders, keys
             if at not in self.known or self.known[at][0] != asked:
-                self.known[at] = asked, likelihood_of(self.each[at], state[at], wires, theirs)
+                self.known[at] = asked, likelihood_of(self.each[at], state[at], wires, own_links)
             likelihoods.append(self.known[at][1])
             sizes.append(len(wires))
 

@@ -94,32 +94,6 @@ class _Federation(NamedTuple):
     evaluation: float
 
 
-class _Training(NamedTuple):
-    """The seconds of a training's start and of one client's turn in one round, and the federation."""
-
-    start: float
-    turn: float
-    place: _Federation
-
-    def of(self, spec: TrainingSpec) -> float:
-        """Seconds of a training; some defenses stop early."""
-        federation, defense, tested = spec.federation, build_defense(spec.defense), self.place.tested
-        rounds, interim = len(states_of(defense, self.place.setting)), federation.interim_samples or tested
-        share = 1.0 if reads_losses(defense, federation) else min(1.0, interim / tested)
-        evaluations = rounds // federation.evaluate_every * share + 2
-        return self.start + rounds * _participants(federation) * self.turn + evaluations * self.place.evaluation
-
-
-class _Attack(NamedTuple):
-    victim: float
-    unit: float
-
-    def of(self, cell: Cell) -> float:
-        """Seconds of the attack on a cell."""
-        victims = 1 if cell.target.kind == "members" else cell.target.count
-        return victims * (self.victim + _amount(cell.attack)[1] * self.unit)
-
-
 def estimate(study: Study, root: Path, seconds: float = 10.0) -> Cost:
     """The cost of a study whose data are in `root`; no measurement starts after `seconds`."""
     trainings = [first_try(spec) for spec in study.trainings]
@@ -144,17 +118,12 @@ def estimate(study: Study, root: Path, seconds: float = 10.0) -> Cost:
 
 
 class _Rehearsal:
-    """Runs small versions of a study's jobs in a separate store, until a time of `time.monotonic`.
-
-    Attributes:
-        prices: the price of each kind of job.
-        problem: the first error that kept a job from being measured.
-    """
+    """Runs small versions of a study's jobs in a separate store, until a time of `time.monotonic`."""
 
     def __init__(self, context: RunContext, until: float) -> None:
         self.context, self.until = context, until
-        self.prices: dict[_Kind, Any] = {}
-        self.problem = ""
+        self.prices: dict[_Kind, Any] = {}  # the price of each kind of job
+        self.problem = ""  # the first error that kept a job from being measured
 
     def measure(self, jobs: Iterable[Any], kind: Callable[[Any], _Kind], price: Callable[[Any], Any]) -> None:
         """Measure the middle job of each kind, because the first defense is often none; if it fails, the first."""
@@ -173,7 +142,7 @@ class _Rehearsal:
         known: dict[Hashable, list[float]] = {}
         for job in jobs:
             with suppress(Exception):  # not measured, or refused by its defense
-                known.setdefault(kind(job)[1], []).append(self.prices[kind(job)].of(job))
+                known.setdefault(kind(job)[1], []).append(self.prices[kind(job)](job))
         mean = fmean([seconds for each in known.values() for seconds in each] or [_UNKNOWN])
         names = Counter(kind(job)[1] for job in jobs)
         return sum(count * fmean(known.get(name) or [mean]) for name, count in names.items())
@@ -194,19 +163,28 @@ class _Rehearsal:
             step = (self._train(self._small(spec, place, 1, 1, _FEW + more)) - turn) / more
         return place._replace(turn=turn, step=max(0.0, step), evaluation=max(0.0, tested - turn) / 2)
 
-    def training(self, spec: TrainingSpec) -> _Training:
-        """A training, measured by one round of a few clients, and by a few rounds."""
+    def training(self, spec: TrainingSpec) -> Callable[[TrainingSpec], float]:
+        """The seconds of a training, measured by one round of a few clients, and by a few rounds."""
         place: _Federation = self.prices[_place(spec)]
         clients, turn = min(_CLIENTS, _participants(spec.federation)), place.turn
         first = self._train(self._small(spec, place, 1, clients))
         if first < _LONG:
             more = self._train(self._small(spec, place, 1 + _FEW, clients))
             turn = max(0.0, more - first) / _FEW / clients
-        steps = max(0, place.setting.steps - _FEW) * place.step
-        return _Training(max(0.0, first - clients * turn), turn + steps, place)
+        start, whole = max(0.0, first - clients * turn), turn + max(0, place.setting.steps - _FEW) * place.step
 
-    def attack(self, cell: Cell) -> _Attack:
-        """An attack, measured on a few victims with a small and a larger amount of work."""
+        def seconds(spec: TrainingSpec) -> float:
+            federation, defense = spec.federation, build_defense(spec.defense)
+            rounds = len(states_of(defense, place.setting))  # some defenses stop early
+            interim = federation.interim_samples or place.tested
+            share = 1.0 if reads_losses(defense, federation) else min(1.0, interim / place.tested)
+            evaluations = rounds // federation.evaluate_every * share + 2
+            return start + rounds * _participants(federation) * whole + evaluations * place.evaluation
+
+        return seconds
+
+    def attack(self, cell: Cell) -> Callable[[Cell], float]:
+        """The seconds of an attack, measured on a few victims with a small and a larger amount of work."""
         low, high = _AMOUNTS.get(_amount(cell.attack)[0], (0, 0))
         small, few = self._attackable(cell), 1 if cell.target.kind == "members" else min(_CLIENTS, cell.target.count)
         attack, limit = build_attack(cell.attack), 0.0
@@ -220,7 +198,13 @@ class _Rehearsal:
             seconds = self._run(small, few, low)
         more = self._run(small, few, high) if low and seconds < _LONG else seconds
         unit = max(0.0, more - seconds) / few / max(1, high - low)
-        return _Attack(limit + max(0.0, seconds / few - low * unit), unit)
+        start = limit + max(0.0, seconds / few - low * unit)
+
+        def total(cell: Cell) -> float:
+            victims = 1 if cell.target.kind == "members" else cell.target.count
+            return victims * (start + _amount(cell.attack)[1] * unit)
+
+        return total
 
     def _small(
         self,
@@ -253,7 +237,7 @@ class _Rehearsal:
         rounds = max(target.looks_at, default=0) + 1
         federation = replace(spec.federation, rounds=rounds, evaluate_every=spec.federation.rounds)
         small = replace(spec, federation=federation, audit=0)
-        if price.of(small) > _LONG:
+        if price(small) > _LONG:
             small = self._small(spec, self.prices[_place(spec)], 1, min(_CLIENTS, _participants(federation)))
             target = target if target.round is None else replace(target, round=0, rounds=1)
         if spec.task.data.startswith(RECORDING):

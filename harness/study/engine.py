@@ -114,28 +114,26 @@ def open_engine(name: str, address: str | None, slots: int | None, *, allow_code
         raise StudyError("engine", [f"{name!r} names code to import; pass --allow-code if you trust it"])
     if slots == 0 and name != DEFAULT:
         raise StudyError("engine", [f"{name} needs worker processes: expected workers >= 1, got workers=0"])
-    found = None if name == DEFAULT else _engine_class(name)
-    if address is not None and (found is None or "address" not in inspect.signature(found).parameters):
+    engine = None if name == DEFAULT else _engine_class(name)
+    if address is not None and (engine is None or "address" not in inspect.signature(engine).parameters):
         raise StudyError("engine", [f"{name} takes no address, got --address {address}"])
-    if found is None:
+    if engine is None:
         return None
-    return partial(found, slots=slots, **({} if address is None else {"address": address}))
+    return partial(engine, slots=slots, **({} if address is None else {"address": address}))
 
 
 def _engine_class(name: str) -> Any:
     """The class of an engine; raises StudyError if there is none, or it cannot be imported."""
     folder = f"{__package__}.engines"
-    files = [found.name for found in pkgutil.iter_modules(importlib.import_module(folder).__path__)]
+    names = (file.name for file in pkgutil.iter_modules(importlib.import_module(folder).__path__))
+    files = [file for file in names if not file.startswith("_")]
     entries = {entry.name: entry for entry in importlib.metadata.entry_points(group="leakgauge.engines")}
     try:
-        if name in files and not name.startswith("_"):
+        if name in files:
             module = importlib.import_module(f"{folder}.{name}")
-            (found,) = (
-                value
-                for word, value in vars(module).items()
-                if inspect.isclass(value) and value.__module__ == module.__name__ and not word.startswith("_")
-            )
-            return found
+            public = [value for word, value in vars(module).items() if inspect.isclass(value) and word[0] != "_"]
+            (engine,) = (value for value in public if value.__module__ == module.__name__)
+            return engine
         if ":" in name:
             import_from(Path.cwd())
             return imported("engine", name)
@@ -143,7 +141,7 @@ def _engine_class(name: str) -> Any:
             return loaded("engine", name, entries[name].load)
     except (ImportError, UnknownNameError) as error:
         raise StudyError("engine", [str(error)]) from error
-    others = sorted({*entries, *(file for file in files if not file.startswith("_"))} - {DEFAULT})
+    others = sorted({*entries, *files} - {DEFAULT})
     raise StudyError("engine", [f"expected {' or '.join([DEFAULT, *others])}, got {name!r}"])
 
 

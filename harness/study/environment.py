@@ -159,7 +159,9 @@ def _file(name: str, *, loaded: bool) -> Path:
         file = spec.origin if spec and spec.has_location and not inner else file
         stems = [Path(folder, *inner) for folder in (spec and spec.submodule_search_locations) or ()]
         ends = [end for suffix in all_suffixes() for end in (f"/__init__{suffix}", suffix)]
-        file = file or next((one for stem in stems for end in ends if Path(one := f"{stem}{end}").is_file()), None)
+        file = file or next(
+            (source for stem in stems for end in ends if Path(source := f"{stem}{end}").is_file()), None
+        )
     path = Path(file or "")
     return next((parent for parent in path.parents if parent.is_file()), path)  # the zip file that holds it
 

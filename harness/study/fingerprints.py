@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,7 @@ def _of_training(spec: TrainingSpec, cells: Sequence[Cell], ready: Prepared, roo
     small = replace(spec, federation=replace(spec.federation, rounds=1), malice=malice)
     asked = [_small(cell, small) for cell in cells]
     cases = [_case(spec, to_data(own.target), own.threat) for own in cells]
+    of_attack = partial(Fingerprint, "attack", spec.defense.key)
     parts = ready.task, small.federation, ready.defense, ready.holdings, ready.test, ready.key.child("training")
     try:
         sent = broadcasts(small, ready, "double")
@@ -222,14 +224,13 @@ def _of_training(spec: TrainingSpec, cells: Sequence[Cell], ready: Prepared, roo
         if malice is None:
             raise
         for own, case in zip(cells, cases, strict=True):  # its broadcast does not fit the model
-            yield Fingerprint("attack", spec.defense.key, own.attack.key, case, fingerprint(str(error)))
+            yield of_attack(own.attack.key, case, fingerprint(str(error)))
         return
     if spec.malice is None:
         last = trained.evaluations[-1]
         measured = _plain(torch.tensor([last.accuracy or 0.0, last.loss], dtype=torch.float64))
-        yield Fingerprint(
-            "training", spec.defense.key, "", _case(spec), numbers=_sketch(trained.final[None]) + measured
-        )
+        numbers = _sketch(trained.final[None]) + measured
+        yield Fingerprint("training", spec.defense.key, "", _case(spec), numbers=numbers)
     federation = trained_federation(small, ready, trained, "double")
     for cell, own, case in zip(asked, cells, cases, strict=True):
         try:
@@ -239,11 +240,10 @@ def _of_training(spec: TrainingSpec, cells: Sequence[Cell], ready: Prepared, roo
             result = attack.run(seen, key) if own.target.kind == "members" else _searched(attack, seen, key)
             estimates, _ = scored(result, truth, None, federation.task.columns)
         except ValueError as error:
-            yield Fingerprint("attack", spec.defense.key, own.attack.key, case, fingerprint(str(error)))
+            yield of_attack(own.attack.key, case, fingerprint(str(error)))
             continue
-        numbers = [x for estimate in estimates for x in (estimate.value, *estimate.values) if x is not None]
-        plain = _plain(torch.tensor(numbers, dtype=torch.float64))
-        yield Fingerprint("attack", spec.defense.key, own.attack.key, case, numbers=plain)
+        values = [x for estimate in estimates for x in (estimate.value, *estimate.values) if x is not None]
+        yield of_attack(own.attack.key, case, numbers=_plain(torch.tensor(values, dtype=torch.float64)))
 
 
 def _searched(attack: Attack, seen: Observation, key: Key) -> Reconstruction | Labels | Membership:

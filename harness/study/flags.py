@@ -22,22 +22,22 @@ def cell_flags(
     attack: Attack,
     defense: Defense[Any, Any],
     target: Target,
-    found: Reconstruction | Labels | Membership,
+    answer: Reconstruction | Labels | Membership,
     truth: Truth,
     estimates: Sequence[Estimate],
     limits: Sequence[Limit] | str = "",
 ) -> tuple[Flag, ...]:
     """The flags of one attack cell, most serious first."""
     flags = []
-    if isinstance(found, Reconstruction):
+    if isinstance(answer, Reconstruction):
         flags += [] if attack.floor else _by_limit({estimate.name: estimate for estimate in estimates}, limits)
-        failed = [guess.failure for guess in found.guesses if guess.failure]
+        failed = [guess.failure for guess in answer.guesses if guess.failure]
         if failed:
             reasons = "; ".join(sorted(set(failed)))
-            flags.append(Flag("failed-victims", f"{len(failed)} of {len(found.guesses)} victims failed: {reasons}"))
+            flags.append(Flag("failed-victims", f"{len(failed)} of {len(answer.guesses)} victims failed: {reasons}"))
         images = target.images if target.kind == "probe" else sum(len(victim.y) for victim in truth.victims)
-        if found.prior:
-            flags.append(Flag("prior", f"what the attack believes about inputs: {found.prior}", "note"))
+        if answer.prior:
+            flags.append(Flag("prior", f"what the attack believes about inputs: {answer.prior}", "note"))
         if images < _FEW:
             flags.append(Flag("few-images", f"{images} images; a comparison needs {_FEW} or more"))
     if target.kind == "probe" and not attack.floor:
@@ -69,19 +69,24 @@ def promise_flags(shown: Sequence[Estimate], made: Promised) -> tuple[Flag, ...]
     """Whether an attack refutes the claim or the proof; a refuted proof means that the code is not what was proved."""
     flags = []
     for bound in shown:
-        value, who = bound.value or 0.0, f"the attack shows an epsilon of at least {bound.value:.3g} ({bound.method})"
+        value, attacker = (
+            bound.value or 0.0,
+            f"the attack shows an epsilon of at least {bound.value:.3g} ({bound.method})",
+        )
         if value > made.proved:
-            text = f"{who}, the proof says {made.proved:.3g}: the code or it is wrong"
+            text = f"{attacker}, the proof says {made.proved:.3g}: the code or it is wrong"
             flags.append(Flag("proof-contradicted", text))
         if value > made.claimed:
-            flags.append(Flag("claim-contradicted", f"{who}, the claim is {made.claimed:.3g} per {made.unit.value}"))
+            flags.append(
+                Flag("claim-contradicted", f"{attacker}, the claim is {made.claimed:.3g} per {made.unit.value}")
+            )
     return tuple(flags)
 
 
-def notice_flag(found: Estimate) -> Flag:
+def notice_flag(noticed: Estimate) -> Flag:
     """How many clients notice a malicious server's broadcast, and by which tests."""
-    share = f"{round(found.n * (found.value or 0.0))} of {found.n} clients notice"
-    by = f", by the tests {found.note}" if found.note else "; this does not prove that they are honest"
+    share = f"{round(noticed.n * (noticed.value or 0.0))} of {noticed.n} clients notice"
+    by = f", by the tests {noticed.note}" if noticed.note else "; this does not prove that they are honest"
     return Flag("detectable", f"{share} that the parameters are not honest{by}", "note")
 
 
@@ -112,8 +117,8 @@ def training_flags(
     if last.accuracy is not None and last.accuracy <= 1.5 / classes:
         flags.append(Flag("no-learning", f"final accuracy {last.accuracy:.3f} is near chance (1 of {classes})"))
     if record.dropped:
-        first, who = record.dropped[0], len({dropped.client for dropped in record.dropped})
-        text = f"{len(record.dropped)} updates of {who} clients were dropped, the first of client {first.client}"
+        first, clients = record.dropped[0], len({dropped.client for dropped in record.dropped})
+        text = f"{len(record.dropped)} updates of {clients} clients were dropped, the first of client {first.client}"
         flags.append(Flag("dropped-clients", f"{text} in round {first.round}: {first.reason}"))
     if unaudited:
         flags.append(Flag("not-audited", f"the audit could not be made: {unaudited}", "note"))

@@ -133,17 +133,17 @@ def solve(cells: tuple[Cell, ...], root: Path, trained: Trained) -> tuple[tuple[
             asked[_place(cell)].append(spec)
     searches = {place: _search(specs, root) for place, specs in asked.items()}
     answers: dict[str, Answer] = {}
-    wanted: dict[str, list[TrainingSpec]] = {}
+    requested: dict[str, list[TrainingSpec]] = {}
     records: dict[str, dict[str, TrainingRecord]] = {place: {} for place in searches}
     while len(answers) < len(searches):
         for place, search in searches.items():
             if place not in answers:
                 try:
-                    wanted[place] = search.send(records[place]) if place in wanted else next(search)
+                    requested[place] = search.send(records[place]) if place in requested else next(search)
                 except StopIteration as stop:
-                    answers[place], wanted[place] = stop.value, []
-        known = trained([spec for specs in wanted.values() for spec in specs])
-        records = {place: {spec.id: known[spec.id] for spec in specs} for place, specs in wanted.items()}
+                    answers[place], requested[place] = stop.value, []
+        known = trained([spec for specs in requested.values() for spec in specs])
+        records = {place: {spec.id: known[spec.id] for spec in specs} for place, specs in requested.items()}
     solved = []
     for cell in cells:
         answer = answers.get(_place(cell)) if KEY in cell.training.defense.parameters else None
@@ -203,7 +203,7 @@ def _search(specs: list[TrainingSpec], root: Path) -> _Search:
 
 
 def _for_proof(specs: list[TrainingSpec], goal: Goal, axis: _Axis, root: Path) -> _Search:
-    knob, wanted = axis.knob, goal.proved_epsilon or 0.0
+    knob, sought = axis.knob, goal.proved_epsilon or 0.0
 
     def proved(place: float) -> tuple[float, str]:
         each = (_proved(replace(spec, defense=axis.at(place)), goal, root) for spec in specs)
@@ -212,7 +212,7 @@ def _for_proof(specs: list[TrainingSpec], goal: Goal, axis: _Axis, root: Path) -
     def reached(place: float) -> float:
         return proved(place)[0]
 
-    low, high = _bracket(reached, axis.start, wanted)
+    low, high = _bracket(reached, axis.start, sought)
     yield from ()
     name = f"{axis.defense.name}, {goal.text}"
     if low is None:
@@ -222,35 +222,32 @@ def _for_proof(specs: list[TrainingSpec], goal: Goal, axis: _Axis, root: Path) -
     if high is not None:
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            low, high = (middle, high) if reached(middle) <= wanted else (low, middle)
-            if reached(low) > wanted * (1 - TOLERANCE / 10):
+            low, high = (middle, high) if reached(middle) <= sought else (low, middle)
+            if reached(low) > sought * (1 - TOLERANCE / 10):
                 break
     solved, (epsilon, unit) = axis.at(low), proved(low)
     text = f"{name}: {knob} = {value_text(solved.parameters[knob])} has {epsilon:.6g}"
     text += f" per {unit}, which covers a {goal.unit}" if unit != goal.unit else ""
-    state = "" if epsilon >= wanted * (1 - TOLERANCE) else "; the nearest below, for it moves in steps or has a largest"
+    state = "" if epsilon >= sought * (1 - TOLERANCE) else "; the nearest below, for it moves in steps or has a largest"
     return Answer(solved, text + state)
 
 
-def _bracket(reached: Callable[[float], float], start: float, wanted: float) -> tuple[float | None, float | None]:
-    """(a place at or below the goal, a place above it), each None if there is none; `reached` rises with the place.
-
-    `reached` is infinite where nothing is proved and where the parameter is invalid; steps are shortened there.
-    """
+def _bracket(reached: Callable[[float], float], start: float, sought: float) -> tuple[float | None, float | None]:
+    """(a place at or below the goal, a place above it), each None if there is none; `reached` rises with the place."""
     most = math.log(_WIDEST)
     # from a default at which nothing is proved, down to the first place with a proof
     for _ in range(4):
         if math.isinf(reached(start)):
             start -= math.log(_STEP)
-    way = 1.0 if reached(start) <= wanted else -1.0
+    way = 1.0 if reached(start) <= sought else -1.0
     at, step = start, math.log(_STEP)
     while abs(at - start) < most and step > _LEAST_STEP:
         value = reached(at + way * step)
-        if math.isinf(value):
+        if math.isinf(value):  # nothing is proved there, or the parameter is invalid
             step /= 2
             continue
         at += way * step
-        if (value <= wanted) == (way < 0):
+        if (value <= sought) == (way < 0):
             return (at - step, at) if way > 0 else (at, at + step)
     return (at, None) if way > 0 else (None, at)
 
@@ -292,29 +289,29 @@ _Loss = Generator[list[TrainingSpec], dict[str, TrainingRecord], float]
 
 
 def _approach(
-    loss: Callable[[float], _Loss], tried: dict[float, float], at: float, wanted: float
+    loss: Callable[[float], _Loss], tried: dict[float, float], at: float, sought: float
 ) -> Generator[list[TrainingSpec], dict[str, TrainingRecord], None]:
-    """Try places until the wanted loss lies between two of them, then halve the interval."""
+    """Try places until the sought loss lies between two of them, then halve the interval."""
     step = math.log(_STEP)
-    way = 1.0 if (yield from loss(at)) > wanted else -1.0
+    way = 1.0 if (yield from loss(at)) > sought else -1.0
     while step > _LEAST_STEP and len(tried) <= _TRAININGS:
         if (value := (yield from loss(at + way * step))) == math.inf:
             step /= 2
             continue
         at += way * step
-        if (value > wanted) == (way < 0):
+        if (value > sought) == (way < 0):
             break
-    above, below = ([place for place in tried if (tried[place] > wanted) == side] for side in (True, False))
+    above, below = ([place for place in tried if (tried[place] > sought) == side] for side in (True, False))
     if above and below:
         left, right = max(above), min(below)
         for _ in range(_TRAININGS):
             middle = (left + right) / 2
-            left, right = (middle, right) if (yield from loss(middle)) > wanted else (left, middle)
+            left, right = (middle, right) if (yield from loss(middle)) > sought else (left, middle)
 
 
 def _for_accuracy(specs: list[TrainingSpec], goal: Goal, axis: _Axis, root: Path) -> _Search:
     """The search for a loss of accuracy, by trainings of all seeds; the study reuses the trainings of the result."""
-    wanted = goal.accuracy_loss or 0.0
+    sought = goal.accuracy_loss or 0.0
     from leakgauge.harness.study.prepare import prepare
 
     plain = [replace(spec, defense=PartSpec(UNDEFENDED)) for spec in specs]
@@ -334,18 +331,18 @@ def _for_accuracy(specs: list[TrainingSpec], goal: Goal, axis: _Axis, root: Path
             tried[place] = top - _mean_accuracy([records[spec.id] for spec in asked])
         return tried[place]
 
-    yield from _approach(loss, tried, axis.start, wanted)
+    yield from _approach(loss, tried, axis.start, sought)
     name = f"{axis.defense.name}, {goal.text}"
     if not tried:
         return Answer(None, f"{name}: out of reach; no {axis.knob} fits")
-    best = min(tried, key=lambda place: (abs(tried[place] - wanted), place))
+    best = min(tried, key=lambda place: (abs(tried[place] - sought), place))
     samples = sum(records[spec.id].test_samples for spec in plain)
     width = 1.96 * math.sqrt(sum(p * (1 - p) for p in (top, top - tried[best])) / max(1, samples))
     solved = axis.at(best)
     text = f"{name}: {axis.knob} = {value_text(solved.parameters[axis.knob])} loses {tried[best]:.3f} +- {width:.3f}"
-    if abs(tried[best] - wanted) <= width:
+    if abs(tried[best] - sought) <= width:
         return Answer(solved, text)
-    if tried[best] > wanted:
+    if tried[best] > sought:
         return Answer(None, f"{text}: out of reach, the search found no {axis.knob} that loses less")
     return Answer(solved, f"{text}; the search found no {axis.knob} that loses more")
 

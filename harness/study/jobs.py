@@ -101,26 +101,23 @@ def perform(job: Job, context: RunContext) -> Outcome:
     """Do one job in this process, which has one thread; an exception becomes an outcome."""
     start = time.perf_counter()
     try:
-        headline = _headline(job, context)
+        from leakgauge.harness.study.attack import run_attack, run_part
+        from leakgauge.harness.study.training import keep_for, run_training
+
+        if job.trains:
+            last = run_training(job.training, keep_for(job.cells), context).evaluations[-1]
+            headline = f"loss {last.loss:.3f}" if last.accuracy is None else f"accuracy {last.accuracy:.3f}"
+        elif job.kind == "attack":
+            first = run_attack(job.cells[0], context, job.parts, job.batched).estimates[0]
+            headline = f"{first.name} {'n/a' if first.value is None else format(first.value, '.3f')}"
+        else:
+            run_part(job, context)
+            headline = f"{len(job.victims)} victims"
         return Outcome(job, time.perf_counter() - start, headline, "")
     except Exception as error:
         kind, prefix = type(error).__name__, "training failed: " if job.kind == "training" else ""
         message = prefix + (str(error).split("\n")[0] or kind)
         return Outcome(job, time.perf_counter() - start, "", message, traceback.format_exc(), kind)
-
-
-def _headline(job: Job, context: RunContext) -> str:
-    from leakgauge.harness.study.attack import run_attack, run_part
-    from leakgauge.harness.study.training import keep_for, run_training
-
-    if job.trains:
-        last = run_training(job.training, keep_for(job.cells), context).evaluations[-1]
-        return f"loss {last.loss:.3f}" if last.accuracy is None else f"accuracy {last.accuracy:.3f}"
-    if job.kind == "attack":
-        first = run_attack(job.cells[0], context, job.parts, job.batched).estimates[0]
-        return f"{first.name} {'n/a' if first.value is None else format(first.value, '.3f')}"
-    run_part(job, context)
-    return f"{len(job.victims)} victims"
 
 
 def limit_id(cell: Cell) -> str:

@@ -40,14 +40,14 @@ from leakgauge.harness.core.threats import View
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.data import DataSet
 from leakgauge.harness.federation import registry
-from leakgauge.harness.federation.loop import Keep, Training, evaluation, make_setting, replay_state
+from leakgauge.harness.federation.loop import Keep, Training, evaluation, replay_state, setting_of
 from leakgauge.harness.federation.observe import TrainedFederation, Truth, observe
 from leakgauge.harness.federation.recording import RecordedData, Recording, load, spec_of
 from leakgauge.harness.federation.round import Round, SealedMessage, client_key
 from leakgauge.harness.learn import models
 from leakgauge.harness.learn.batch import Engine, Indices, choose_engine
 from leakgauge.harness.learn.modules import paced
-from leakgauge.harness.learn.partition import Holdings, partition
+from leakgauge.harness.learn.partition import Holdings, partition, sizes
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.jobs import RunContext
 from leakgauge.harness.study.store import Arrays, Store
@@ -116,8 +116,11 @@ def prepare(spec: TrainingSpec, root: Path) -> Prepared:
         rows = subset(key.child("training", "test"), len(test.y), federation.test_samples)
         test = Examples(test.x[rows], test.y[rows])
     defense = registry.build_defense(spec.defense)
-    sized = holdings if recording is None else sizes_of(recording, len(y))
-    setting = make_setting(task, federation, sized, defense.local)
+    if recording is None:
+        numbers = sizes(holdings).values()
+    else:  # as the clients state them; the records themselves may be unknown
+        numbers = (recording.samples or {0: max(1, len(y) // recording.facts.clients)}).values()
+    setting = setting_of(task.layout, federation, [*numbers], defense.local)
     return Prepared(task, loaded, test, clients, holdings, defense, setting, key)
 
 
@@ -153,10 +156,10 @@ def disagreements(
     """Disagreements of these trainings on one task, or of their cells' targets, with a recording; one line each."""
     if not isinstance(loaded, RecordedData):
         return []
-    found = (
-        problems(one, [cell for cell in cells if cell.training == one], loaded.recording, layout) for one in trainings
-    )
-    return [f"{loaded.name}: {text}" for texts in found for text in texts]
+    lines = list[str]()
+    for spec in trainings:
+        lines += problems(spec, [cell for cell in cells if cell.training == spec], loaded.recording, layout)
+    return [f"{loaded.name}: {text}" for text in lines]
 
 
 def problems(spec: TrainingSpec, cells: Iterable[Cell], recording: Recording, layout: Layout) -> Iterator[str]:
@@ -172,7 +175,7 @@ def problems(spec: TrainingSpec, cells: Iterable[Cell], recording: Recording, la
         yield f"seeds: got {spec.seed}, expected {recording.seed} as in the recording, whose shared keys follow from it"
     if spec.malice is not None:
         yield f"attack {spec.malice.attack.name!r} chooses what the server broadcasts; a recorded server chose already"
-    if difference := mismatch(layout, recording.layout):
+    if difference := _mismatch(layout, recording.layout):
         yield f"model {spec.task.model!r}: {difference}"
     yield from dict.fromkeys(_missing(cells, recording))
 
@@ -191,9 +194,7 @@ def _missing(cells: Iterable[Cell], recording: Recording) -> Iterator[str]:
         for number in cell.target.looks_at:
             if number not in recording.models or number >= recording.rounds:
                 yield f"target.round: the recording has no model of round {number}; {those(recording.models)}"
-            elif cell.target.kind == "messages" and not set(recording.sent.get(number, ())) - unknown.get(
-                number, set()
-            ):
+            elif cell.target.kind == "messages" and set(recording.sent.get(number, ())) <= unknown.get(number, set()):
                 yield f"target: the recording has no message of round {number} with the records behind it; use a probe"
         if cell.target.kind == "members" and (not unknown or any(unknown.values())):
             yield "target: the recording does not say which records are behind each message: who is a member is unknown"
@@ -205,31 +206,23 @@ def those(numbers: tuple[int, ...]) -> str:
     return f"it has those of {shown}{', ...' if len(numbers) > 8 else ''}" if numbers else "it has none"
 
 
-def mismatch(model: Layout, recorded: Layout, whose: str = "the recording") -> str:
+def _mismatch(model: Layout, recorded: Layout) -> str:
     """The first tensor in which a recorded layout differs from the model's, and how; empty if they are equal."""
-    for at in range(max(len(model.names), len(recorded.names))):
-        want = (model.names[at], model.shapes[at]) if at < len(model.names) else None
-        got = (recorded.names[at], recorded.shapes[at]) if at < len(recorded.names) else None
-        if want != got:
-            return f"tensor {at}: the model has {_tensor(want)}, {whose} has {_tensor(got)}"
+    pairs = itertools.zip_longest(
+        zip(model.names, model.shapes, strict=True), zip(recorded.names, recorded.shapes, strict=True)
+    )
+    for at, pair in enumerate(pairs):
+        if pair[0] != pair[1]:
+            ours, theirs = ("none" if tensor is None else f"{tensor[0]!r} of shape {tensor[1]}" for tensor in pair)
+            return f"tensor {at}: the model has {ours}, the recording has {theirs}"
     return ""
-
-
-def _tensor(one: tuple[str, tuple[int, ...]] | None) -> str:
-    return "none" if one is None else f"{one[0]!r} of shape {one[1]}"
 
 
 def clients_of(recording: Recording, samples: int) -> dict[int, Indices]:
     """The rows behind each client's messages; if none are known, client 0 has all `samples`."""
-    found = gathered(pair for sent in recording.rows.values() for pair in sent.items())
-    known = {client: np.unique(np.concatenate(found[client])) for client in sorted(found)}
+    rows = gathered(pair for sent in recording.rows.values() for pair in sent.items())
+    known = {client: np.unique(np.concatenate(rows[client])) for client in sorted(rows)}
     return known or {0: np.arange(samples)}
-
-
-def sizes_of(recording: Recording, samples: int) -> dict[int, Examples]:
-    """Clients with the stated numbers of records but unknown contents; for `make_setting`."""
-    sizes = recording.samples or {0: max(1, samples // recording.facts.clients)}
-    return {client: Examples(torch.empty(size, 0), torch.empty(size)) for client, size in sizes.items()}
 
 
 def shared_key(loaded: DataSet, key: Key) -> Key | None:
@@ -278,52 +271,52 @@ def as_recorded(
 
 
 def _receive(
-    training: Training, recording: Recording, here: Round, clients: Mapping[int, Indices], key: Key | None
+    training: Training, recording: Recording, round_: Round, clients: Mapping[int, Indices], key: Key | None
 ) -> None:
     """Add the accepted messages of one round, and the records behind them as places in a client's data."""
-    number, sent = here.number, recording.messages(here.number)
-    shared = {one.client: key and client_key(key, number, one.client).child("shared") for one in sent}
-    messages = [
-        Message(number, Sender(one.client, one.samples), one.wire, shared[one.client], one.images, one.steps)
-        for one in sent
-    ]
-    kept, dropped = (_added_up if here.defense.superposes else _accepted)(here, messages, key)
+    number, recorded, messages = round_.number, recording.messages(round_.number), list[Message]()
+    for sent in recorded:
+        shared = key and client_key(key, number, sent.client).child("shared")
+        messages.append(Message(number, Sender(sent.client, sent.samples), sent.wire, shared, sent.images, sent.steps))
+    accepted, dropped = (_added_up if round_.defense.superposes else _accepted)(round_, messages, key)
     training.dropped += [Dropped(number, client, reason) for client, reason in dropped.items()]
-    training.messages[number] = tuple(kept)
+    training.messages[number] = tuple(accepted)
     training.truth[number] = {
-        one.client: np.searchsorted(clients[one.client], one.rows).astype(np.int64)
-        for one in sent
-        if one.rows is not None and one.client not in dropped
+        sent.client: np.searchsorted(clients[sent.client], sent.rows).astype(np.int64)
+        for sent in recorded
+        if sent.rows is not None and sent.client not in dropped
     }
 
 
-def _accepted(here: Round, messages: Sequence[Message], key: Key | None) -> tuple[list[Message], dict[int, str]]:
+def _accepted(round_: Round, messages: Sequence[Message], key: Key | None) -> tuple[list[Message], dict[int, str]]:
     dropped = dict[int, str]()
-    for one in messages:
+    for message in messages:
         try:
-            here.accept(one.wire, Link(here.setting, one.sender, one.shared))
+            round_.accept(message.wire, Link(round_.setting, message.sender, message.shared))
         except MessageError as error:
-            dropped[one.sender.number] = str(error)
-    return [one for one in messages if one.sender.number not in dropped], dropped
+            dropped[message.sender.number] = str(error)
+    return [message for message in messages if message.sender.number not in dropped], dropped
 
 
-def _added_up(here: Round, messages: Sequence[Message], key: Key | None) -> tuple[list[Message], dict[int, str]]:
+def _added_up(round_: Round, messages: Sequence[Message], key: Key | None) -> tuple[list[Message], dict[int, str]]:
     """The received sum of the clients' messages, as `_accepted`; without a key, the channel's noise is drawn again."""
-    own = (key or _UNHEARD).child("round", here.number)
+    own = (key or _UNHEARD).child("round", round_.number)
     sealed_messages = [
         SealedMessage(
-            one.sender, here.sealed(one.wire, one.sender), one.shared or own.child("shared", one.sender.number)
+            message.sender,
+            round_.sealed(message.wire, message.sender),
+            message.shared or own.child("shared", message.sender.number),
         )
-        for one in messages
+        for message in messages
     ]
-    found = here.collect(sealed_messages, own.child("channel"), own.child("server"))
-    counted = [one for one in messages if one.sender.number not in found.dropped]
+    collected = round_.collect(sealed_messages, own.child("channel"), own.child("server"))
+    counted = [message for message in messages if message.sender.number not in collected.dropped]
     if not counted:
-        return [], found.dropped
-    images, steps = sum(one.images for one in counted), max(one.steps for one in counted)
-    others = tuple(one.sender for one in counted[1:])
-    wire = found.exchange.received[0]
-    return [counted[0]._replace(wire=wire, images=images, steps=steps, others=others)], found.dropped
+        return [], collected.dropped
+    images, steps = sum(message.images for message in counted), max(message.steps for message in counted)
+    others = tuple(message.sender for message in counted[1:])
+    wire = collected.exchange.received[0]
+    return [counted[0]._replace(wire=wire, images=images, steps=steps, others=others)], collected.dropped
 
 
 class StoredTraining(NamedTuple):

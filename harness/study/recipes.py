@@ -82,14 +82,6 @@ class Recipe:
     notes: tuple[str, ...] = ()
     formulas: tuple[Table, ...] = field(default=(), repr=False)
 
-    def computed(self) -> list[Value]:
-        """The values of the formulas, by their arguments.
-
-        Raises:
-            StudyError: a formula does not exist, or refuses its arguments.
-        """
-        return [value for table in self.formulas for value in _values(self.name, table)]
-
 
 def recipes() -> dict[str, Path]:
     """The files of the shipped recipes, by name."""
@@ -117,9 +109,8 @@ def recipe(source: str, size: Size, root: Path) -> Recipe:
     wrong = sorted(table.get("scale", {}).keys() - set(Size))
     if wrong:
         raise StudyError(name, [f"scale.{wrong[0]}: expected one of {', '.join(Size)}"])
-    scaled = _merged(
-        {key: value for key, value in table.items() if key not in _EXTRA}, table.get("scale", {}).get(size, {})
-    )
+    own = {key: value for key, value in table.items() if key not in _EXTRA}
+    scaled = _merged(own, table.get("scale", {}).get(size, {}))
     trains = "tasks" in scaled
     there, notes, lacking = _there(scaled, root)
     formulas = [single for swept in table.get("formulas", []) for single in expand(swept)]
@@ -141,12 +132,12 @@ def _departures(recipe: str, printed: list[Table], study: Study, formulas: list[
         if not isinstance(line, dict) or line.keys() - {"path", "why"} != needed or str(line.get("path")) not in known:
             raise StudyError(recipe, [f"printed: expected parameter, value, place, and a path that runs, got {line}"])
         path, value = line.get("path"), line["value"]
-        theirs = dict.fromkeys(map(value_text, value if isinstance(value, list) else [value]))
-        ours = dict.fromkeys(value_text(row[path]) for row in rows if path and row.get(path) is not None)
-        if not path or (ours and ours.keys() != theirs.keys()):
-            runs = f", here {', '.join(ours)}" if path else ""
+        printed_values = dict.fromkeys(map(value_text, value if isinstance(value, list) else [value]))
+        run_values = dict.fromkeys(value_text(row[path]) for row in rows if path and row.get(path) is not None)
+        if not path or (run_values and run_values.keys() != printed_values.keys()):
+            runs = f", here {', '.join(run_values)}" if path else ""
             why = line.get("why", "the run is smaller than the paper's")
-            yield f"not as printed, {line['parameter']}: {', '.join(theirs)} ({line['place']}){runs}: {why}"
+            yield f"not as printed, {line['parameter']}: {', '.join(printed_values)} ({line['place']}){runs}: {why}"
 
 
 def _merged(table: Table, over: Table) -> Table:
@@ -220,7 +211,7 @@ def _values(recipe: str, table: Table) -> Iterable[Value]:
 
 def data(done: Reproduced) -> dict[str, Any]:
     """A recipe's result as plain data for JSON; the same recipe, code and data give the same bytes."""
-    kept = ("name", "title", "source", "size", "unstated", "notes", "missing", "failures")
+    fields = ("name", "title", "source", "size", "unstated", "notes", "missing", "failures")
     figures = [
         {"title": figure.title} | ({"error": drawn} if isinstance(drawn, str) else {"panels": list(map(_panel, drawn))})
         for figure, drawn in done.figures
@@ -237,18 +228,14 @@ def data(done: Reproduced) -> dict[str, Any]:
         }
         for judged in done.judged
     ]
-    return {name: getattr(done, name) for name in kept} | {"claims": claims, "figures": figures}
+    return {name: getattr(done, name) for name in fields} | {"claims": claims, "figures": figures}
 
 
 def _panel(panel: Panel) -> dict[str, Any]:
-    lines = [
-        {
-            "label": line.label,
-            "level": _finite(line.level),
-            "spots": [[_finite(part) for part in spot] for spot in line.spots],
-        }
-        for line in panel.lines
-    ]
+    lines = []
+    for line in panel.lines:
+        positions = [[_finite(value) for value in position] for position in line.spots]
+        lines.append({"label": line.label, "level": _finite(line.level), "spots": positions})
     return {"title": panel.title, "names": list(panel.names), "lines": lines}
 
 
@@ -257,10 +244,15 @@ def _finite(value: float | None) -> float | str | None:
 
 
 def evaluate(
-    made: Recipe, size: Size, found: Sequence[Value], failures: Iterable[str] = (), made_by: Iterable[str] = ()
+    made: Recipe, size: Size, measured: Sequence[Value], failures: Iterable[str] = (), made_by: Iterable[str] = ()
 ) -> Reproduced:
-    """The claims and figures of a recipe on the values of its study."""
-    known = [*found, *made.computed()] if not made.missing else []
+    """The claims and figures of a recipe on the values of its study.
+
+    Raises:
+        StudyError: a formula does not exist, or refuses its arguments.
+    """
+    computed = [] if made.missing else [value for table in made.formulas for value in _values(made.name, table)]
+    known = [] if made.missing else [*measured, *computed]
     claims, study = made.study.claims, made.study
     if made.missing:
         claims = tuple(dataclasses.replace(claim, missing=made.missing) for claim in claims)
@@ -292,7 +284,7 @@ def reproduce(
     """
     outcomes = []
     for made in [recipe(name, size, root) for name in names]:
-        measured, failures, behind = list[Value](), list[str](), [environment()]
+        measured, failures, environments = list[Value](), list[str](), [environment()]
         if made.trains and not made.missing:
             study, folder = made.study, out / size / made.name.partition("/")[0]
             run = run_study(study, folder, data=root, workers=workers, listen=listen(made.name), merge=True)
@@ -300,8 +292,8 @@ def reproduce(
             measured = values(run, quantities(study.claims, study.figures))
             failed = [run.failures[cell.id] for cell in run.cells if cell.id in run.failures]
             failures = [f"{failure.kind}: {failure.message}" for failure in failed]
-            behind = [record.environment for record in run.trainings.values()]
-        made_by = (f"{each.commit[:8]}{' with changes' * each.dirty}, {each.machine}" for each in behind)
+            environments = [record.environment for record in run.trainings.values()]
+        made_by = (f"{each.commit[:8]}{' with changes' * each.dirty}, {each.machine}" for each in environments)
         outcomes.append(evaluate(made, size, measured, failures, made_by))
         write(outcomes, out)
     return outcomes

@@ -65,13 +65,13 @@ class _Session:
         )
         supervise(schedule, self.engine, self.limits)
 
-    def usable(self, wanted: dict[Path, str], *, reuse: bool) -> set[str]:
-        """The ids of the finished cells and trainings among these folders; `wanted` has the code of each.
+    def usable(self, expected: dict[Path, str], *, reuse: bool) -> set[str]:
+        """The ids of the finished cells and trainings among these folders; `expected` has the code of each.
 
         Damaged results are set aside, and results of other code too, unless they are reused.
         """
         store, ids, others = self.context.store, set[str](), Counter[str]()
-        for folder, code in wanted.items():
+        for folder, code in expected.items():
             value, made, faults = store.examine(folder)
             if made is None:
                 continue
@@ -82,15 +82,17 @@ class _Session:
                 continue
             if made != code:
                 with_changes = " with changes" if value.environment.dirty else ""
-                who = f"{made or 'unknown code'} of commit {value.environment.commit[:12] or 'unknown'}{with_changes}"
-                others[who] += 1
+                source = (
+                    f"{made or 'unknown code'} of commit {value.environment.commit[:12] or 'unknown'}{with_changes}"
+                )
+                others[source] += 1
                 if not reuse:
-                    store.set_aside(folder, f"made by {who}; this code is {code}")
+                    store.set_aside(folder, f"made by {source}; this code is {code}")
                     continue
             ids.add(folder.name)
         if others:
             fate = "are kept" if reuse else f"are set aside in {QUARANTINE} and run again; --reuse would keep them"
-            made_by = ", ".join(f"{number} by {who}" for who, number in others.items())
+            made_by = ", ".join(f"{number} by {source}" for source, number in others.items())
             self.notes.append(f"{others.total()} results of other code {fate}: {made_by}")
         return ids
 
@@ -153,9 +155,9 @@ def run_study(
         if others and not (merge or part):
             text = f"{folder} holds {len(others)} cells of another version of this study: {_ELSE}"
             raise StudyError(study.name, [text])
-        asked, kept = folders(store, study.cells), folders(store, others)
+        asked, retained = folders(store, study.cells), folders(store, others)
         usable = session.usable(asked, reuse=reuse)
-        session.usable({path: code for path, code in kept.items() if path not in asked}, reuse=True)
+        session.usable({path: code for path, code in retained.items() if path not in asked}, reuse=True)
         store.write_study(_described(study, known, stored, others))
         jobs, finished = plan(study, store, usable)
         for cell in study.cells:
@@ -284,7 +286,7 @@ def _stored_study(study: Study, session: _Session, hashes: dict[str, str], *, me
 
 
 def _described(
-    study: Study, found: dict[str, tuple[str, bool]], stored: dict[str, Any], others: tuple[Cell, ...]
+    study: Study, known: dict[str, tuple[str, bool]], stored: dict[str, Any], others: tuple[Cell, ...]
 ) -> dict[str, Any]:
     this = {"name": study.name, "title": study.title, "text": study.text, "goals": list(study.goals)}
     before = [other for other in stored.get("studies", [stored] if stored else []) if other["name"] != study.name]
@@ -293,8 +295,8 @@ def _described(
     attacks = {cell.attack.key: cell.attack for cell in study.cells}
     described = stored.get("attacks", {}) | {key: to_data(registry.describe(spec)) for key, spec in attacks.items()}
     used = {cell.training.task.data for cell in cells}
-    data = stored.get("data", {}) | {name: digest for name, (digest, _) in found.items()}
-    public = {*stored.get("public", ()), *(name for name, (_, is_public) in found.items() if is_public)}
+    data = stored.get("data", {}) | {name: digest for name, (digest, _) in known.items()}
+    public = {*stored.get("public", ()), *(name for name, (_, is_public) in known.items() if is_public)}
     return {
         "name": " + ".join(each["name"] for each in studies),
         "title": "; ".join(each["title"] for each in studies if each["title"]),

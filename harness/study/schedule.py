@@ -73,22 +73,15 @@ Listener = Callable[[Progress, Outcome | None], None]
 
 @dataclass(eq=False)
 class _Task:
-    """A job that has not ended.
-
-    Attributes:
-        cost: the expected seconds of the job. later: the expected seconds of the longest job that waits for it.
-        then: the attacks that wait for this training or part.
-        waits: how many jobs the task waits for. taken: whether it runs or is given up.
-        tried: whether splitting was tried.
-    """
+    """A job that has not ended."""
 
     job: Job
-    cost: float = 0.0
-    later: float = 0.0
-    then: list[_Task] = field(default_factory=list)
-    waits: int = 0
-    taken: bool = False
-    tried: bool = False
+    cost: float = 0.0  # the expected seconds of the job
+    later: float = 0.0  # the expected seconds of the longest job that waits for it
+    then: list[_Task] = field(default_factory=list)  # the attacks that wait for this training or part
+    waits: int = 0  # how many jobs the task waits for
+    taken: bool = False  # whether it runs or is given up
+    tried: bool = False  # whether splitting was tried
 
 
 class Schedule:
@@ -416,8 +409,8 @@ def _lost(schedule: Schedule, lost: _Running, death: Died, deaths: Counter[str])
 
 
 def _check(schedule: Schedule, engine: Engine, running: dict[int, _Running], limits: Limits) -> None:
-    for slot, one in list(running.items()):
-        if reason := limits.broken(one.seconds, engine.megabytes(slot)):
+    for slot, busy in list(running.items()):
+        if reason := limits.broken(busy.seconds, engine.megabytes(slot)):
             engine.kill(slot)
             del running[slot]
-            schedule.ended(Outcome(one.job, one.seconds, "", reason, kind="LimitExceeded"))
+            schedule.ended(Outcome(busy.job, busy.seconds, "", reason, kind="LimitExceeded"))

@@ -241,7 +241,7 @@ def score_limits(
 
 
 def score_promise(
-    found: Reconstruction | Membership, truth: Truth, estimates: Sequence[Estimate], made: Promised
+    answer: Reconstruction | Membership, truth: Truth, estimates: Sequence[Estimate], made: Promised
 ) -> tuple[Estimate, ...]:
     """The epsilon that an attack's success refutes, with the claimed and proved epsilons; empty if it shows none.
 
@@ -249,10 +249,10 @@ def score_promise(
         estimates: the scores of the same attack.
     """
     words = f"claimed {made.claimed:.3g}, proved {made.proved:.3g} per {made.unit.value}, delta {made.delta:g}"
-    if isinstance(found, Membership):
+    if isinstance(answer, Membership):
         if truth.is_member is None or not truth.alike:
             return ()
-        n, shown = int(truth.is_member.sum()), shown_by_membership(found.scores, truth.is_member, made)
+        n, shown = int(truth.is_member.sum()), shown_by_membership(answer.scores, truth.is_member, made)
         return (_bound("membership_epsilon", shown, n, "guesses of pairs in one run", words),)
     identification = {estimate.name: estimate for estimate in estimates}.get("identification")
     if identification is None or not identification.n:

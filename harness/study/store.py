@@ -342,8 +342,8 @@ class Store:
         if "scores" not in arrays:
             return None
         scores, is_member = arrays["scores"].astype(np.float64), arrays["is_member"].astype(bool)
-        who = hashlib.sha256(np.packbits(is_member).tobytes()).hexdigest()[:16]
-        return Scores(scores[is_member], scores[~is_member], who)
+        members = hashlib.sha256(np.packbits(is_member).tobytes()).hexdigest()[:16]
+        return Scores(scores[is_member], scores[~is_member], members)
 
     def seconds(self, folder: Path, faults: dict[str, str] | None = None) -> float | None:
         """The seconds of the cell or training in `folder`; None if unknown, with the reason in `faults`."""
@@ -465,8 +465,8 @@ def _locked(path: Path) -> TextIO:
         fresh = time.time() - os.fstat(file.fileno()).st_mtime < _STALE
         if free is None or (owner and fresh and owner.rpartition(" on ")[2] != free):
             file.close()
-            who = owner or "another process"
-            raise StoreError(f"{path.parent} is being written by {who}: wait until it ends, or use another folder")
+            writer = owner or "another process"
+            raise StoreError(f"{path.parent} is being written by {writer}: wait until it ends, or use another folder")
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 file.truncate(0)

@@ -102,8 +102,8 @@ class Study:
     @cached_property
     def cells_of(self) -> dict[str, tuple[Cell, ...]]:
         """The cells of each training by its id, in the order of the first cell."""
-        found = gathered((cell.training.id, cell) for cell in self.cells)
-        return {name: tuple(cells) for name, cells in found.items()}
+        cells_of = gathered((cell.training.id, cell) for cell in self.cells)
+        return {name: tuple(cells) for name, cells in cells_of.items()}
 
     @property
     def trainings(self) -> tuple[TrainingSpec, ...]:
@@ -407,10 +407,10 @@ def _defense(table: Table, trusted: bool) -> PartSpec:
     made = registry.build("defense", name, _without(table, "name", goal.KEY))
     if goal.KEY not in table:
         return PartSpec(name, made.parameters())
-    wanted = _inner(goal.Goal, table[goal.KEY], goal.KEY)
-    if wanted.clip is not None and made.local.clip is not None:
+    asked = _inner(goal.Goal, table[goal.KEY], goal.KEY)
+    if asked.clip is not None and made.local.clip is not None:
         raise ValueError(f"target.clip: {name} clips records' gradients; a training records the norms of updates only")
-    return goal.with_goal(name, made.parameters(), wanted)
+    return goal.with_goal(name, made.parameters(), asked)
 
 
 def _attack(table: Table, threats: list[str], trusted: bool) -> tuple[PartSpec, Target, tuple[str, ...], Malice | None]:

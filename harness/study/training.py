@@ -194,11 +194,11 @@ def known(kind: type[T], defense: PartSpec, question: dict[str, Any], compute: C
         question: all arguments of `compute` besides the defense, as data.
     """
     root = cache_folder()
-    behind = _behind() if root is not None and shipped("defense", defense.name) else None
-    if root is None or behind is None:
+    sources = _behind() if root is not None and shipped("defense", defense.name) else None
+    if root is None or sources is None:
         return compute()
-    asked = {"kind": kind.__name__, "defense": to_data(defense), "question": question, "behind": behind}
-    path = root / "audits" / fingerprint(behind) / f"{fingerprint(asked, 32)}.json"
+    asked = {"kind": kind.__name__, "defense": to_data(defense), "question": question, "behind": sources}
+    path = root / "audits" / fingerprint(sources) / f"{fingerprint(asked, 32)}.json"
     stored = load(path, lambda content: _answer(kind, asked, content), {})
     if stored is not None:
         return stored
@@ -233,9 +233,9 @@ def _behind() -> dict[str, Any] | None:
     return {**numerics(), "torch": torch_of}
 
 
-def _forget(root: Path, kept: Path) -> None:
+def _forget(root: Path, current: Path) -> None:
     """Remove the entries of old code versions before the first entry of a new version is written."""
-    if kept.exists():
+    if current.exists():
         return
     with suppress(OSError):
         codes = sorted(filter(Path.is_dir, root.iterdir()), key=lambda folder: folder.stat().st_mtime)

@@ -185,19 +185,12 @@ def _scratch() -> tuple[Path, TextIO]:
 
 @dataclass(eq=False)
 class _Actor:
-    """A worker.
+    """A worker."""
 
-    Attributes:
-        handle: Ray's handle of the actor.
-        pending: the current call, which gets the worker ready or does a job; None: the worker is idle.
-        where: the worker's context; None before it is ready.
-        slot, job: the job that the worker does, and its slot.
-    """
-
-    handle: Any
-    pending: Any
-    where: _Where | None = None
-    slot: int | None = None
+    handle: Any  # Ray's handle of the actor
+    pending: Any  # the current call, which gets the worker ready or does a job; None: the worker is idle
+    where: _Where | None = None  # the worker's context; None before it is ready
+    slot: int | None = None  # of the job that the worker does
     job: Job | None = None
 
 
