@@ -41,11 +41,7 @@ class Federation:
 
     @classmethod
     def of(cls, defense: Defense[Any, Any], setting: Setting, rounds: int | None = None) -> Federation:
-        """The federation in which no loss is ever evaluated; it ends earlier if the defense stops.
-
-        Args:
-            rounds: None for those of the setting.
-        """
+        """The federation without evaluated losses, for `rounds` (None: the setting's) or until the defense stops."""
         state, history = defense.init(setting), []
         for number in range(setting.rounds if rounds is None else rounds):
             if defense.stops(state):
@@ -90,11 +86,7 @@ class Federation:
         return self.round(number).among_silent(clients, key, absent)
 
     def run(self, updates: Iterable[Iterable[Vector]], key: Key) -> Iterator[Exchange]:
-        """The rounds in turn, with the updates of each round; the clients keep their memories.
-
-        Args:
-            key: of the federation; round t has its child ("round", t).
-        """
+        """The rounds with these updates; clients keep their memories, and round t gets the key's child ("round", t)."""
         memories: Sequence[Any] | None = None
         for number, of_round in enumerate(updates):
             exchange = self.exchange(of_round, key.child("round", number), number, memories=memories)
@@ -104,21 +96,13 @@ class Federation:
     def repeat(
         self, update: Vector, private: Key, shared: Key, channel: Key, number: int = 0, *, sender: Sender | None = None
     ) -> Exchange:
-        """The message of one client alone that has sent nothing before, with chosen keys.
-
-        Args:
-            sender: None: client 0 with the smallest number of samples.
-        """
+        """The message of one client alone (None: client 0) that has sent nothing before, with chosen keys."""
         sender = Sender(0, self.setting.samples) if sender is None else sender
         client = Client(sender, update, self.defense.remember(self.setting), private, shared)
         return self.round(number).exchange([client], channel)
 
     def estimates(self, exchange: Exchange, threat: Threat, number: int = 0) -> Tensor:
-        """[n, d] the updates that the n received messages of a round reveal to an adversary who sees them.
-
-        Raises:
-            MessageError: as `Round.estimate`.
-        """
+        """[n, d] the updates that n received messages reveal to an adversary; raises as `Round.estimate`."""
         round_, links = self.round(number), known_links(exchange.links, threat).each()
         pairs = zip(exchange.received, links, strict=False)  # a superposition is read by its first sender
         return torch.stack([round_.estimate(wire, link.sender, link.shared) for wire, link in pairs])

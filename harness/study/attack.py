@@ -144,11 +144,7 @@ def _federation(sender: Sender) -> int:
 
 
 def joined(observations: Sequence[Observation]) -> Observation:
-    """One observation of all victims, in order, without what only single federations have.
-
-    Args:
-        observations: with messages and models of one round, and equal in all that `alike` compares.
-    """
+    """One observation of all victims, in order, without what only one has; the observations are `alike`."""
     first, messages, states = observations[0], [], []
     for number, observation in enumerate(observations):
         assert observation.messages is not None

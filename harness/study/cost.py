@@ -292,16 +292,10 @@ def _amount(attack: PartSpec) -> tuple[str, int]:
 
 
 class Pace:
-    """The expected seconds of jobs: a guess from the size of each, corrected by the jobs that have ended.
-
-    It only orders jobs. No result depends on it.
-
-    Args:
-        dims: parameters of the model of each task.
-    """
+    """The expected seconds of jobs, which only order them: a guess by size, corrected by the jobs that ended."""
 
     def __init__(self, dims: Mapping[TaskSpec, int]) -> None:
-        self.dims = dims
+        self.dims = dims  # parameters of the model of each task
         self.took: dict[Hashable, tuple[float, float]] = {}  # seconds and guesses of the jobs of a kind
 
     def expected(self, job: Job) -> float:

@@ -1,4 +1,7 @@
-"""The code and the environment of a result: digest of the sources, commit, versions and machine."""
+"""The code and the environment of a result: digest of the sources, commit, versions and machine.
+
+A user's code counts with its modules and all that they import, but without the data files that they read.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """What a training starts from, and what attacks on it start from: the federation of a specification.
 
 `prepare` builds it, `StoredTraining` restores it with the models and messages that the training kept, and
-`observe_stored` shows it to an adversary.
+`observe_stored` shows it to an adversary. `as_recorded` reads a recording in place of a training; `problems` says where
+the study must agree with it.
 """
 
 from __future__ import annotations
@@ -347,11 +348,7 @@ class StoredTraining(NamedTuple):
 
     @property
     def federation(self) -> TrainedFederation:
-        """The trained federation of the training; this process remembers the last two.
-
-        Raises:
-            ValueError: the training cannot be read.
-        """
+        """The trained federation, cached for the last two trainings; raises ValueError if it cannot be read."""
         return _federation(self)
 
 
@@ -369,11 +366,7 @@ def _federation(stored: StoredTraining) -> TrainedFederation:
 
 
 def seen_by(federation: TrainedFederation, view: View, root: Path) -> TrainedFederation:
-    """The trained federation with the auxiliary data of this adversary, if they are from another data set than the
-    victims'.
-
-    The labels of such data do not apply to the victims and are drawn at random.
-    """
+    """The federation with the adversary's data from another data set, whose labels do not apply and are drawn."""
     if not view.other:
         return federation
     x, classes = load_data(view.other, root).test.x, federation.task.classes

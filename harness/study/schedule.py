@@ -2,7 +2,8 @@
 
 The job with the longest remaining chain starts first. Other jobs go to the slot that ran their training, whose worker
 has it in memory. A long attack or a long limit is split when its turn comes. With several slots, a limit that several
-attacks read is a job of its own, so no two workers compute it. Results never depend on the split.
+attacks read is a job of its own, so no two workers compute it. Results never depend on the split. `supervise` gives
+the jobs to an engine until all are done, and handles dead workers and broken limits.
 """
 
 from __future__ import annotations

@@ -243,11 +243,7 @@ def score_limits(
 def score_promise(
     answer: Reconstruction | Membership, truth: Truth, estimates: Sequence[Estimate], made: Promised
 ) -> tuple[Estimate, ...]:
-    """The epsilon that an attack's success refutes, with the claimed and proved epsilons; empty if it shows none.
-
-    Args:
-        estimates: the scores of the same attack.
-    """
+    """The epsilon that an attack's success (its `estimates`) refutes, with claimed and proved ones; empty if none."""
     words = f"claimed {made.claimed:.3g}, proved {made.proved:.3g} per {made.unit.value}, delta {made.delta:g}"
     if isinstance(answer, Membership):
         if truth.is_member is None or not truth.alike:

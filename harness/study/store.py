@@ -11,7 +11,7 @@
 
 A cell or a training is finished if it has a manifest. It is whole if every file matches the manifest and has the id of
 the folder. The JSON files that no manifest lists hold their own digest. Records and `study.json` state the version of
-their stored form (`core.stored`).
+their stored form (`core.stored`). Only `load` reads stored files, and one process at a time writes (`writing`).
 """
 
 from __future__ import annotations
@@ -217,11 +217,7 @@ class Store:
         return self._planned()[0]
 
     def cells(self) -> tuple[Cell, ...]:
-        """The planned cells, in the study's order.
-
-        Raises:
-            StoreError: as `read_study`.
-        """
+        """The planned cells, in the study's order; raises StoreError as `read_study`."""
         return self._planned()[1]
 
     def _planned(self) -> tuple[dict[str, Any], tuple[Cell, ...]]:
@@ -296,11 +292,7 @@ class Store:
         write_atomically(free / "reason.txt", f"{reason}\n".encode())
 
     def examine(self, folder: Path, *, arrays: bool = True) -> Stored:
-        """The content of the folder of a cell or a training, if it is whole.
-
-        Args:
-            arrays: False: the npz, which may be large, is not checked.
-        """
+        """The content of a cell's or training's folder if it is whole; `arrays=False`: the large npz is not checked."""
         main, kind = _MAIN[folder.parent.name]
         faults: dict[str, str] = {}
         manifest = self._manifest(folder, faults)

@@ -41,11 +41,7 @@ class _Worker(NamedTuple):
 
 
 class Workers:
-    """The engine of worker processes; a worker starts with the first job of its slot.
-
-    Args:
-        slots: the most workers; default one per core.
-    """
+    """The engine of worker processes (default one per core); a worker starts with the first job of its slot."""
 
     remembers = True
 
