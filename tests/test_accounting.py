@@ -19,6 +19,7 @@ from scipy import special
 
 from leakgauge.harness.core import accounting
 from leakgauge.harness.core.accounting import delta, epsilon, gaussian_delta, gaussian_epsilon, gaussian_mu, repeat
+from tests.by_rows import by_rows
 from tests.oracles import OTA_ROUNDS, OTA_TRUE, exact_delta, ota_mu, udp_mu
 
 # (noise over sensitivity, delta, epsilon) and (epsilon, mu): two independent programs, ten printed decimals.
@@ -49,9 +50,7 @@ def test_analytic_gaussian_mu_has_the_golden_value(eps, expected):
     assert gaussian_mu(eps, 1e-5) == pytest.approx(expected, abs=5.1e-11)
 
 
-@pytest.mark.parametrize(
-    ("mu", "expected"), [(2.4600553687, 12.9407371437), (0.8321840937, 3.5430974175), (1.8067584216, 8.8271625554)]
-)
+@by_rows((2.4600553687, 12.9407371437), (0.8321840937, 3.5430974175), (1.8067584216, 8.8271625554))
 def test_epsilon_of_an_audited_mu_has_the_golden_value(mu, expected):
     # mu is printed to 5e-11, and d epsilon / d mu is at most 6.5 here
     assert gaussian_epsilon(mu, 1e-5) == pytest.approx(expected, abs=4e-10)
@@ -100,21 +99,18 @@ def test_gaussian_delta_is_a_probability_and_falls_with_epsilon(mu, eps):
     assert 0 <= gaussian_delta(mu, eps + 0.01) <= gaussian_delta(mu, eps) <= 1
 
 
-@pytest.mark.parametrize(
-    ("got", "expected"),
-    [
-        (gaussian_delta(0, 1), 0),
-        (gaussian_delta(math.inf, 1), 1),
-        (gaussian_delta(3, math.inf), 0),
-        (gaussian_delta(math.inf, math.inf), 0),
-        (gaussian_epsilon(0, 0), 0),
-        (gaussian_epsilon(1, 0), math.inf),
-        (gaussian_epsilon(math.inf, 0.1), math.inf),
-        (gaussian_epsilon(1, 0.39), 0),  # 2 Phi(1/2) - 1 = 0.3829
-        (gaussian_mu(1, 0), 0),
-        (gaussian_mu(math.inf, 1e-5), math.inf),
-        (gaussian_mu(0, 0), 0),
-    ],
+@by_rows(
+    (gaussian_delta(0, 1), 0),
+    (gaussian_delta(math.inf, 1), 1),
+    (gaussian_delta(3, math.inf), 0),
+    (gaussian_delta(math.inf, math.inf), 0),
+    (gaussian_epsilon(0, 0), 0),
+    (gaussian_epsilon(1, 0), math.inf),
+    (gaussian_epsilon(math.inf, 0.1), math.inf),
+    (gaussian_epsilon(1, 0.39), 0),  # 2 Phi(1/2) - 1 = 0.3829
+    (gaussian_mu(1, 0), 0),
+    (gaussian_mu(math.inf, 1e-5), math.inf),
+    (gaussian_mu(0, 0), 0),
 )
 def test_gaussian_edge_cases(got, expected):
     assert got == expected
@@ -280,10 +276,7 @@ def test_a_negative_number_is_refused_by_name(bad):
         repeat(dp.GaussianDpEvent(1.0), -1)
 
 
-@pytest.mark.parametrize(
-    ("noise", "share", "count"),
-    [(1.0, 0.1, 5), (0.4, 0.5, 1), (0.7, 0.01, 2), (2.0, 0.999, 30), (0.9, -math.expm1(-0.5), 3)],
-)
+@by_rows((1.0, 0.1, 5), (0.4, 0.5, 1), (0.7, 0.01, 2), (2.0, 0.999, 30), (0.9, -math.expm1(-0.5), 3))
 @pytest.mark.matrix
 def test_sampled_gaussian_noise_agrees_with_another_accountant_on_its_grid(noise, share, count):
     # 1e-5: their truncation and ours

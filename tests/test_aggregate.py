@@ -29,6 +29,7 @@ from leakgauge.harness.federation.observe import observe
 from leakgauge.harness.federation.round import Client, Round
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import resolve
+from tests.by_rows import by_rows
 from tests.doubles import study_table
 from tests.test_observe import federation, gradient_of
 
@@ -102,9 +103,7 @@ def test_the_error_of_noise_in_proportion_to_the_update_is_inferred(defense):
 THREE_STEPS = dataclasses.replace(setting(), sends="update", steps=3, batch=2, momentum=0.5)
 
 
-@pytest.mark.parametrize(
-    ("here", "steps"), [(setting(), 1.0), (THREE_STEPS, 0.1 * 6.3125**0.5)], ids=["gradient", "update"]
-)
+@by_rows((setting(), 1.0), (THREE_STEPS, 0.1 * 6.3125**0.5), ids=["gradient", "update"])
 def test_noise_of_the_training_counts(here, steps):
     # 6.3125 = 1^2 + 1.5^2 + 1.75^2: how often the three steps' noise enters
     defense = DPSGD(noise_std=2.0, clip=0.5)

@@ -22,6 +22,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import STRICT
 from leakgauge.harness.core.threats import Threat
 from tests.audit_case import at_most, deployed, setting_of
+from tests.by_rows import by_rows
 from tests.command import call
 
 
@@ -197,14 +198,11 @@ def test_a_budget_becomes_a_number_of_trials_that_repeats_the_audit(monkeypatch)
     assert audited(budget=1e6)["trials"] == found["needed"] > 1000
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (["--budget", "soon"], "got 'soon', expected a time such as 30s or 2m"),
-        (["--budget", "0s"], "budget: got 0 s, expected a time above zero"),
-        (["--budget", "1m", "--by", "one-run"], "budget: got 60.0, which an audit by one-run does not use"),
-        (["--budget", "1m", "--trials", "5"], "budget: got 60 s with trials=5, expected one of the two"),
-    ],
+@by_rows(
+    (["--budget", "soon"], "got 'soon', expected a time such as 30s or 2m"),
+    (["--budget", "0s"], "budget: got 0 s, expected a time above zero"),
+    (["--budget", "1m", "--by", "one-run"], "budget: got 60.0, which an audit by one-run does not use"),
+    (["--budget", "1m", "--trials", "5"], "budget: got 60 s with trials=5, expected one of the two"),
 )
 def test_a_wrong_budget_is_named(options, text):
     ran = call("audit", "laplace", *options)

@@ -18,6 +18,7 @@ from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation.observe import Truth
 from leakgauge.harness.study.flags import promise_flags
 from leakgauge.harness.study.score import score_promise, score_reconstruction
+from tests.by_rows import by_rows
 
 SETTING = Setting(Layout(("w",), ((10,),)), 3, 3, 1, sends="gradient", steps=1, lr=0.1, batch=0, samples=8)
 MALICIOUS = Threat.MALICIOUS_SERVER
@@ -25,10 +26,6 @@ MALICIOUS = Threat.MALICIOUS_SERVER
 
 def promise(epsilon=1.0, delta=0.0, relation=Relation.REPLACE, proved=math.inf):
     return Promised(epsilon, proved, delta, relation, Unit.MESSAGE)
-
-
-def claim_of(defense):
-    return defense.claim([defense.init(SETTING)], SETTING)
 
 
 def votes(epsilon, pairs, seed):
@@ -82,17 +79,14 @@ def test_a_few_sure_guesses_among_many_blind_ones_count():
     assert shown_by_membership(torch.zeros(160), members, promise()) == 0.0  # a tie is no right guess
 
 
-@pytest.mark.parametrize(
-    ("defense", "claimed", "proved"),
-    [
-        (NoDefense(), None, None),
-        (JoPEQ(), math.inf, "finite"),  # its claim is of a coordinate, the proof of a message is vast
-        (Gaussian(epsilon=1.0), 1.0, "finite"),
-        (Laplace(), math.inf, "finite"),
-    ],
+@by_rows(
+    (NoDefense(), None, None),
+    (JoPEQ(), math.inf, "finite"),  # its claim is of a coordinate, the proof of a message is vast
+    (Gaussian(epsilon=1.0), 1.0, "finite"),
+    (Laplace(), math.inf, "finite"),
 )
 def test_only_claims_of_whole_inputs_speak(defense, claimed, proved):
-    found = promised(claim_of(defense), MALICIOUS, alone=True)
+    found = promised(defense.claim([defense.init(SETTING)], SETTING), MALICIOUS, alone=True)
     if claimed is None:
         assert found is None
     else:

@@ -13,6 +13,7 @@ from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from tests.audit_case import at_most, deployed, setting_of
+from tests.by_rows import by_rows
 from tests.faulty import Faulty
 
 NULL = Faulty(Gaussian(noise_std=1.0), Gaussian(noise_std=1e9))
@@ -49,9 +50,7 @@ SLOW = pytest.mark.slow
 QUICK = [pytest.param(name, 20, 40, marks=[SLOW] * (name in ENCODED)) for name in HONEST]
 
 
-@pytest.mark.parametrize(
-    ("name", "audits", "trials"), [*QUICK, *(pytest.param(name, 1000, 60, marks=SLOW) for name in HONEST)]
-)
+@by_rows(*QUICK, *(pytest.param(name, 1000, 60, marks=SLOW) for name in HONEST))
 @pytest.mark.matrix
 def test_few_audits_end_above_the_truth(name, audits, trials):
     defense, truth = HONEST[name]

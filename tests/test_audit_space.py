@@ -17,6 +17,7 @@ from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.small import Federation
 from tests.audit_case import at_most, setting_of
+from tests.by_rows import by_rows
 from tests.faults.library import ANY, changed, last_bytes, lying, noiseless, only, telescoping, tensor_clip
 
 KEY = Key(0, ("space",))
@@ -67,10 +68,7 @@ def test_a_clip_of_each_tensor_is_caught_if_there_are_several():
     assert caught(lying(gaussian, tensor_clip), 600, setting).distinguisher in ("likelihood ratio", "linear")
 
 
-@pytest.mark.parametrize(
-    ("unit", "relation"),
-    [(Unit.MESSAGE, Relation.ANY_TWO), (Unit.CLIENT, Relation.ADD_REMOVE), (Unit.COORDINATE, Relation.ANY_TWO)],
-)
+@by_rows((Unit.MESSAGE, Relation.ANY_TWO), (Unit.CLIENT, Relation.ADD_REMOVE), (Unit.COORDINATE, Relation.ANY_TWO))
 def test_drawn_neighbors_have_all_norms_and_differ_as_the_unit_allows(unit, relation):
     inputs, *_ = varied(LAPLACE, setting_of(36), unit, relation, KEY)
     drawn = inputs.one if relation is Relation.ADD_REMOVE else inputs.zero

@@ -13,6 +13,7 @@ from leakgauge.harness.gate.baseline import SCHEMA, Baseline, BaselineError, Mov
 from leakgauge.harness.gate.measure import Measure, Measured, measured
 from leakgauge.harness.study.store import StoreError
 from tests import command
+from tests.by_rows import by_rows
 from tests.report_fixtures import GAUSSIAN, MAP, MATCHING, NONE, THRESHOLD, audited_run, grid, make_run
 
 PROBE = Target("probe", 0, 16)
@@ -115,30 +116,24 @@ def edited(old, new):
     return text.replace(old, new, 1)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("no JSON at all", "truncated or not JSON"),
-        ("<<<<<<< HEAD\n" + to_text(BASE), "truncated or not JSON"),
-        ("[" * 100_000, "truncated or not JSON"),
-        ("[]", "got schema None, expected 2; delete it and make a new one with 'leakgauge baseline update'"),
-        (edited(f'"schema": {SCHEMA}', '"schema": 1'), "got schema 1, expected 2"),
-        (edited(f'"schema": {SCHEMA}', '"schema": true'), "got schema True, expected 2"),
-        (edited('"value": 0.', '"value": NaN, "x": 0.'), "measured.measures.0.value: Input should be a finite number"),
-        (edited('"values": [', '"values": [NaN, '), "measured.measures.0.values.0: Input should be a finite number"),
-        (edited('"values": [', '"values": ["0.5", '), "measured.measures.0.values.0: Input should be a valid number"),
-        (edited('"values": [', '"values": [true, '), "measured.measures.0.values.0: Input should be a valid number"),
-        (edited('"aware": false', '"aware": 0'), "measured.measures.0.aware: Input should be a valid boolean"),
-        (edited('"metric": "ssim"', '"metric": "mse"'), "has a metric unknown to the gate: mse"),
-        (edited('"study_hash": ', '"hash": '), "measured.study_hash: Field required"),
-        (edited('"reason": ', '"verdict": "PASS", "reason": '), "verdict: Unexpected keyword argument"),
-        (to_text(many(0, 16)), "it has no measures"),
-        (
-            to_text(with_measure(BASE, 1, key=BASE.measured.measures[0].key)),
-            f"{BASE.measured.measures[0].key} is there",
-        ),
-        (to_text(with_measure(BASE, 4, metric="auc", sides=((8, 9),))), "values for 17 records"),
-    ],
+@by_rows(
+    ("no JSON at all", "truncated or not JSON"),
+    ("<<<<<<< HEAD\n" + to_text(BASE), "truncated or not JSON"),
+    ("[" * 100_000, "truncated or not JSON"),
+    ("[]", "got schema None, expected 2; delete it and make a new one with 'leakgauge baseline update'"),
+    (edited(f'"schema": {SCHEMA}', '"schema": 1'), "got schema 1, expected 2"),
+    (edited(f'"schema": {SCHEMA}', '"schema": true'), "got schema True, expected 2"),
+    (edited('"value": 0.', '"value": NaN, "x": 0.'), "measured.measures.0.value: Input should be a finite number"),
+    (edited('"values": [', '"values": [NaN, '), "measured.measures.0.values.0: Input should be a finite number"),
+    (edited('"values": [', '"values": ["0.5", '), "measured.measures.0.values.0: Input should be a valid number"),
+    (edited('"values": [', '"values": [true, '), "measured.measures.0.values.0: Input should be a valid number"),
+    (edited('"aware": false', '"aware": 0'), "measured.measures.0.aware: Input should be a valid boolean"),
+    (edited('"metric": "ssim"', '"metric": "mse"'), "has a metric unknown to the gate: mse"),
+    (edited('"study_hash": ', '"hash": '), "measured.study_hash: Field required"),
+    (edited('"reason": ', '"verdict": "PASS", "reason": '), "verdict: Unexpected keyword argument"),
+    (to_text(many(0, 16)), "it has no measures"),
+    (to_text(with_measure(BASE, 1, key=BASE.measured.measures[0].key)), f"{BASE.measured.measures[0].key} is there"),
+    (to_text(with_measure(BASE, 4, metric="auc", sides=((8, 9),))), "values for 17 records"),
 )
 def test_a_file_that_cannot_be_trusted_is_refused_in_one_line(text, said, tmp_path):
     path = tmp_path / "x.json"

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn.batch import LocalPlan, Work, choose_engine, plan_batches, train_clients
 from leakgauge.harness.learn.partition import Holdings, sizes
+from tests.by_rows import by_rows
 from tests.clipping_case import clients
 from tests.doubles import random_examples, small_task
 
@@ -27,20 +28,17 @@ def by_hand(task, params, client, plan):
     return local.detach() - params
 
 
-@pytest.mark.parametrize(
-    ("model", "shape", "engine"),
-    [
-        ("mlp-small", (1, 8, 8), "loop"),
-        ("mlp-small", (1, 8, 8), "dense"),
-        ("mlp-small", (1, 8, 8), "vmap"),
-        ("linear", (1, 8, 8), "dense"),
-        ("svm", (1, 8, 8), "loop"),
-        ("svm", (1, 8, 8), "vmap"),
-        ("cnn2", (1, 16, 16), "loop"),
-        ("cnn2", (1, 16, 16), "vmap"),
-        ("cnn3", (3, 22, 22), "loop"),  # has dropout
-        ("cnn3", (3, 22, 22), "vmap"),
-    ],
+@by_rows(
+    ("mlp-small", (1, 8, 8), "loop"),
+    ("mlp-small", (1, 8, 8), "dense"),
+    ("mlp-small", (1, 8, 8), "vmap"),
+    ("linear", (1, 8, 8), "dense"),
+    ("svm", (1, 8, 8), "loop"),
+    ("svm", (1, 8, 8), "vmap"),
+    ("cnn2", (1, 16, 16), "loop"),
+    ("cnn2", (1, 16, 16), "vmap"),
+    ("cnn3", (3, 22, 22), "loop"),  # has dropout
+    ("cnn3", (3, 22, 22), "vmap"),
 )
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_every_engine_is_the_textbook_loop(model, shape, engine, momentum):
@@ -89,9 +87,7 @@ def test_training_twice_gives_the_same_bits_and_leaves_the_model_alone(engine):
     assert torch.equal(params, before)
 
 
-@pytest.mark.parametrize(
-    ("model", "engine"), [("mlp-small", "loop"), ("mlp-small", "dense"), ("mlp-small", "vmap"), ("cnn2", "loop")]
-)
+@by_rows(("mlp-small", "loop"), ("mlp-small", "dense"), ("mlp-small", "vmap"), ("cnn2", "loop"))
 @pytest.mark.parametrize(
     "changes",
     [{}, {"gradient": True}, {"clip": 0.1, "noise_multiplier": 1.0, "poisson": True}],
@@ -158,16 +154,13 @@ def test_a_poisson_step_takes_every_sample_by_itself_with_the_same_chance():
     assert np.abs(sizes.mean() / (n * chance) - 1) < 5.7 * off / np.sqrt(n)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"clip": 0.0}, "expected 0 < clip < inf"),
-        ({"clip": np.nan}, "expected 0 < clip < inf"),
-        ({"clip": np.inf}, "expected 0 < clip < inf"),
-        ({"clip": 1.0, "noise_multiplier": -1.0}, "expected 0 <= noise_multiplier < inf"),
-        ({"clip": 1.0, "noise_multiplier": np.nan}, "expected 0 <= noise_multiplier < inf"),
-        ({"noise_multiplier": 1.0}, "noise_multiplier=1.0 needs a clip"),
-    ],
+@by_rows(
+    ({"clip": 0.0}, "expected 0 < clip < inf"),
+    ({"clip": np.nan}, "expected 0 < clip < inf"),
+    ({"clip": np.inf}, "expected 0 < clip < inf"),
+    ({"clip": 1.0, "noise_multiplier": -1.0}, "expected 0 <= noise_multiplier < inf"),
+    ({"clip": 1.0, "noise_multiplier": np.nan}, "expected 0 <= noise_multiplier < inf"),
+    ({"noise_multiplier": 1.0}, "noise_multiplier=1.0 needs a clip"),
 )
 def test_a_plan_without_a_valid_clip_or_noise_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
@@ -182,14 +175,11 @@ def test_the_engine_goes_with_the_model_and_the_device():
     assert choose_engine(small_task("cnn2", (1, 16, 16)), "cuda") == "vmap"
 
 
-@pytest.mark.parametrize(
-    ("work", "starts", "engine", "message"),
-    [
-        ([], 1, "loop", "at least one client"),
-        ([Work(random_examples(0), Key(0))], 1, "loop", "at least one sample"),
-        (clients((1, 16, 16)), 2, "loop", r"expected params \[1922\] or \[3, 1922\], got \[2, 1922\]"),
-        (clients((1, 16, 16)), 3, "dense", "dense ReLU stack for engine 'dense', got 'cnn2'"),
-    ],
+@by_rows(
+    ([], 1, "loop", "at least one client"),
+    ([Work(random_examples(0), Key(0))], 1, "loop", "at least one sample"),
+    (clients((1, 16, 16)), 2, "loop", r"expected params \[1922\] or \[3, 1922\], got \[2, 1922\]"),
+    (clients((1, 16, 16)), 3, "dense", "dense ReLU stack for engine 'dense', got 'cnn2'"),
 )
 def test_an_impossible_training_is_refused(work, starts, engine, message):
     task = small_task("cnn2", (1, 16, 16))

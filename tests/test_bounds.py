@@ -30,6 +30,7 @@ from leakgauge.harness.core.gaussian import gaussian_epsilon, gaussian_mu
 from leakgauge.harness.core.rng import Key, laplace, normal, permutations, uniform
 from leakgauge.harness.core.stats import clopper_pearson
 from tests.audit_case import at_most
+from tests.by_rows import by_rows
 
 ROOT = Key(20240611, ("test_bounds",))
 
@@ -353,11 +354,9 @@ def test_a_threshold_does_not_split_an_atom_that_rounding_spreads():
     assert split_threshold(zeros, ones, 0.0) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("audits", "n"), [(100, 300), pytest.param(1000, 1000, marks=pytest.mark.slow)], ids=["hundred", "thousand"]
-)
+@by_rows((100, 300), pytest.param(1000, 1000, marks=pytest.mark.slow), ids=["hundred", "thousand"])
 @pytest.mark.parametrize("mechanism", HONEST, ids=lambda m: m.name)
-def test_few_audits_of_an_honest_mechanism_end_above_the_truth(mechanism, audits, n):
+def test_few_audits_of_an_honest_mechanism_end_above_the_truth(audits, n, mechanism):
     assert max(above(mechanism, audits, n)) <= at_most(0.05, audits)
 
 

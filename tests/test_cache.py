@@ -210,13 +210,9 @@ def test_entries_of_old_code_are_removed(folder, fresh, monkeypatch):
     for number in range(12):
         monkeypatch.setattr(environment, "package", lambda number=number: f"code {number}")
         ask(lambda: fresh)
-        os.utime(entry_folder(folder), (number, number))
+        os.utime(max(folder.iterdir(), key=lambda one: one.stat().st_mtime), (number, number))
     assert len(list(folder.iterdir())) == 8
     ask(never)
-
-
-def entry_folder(folder):
-    return max(folder.iterdir(), key=lambda one: one.stat().st_mtime)
 
 
 @pytest.mark.matrix

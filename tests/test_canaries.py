@@ -25,6 +25,7 @@ from leakgauge.harness.core.threats import SEES, Threat
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.small import Federation
 from tests.audit_case import at_most, deployed, setting_of
+from tests.by_rows import by_rows
 from tests.faults.library import ANY, last_bytes, lying
 from tests.faulty import Faulty
 
@@ -301,19 +302,16 @@ def test_the_same_key_gives_the_same_audits_and_another_one_others():
     assert first.counts != other.counts
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"updates": torch.zeros(3, 5)}, r"expected updates \[3, 4, 5\]"),
-        ({"updates": torch.zeros(2, 4, 5)}, r"expected updates \[3, 4, 5\]"),
-        ({"updates": torch.zeros(3, 3, 5)}, r"expected updates \[3, 4, 5\]"),
-        ({"updates": torch.zeros(1, 4, 5), "rounds": 1}, "two rounds and clients at least"),
-        ({"updates": torch.full((3, 4, 5), math.nan)}, "finite"),
-        ({"threat": Threat.PUBLIC}, "expected single messages that public sees"),
-        ({"confidence": 1.0}, "expected 0 < confidence < 1"),
-        ({"horizon": Horizon.WHOLE_RUN}, "expected a claim of one round"),
-        ({"unit": Unit.RECORD}, "a record acts through local training"),
-    ],
+@by_rows(
+    ({"updates": torch.zeros(3, 5)}, r"expected updates \[3, 4, 5\]"),
+    ({"updates": torch.zeros(2, 4, 5)}, r"expected updates \[3, 4, 5\]"),
+    ({"updates": torch.zeros(3, 3, 5)}, r"expected updates \[3, 4, 5\]"),
+    ({"updates": torch.zeros(1, 4, 5), "rounds": 1}, "two rounds and clients at least"),
+    ({"updates": torch.full((3, 4, 5), math.nan)}, "finite"),
+    ({"threat": Threat.PUBLIC}, "expected single messages that public sees"),
+    ({"confidence": 1.0}, "expected 0 < confidence < 1"),
+    ({"horizon": Horizon.WHOLE_RUN}, "expected a claim of one round"),
+    ({"unit": Unit.RECORD}, "a record acts through local training"),
 )
 def test_messages_that_cannot_be_audited_are_refused(changes, words):
     given = {"updates": torch.zeros(3, 4, 5), "threat": Threat.SERVER, "confidence": 0.95, "rounds": 3} | changes
@@ -324,19 +322,16 @@ def test_messages_that_cannot_be_audited_are_refused(changes, words):
         audit_messages(run, given["updates"], claim, given["threat"], given["confidence"], KEY)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"guesses": 10}, "expected 1 to 9 guesses"),
-        ({"guesses": 0}, "expected 1 to 9 guesses"),
-        ({"rounds": 0}, "expected a claim of all rounds, got 0"),
-        ({"rounds": 1}, "expected a claim of all rounds, got 1"),
-        ({"participants": 5}, "expected that all clients take part, got 5 of 9"),
-        ({"unit": Unit.RECORD}, "expected a claim for a client's whole message"),
-        ({"pair": "end to end"}, "expected a pair from .* by add-remove"),
-        ({"pair": "both"}, "expected a pair"),
-        ({"confidence": 0.0}, "expected 0 < confidence < 1"),
-    ],
+@by_rows(
+    ({"guesses": 10}, "expected 1 to 9 guesses"),
+    ({"guesses": 0}, "expected 1 to 9 guesses"),
+    ({"rounds": 0}, "expected a claim of all rounds, got 0"),
+    ({"rounds": 1}, "expected a claim of all rounds, got 1"),
+    ({"participants": 5}, "expected that all clients take part, got 5 of 9"),
+    ({"unit": Unit.RECORD}, "expected a claim for a client's whole message"),
+    ({"pair": "end to end"}, "expected a pair from .* by add-remove"),
+    ({"pair": "both"}, "expected a pair"),
+    ({"confidence": 0.0}, "expected 0 < confidence < 1"),
 )
 def test_runs_that_cannot_be_audited_are_refused(changes, words):
     given = {"guesses": 4, "confidence": 0.95, "pair": "from nothing", "rounds": 2} | changes

@@ -25,6 +25,7 @@ from leakgauge.harness.core.contract import Links
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.registry import ParameterError
+from tests.by_rows import by_rows
 from tests.command import call
 from tests.jopeq_case import PRIVATE, SHARED, WHO, build, decode, encode, setting_of
 from tests.oracles import follows
@@ -50,14 +51,11 @@ def test_each_parameter_goes_to_the_defense_that_has_it():
         build("laplace+sdq", nu=4.0)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("sdq+laplace", "expected a defense that adds noise before '\\+', got 'sdq'"),
-        ("jopeq+sdq", "expected a defense that adds noise before '\\+', got 'jopeq'"),
-        ("laplace+gaussian", "expected a quantizer after '\\+', got 'gaussian'"),
-        ("laplace+jopeq", "expected a quantizer after '\\+', got 'jopeq'"),
-    ],
+@by_rows(
+    ("sdq+laplace", "expected a defense that adds noise before '\\+', got 'sdq'"),
+    ("jopeq+sdq", "expected a defense that adds noise before '\\+', got 'jopeq'"),
+    ("laplace+gaussian", "expected a quantizer after '\\+', got 'gaussian'"),
+    ("laplace+jopeq", "expected a quantizer after '\\+', got 'jopeq'"),
 )
 def test_two_defenses_that_do_not_fit_are_refused(name, message):
     with pytest.raises(ParameterError, match=message):
@@ -77,17 +75,14 @@ def test_the_likelihood_counts_the_quantization_error_as_noise_of_its_variance()
         )
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters", "header", "count"),
-    [
-        ("laplace+sdq", {"bits": 1}, 0, 1001),
-        ("laplace+sdq", {"bits": 4, "scale": "tensor"}, 16, 1001),
-        ("laplace+sdq", {"bits": 8, "scale": "vector"}, 4, 1001),
-        ("gaussian+sdq", {"bits": 2}, 0, 1001),
-        ("t-noise+sdq-lattice", {"bits": 2}, 24, 1002),
-        ("t-noise+sdq-lattice", {"bits": 1, "scale": "public"}, 0, 1002),
-        ("laplace+sdq-lattice", {"bits": 2}, 0, 1002),
-    ],
+@by_rows(
+    ("laplace+sdq", {"bits": 1}, 0, 1001),
+    ("laplace+sdq", {"bits": 4, "scale": "tensor"}, 16, 1001),
+    ("laplace+sdq", {"bits": 8, "scale": "vector"}, 4, 1001),
+    ("gaussian+sdq", {"bits": 2}, 0, 1001),
+    ("t-noise+sdq-lattice", {"bits": 2}, 24, 1002),
+    ("t-noise+sdq-lattice", {"bits": 1, "scale": "public"}, 0, 1002),
+    ("laplace+sdq-lattice", {"bits": 2}, 0, 1002),
 )
 def test_the_levels_replace_the_floats_of_the_first_message_and_its_header_stays(name, parameters, header, count):
     defense, setting = build(name, **parameters), setting_of(500, 501)
@@ -98,14 +93,11 @@ def test_the_levels_replace_the_floats_of_the_first_message_and_its_header_stays
     assert wire[:header] == first[:header]
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters", "variance"),
-    [
-        # 2 (2/4)^2; s2 nu/(nu - 2); (sigma / (3 C / sqrt d))^2
-        ("laplace+sdq", {"epsilon": 4.0, "clip": 0.1}, 0.5),
-        ("t-noise+sdq-lattice", {"epsilon": 3.0}, 0.4),
-        ("gaussian+sdq", {"noise_std": 0.5, "clip": 2.0}, 0.5**2 * 1000 / 36),
-    ],
+@by_rows(
+    # 2 (2/4)^2; s2 nu/(nu - 2); (sigma / (3 C / sqrt d))^2
+    ("laplace+sdq", {"epsilon": 4.0, "clip": 0.1}, 0.5),
+    ("t-noise+sdq-lattice", {"epsilon": 3.0}, 0.4),
+    ("gaussian+sdq", {"noise_std": 0.5, "clip": 2.0}, 0.5**2 * 1000 / 36),
 )
 def test_the_range_of_the_quantizer_follows_the_variance_of_the_noise(name, parameters, variance):
     defense = build(name, bits=2, **parameters)
@@ -217,10 +209,7 @@ def test_the_lattice_carries_the_numbers_of_another_defense_in_pairs():
     assert torch.allclose(decode(defense, encode(defense, update), setting_of(17)), update, atol=2e-3)
 
 
-@pytest.mark.parametrize(
-    ("name", "proved", "attained"),
-    [("t-noise+sdq", 3.951, 3.098), ("t-noise+sdq-lattice", 3.951, 3.098), ("jopeq-t", 4.177, 4.055)],
-)
+@by_rows(("t-noise+sdq", 3.951, 3.098), ("t-noise+sdq-lattice", 3.951, 3.098), ("jopeq-t", 4.177, 4.055))
 def test_the_command_prints_the_bound_as_proved_and_the_attained_epsilon_by_its_own_name(name, proved, attained):
     found = json.loads(call("claim", name, "--json").output)
     assert found["proved"]["epsilon"] == pytest.approx(proved, abs=5.1e-4)

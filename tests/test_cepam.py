@@ -18,6 +18,7 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Links
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key
+from tests.by_rows import by_rows
 from tests.cepam_case import SHARED, WHO, decode, encode, every_n, setting
 from tests.oracles import follows
 
@@ -174,9 +175,8 @@ def test_a_message_with_wrong_bits_is_refused_or_decoded_to_finite_numbers(defen
         assert found is None or torch.isfinite(found).all()
 
 
-@pytest.mark.parametrize(
-    ("norm", "message"),
-    [(-1.0, "expected a norm >= 0"), (math.nan, "expected a finite message"), (0.0, "expected a message of 4 bytes")],
+@by_rows(
+    (-1.0, "expected a norm >= 0"), (math.nan, "expected a finite message"), (0.0, "expected a message of 4 bytes")
 )
 def test_a_norm_that_cannot_be_is_refused(norm, message):
     wire = encode(CepamGaussian(), rng.normal(Key(4), (200,)))
@@ -217,18 +217,15 @@ def test_the_likelihood_of_a_clipped_message_ignores_the_norm():
     assert score(CLIPS[1], wire, update) < score(CLIPS[1], wire, -update)
 
 
-@pytest.mark.parametrize(
-    ("kind", "parameters", "message"),
-    [
-        (CepamGaussian, {"noise_std": 0.0}, "expected noise_std > 0"),
-        (CepamGaussian, {"gamma": math.inf}, "expected gamma > 0"),
-        (CepamGaussian, {"local_epsilon": -1.0}, "expected local_epsilon > 0"),
-        (CepamGaussian, {"dimension": 4}, "expected dimension 1, 2 or 3, got dimension=4"),
-        (CepamLaplace, {"noise_scale": math.nan}, "expected noise_scale > 0"),
-        (CepamLaplace, {"gamma": 0.0}, "expected gamma > 0"),
-        (CepamClip, {"clip": 0.0}, "expected clip > 0"),
-        (CepamClip, {"dimension": 0}, "expected dimension 1, 2 or 3, got dimension=0"),
-    ],
+@by_rows(
+    (CepamGaussian, {"noise_std": 0.0}, "expected noise_std > 0"),
+    (CepamGaussian, {"gamma": math.inf}, "expected gamma > 0"),
+    (CepamGaussian, {"local_epsilon": -1.0}, "expected local_epsilon > 0"),
+    (CepamGaussian, {"dimension": 4}, "expected dimension 1, 2 or 3, got dimension=4"),
+    (CepamLaplace, {"noise_scale": math.nan}, "expected noise_scale > 0"),
+    (CepamLaplace, {"gamma": 0.0}, "expected gamma > 0"),
+    (CepamClip, {"clip": 0.0}, "expected clip > 0"),
+    (CepamClip, {"dimension": 0}, "expected dimension 1, 2 or 3, got dimension=0"),
 )
 def test_parameters_out_of_range_are_named(kind, parameters, message):
     with pytest.raises(ValueError, match=message):

@@ -28,6 +28,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.learn.batch import LocalPlan, plan_batches
+from tests.by_rows import by_rows
 from tests.oracles import ALPHA
 
 """False-alarm rate of every statistical test in this file."""
@@ -56,12 +57,9 @@ def test_the_default_claim_is_the_one_that_is_printed():
     assert found["proved"]["epsilon"] == 0
 
 
-@pytest.mark.parametrize(
-    ("gamma", "delta"),
-    [
-        *((0.01, 3.668982e-10), (0.02, 3.674190e-06), (0.05, 1.600418e-03), (0.08, 7.172220e-03), (0.1, 9.018037e-03)),
-        *((0.12, 9.563496e-03), (0.15, 9.683223e-03), (0.2, 9.688733e-03), (1.0, 9.688740e-03)),
-    ],
+@by_rows(
+    *((0.01, 3.668982e-10), (0.02, 3.674190e-06), (0.05, 1.600418e-03), (0.08, 7.172220e-03), (0.1, 9.018037e-03)),
+    *((0.12, 9.563496e-03), (0.15, 9.683223e-03), (0.2, 9.688733e-03), (1.0, 9.688740e-03)),
 )
 def test_the_delta_of_theorem_12_is_the_printed_one(gamma, delta):
     found = claim(CepamGaussian(gamma=gamma))
@@ -262,9 +260,7 @@ def bound(n, shift, d=3, **changes):
 SEEN = 0.0055
 
 
-@pytest.mark.parametrize(
-    ("shift", "printed"), [(0.1, 0.0399), (0.5, 0.1974), (1.0, 0.3829), (2.0, 0.6827), (4.0, 0.9545)]
-)
+@by_rows((0.1, 0.0399), (0.5, 0.1974), (1.0, 0.3829), (2.0, 0.6827), (4.0, 0.9545))
 def test_a_coordinate_leaks_to_the_server_by_the_total_variation_of_the_noise(shift, printed):
     # printed for one sub-vector and n = 1
     _, sub_vector = bound(1, shift)

@@ -20,6 +20,7 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key
 from tests import cepam_case
+from tests.by_rows import by_rows
 from tests.cepam_case import every_n
 
 
@@ -183,9 +184,7 @@ def rate(defense, d, updates, gamma):
     return float(np.mean(bits)) / d
 
 
-@pytest.mark.parametrize(
-    ("sigma", "printed", "spread"), [(0.1, 0.154, 0.078), (0.01, 0.843, 0.321), (0.001, 3.174, 0.673)]
-)
+@by_rows((0.1, 0.154, 0.078), (0.01, 0.843, 0.321), (0.001, 3.174, 0.673))
 def test_the_entropy_of_cells_is_the_printed_one_up_to_the_noise_of_its_400_radii(sigma, printed, spread):
     # 5 standard errors of a mean over radii, where the entropy has this spread, and half a unit of the last digit
     assert cells_entropy(1, sigma, DEVIATION) == pytest.approx(printed, abs=5 * spread / 400**0.5 + 0.0005)
@@ -204,9 +203,7 @@ def test_fine_cells_take_at_most_two_percent_more_than_their_entropy():
     assert rate(CepamGaussian(noise_std=0.001), M, 4, 1.0) < 1.02 * cells_entropy(1, 0.001, DEVIATION)
 
 
-@pytest.mark.parametrize(
-    ("sigma", "excess"), [(0.1, 1.06), (0.01, 1.04), pytest.param(0.001, 1.02, marks=pytest.mark.matrix)]
-)
+@by_rows((0.1, 1.06), (0.01, 1.04), pytest.param(0.001, 1.02, marks=pytest.mark.matrix))
 def test_a_long_message_takes_little_more_than_the_entropy_given_radii_and_dithers(sigma, excess):
     # a million coordinates: standard errors of 0.5 %, 0.15 % and 0.04 %
     d, bound = 1_000_000, cells_entropy_given_dithers(sigma, DEVIATION)

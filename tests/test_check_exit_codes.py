@@ -14,6 +14,7 @@ from leakgauge.harness.gate.baseline import read, write
 from leakgauge.harness.gate.measure import measured
 from leakgauge.harness.study.store import Store, load_run
 from tests import command
+from tests.by_rows import by_rows
 from tests.check_case import (
     better,
     cut,
@@ -82,26 +83,23 @@ def no_baseline(path):
     path.unlink()
 
 
-@pytest.mark.parametrize(
-    ("changes", "code", "said"),
-    [
-        ([], 0, "No increase detected in "),
-        ([better], 0, "No increase detected in "),
-        ([worse], 1, "Leakage increased in 1 of "),
-        ([one_image_worse], 0, "Inconclusive: 1 of "),
-        ([inconclusive], 0, "Inconclusive: 1 of "),
-        ([missing_cell], 5, "Incomplete: 1 of "),
-        ([failed_cell], 5, "out of memory"),
-        ([failed_image], 5, "1 of 16 images have no number"),
-        ([nan_in_a_file], 5, "Incomplete: 1 of "),
-        ([cut_result], 5, "Incomplete: 1 of "),
-        ([cut_training], 5, "1 of 1 trainings not finished"),
-        ([other_images], 4, "Not comparable: "),
-        ([other_study], 4, "Not comparable: "),
-        ([worse, cut_training], 1, "Leakage increased in 1 of "),
-        ([other_images, missing_cell], 5, "Incomplete: 1 of "),
-        ([no_results], 2, "there is no study.json"),
-    ],
+@by_rows(
+    ([], 0, "No increase detected in "),
+    ([better], 0, "No increase detected in "),
+    ([worse], 1, "Leakage increased in 1 of "),
+    ([one_image_worse], 0, "Inconclusive: 1 of "),
+    ([inconclusive], 0, "Inconclusive: 1 of "),
+    ([missing_cell], 5, "Incomplete: 1 of "),
+    ([failed_cell], 5, "out of memory"),
+    ([failed_image], 5, "1 of 16 images have no number"),
+    ([nan_in_a_file], 5, "Incomplete: 1 of "),
+    ([cut_result], 5, "Incomplete: 1 of "),
+    ([cut_training], 5, "1 of 1 trainings not finished"),
+    ([other_images], 4, "Not comparable: "),
+    ([other_study], 4, "Not comparable: "),
+    ([worse, cut_training], 1, "Leakage increased in 1 of "),
+    ([other_images, missing_cell], 5, "Incomplete: 1 of "),
+    ([no_results], 2, "there is no study.json"),
 )
 def test_the_exit_code_of_a_check_follows_from_the_run(changes, code, said, folder, base):
     for change in changes:
@@ -112,10 +110,7 @@ def test_the_exit_code_of_a_check_follows_from_the_run(changes, code, said, fold
     assert "Traceback" not in done.output
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [(stale, "torch"), (no_baseline, "make one with 'leakgauge baseline update'"), (cut, "restore it with git")],
-)
+@by_rows((stale, "torch"), (no_baseline, "make one with 'leakgauge baseline update'"), (cut, "restore it with git"))
 def test_a_baseline_that_does_not_do_is_exit_code_4(change, said, folder, base):
     change(base)
     done = call("check", folder, "--baseline", base)
@@ -184,25 +179,16 @@ def test_a_baseline_is_never_updated_under_ci(said, folder, base):
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        [],
-        ["--reason", " "],
-        ["--reason", "two\nlines"],
-        ["--reason", "x", "--accept-increase", "gaussian/*"],
-    ],
+    "words", [[], ["--reason", " "], ["--reason", "two\nlines"], ["--reason", "x", "--accept-increase", "gaussian/*"]]
 )
 def test_an_update_that_is_asked_for_wrongly_is_exit_code_2(words, folder, tmp_path):
     assert call("baseline", "update", folder, "--baseline", tmp_path / "x.json", *words).exit_code == 2
     assert not (tmp_path / "x.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("change", "code", "said"),
-    [
-        *((change, 5, ": gaussian/") for change in (missing_cell, failed_cell, failed_image, cut_result, cut_training)),
-        (no_results, 2, "there is no study.json"),
-    ],
+@by_rows(
+    *((change, 5, ": gaussian/") for change in (missing_cell, failed_cell, failed_image, cut_result, cut_training)),
+    (no_results, 2, "there is no study.json"),
 )
 def test_an_update_from_an_incomplete_run_is_refused(change, code, said, folder, tmp_path):
     change(folder)
@@ -266,10 +252,7 @@ def test_a_baseline_lies_by_default_in_baselines_under_the_name_of_the_study(fol
     assert (done.exit_code, "give --baseline FILE" in done.stderr) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "said"),
-    [(ZeroDivisionError, 70, ["internal error, please report it: ZeroDivisionError"]), (KeyboardInterrupt, 130, [])],
-)
+@by_rows((ZeroDivisionError, 70, ["internal error, please report it: ZeroDivisionError"]), (KeyboardInterrupt, 130, []))
 def test_a_bug_in_the_gate_or_a_stop_does_not_look_like_a_leak(error, code, said, folder, base, monkeypatch):
     monkeypatch.setattr("leakgauge.harness.gate.judge.judge", mock.Mock(side_effect=error))
     done = call("check", folder, "--baseline", base)

@@ -11,6 +11,7 @@ from leakgauge.harness.core.accounting import Leak, Pure, epsilon, repeat
 from leakgauge.harness.core.accounting import delta as delta_of
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, Verdict, judge
 from leakgauge.harness.core.threats import Threat
+from tests.by_rows import by_rows
 from tests.command import call
 
 
@@ -24,31 +25,22 @@ def leakgauge(*arguments):
     return call("claim", *arguments)
 
 
-@pytest.mark.parametrize(
-    ("claimed", "proved", "tight", "verdict"),
-    [
-        (1.0, 1.0, True, Verdict.HOLDS),
-        (1.0, 0.995, True, Verdict.HOLDS),
-        (1.0, 0.98, True, Verdict.LOOSE),
-        (1.0, 1.001, True, Verdict.BROKEN),
-        (1.0, 1.001, False, Verdict.UNPROVED),
-        (1.0, None, True, Verdict.BROKEN),
-        (math.inf, 1.0, True, Verdict.NOTHING_PROMISED),
-        (math.inf, None, True, Verdict.NOTHING_PROMISED),
-    ],
+@by_rows(
+    (1.0, 1.0, True, Verdict.HOLDS),
+    (1.0, 0.995, True, Verdict.HOLDS),
+    (1.0, 0.98, True, Verdict.LOOSE),
+    (1.0, 1.001, True, Verdict.BROKEN),
+    (1.0, 1.001, False, Verdict.UNPROVED),
+    (1.0, None, True, Verdict.BROKEN),
+    (math.inf, 1.0, True, Verdict.NOTHING_PROMISED),
+    (math.inf, None, True, Verdict.NOTHING_PROMISED),
 )
 def test_the_verdict_compares_the_proved_epsilon_with_the_claimed_one(claimed, proved, tight, verdict):
     assert judge(claim(claimed, proved, tight)).verdict is verdict
 
 
-@pytest.mark.parametrize(
-    ("claimed", "attained", "verdict"),
-    [
-        (2.0, 3.0, Verdict.BROKEN),
-        (3.5, 3.0, Verdict.UNPROVED),
-        (4.0, 3.0, Verdict.HOLDS),
-        (2.0, None, Verdict.UNPROVED),
-    ],
+@by_rows(
+    (2.0, 3.0, Verdict.BROKEN), (3.5, 3.0, Verdict.UNPROVED), (4.0, 3.0, Verdict.HOLDS), (2.0, None, Verdict.UNPROVED)
 )
 def test_an_attained_epsilon_below_the_proved_one_breaks_a_claim_below_it_and_is_named(claimed, attained, verdict):
     shown = None if attained is None else Proof.pure(attained, 1, Unit.MESSAGE, "two inputs show it")
@@ -132,33 +124,27 @@ def test_the_command_prints_json_with_infinity_as_text():
     assert laplace["parameters"]["epsilon"] == 4.0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["laplce"], "no defense 'laplce'; did you mean 'laplace'?"),
-        (["laplace", "--set", "epsilon=0"], "expected epsilon > 0"),
-        (["laplace", "--set", "epsilon=four"], "laplace: epsilon: got 'four', expected"),
-        (["laplace", "--set", "nonsense=1"], "laplace: nonsense: unknown key, got 1"),
-        (["laplace", "--set", "epsilon"], "--set: got 'epsilon', expected key=value"),
-        (["laplace", "--set", "clip=1", "--set", "clip=2"], "--set: got 'clip' twice"),
-        (["laplace", "--rounds", "0"], "rounds: got 0, expected at least 1"),
-        (["laplace", "--delta", "1"], "delta: got 1.0, expected 0 <= delta < 1"),
-        (["laplace", "--setting", "size=3"], "setting.size: unknown key, known: dim, clients"),
-        (["laplace", "--setting", "dim=0"], "setting.dim: got 0, expected a whole number from 1 to below 1e+09"),
-        (["laplace", "--setting", "clients=0.5"], "setting.clients: got 0.5, expected a whole number from 1"),
-        (["laplace", "--setting", "batch=-1"], "setting.batch: got -1, expected a whole number from 0"),
-        (["laplace", "--setting", "lr=0"], "setting.lr: got 0, expected a number from 1e-12"),
-        (["laplace", "--setting", "momentum=5"], "setting.momentum: got 5, expected 0 <= momentum < 1"),
-        (["laplace", "--setting", "momentum=-0.5"], "setting.momentum: got -0.5, expected 0 <= momentum < 1"),
-        (
-            ["laplace", "--setting", "clients=3", "--setting", "participants=4"],
-            "participants: got 4, expected at most 3",
-        ),
-        (["laplace", "--setting", "sends=nothing"], "setting.sends: got 'nothing', expected"),
-        (["laplace+gaussian"], "expected a quantizer after '+', got 'gaussian'"),
-        (["none+laplace"], "expected a defense that adds noise before '+', got 'none'"),
-        (["a+b+c"], "expected two defenses joined by one '+'"),
-    ],
+@by_rows(
+    (["laplce"], "no defense 'laplce'; did you mean 'laplace'?"),
+    (["laplace", "--set", "epsilon=0"], "expected epsilon > 0"),
+    (["laplace", "--set", "epsilon=four"], "laplace: epsilon: got 'four', expected"),
+    (["laplace", "--set", "nonsense=1"], "laplace: nonsense: unknown key, got 1"),
+    (["laplace", "--set", "epsilon"], "--set: got 'epsilon', expected key=value"),
+    (["laplace", "--set", "clip=1", "--set", "clip=2"], "--set: got 'clip' twice"),
+    (["laplace", "--rounds", "0"], "rounds: got 0, expected at least 1"),
+    (["laplace", "--delta", "1"], "delta: got 1.0, expected 0 <= delta < 1"),
+    (["laplace", "--setting", "size=3"], "setting.size: unknown key, known: dim, clients"),
+    (["laplace", "--setting", "dim=0"], "setting.dim: got 0, expected a whole number from 1 to below 1e+09"),
+    (["laplace", "--setting", "clients=0.5"], "setting.clients: got 0.5, expected a whole number from 1"),
+    (["laplace", "--setting", "batch=-1"], "setting.batch: got -1, expected a whole number from 0"),
+    (["laplace", "--setting", "lr=0"], "setting.lr: got 0, expected a number from 1e-12"),
+    (["laplace", "--setting", "momentum=5"], "setting.momentum: got 5, expected 0 <= momentum < 1"),
+    (["laplace", "--setting", "momentum=-0.5"], "setting.momentum: got -0.5, expected 0 <= momentum < 1"),
+    (["laplace", "--setting", "clients=3", "--setting", "participants=4"], "participants: got 4, expected at most 3"),
+    (["laplace", "--setting", "sends=nothing"], "setting.sends: got 'nothing', expected"),
+    (["laplace+gaussian"], "expected a quantizer after '+', got 'gaussian'"),
+    (["none+laplace"], "expected a defense that adds noise before '+', got 'none'"),
+    (["a+b+c"], "expected two defenses joined by one '+'"),
 )
 def test_an_error_is_reported_in_one_line(arguments, message):
     found = leakgauge(*arguments)

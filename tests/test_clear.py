@@ -24,6 +24,7 @@ from leakgauge.harness.core.stats import auc
 from leakgauge.harness.core.threats import Threat, ThreatMismatch, View, require
 from leakgauge.harness.federation.aggregate import aggregated
 from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
+from tests.by_rows import by_rows
 from tests.doubles import Summing, small_task
 from tests.victims import encoded
 
@@ -205,19 +206,16 @@ def test_nothing_but_the_numbers_in_clear_is_read(digits, defense, attack):
 
 
 @attacks
-@pytest.mark.parametrize(
-    ("defense", "given"),
-    [
-        (NoDefense(), (0, 0)),
-        (Gaussian(), (0, 0)),
-        (JoPEQ(scale="public"), (0, 0)),
-        (Summing(), (0, 0)),
-        (aggregated(JoPEQ()), (0, 0)),
-        (Tells(reads=False), (3, 0)),
-    ],
+@by_rows(
+    (NoDefense(), (0, 0)),
+    (Gaussian(), (0, 0)),
+    (JoPEQ(scale="public"), (0, 0)),
+    (Summing(), (0, 0)),
+    (aggregated(JoPEQ()), (0, 0)),
+    (Tells(reads=False), (3, 0)),
     ids=["none", "gaussian", "jopeq-public", "summing", "aggregated", "unread"],
 )
-def test_a_defense_without_numbers_in_clear_is_refused(digits, attack, defense, given):
+def test_a_defense_without_numbers_in_clear_is_refused(defense, given, digits, attack):
     seen = watched(digits, defense, clients=2)
     with pytest.raises(ValueError, match=r"in the clear, such as a norm, got {} from .* and {} from".format(*given)):
         attack.run(seen, KEY)

@@ -18,6 +18,7 @@ from leakgauge.harness.cli.progress import listener
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.schedule import Progress
 from leakgauge.harness.study.study import load_study
+from tests.by_rows import by_rows
 from tests.command import call
 
 STUDY = textwrap.dedent("""
@@ -185,15 +186,12 @@ def test_a_terminal_shows_finished_running_and_failed_jobs(study, tmp_path):
     assert re.search(r"running +a job.*0 of 1 cells", screen(lambda listen: listen(RUNNING, None)), re.DOTALL)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ('"gaussian"', '"gausian"', "defenses[1]: no defense 'gausian'; did you mean 'gaussian'? Known: "),
-        ('"digits"', '"mnist"', "mnist"),
-        ('"digits"', '"npz:/nowhere/x.npz"', "looked for x.npz in /nowhere"),
-    ],
+@by_rows(
+    ('"gaussian"', '"gausian"', "defenses[1]: no defense 'gausian'; did you mean 'gaussian'? Known: "),
+    ('"digits"', '"mnist"', "mnist"),
+    ('"digits"', '"npz:/nowhere/x.npz"', "looked for x.npz in /nowhere"),
 )
-def test_an_invalid_study_is_one_clear_line_and_exit_code_2(study, tmp_path, old, new, message):
+def test_an_invalid_study_is_one_clear_line_and_exit_code_2(old, new, message, study, tmp_path):
     study.write_text(STUDY.replace(old, new, 1))
     assert message in refused("run", study, "-o", tmp_path / "out", "--data", tmp_path)
 

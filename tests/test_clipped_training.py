@@ -10,6 +10,7 @@ from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.core.rng import Key, normal
 from leakgauge.harness.learn import batch
 from leakgauge.harness.learn.batch import LocalPlan, Work, plan_batches, train_clients
+from tests.by_rows import by_rows
 from tests.clipping_case import assert_near, clients, clipped_sum, median_norm, record_gradients, shape_of
 from tests.doubles import random_examples, small_task
 
@@ -87,10 +88,7 @@ TRAININGS += itertools.product(["mlp-small"], ("dense", "loop", "vmap"), list(PL
 TRAININGS += itertools.product(("cnn3", "svm"), ("loop", "vmap"), ("noised", "sparse"))
 
 
-@pytest.mark.parametrize(
-    ("model", "engine", "plan"),
-    [*QUICK, *(pytest.param(*row, marks=pytest.mark.matrix) for row in TRAININGS if row not in QUICK)],
-)
+@by_rows(*QUICK, *(pytest.param(*row, marks=pytest.mark.matrix) for row in TRAININGS if row not in QUICK))
 def test_every_engine_trains_as_a_loop_over_records_does(model, engine, plan):
     # in float64, so that rounding does not change the side of a ReLU
     task, work = small_task(model, shape_of(model)), clients(shape_of(model), SIZES)

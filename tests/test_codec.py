@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from leakgauge.harness.core import codec
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key, integers, normal
+from tests.by_rows import by_rows
 
 
 def levels_of(count, width):
@@ -25,18 +26,15 @@ def test_the_width_is_the_binary_logarithm_rounded_up(levels, width):
         codec.width_of(0)
 
 
-@pytest.mark.parametrize(
-    ("levels", "width", "wire"),
-    [
-        ([1, 2, 3], 2, "39"),  # 01 + 10 << 2 + 11 << 4
-        ([5, 3], 3, "1d"),  # 101 + 011 << 3
-        ([1, 0, 1, 1, 0, 0, 0, 0, 1], 1, "0d01"),
-        ([0xABC, 0x123], 12, "bc3a12"),
-        ([0x1FF, 0, 0x101], 9, "ff010404"),  # 9 ones, 9 zeros, 1, 7 zeros, 1
-        ([0x1234], 16, "3412"),
-        ([], 7, ""),
-        ([0, 0, 0], 0, ""),
-    ],
+@by_rows(
+    ([1, 2, 3], 2, "39"),  # 01 + 10 << 2 + 11 << 4
+    ([5, 3], 3, "1d"),  # 101 + 011 << 3
+    ([1, 0, 1, 1, 0, 0, 0, 0, 1], 1, "0d01"),
+    ([0xABC, 0x123], 12, "bc3a12"),
+    ([0x1FF, 0, 0x101], 9, "ff010404"),  # 9 ones, 9 zeros, 1, 7 zeros, 1
+    ([0x1234], 16, "3412"),
+    ([], 7, ""),
+    ([0, 0, 0], 0, ""),
 )
 def test_levels_follow_each_other_from_the_lowest_bit(levels, width, wire):
     assert codec.pack_levels(np.array(levels, np.int64), width).hex() == wire
@@ -62,17 +60,14 @@ def test_levels_may_be_integers_of_any_size_and_stride(dtype):
     assert np.array_equal(levels, before)
 
 
-@pytest.mark.parametrize(
-    ("levels", "width", "message"),
-    [
-        ([0, 4], 2, r"expected levels in 0\.\.3, got 0\.\.4"),
-        ([-1, 1], 2, r"expected levels in 0\.\.3, got -1\.\.1"),
-        ([1], 0, r"expected levels in 0\.\.0, got 1\.\.1"),
-        ([2**32], 32, "expected levels in 0"),
-        ([[1]], 2, r"expected flat levels \[n\], got shape \(1, 1\)"),
-        ([0], 33, "expected a width of 0 to 32 bits, got width=33"),
-        ([0], -1, "expected a width of 0 to 32 bits, got width=-1"),
-    ],
+@by_rows(
+    ([0, 4], 2, r"expected levels in 0\.\.3, got 0\.\.4"),
+    ([-1, 1], 2, r"expected levels in 0\.\.3, got -1\.\.1"),
+    ([1], 0, r"expected levels in 0\.\.0, got 1\.\.1"),
+    ([2**32], 32, "expected levels in 0"),
+    ([[1]], 2, r"expected flat levels \[n\], got shape \(1, 1\)"),
+    ([0], 33, "expected a width of 0 to 32 bits, got width=33"),
+    ([0], -1, "expected a width of 0 to 32 bits, got width=-1"),
 )
 def test_levels_out_of_range_are_named(levels, width, message):
     with pytest.raises(ValueError, match=message):
@@ -91,12 +86,9 @@ def test_levels_of_another_length_or_with_other_bits_behind_are_refused(width):
             codec.unpack_levels(wire[:-1] + bytes([wire[-1] | 0x80]), 11, width)
 
 
-@pytest.mark.parametrize(
-    ("pack", "unpack", "dtype", "wire", "name"),
-    [
-        (codec.pack_float32, codec.unpack_float32, torch.float32, "0000803f000000c0", "floats"),
-        (codec.pack_float64, codec.unpack_float64, torch.float64, "000000000000f03f00000000000000c0", "doubles"),
-    ],
+@by_rows(
+    (codec.pack_float32, codec.unpack_float32, torch.float32, "0000803f000000c0", "floats"),
+    (codec.pack_float64, codec.unpack_float64, torch.float64, "000000000000f03f00000000000000c0", "doubles"),
 )
 def test_floats_are_little_endian_and_come_back_bit_by_bit(pack, unpack, dtype, wire, name):
     good = pack(torch.tensor([1.0, -2.0], dtype=dtype))
@@ -160,16 +152,13 @@ def test_counts_of_one_size_cost_a_bit_less_than_their_length_each(top, overhead
     assert len(out.wire()) == math.ceil((overhead + 10 * 1000) / 8)
 
 
-@pytest.mark.parametrize(
-    ("wire", "read", "message"),
-    [
-        (b"\x10", lambda source: source.take(9), "expected 9 bits at bit 0, got 8: the message is cut off"),
-        (b"\x10", lambda source: source.take_unary(2, 8), "expected 2 unary integers at bit 0, got 1"),
-        (b"\x10", lambda source: source.take_unary(1, 4), "expected 1 unary integers at bit 0, got 0"),
-        (b"\x0f" + bytes(20), lambda source: source.take_counts(1, 500), "at most 9 bits, got one of 15 bits"),
-        (b"\x05\x00", lambda source: (source.take(3), source.done()), "of 3 bits, then zeros, got 16 bits"),
-        (b"\x0d", lambda source: (source.take(3), source.done()), "of 3 bits, then zeros, got 8 bits"),
-    ],
+@by_rows(
+    (b"\x10", lambda source: source.take(9), "expected 9 bits at bit 0, got 8: the message is cut off"),
+    (b"\x10", lambda source: source.take_unary(2, 8), "expected 2 unary integers at bit 0, got 1"),
+    (b"\x10", lambda source: source.take_unary(1, 4), "expected 1 unary integers at bit 0, got 0"),
+    (b"\x0f" + bytes(20), lambda source: source.take_counts(1, 500), "at most 9 bits, got one of 15 bits"),
+    (b"\x05\x00", lambda source: (source.take(3), source.done()), "of 3 bits, then zeros, got 16 bits"),
+    (b"\x0d", lambda source: (source.take(3), source.done()), "of 3 bits, then zeros, got 8 bits"),
 )
 def test_missing_and_left_over_bits_are_refused(wire, read, message):
     with pytest.raises(MessageError, match=message):

@@ -24,6 +24,7 @@ from leakgauge.harness.core.result import Pictures, Result, Run, Scores, Trainin
 from leakgauge.harness.core.stats import mean
 from leakgauge.harness.gate.compare import Comparison, Difference, compare, to_json, welch
 from tests import report_fixtures as double
+from tests.by_rows import by_rows
 from tests.test_report_layout import on_disk
 
 GAUSSIAN = double.GAUSSIAN[0]
@@ -210,16 +211,13 @@ def test_accuracy_over_other_seeds_is_not_paired() -> None:
     assert "The seeds differ." in found.remarks
 
 
-@pytest.mark.parametrize(
-    ("runs", "metric", "method", "note"),
-    [
-        (
-            lambda: (attacked(), attacked(shift=0.1, pictures=lambda cell: None)),
-            *("ssim", "Welch", "not paired: the images are not stored"),
-        ),
-        (lambda: (membership(0.0), membership(0.1, members=290)), "auc", "none", "the numbers of records differ"),
-        (lambda: (trained({0: 0.80}), trained({0: 0.79})), "accuracy", "none", "no interval: only one pair"),
-    ],
+@by_rows(
+    (
+        lambda: (attacked(), attacked(shift=0.1, pictures=lambda cell: None)),
+        *("ssim", "Welch", "not paired: the images are not stored"),
+    ),
+    (lambda: (membership(0.0), membership(0.1, members=290)), "auc", "none", "the numbers of records differ"),
+    (lambda: (trained({0: 0.80}), trained({0: 0.79})), "accuracy", "none", "no interval: only one pair"),
 )
 def test_a_difference_that_is_not_paired_states_why(
     runs: Callable[[], tuple[Run, Run]], metric: str, method: str, note: str

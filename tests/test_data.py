@@ -18,6 +18,7 @@ from leakgauge.harness import data
 from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.core.errors import UnknownNameError
 from leakgauge.harness.data import DataMissing, DataSet, DataUnreadable, embedded
+from tests.by_rows import by_rows
 from tests.data_files import REAL, one_line, pixels
 
 
@@ -69,18 +70,15 @@ def test_the_digest_is_sha256_of_every_pixel_and_label_of_both_splits():
     assert len(digests) == 5
 
 
-@pytest.mark.parametrize(
-    ("x", "y", "message"),
-    [
-        (torch.zeros(4, 1, 2, 2).double(), torch.zeros(4).long(), "float32 x and int64 y"),
-        (torch.zeros(4, 1, 2, 2), torch.zeros(3).long(), "got 4 x and 3 y"),
-        (torch.zeros(0, 1, 2, 2), torch.zeros(0).long(), "got 0 x and 0 y"),
-        (torch.full((4, 1, 2, 2), 1.5), torch.zeros(4).long(), "in [0, 1], got 1.5 to 1.5"),
-        (torch.full((4, 1, 2, 2), torch.nan), torch.zeros(4).long(), "in [0, 1], got nan to nan"),
-        (torch.zeros(4, 1, 2, 2), torch.tensor([0, 1, 2, -1]), "labels from 0 to 1, got -1 to 2"),
-        (torch.zeros(4, 2, 2), torch.zeros(4).long(), "expected 2 or 4 axes in train x, got (4, 2, 2)"),
-        (torch.zeros(4, 1, 2, 3), torch.zeros(4).long(), "one shape, got (1, 2, 3) and (1, 2, 2)"),
-    ],
+@by_rows(
+    (torch.zeros(4, 1, 2, 2).double(), torch.zeros(4).long(), "float32 x and int64 y"),
+    (torch.zeros(4, 1, 2, 2), torch.zeros(3).long(), "got 4 x and 3 y"),
+    (torch.zeros(0, 1, 2, 2), torch.zeros(0).long(), "got 0 x and 0 y"),
+    (torch.full((4, 1, 2, 2), 1.5), torch.zeros(4).long(), "in [0, 1], got 1.5 to 1.5"),
+    (torch.full((4, 1, 2, 2), torch.nan), torch.zeros(4).long(), "in [0, 1], got nan to nan"),
+    (torch.zeros(4, 1, 2, 2), torch.tensor([0, 1, 2, -1]), "labels from 0 to 1, got -1 to 2"),
+    (torch.zeros(4, 2, 2), torch.zeros(4).long(), "expected 2 or 4 axes in train x, got (4, 2, 2)"),
+    (torch.zeros(4, 1, 2, 3), torch.zeros(4).long(), "one shape, got (1, 2, 3) and (1, 2, 2)"),
 )
 def test_examples_that_are_not_as_declared_are_refused(x, y, message):
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -176,17 +174,14 @@ def test_adult_scales_by_the_training_rows_and_knows_the_unknown(tmp_path):
     assert (adult.train.y.tolist(), adult.test.y.tolist()) == ([0, 1], [1])
 
 
-@pytest.mark.parametrize(
-    ("test", "message"),
-    [
-        (f"{ROW.replace('Cuba', 'Peru')}>50K.\n", "expected a native-country of the training rows, got Peru"),
-        (f"{ROW}rich\n", "expected incomes <=50K and >50K, got rich"),
-        (f"{ROW}extra, >50K.\n", "expected 15 columns, got 16 in row 1"),
-        (f"{ROW.replace('39', 'old')}>50K.\n", "could not convert string to float: "),
-        ("", "expected rows, got none"),
-    ],
+@by_rows(
+    (f"{ROW.replace('Cuba', 'Peru')}>50K.\n", "expected a native-country of the training rows, got Peru"),
+    (f"{ROW}rich\n", "expected incomes <=50K and >50K, got rich"),
+    (f"{ROW}extra, >50K.\n", "expected 15 columns, got 16 in row 1"),
+    (f"{ROW.replace('39', 'old')}>50K.\n", "could not convert string to float: "),
+    ("", "expected rows, got none"),
 )
-def test_broken_rows_of_adult_are_named_in_one_line(tmp_path, test, message):
+def test_broken_rows_of_adult_are_named_in_one_line(test, message, tmp_path):
     write_adult(tmp_path, f"{ROW}<=50K\n", test)
     with pytest.raises(DataUnreadable, match=re.escape(message)) as error:
         data.load("adult", tmp_path)
@@ -226,15 +221,12 @@ def test_a_folder_with_splits_keeps_them(tmp_path):
     assert (len(loaded.train.x), len(loaded.test.x), loaded.input_shape) == (6, 4, (1, 6, 4))
 
 
-@pytest.mark.parametrize(
-    ("picture", "message"),
-    [
-        (pixels(6, 5, 3), "the first, (3, 6, 4), got (3, 6, 5) (channels, height, width); add ?size=64 to resize"),
-        (pixels(6, 4).astype(np.uint16), "expected 8 bits per channel, got an image of mode I;16"),
-        (None, "2.png: UnidentifiedImageError"),
-    ],
+@by_rows(
+    (pixels(6, 5, 3), "the first, (3, 6, 4), got (3, 6, 5) (channels, height, width); add ?size=64 to resize"),
+    (pixels(6, 4).astype(np.uint16), "expected 8 bits per channel, got an image of mode I;16"),
+    (None, "2.png: UnidentifiedImageError"),
 )
-def test_the_first_image_that_differs_or_is_broken_is_named(tmp_path, picture, message):
+def test_the_first_image_that_differs_or_is_broken_is_named(picture, message, tmp_path):
     write_images(tmp_path)
     path = tmp_path / "dog" / "2.png"
     path.write_bytes(b"no picture") if picture is None else Image.fromarray(picture).save(path)
@@ -253,11 +245,8 @@ def test_a_class_without_images_and_unequal_classes_are_refused(tmp_path):
         load_folder(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("shape", "expected"),
-    [((10, 6, 4), (1, 6, 4)), ((10, 6, 4, 3), (3, 6, 4)), ((10, 1, 6, 4), (1, 6, 4)), ((10, 7), (7,))],
-)
-def test_npz_arrays_get_their_channels_second(tmp_path, shape, expected):
+@by_rows(((10, 6, 4), (1, 6, 4)), ((10, 6, 4, 3), (3, 6, 4)), ((10, 1, 6, 4), (1, 6, 4)), ((10, 7), (7,)))
+def test_npz_arrays_get_their_channels_second(shape, expected, tmp_path):
     x = pixels(*shape)
     loaded = load_npz(tmp_path, x=x, y=np.arange(10) % 2)
     assert loaded.input_shape == expected
@@ -279,43 +268,28 @@ GOOD = np.zeros((10, 4))
 ODD = np.arange(10) % 2
 
 
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        (
-            {"x": GOOD},
-            "both or none of x_test and y_test, got the keys 'x'; name them: npz:PATH?x=KEY&y=KEY",
-        ),
-        (
-            {"x": GOOD, "y": ODD, "x_test": GOOD},
-            "none of x_test and y_test, got the keys 'x', 'y', 'x_test'; name them",
-        ),
-        ({"x": GOOD.astype(str), "y": ODD}, "expected x of numbers, got <U32; encode categories as numbers, such as"),
-        ({"x": GOOD + np.nan, "y": ODD}, "expected finite x, got 40 of 40 values that are NaN, infinite or huge"),
-        ({"x": GOOD + 1e300, "y": ODD}, "expected finite x, got 40 of 40 values that are NaN, infinite or huge"),
-        ({"x": GOOD[:, :0], "y": ODD}, "expected 1 or more x with entries, got shape (10, 0)"),
-        ({"x": np.zeros((10, 3, 4, 4, 4)), "y": ODD}, "expected x with 2, 3 or 4 axes, got shape (10, 3, 4, 4, 4)"),
-        ({"x": np.zeros((10, 3, 5, 3)), "y": ODD}, "channels second or last, and not both, got shape (10, 3, 5, 3)"),
-        ({"x": np.zeros((10, 2, 5, 2)), "y": ODD}, "channels second or last, and not both, got shape (10, 2, 5, 2)"),
-        ({"x": np.zeros(10), "y": ODD}, "expected x with 2, 3 or 4 axes, got shape (10,)"),
-        (
-            {"x": GOOD, "y": np.eye(10)},
-            "y with one axis, got shape (10, 10); of one-hot labels, take the argmax",
-        ),
-        ({"x": GOOD, "y": ODD + 1j}, "expected y of integers, texts, or floats for a regression, got complex128"),
-        ({"x": GOOD, "y": ODD + np.inf}, "expected finite y, got 10 of 10 that are NaN, infinite or huge"),
-        ({"x": GOOD, "y": ODD, "x_test": GOOD, "y_test": ODD / 2}, "got integers in train and floats in test"),
-        ({"x": GOOD, "y": ODD[:9]}, "expected one label per example, got x (10, 4) and y (9,)"),
-        ({"x": GOOD[:4], "y": ODD[:4]}, "1 or more test examples with labels, got 0 x and 0 y"),
-        (
-            {"x": GOOD, "y": -(10**5) - ODD - np.arange(10)},
-            "expected y up to 99999, got 6 different labels up to 100010",
-        ),
-        ({"x": GOOD, "y": np.uint64(2**64 - 1) - ODD.astype(np.uint64)}, "expected y of int64, got larger numbers"),
-        ({"x": np.array([None]), "y": ODD}, "Object arrays cannot be loaded when allow_pickle=False"),
-    ],
+@by_rows(
+    ({"x": GOOD}, "both or none of x_test and y_test, got the keys 'x'; name them: npz:PATH?x=KEY&y=KEY"),
+    ({"x": GOOD, "y": ODD, "x_test": GOOD}, "none of x_test and y_test, got the keys 'x', 'y', 'x_test'; name them"),
+    ({"x": GOOD.astype(str), "y": ODD}, "expected x of numbers, got <U32; encode categories as numbers, such as"),
+    ({"x": GOOD + np.nan, "y": ODD}, "expected finite x, got 40 of 40 values that are NaN, infinite or huge"),
+    ({"x": GOOD + 1e300, "y": ODD}, "expected finite x, got 40 of 40 values that are NaN, infinite or huge"),
+    ({"x": GOOD[:, :0], "y": ODD}, "expected 1 or more x with entries, got shape (10, 0)"),
+    ({"x": np.zeros((10, 3, 4, 4, 4)), "y": ODD}, "expected x with 2, 3 or 4 axes, got shape (10, 3, 4, 4, 4)"),
+    ({"x": np.zeros((10, 3, 5, 3)), "y": ODD}, "channels second or last, and not both, got shape (10, 3, 5, 3)"),
+    ({"x": np.zeros((10, 2, 5, 2)), "y": ODD}, "channels second or last, and not both, got shape (10, 2, 5, 2)"),
+    ({"x": np.zeros(10), "y": ODD}, "expected x with 2, 3 or 4 axes, got shape (10,)"),
+    ({"x": GOOD, "y": np.eye(10)}, "y with one axis, got shape (10, 10); of one-hot labels, take the argmax"),
+    ({"x": GOOD, "y": ODD + 1j}, "expected y of integers, texts, or floats for a regression, got complex128"),
+    ({"x": GOOD, "y": ODD + np.inf}, "expected finite y, got 10 of 10 that are NaN, infinite or huge"),
+    ({"x": GOOD, "y": ODD, "x_test": GOOD, "y_test": ODD / 2}, "got integers in train and floats in test"),
+    ({"x": GOOD, "y": ODD[:9]}, "expected one label per example, got x (10, 4) and y (9,)"),
+    ({"x": GOOD[:4], "y": ODD[:4]}, "1 or more test examples with labels, got 0 x and 0 y"),
+    ({"x": GOOD, "y": -(10**5) - ODD - np.arange(10)}, "expected y up to 99999, got 6 different labels up to 100010"),
+    ({"x": GOOD, "y": np.uint64(2**64 - 1) - ODD.astype(np.uint64)}, "expected y of int64, got larger numbers"),
+    ({"x": np.array([None]), "y": ODD}, "Object arrays cannot be loaded when allow_pickle=False"),
 )
-def test_an_npz_that_is_not_as_expected_is_refused(tmp_path, arrays, message):
+def test_an_npz_that_is_not_as_expected_is_refused(arrays, message, tmp_path):
     with pytest.raises(DataUnreadable, match=re.escape(message)) as error:
         load_npz(tmp_path, **arrays)
     assert "own.npz" in one_line(error)

@@ -14,6 +14,7 @@ import torch
 from leakgauge.harness import data
 from leakgauge.harness.data import DataMissing, DataUnreadable, vision
 from leakgauge.harness.data.torchvision_shim import torchvision
+from tests.by_rows import by_rows
 from tests.data_files import one_line, pixels, real
 
 
@@ -55,19 +56,16 @@ def test_emnist_is_turned_upright(tmp_path):
 LABELS, IMAGES = "t10k-labels-idx1-ubyte.gz", "t10k-images-idx3-ubyte.gz"
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        (IMAGES, packed(idx(pixels(10, 4, 5)))[:-20], "EOFError"),
-        (IMAGES, b"no gzip", "BadGzipFile"),
-        (IMAGES, packed(idx(pixels(200))), "expected the idx magic number 2051, got 2049"),
-        (IMAGES, packed(idx(pixels(10, 4, 5))[:-1]), "expected (10, 4, 5) bytes after the header, got 199"),
-        (IMAGES, packed(b""), "expected the idx magic number 2051, got 0"),
-        (LABELS, packed(idx(np.arange(9, dtype=np.uint8))), "got 10 x and 9 y"),
-        (LABELS, packed(idx(np.arange(1, 11, dtype=np.uint8))), "labels from 0 to 9, got 1 to 10"),
-    ],
+@by_rows(
+    (IMAGES, packed(idx(pixels(10, 4, 5)))[:-20], "EOFError"),
+    (IMAGES, b"no gzip", "BadGzipFile"),
+    (IMAGES, packed(idx(pixels(200))), "expected the idx magic number 2051, got 2049"),
+    (IMAGES, packed(idx(pixels(10, 4, 5))[:-1]), "expected (10, 4, 5) bytes after the header, got 199"),
+    (IMAGES, packed(b""), "expected the idx magic number 2051, got 0"),
+    (LABELS, packed(idx(np.arange(9, dtype=np.uint8))), "got 10 x and 9 y"),
+    (LABELS, packed(idx(np.arange(1, 11, dtype=np.uint8))), "labels from 0 to 9, got 1 to 10"),
 )
-def test_a_broken_idx_file_is_named_in_one_line(tmp_path, name, content, message):
+def test_a_broken_idx_file_is_named_in_one_line(name, content, message, tmp_path):
     raw = tmp_path / "MNIST/raw"
     write_idx(raw)
     (raw / name).write_bytes(content)
@@ -110,15 +108,12 @@ def write_cifar10(root, batches=(1, 2, 3, 4, 5)):
     return folder
 
 
-@pytest.mark.parametrize(
-    ("layout", "batches", "note"),
-    [
-        (".", (1, 2, 3, 4, 5), ""),
-        ("cifar10", (1, 2, 3, 4, 5), ""),
-        (".", (1, 3), "2 of 5 training batches (data_batch_1, data_batch_3)"),
-    ],
+@by_rows(
+    (".", (1, 2, 3, 4, 5), ""),
+    ("cifar10", (1, 2, 3, 4, 5), ""),
+    (".", (1, 3), "2 of 5 training batches (data_batch_1, data_batch_3)"),
 )
-def test_cifar_batches_are_read_in_order_in_both_layouts_and_the_note_names_a_part(tmp_path, layout, batches, note):
+def test_cifar_batches_are_read_in_order_in_both_layouts_and_the_note_names_a_part(layout, batches, note, tmp_path):
     write_cifar10(tmp_path / layout, batches)
     loaded = data.load("cifar10", tmp_path)
     expected = np.concatenate([pixels(10, 3072, name=f"data_batch_{number}") for number in batches])
@@ -155,20 +150,17 @@ def test_cifar_without_a_training_batch_is_missing(tmp_path):
         data.load("cifar10", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (pickle.dumps(print), "expected arrays and plain data only, got builtins.print"),
-        (b"cos\nsystem\n(S'exit 1'\ntR.", "expected arrays and plain data only, got os.system"),
-        (pickle.dumps([1], protocol=2), "expected a pickled dictionary, got list"),
-        (pickle.dumps({"labels": []}, protocol=2), "KeyError: 'data'"),
-        (pickle.dumps({"data": [0] * 3071, "labels": [0]}, protocol=2), "cannot reshape"),
-        (pickle.dumps({"data": [0] * 3072, "labels": [0, 1]}, protocol=2), "got 1 images and 2 labels"),
-        (b"", "pickle exhausted before seeing STOP"),
-        (b"\x80\x02}q\x00(", "pickle exhausted before seeing STOP"),
-    ],
+@by_rows(
+    (pickle.dumps(print), "expected arrays and plain data only, got builtins.print"),
+    (b"cos\nsystem\n(S'exit 1'\ntR.", "expected arrays and plain data only, got os.system"),
+    (pickle.dumps([1], protocol=2), "expected a pickled dictionary, got list"),
+    (pickle.dumps({"labels": []}, protocol=2), "KeyError: 'data'"),
+    (pickle.dumps({"data": [0] * 3071, "labels": [0]}, protocol=2), "cannot reshape"),
+    (pickle.dumps({"data": [0] * 3072, "labels": [0, 1]}, protocol=2), "got 1 images and 2 labels"),
+    (b"", "pickle exhausted before seeing STOP"),
+    (b"\x80\x02}q\x00(", "pickle exhausted before seeing STOP"),
 )
-def test_a_broken_or_hostile_batch_is_named_in_one_line(tmp_path, content, message):
+def test_a_broken_or_hostile_batch_is_named_in_one_line(content, message, tmp_path):
     folder = write_cifar10(tmp_path)
     (folder / "data_batch_4").write_bytes(content)
     with pytest.raises(DataUnreadable, match=re.escape(message)) as error:

@@ -25,6 +25,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation import registry
 from leakgauge.testing import Effort, checks_of
+from tests.by_rows import by_rows
 from tests.oracles import follows
 
 D = 1000
@@ -137,14 +138,11 @@ def test_a_message_that_is_not_finite_is_refused():
         decode(NoDefense(), bytes(4 * (D - 1)) + b"\x00\x00\xc0\x7f")
 
 
-@pytest.mark.parametrize(
-    ("defense", "distribution"),
-    [
-        (Gaussian(clip=1.0, epsilon=2.0), lambda self: stats.norm(scale=self.sigma).cdf),
-        (Gaussian(clip=0.5, noise_std=0.01), lambda _: stats.norm(scale=0.01).cdf),
-        (Laplace(clip=0.02, epsilon=2.0), lambda _: stats.laplace(scale=0.02).cdf),
-        (Laplace(clip=0.02, noise_std=0.1), lambda _: stats.laplace(scale=0.1 / 2**0.5).cdf),
-    ],
+@by_rows(
+    (Gaussian(clip=1.0, epsilon=2.0), lambda self: stats.norm(scale=self.sigma).cdf),
+    (Gaussian(clip=0.5, noise_std=0.01), lambda _: stats.norm(scale=0.01).cdf),
+    (Laplace(clip=0.02, epsilon=2.0), lambda _: stats.laplace(scale=0.02).cdf),
+    (Laplace(clip=0.02, noise_std=0.1), lambda _: stats.laplace(scale=0.1 / 2**0.5).cdf),
 )
 def test_the_error_has_exactly_the_stated_distribution(defense, distribution):
     # alpha 1e-6; 300,000 errors see a scale off by 6 % with a miss rate under 1e-6 (see the twin)
@@ -176,31 +174,28 @@ def test_laplace_claims_a_coordinate_and_rounds_add_up():
     assert whole.epsilon(0.0) == pytest.approx(6.0 * D, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("kind", "parameters", "message"),
-    [
-        (Gaussian, {"epsilon": 0.0}, "expected epsilon > 0, got epsilon=0.0"),
-        (Gaussian, {"epsilon": -1.0}, "expected epsilon > 0"),
-        (Gaussian, {"epsilon": math.inf}, "expected epsilon > 0"),
-        (Gaussian, {"clip": 0.0}, "expected clip > 0"),
-        (Gaussian, {"delta": 1.0}, "expected 0 < delta < 1"),
-        (Gaussian, {"epsilon": 1.0, "noise_std": 1.0}, "expected epsilon or noise_std, got both"),
-        (DPSGD, {"clip": 0.0}, "expected clip > 0"),
-        (DPSGD, {"noise_std": math.inf}, "expected noise_std > 0"),
-        (DPSGD, {"delta": 0.0}, "expected 0 < delta < 1"),
-        (Laplace, {"noise_std": math.nan}, "expected noise_std > 0"),
-        (Laplace, {"epsilon": 1.0, "noise_std": 1.0}, "expected epsilon or noise_std, got both"),
-        (Piecewise, {"epsilon": 0.0}, "expected epsilon > 0, got epsilon=0.0"),
-        (Piecewise, {"clip": math.inf}, "expected clip > 0"),
-        (VQSGD, {"repeats": 0}, "expected repeats > 0, got repeats=0"),
-        (VQSGD, {"epsilon": math.nan}, "expected epsilon > 0"),
-        (VQSGD, {"clip": -1.0}, "expected clip > 0"),
-        (TopK, {"fraction": 0.0}, "expected 0 < fraction <= 1, got fraction=0.0"),
-        (TopK, {"fraction": 1.5}, "expected 0 < fraction <= 1"),
-        (DPFedAvg, {"epsilon": 1.0, "noise_std": 1.0}, "expected epsilon or noise_std, got both"),
-        (DPFedAvg, {"delta": 0.0}, "expected 0 < delta < 1"),
-        (DPFedAvg, {"clip": 0.0}, "expected clip > 0"),
-    ],
+@by_rows(
+    (Gaussian, {"epsilon": 0.0}, "expected epsilon > 0, got epsilon=0.0"),
+    (Gaussian, {"epsilon": -1.0}, "expected epsilon > 0"),
+    (Gaussian, {"epsilon": math.inf}, "expected epsilon > 0"),
+    (Gaussian, {"clip": 0.0}, "expected clip > 0"),
+    (Gaussian, {"delta": 1.0}, "expected 0 < delta < 1"),
+    (Gaussian, {"epsilon": 1.0, "noise_std": 1.0}, "expected epsilon or noise_std, got both"),
+    (DPSGD, {"clip": 0.0}, "expected clip > 0"),
+    (DPSGD, {"noise_std": math.inf}, "expected noise_std > 0"),
+    (DPSGD, {"delta": 0.0}, "expected 0 < delta < 1"),
+    (Laplace, {"noise_std": math.nan}, "expected noise_std > 0"),
+    (Laplace, {"epsilon": 1.0, "noise_std": 1.0}, "expected epsilon or noise_std, got both"),
+    (Piecewise, {"epsilon": 0.0}, "expected epsilon > 0, got epsilon=0.0"),
+    (Piecewise, {"clip": math.inf}, "expected clip > 0"),
+    (VQSGD, {"repeats": 0}, "expected repeats > 0, got repeats=0"),
+    (VQSGD, {"epsilon": math.nan}, "expected epsilon > 0"),
+    (VQSGD, {"clip": -1.0}, "expected clip > 0"),
+    (TopK, {"fraction": 0.0}, "expected 0 < fraction <= 1, got fraction=0.0"),
+    (TopK, {"fraction": 1.5}, "expected 0 < fraction <= 1"),
+    (DPFedAvg, {"epsilon": 1.0, "noise_std": 1.0}, "expected epsilon or noise_std, got both"),
+    (DPFedAvg, {"delta": 0.0}, "expected 0 < delta < 1"),
+    (DPFedAvg, {"clip": 0.0}, "expected clip > 0"),
 )
 def test_parameters_out_of_range_are_named(kind, parameters, message):
     with pytest.raises(ValueError, match=message):

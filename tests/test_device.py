@@ -31,6 +31,7 @@ from leakgauge.harness.study.jobs import RunContext
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import resolve
 from leakgauge.harness.study.training import keep_for, run_training
+from tests.by_rows import by_rows
 from tests.doubles import random_examples, small_task, study_table
 from tests.elsewhere import DEVICE, Away, Elsewhere
 from tests.test_defenses import CASCADES, SENDERS, SETTING, SHARED, UPDATE, receive
@@ -51,18 +52,15 @@ def test_the_simulated_device_refuses_tensors_of_the_cpu_and_counts_reads():
         assert device.reads.total() == 2
 
 
-@pytest.mark.parametrize(
-    ("attack", "changes"),
-    [
-        (IDLG(evaluations=12, labels="given"), {}),
-        (DLG(evaluations=12), {}),
-        (InvertingGradients(evaluations=8, restarts=2, labels="given"), {}),
-        (MAP(evaluations=8, warm=8, labels="given"), {"defense": Gaussian(noise_std=0.01)}),
-        (MAP(evaluations=8, warm=8, labels="given"), {"task": ModelTask(build("cnn2", (1, 16, 16), 10))}),
-        (MAP(evaluations=8, labels="given", restarts=2), {"steps": 2, "images": 2, "sends": "update"}),
-        (MAP(evaluations=8, labels="given", objective="l2"), {}),
-        (MAP(evaluations=8, labels="given", prior="tv", solve=False), {}),
-    ],
+@by_rows(
+    (IDLG(evaluations=12, labels="given"), {}),
+    (DLG(evaluations=12), {}),
+    (InvertingGradients(evaluations=8, restarts=2, labels="given"), {}),
+    (MAP(evaluations=8, warm=8, labels="given"), {"defense": Gaussian(noise_std=0.01)}),
+    (MAP(evaluations=8, warm=8, labels="given"), {"task": ModelTask(build("cnn2", (1, 16, 16), 10))}),
+    (MAP(evaluations=8, labels="given", restarts=2), {"steps": 2, "images": 2, "sends": "update"}),
+    (MAP(evaluations=8, labels="given", objective="l2"), {}),
+    (MAP(evaluations=8, labels="given", prior="tv", solve=False), {}),
 )
 @pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.table(3)
@@ -195,10 +193,7 @@ def test_clients_train_on_the_device_to_the_updates_of_the_cpu(model, plan):
         torch.testing.assert_close(there.cpu(), here, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("defense", "model", "images"),
-    [(Gaussian(noise_std=0.01), "linear", 2), (Laplace(noise_std=0.01), "mlp-small", 1)],
-)
+@by_rows((Gaussian(noise_std=0.01), "linear", 2), (Laplace(noise_std=0.01), "mlp-small", 1))
 def test_the_limit_on_the_device_is_the_limit_of_the_cpu(defense, model, images):
     seen, truth = limit_scene(2, defense, ModelTask(build(model, (1, 4, 4), 4)), images=images, zero=False)
     here = limits(seen, truth, Key(1))

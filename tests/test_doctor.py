@@ -16,6 +16,7 @@ from leakgauge.harness.integrations.quick import DefenseUnderTest, Effort, quick
 from leakgauge.harness.integrations.suite import examine
 from leakgauge.testing import checks_of
 from tests import planted
+from tests.by_rows import by_rows
 from tests.command import call
 
 QUICK = Effort(trials=200, evaluations=100, victims=2)
@@ -92,15 +93,12 @@ def test_a_defense_without_claim_and_likelihood_is_measured_with_what_needs_neit
     assert "INCONCLUSIVE" in said["audit"]
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ("", "MyDefense states no likelihood, which this needs; write `likelihood`"),
-        (
-            "    def likelihood(self, state, received, links):\n        return None\n",
-            "expected a function of updates from MyDefense.likelihood, got None",
-        ),
-    ],
+@by_rows(
+    ("", "MyDefense states no likelihood, which this needs; write `likelihood`"),
+    (
+        "    def likelihood(self, state, received, links):\n        return None\n",
+        "expected a function of updates from MyDefense.likelihood, got None",
+    ),
 )
 def test_an_attack_that_needs_a_likelihood_fails_in_one_line_and_others_run(more, message, tmp_path):
     part = named(str(bare(tmp_path, more=more)), {})
@@ -198,16 +196,13 @@ def test_a_hungry_decoder_is_found(tmp_path):
     assert "bytes of memory; look at its length first" in found.text
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("def (:", "SyntaxError"),
-        ("raise SystemExit(1)", "SystemExit: 1"),
-        ("import nowhere_to_be_found", "No module named 'nowhere_to_be_found'"),
-        ("1 / 0", "ZeroDivisionError: division by zero at broken.py:1 (1 / 0)"),
-        ("x = 1", "expected one public defense or attack in"),
-        ("from leakgauge.defenses.gaussian import Gaussian", "got neither"),
-    ],
+@by_rows(
+    ("def (:", "SyntaxError"),
+    ("raise SystemExit(1)", "SystemExit: 1"),
+    ("import nowhere_to_be_found", "No module named 'nowhere_to_be_found'"),
+    ("1 / 0", "ZeroDivisionError: division by zero at broken.py:1 (1 / 0)"),
+    ("x = 1", "expected one public defense or attack in"),
+    ("from leakgauge.defenses.gaussian import Gaussian", "got neither"),
 )
 def test_a_file_that_holds_no_part_is_refused_in_one_line(text, words, tmp_path, monkeypatch):
     (tmp_path / "broken.py").write_text(text)
@@ -236,12 +231,9 @@ def test_two_parts_in_a_file_need_a_name(tmp_path, monkeypatch):
             named(name, {})
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "line"),
-    [
-        (["--set", "clip=-1"], 2, "expected clip > 0, got clip=-1.0"),
-        (["--set", "width=2"], 2, "width: unknown key, got 2. Known: clip, epsilon, delta"),
-    ],
+@by_rows(
+    (["--set", "clip=-1"], 2, "expected clip > 0, got clip=-1.0"),
+    (["--set", "width=2"], 2, "width: unknown key, got 2. Known: clip, epsilon, delta"),
 )
 def test_parameters_that_a_part_refuses_are_one_line(words, code, line, tmp_path):
     done = call("doctor", planted.FOLDER / "my_defense.py", *words)

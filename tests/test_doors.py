@@ -27,6 +27,7 @@ from leakgauge.harness.data.given import given
 from leakgauge.harness.data.vision import unpickle
 from leakgauge.harness.federation import registry
 from leakgauge.harness.study.study import load_study
+from tests.by_rows import by_rows
 from tests.command import call
 from tests.data_files import one_line, pixels
 from tests.test_strangers import STUDY
@@ -215,9 +216,7 @@ TITLED = STUDY.replace('"tiny"', '"tiny"\ntitle = "ε ≥ 3 → ∞"').replace(
 )
 
 
-@pytest.mark.parametrize(
-    ("encoding", "errors"), [("ascii", "strict"), ("ascii", "surrogateescape"), ("latin-1", "strict")]
-)
+@by_rows(("ascii", "strict"), ("ascii", "surrogateescape"), ("latin-1", "strict"))
 def test_a_run_whose_terminal_lacks_characters_prints_its_table_and_writes_its_report(
     encoding, errors, tmp_path, monkeypatch
 ):
@@ -322,15 +321,12 @@ def endless():
         yield X[0], 1
 
 
-@pytest.mark.parametrize(
-    ("held", "words"),
-    [
-        (iter(()), "got none from a tuple_iterator; an iterator is read only once"),
-        (endless(), "got 1,001 items, expected at most 1,000"),
-        ((x for x in X), "expected (x, y)"),
-        ({"x": X, "y": Y}, "a DataLoader or an iterator of items (x, y)"),
-        (3, "a DataLoader or an iterator of items (x, y)"),
-    ],
+@by_rows(
+    (iter(()), "got none from a tuple_iterator; an iterator is read only once"),
+    (endless(), "got 1,001 items, expected at most 1,000"),
+    ((x for x in X), "expected (x, y)"),
+    ({"x": X, "y": Y}, "a DataLoader or an iterator of items (x, y)"),
+    (3, "a DataLoader or an iterator of items (x, y)"),
 )
 def test_data_that_are_none_or_have_no_end_are_refused_in_one_line(held, words, tmp_path, monkeypatch):
     monkeypatch.setenv("LEAKGAUGE_MAX_ITEMS", "1000")
@@ -399,18 +395,15 @@ def test_codes_are_the_outputs_of_a_wide_network_and_a_stated_number_counts_for_
         assert not run.failures
 
 
-@pytest.mark.parametrize(
-    ("model", "held", "named", "words"),
-    [
-        (net(10), (X, np.where(Y == 9, 10, Y)), {}, "expected labels from 0 to 9 for 10 classes, got 0, 1"),
-        (net(10), (X, np.arange(N) % 15), {}, "expected labels from 0 to 9 for 10 classes"),
-        (net(10), (X, np.array(["a", "b"])[Y % 2]), {}, "got a, b; number the labels"),
-        (net(10), (X, Y), {"classes": 7}, "expected classes=10, the number of the network's outputs, got classes=7"),
-        ("mlp-small", (X, Y), {"classes": 7}, "expected labels from 0 to 6 for 7 classes"),
-        (net(1), (X, Y % 2), {}, "torch.cat([0 * z, z], 1)"),
-        (net(1), (X, (Y % 2).astype(float)), {}, "torch.cat([0 * z, z], 1)"),
-        (net(1), (X, (Y % 2) * 2.0 - 1), {}, "torch.cat([0 * z, z], 1)"),
-    ],
+@by_rows(
+    (net(10), (X, np.where(Y == 9, 10, Y)), {}, "expected labels from 0 to 9 for 10 classes, got 0, 1"),
+    (net(10), (X, np.arange(N) % 15), {}, "expected labels from 0 to 9 for 10 classes"),
+    (net(10), (X, np.array(["a", "b"])[Y % 2]), {}, "got a, b; number the labels"),
+    (net(10), (X, Y), {"classes": 7}, "expected classes=10, the number of the network's outputs, got classes=7"),
+    ("mlp-small", (X, Y), {"classes": 7}, "expected labels from 0 to 6 for 7 classes"),
+    (net(1), (X, Y % 2), {}, "torch.cat([0 * z, z], 1)"),
+    (net(1), (X, (Y % 2).astype(float)), {}, "torch.cat([0 * z, z], 1)"),
+    (net(1), (X, (Y % 2) * 2.0 - 1), {}, "torch.cat([0 * z, z], 1)"),
 )
 def test_labels_that_do_not_fit_the_outputs_are_refused_in_one_line(model, held, named, words, tmp_path):
     with pytest.raises(ValueError) as error:

@@ -14,6 +14,7 @@ from leakgauge.harness.core.contract import Links
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from tests.baselines_case import SENDERS, SERVER, SHARED, encode, estimate, score, setting_of
+from tests.by_rows import by_rows
 from tests.oracles import follows
 
 
@@ -23,13 +24,10 @@ def decode(defense, updates, setting, server=SERVER):
     return defense.decode(None, wires, Links(setting, who, [SHARED] * len(who)), server)
 
 
-@pytest.mark.parametrize(
-    ("clients", "drawn", "printed"),
-    [
-        (1e5, 1e2, [0.97, 0.98, 1.00, 1.07, 1.18, 2.21, 7.50]),
-        (1e6, 1e3, [1.17, 1.17, 1.20, 1.28, 1.39, 2.44, 8.13]),
-        (1e6, 1e4, [1.73, 1.92, 2.08, 3.06, 8.49, 32.38, 187.01]),
-    ],
+@by_rows(
+    (1e5, 1e2, [0.97, 0.98, 1.00, 1.07, 1.18, 2.21, 7.50]),
+    (1e6, 1e3, [1.17, 1.17, 1.20, 1.28, 1.39, 2.44, 8.13]),
+    (1e6, 1e4, [1.73, 1.92, 2.08, 3.06, 8.49, 32.38, 187.01]),
 )
 def test_the_moments_accountant_returns_the_epsilons_of_the_source(clients, drawn, printed):
     # McMahan et al. 2018, Table 1: z = 1, delta = K^-1.1, 1 to 10^6 rounds; two decimals

@@ -13,6 +13,7 @@ from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.study import engines
 from leakgauge.harness.study.engine import open_engine
 from leakgauge.harness.study.run import run_study
+from tests.by_rows import by_rows
 from tests.test_run import contents, study
 
 
@@ -28,15 +29,12 @@ def test_without_ray_its_engine_says_what_to_install():
         open_engine("ray", None, None)
 
 
-@pytest.mark.parametrize(
-    ("asked", "text"),
-    [
-        (("dask", None, None), "expected workers or ray, got 'dask'"),
-        (("workers", "10.0.0.1:6379", None), "workers takes no address, got --address 10.0.0.1:6379"),
-        (("ray", None, 0), "ray needs worker processes: expected workers >= 1, got workers=0"),
-        (("_preload", None, None), "expected workers or ray, got '_preload'"),
-        (("mine:Engine", None, None), "'mine:Engine' names code to import; pass --allow-code if you trust it"),
-    ],
+@by_rows(
+    (("dask", None, None), "expected workers or ray, got 'dask'"),
+    (("workers", "10.0.0.1:6379", None), "workers takes no address, got --address 10.0.0.1:6379"),
+    (("ray", None, 0), "ray needs worker processes: expected workers >= 1, got workers=0"),
+    (("_preload", None, None), "expected workers or ray, got '_preload'"),
+    (("mine:Engine", None, None), "'mine:Engine' names code to import; pass --allow-code if you trust it"),
 )
 def test_an_engine_that_does_not_fit_is_refused_in_one_line(asked, text, monkeypatch):
     monkeypatch.delenv("LEAKGAUGE_ALLOW_CODE", raising=False)

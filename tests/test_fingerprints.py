@@ -16,6 +16,7 @@ from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.fingerprints import Fingerprint
 from leakgauge.harness.study import fingerprints
 from leakgauge.harness.study.study import load_study, resolve
+from tests.by_rows import by_rows
 
 CELLS = """
 name = "digits"
@@ -54,12 +55,9 @@ def here(cells):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(
-    ("kernels", "loops"),
-    [
-        ({"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}, "plain"),
-        ({"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "AVX2"}, "compiled"),
-    ],
+@by_rows(
+    ({"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}, "plain"),
+    ({"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "AVX2"}, "compiled"),
 )
 def test_other_kernels_give_the_same_fingerprints(kernels, loops, cells, here):
     env = {**os.environ, **kernels, "OMP_NUM_THREADS": "1"}
@@ -139,12 +137,8 @@ def test_an_attack_whose_broadcast_does_not_fit_the_model_has_its_refusal_as_fin
     assert sorted((bool(one.digest), bool(one.numbers)) for one in found) == [(False, True), (True, False)]
 
 
-@pytest.mark.parametrize(
-    ("task", "said"),
-    [
-        ({"data": "mnist", "model": "linear"}, "no MNIST file"),
-        ({"data": "digits", "model": "cnn3"}, "at least 22 x 22"),
-    ],
+@by_rows(
+    ({"data": "mnist", "model": "linear"}, "no MNIST file"), ({"data": "digits", "model": "cnn3"}, "at least 22 x 22")
 )
 def test_a_missing_data_set_or_a_model_that_does_not_fit_is_the_users_mistake(task, said, tmp_path):
     with pytest.raises(StudyError, match=said):

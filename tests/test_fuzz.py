@@ -22,6 +22,7 @@ from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation import registry
 from leakgauge.harness.integrations.message_checks import KINDS, mutated
 from leakgauge.testing import checks_of
+from tests.by_rows import by_rows
 from tests.fuzz import DEFENSES, SETTING, honest, taken
 
 MESSAGES = 100_000
@@ -102,18 +103,15 @@ def forged(one, update):
     return pack_float32(update)
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
-        ("cepam-clip", {}),
-        ("dp-fedavg", {}),
-        ("gaussian", {"noise_std": 1e-3}),
-        ("laplace", {}),
-        ("ota", {}),
-        ("ota-orthogonal", {}),
-        ("t-noise", {"scale": "public"}),
-        *((name, {"clips": "update"}) for name in ("udp", "udp-crd", "udp-lei")),
-    ],
+@by_rows(
+    ("cepam-clip", {}),
+    ("dp-fedavg", {}),
+    ("gaussian", {"noise_std": 1e-3}),
+    ("laplace", {}),
+    ("ota", {}),
+    ("ota-orthogonal", {}),
+    ("t-noise", {"scale": "public"}),
+    *((name, {"clips": "update"}) for name in ("udp", "udp-crd", "udp-lei")),
 )
 def test_a_message_beyond_the_public_bound_is_refused_by_the_server_and_read_by_an_adversary(name, parameters):
     one = honest(name, parameters)

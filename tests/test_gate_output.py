@@ -17,6 +17,7 @@ from leakgauge.harness.gate.judge import Check, Outcome, Verdict
 from leakgauge.harness.gate.measure import titles
 from leakgauge.harness.gate.output import annotations, as_json, escaped, headline, junit, number, signed, summary
 from tests import gate_case
+from tests.by_rows import by_rows
 from tests.gate_case import check, measured
 
 GAUSSIAN = PartSpec("gaussian", {"epsilon": 1.0})
@@ -53,21 +54,18 @@ def rows(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("| ") and not line.startswith(("| Verdict", "| ---"))]
 
 
-@pytest.mark.parametrize(
-    ("checks", "expected"),
-    [
-        ((check(Verdict.FAIL), check(Verdict.FAIL), check()), "Leakage increased in 2 of 3 checks"),
-        (
-            (check(Verdict.FAIL, metric="bits"), check(Verdict.FAIL), check(Verdict.FAIL, metric="accuracy")),
-            "Leakage increased in 1, accuracy fell in 1, more bits sent in 1 of 3 checks",
-        ),
-        ((check(Verdict.FAIL, metric="bits"),), "More bits sent in 1 of 1 check"),
-        ((check(Verdict.INCOMPLETE), check(Verdict.INCONCLUSIVE)), "Incomplete: 1 of 2 checks could not be made"),
-        ((check(Verdict.NOT_COMPARABLE), check()), "Not comparable: 1 of 2 checks"),
-        ((check(Verdict.INCONCLUSIVE), check()), "Inconclusive: 1 of 2 checks"),
-        ((check(), check()), "No increase detected in 2 checks"),
-        ((), "Nothing was checked"),
-    ],
+@by_rows(
+    ((check(Verdict.FAIL), check(Verdict.FAIL), check()), "Leakage increased in 2 of 3 checks"),
+    (
+        (check(Verdict.FAIL, metric="bits"), check(Verdict.FAIL), check(Verdict.FAIL, metric="accuracy")),
+        "Leakage increased in 1, accuracy fell in 1, more bits sent in 1 of 3 checks",
+    ),
+    ((check(Verdict.FAIL, metric="bits"),), "More bits sent in 1 of 1 check"),
+    ((check(Verdict.INCOMPLETE), check(Verdict.INCONCLUSIVE)), "Incomplete: 1 of 2 checks could not be made"),
+    ((check(Verdict.NOT_COMPARABLE), check()), "Not comparable: 1 of 2 checks"),
+    ((check(Verdict.INCONCLUSIVE), check()), "Inconclusive: 1 of 2 checks"),
+    ((check(), check()), "No increase detected in 2 checks"),
+    ((), "Nothing was checked"),
 )
 def test_the_headline_counts_the_worst_verdict(checks: tuple[Check, ...], expected: str) -> None:
     assert headline(Outcome(checks, (), ())) == expected
@@ -108,11 +106,7 @@ def test_changes_that_nobody_accepted_are_errors_beside_the_checks() -> None:
     assert "- **Not accepted:** a key" in summary(found, RUN, BASE)
     assert annotations(found)[0] == "::error title=leakgauge%3A not accepted::limit"
     content = json.loads(as_json(found, RUN, BASE))
-    assert (content["verdict"], content["exit_code"], content["unaccepted"]) == (
-        "NOT ACCEPTED",
-        6,
-        ["limit", "a key"],
-    )
+    assert (content["verdict"], content["exit_code"], content["unaccepted"]) == ("NOT ACCEPTED", 6, ["limit", "a key"])
 
 
 def test_hostile_names_leave_the_xml_whole() -> None:

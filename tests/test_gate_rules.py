@@ -14,6 +14,7 @@ from leakgauge.harness.gate import measure as measures
 from leakgauge.harness.gate.judge import Check, Outcome, Rules, Verdict, judge
 from leakgauge.harness.gate.measure import Measure, placements
 from tests import report_fixtures
+from tests.by_rows import by_rows
 from tests.gate_case import IMAGES, measure, measured
 
 ROOT = Key(20261121, ("test_gate_rules",))
@@ -38,14 +39,11 @@ def test_the_same_images_again_are_a_pass():
     assert "a rise of 0.020 would have been detected" in check.reason
 
 
-@pytest.mark.parametrize(
-    ("rise", "expected"),
-    [
-        (0.1, Verdict.FAIL),
-        (0.02, Verdict.FAIL),  # 0.3 - 0.28 < 0.02 in binary fractions
-        (0.019, Verdict.PASS),
-        (-0.1, Verdict.PASS),
-    ],
+@by_rows(
+    (0.1, Verdict.FAIL),
+    (0.02, Verdict.FAIL),  # 0.3 - 0.28 < 0.02 in binary fractions
+    (0.019, Verdict.PASS),
+    (-0.1, Verdict.PASS),
 )
 def test_a_rise_of_all_images_alike_is_certain_and_the_margin_decides(rise, expected):
     check = verdict(measure(values=np.full(16, round(0.28 + rise, 6))), measure(values=np.full(16, 0.28)))
@@ -85,10 +83,7 @@ def test_holm_counts_every_test_of_the_run_and_nothing_else():
     assert with_another.checks[0].smallest > alone.checks[0].smallest
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "named"),
-    [(0.21, 0.83, True), (0.39, 0.50, True), (0.40, 0.83, False), (0.21, 0.49, False)],
-)
+@by_rows((0.21, 0.83, True), (0.39, 0.50, True), (0.40, 0.83, False), (0.21, 0.49, False))
 def test_one_image_that_becomes_recognizable_is_named_and_decides_nothing(before, now, named):
     old, new = np.full(16, 0.1), np.full(16, 0.1)
     old[7], new[7] = before, now
@@ -137,25 +132,22 @@ def test_the_same_image_under_three_seeds_is_one_image():
     assert verdict(*few).verdict is Verdict.NOT_COMPARABLE
 
 
-@pytest.mark.parametrize(
-    ("now", "base", "expected", "words"),
-    [
-        (measure(values=[*IMAGES[:15], None]), measure(), Verdict.INCOMPLETE, "missing"),
-        (measure(values=[*IMAGES[:15], math.nan]), measure(), Verdict.INCOMPLETE, "not finite"),
-        (measure(value=math.nan), measure(), Verdict.INCOMPLETE, "not finite"),
-        (measure(values=()), measure(), Verdict.INCOMPLETE, "no values"),
-        (measure(problem="a cell failed: OOM"), measure(), Verdict.INCOMPLETE, "a cell failed: OOM"),
-        (measure(problem="a cell failed", control="ceiling"), measure(control="ceiling"), Verdict.INCOMPLETE, "failed"),
-        (measure(), measure(values=[*IMAGES[:15], math.nan]), Verdict.NOT_COMPARABLE, "baseline has no number"),
-        (measure(), measure(problem="a cell failed"), Verdict.NOT_COMPARABLE, "baseline has no number"),
-        (measure(items=("b",)), measure(), Verdict.NOT_COMPARABLE, "different images"),
-        (measure(values=IMAGES[:8]), measure(), Verdict.NOT_COMPARABLE, "8 against 16"),
-        (measure(values=IMAGES[:7]), measure(values=IMAGES[:7]), Verdict.NOT_COMPARABLE, "7 images are too few"),
-        (measure(control="floor"), measure(), Verdict.NOT_COMPARABLE, "floor in the run and a gated attack"),
-        (measure("bits", [2.0, math.inf]), measure("bits", [2.0, 2.0]), Verdict.INCOMPLETE, "not finite"),
-        (measure("accuracy", [0.5]), measure("accuracy", [0.5, 0.6]), Verdict.NOT_COMPARABLE, "different seeds"),
-        (measure("epsilon", [None]), measure("epsilon", [1.0]), Verdict.INCOMPLETE, "missing"),
-    ],
+@by_rows(
+    (measure(values=[*IMAGES[:15], None]), measure(), Verdict.INCOMPLETE, "missing"),
+    (measure(values=[*IMAGES[:15], math.nan]), measure(), Verdict.INCOMPLETE, "not finite"),
+    (measure(value=math.nan), measure(), Verdict.INCOMPLETE, "not finite"),
+    (measure(values=()), measure(), Verdict.INCOMPLETE, "no values"),
+    (measure(problem="a cell failed: OOM"), measure(), Verdict.INCOMPLETE, "a cell failed: OOM"),
+    (measure(problem="a cell failed", control="ceiling"), measure(control="ceiling"), Verdict.INCOMPLETE, "failed"),
+    (measure(), measure(values=[*IMAGES[:15], math.nan]), Verdict.NOT_COMPARABLE, "baseline has no number"),
+    (measure(), measure(problem="a cell failed"), Verdict.NOT_COMPARABLE, "baseline has no number"),
+    (measure(items=("b",)), measure(), Verdict.NOT_COMPARABLE, "different images"),
+    (measure(values=IMAGES[:8]), measure(), Verdict.NOT_COMPARABLE, "8 against 16"),
+    (measure(values=IMAGES[:7]), measure(values=IMAGES[:7]), Verdict.NOT_COMPARABLE, "7 images are too few"),
+    (measure(control="floor"), measure(), Verdict.NOT_COMPARABLE, "floor in the run and a gated attack"),
+    (measure("bits", [2.0, math.inf]), measure("bits", [2.0, 2.0]), Verdict.INCOMPLETE, "not finite"),
+    (measure("accuracy", [0.5]), measure("accuracy", [0.5, 0.6]), Verdict.NOT_COMPARABLE, "different seeds"),
+    (measure("epsilon", [None]), measure("epsilon", [1.0]), Verdict.INCOMPLETE, "missing"),
 )
 def test_what_cannot_be_judged_says_why(now, base, expected, words):
     (check,) = outcome(now, base).checks
@@ -250,24 +242,21 @@ def test_a_rate_without_its_curve_is_no_pass():
     assert outcome(rate(curve, 0.1), rate(curve, 0.1)).exit_code() == 5
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "claims", "expected", "words"),
-    [
-        ([3.0], [3.0], (8.0, 8.0), Verdict.PASS, "against the claim of 8"),
-        ([3.0], [8.5], (8.0, 8.0), Verdict.FAIL, "above the claim of 8"),
-        ([3.0, 3.0], [2.0, 8.5], (8.0, 8.0), Verdict.FAIL, "is 8.5 and was 3"),  # the largest over the seeds
-        ([3.0], [8.5], (8.0, 16.0), Verdict.FAIL, "above the claim of 8"),  # the claim was lifted
-        ([3.0], [6.0], (8.0, 5.0), Verdict.FAIL, "above the claim of 5"),  # less is promised
-        ([9.0], [9.1], (8.0, 8.0), Verdict.PASS, "as it was"),
-        ([9.0], [14.0], (8.0, 8.0), Verdict.INCONCLUSIVE, "does not prove an increase"),
-        ([9.0], [9.0], (8.0, 10.0), Verdict.PASS, "as it was"),
-        ([3.0], [3.7], (8.0, 8.0), Verdict.PASS, "no increase detected"),  # 0.7, but less than a quarter
-        ([0.0], [0.4], (8.0, 8.0), Verdict.PASS, "no increase detected"),  # infinitely more, but 0.4
-        ([3.0], [6.0], (8.0, 8.0), Verdict.INCONCLUSIVE, "against the claim of 8"),
-        ([3.0], [3.1], (None, None), Verdict.PASS, "no finite claim"),
-        ([3.0], [9.0], (None, None), Verdict.INCONCLUSIVE, "no finite claim"),
-        ([9.0], [9.0], (None, 8.0), Verdict.FAIL, "above the claim of 8"),
-    ],
+@by_rows(
+    ([3.0], [3.0], (8.0, 8.0), Verdict.PASS, "against the claim of 8"),
+    ([3.0], [8.5], (8.0, 8.0), Verdict.FAIL, "above the claim of 8"),
+    ([3.0, 3.0], [2.0, 8.5], (8.0, 8.0), Verdict.FAIL, "is 8.5 and was 3"),  # the largest over the seeds
+    ([3.0], [8.5], (8.0, 16.0), Verdict.FAIL, "above the claim of 8"),  # the claim was lifted
+    ([3.0], [6.0], (8.0, 5.0), Verdict.FAIL, "above the claim of 5"),  # less is promised
+    ([9.0], [9.1], (8.0, 8.0), Verdict.PASS, "as it was"),
+    ([9.0], [14.0], (8.0, 8.0), Verdict.INCONCLUSIVE, "does not prove an increase"),
+    ([9.0], [9.0], (8.0, 10.0), Verdict.PASS, "as it was"),
+    ([3.0], [3.7], (8.0, 8.0), Verdict.PASS, "no increase detected"),  # 0.7, but less than a quarter
+    ([0.0], [0.4], (8.0, 8.0), Verdict.PASS, "no increase detected"),  # infinitely more, but 0.4
+    ([3.0], [6.0], (8.0, 8.0), Verdict.INCONCLUSIVE, "against the claim of 8"),
+    ([3.0], [3.1], (None, None), Verdict.PASS, "no finite claim"),
+    ([3.0], [9.0], (None, None), Verdict.INCONCLUSIVE, "no finite claim"),
+    ([9.0], [9.0], (None, 8.0), Verdict.FAIL, "above the claim of 8"),
 )
 def test_an_audit_fails_where_it_passes_the_claim(before, now, claims, expected, words):
     found = outcome(measure("epsilon", now, limit=claims[1]), measure("epsilon", before, limit=claims[0]))
@@ -278,33 +267,18 @@ def test_an_audit_fails_where_it_passes_the_claim(before, now, claims, expected,
     assert bool(found.warnings) == (claims[0] != claims[1])
 
 
-@pytest.mark.parametrize(
-    ("metric", "before", "now", "expected", "words"),
-    [
-        ("bits", [2.0, 2.0], [2.0, 2.0], Verdict.PASS, "no increase detected: bits of a parameter went from 2 to 2"),
-        ("bits", [2.0, 2.0], [2.02, 2.02], Verdict.PASS, "no increase"),
-        ("bits", [2.0, 2.0], [2.0, 2.06], Verdict.FAIL, "from 2 to 2.03, by 1.5 %"),
-        ("bits", [2.0], [1.0], Verdict.PASS, "no increase"),
-        ("bits", [0.0], [1.0], Verdict.FAIL, "from 0 to 1, where"),
-        ("accuracy", [0.80, 0.82], [0.80, 0.82], Verdict.PASS, "no loss of more than 0.02"),
-        ("accuracy", [0.80, 0.82], [0.78, 0.80], Verdict.PASS, "no loss"),
-        (
-            "accuracy",
-            [0.80, 0.82],
-            [0.70, 0.72],
-            Verdict.INCONCLUSIVE,
-            "2 trainings cannot tell the fall from chance",
-        ),
-        ("accuracy", [0.8] * 4, [0.1, 0.9, 0.8, 0.8], Verdict.INCONCLUSIVE, "that the seeds do not show clearly"),
-        (
-            "accuracy",
-            [0.8] * 4,
-            [0.70, 0.71, 0.70, 0.69],
-            Verdict.FAIL,
-            "from 0.800 to 0.700, a fall of more than 0.02",
-        ),
-        ("accuracy", [0.80], [0.90], Verdict.PASS, "no loss"),
-    ],
+@by_rows(
+    ("bits", [2.0, 2.0], [2.0, 2.0], Verdict.PASS, "no increase detected: bits of a parameter went from 2 to 2"),
+    ("bits", [2.0, 2.0], [2.02, 2.02], Verdict.PASS, "no increase"),
+    ("bits", [2.0, 2.0], [2.0, 2.06], Verdict.FAIL, "from 2 to 2.03, by 1.5 %"),
+    ("bits", [2.0], [1.0], Verdict.PASS, "no increase"),
+    ("bits", [0.0], [1.0], Verdict.FAIL, "from 0 to 1, where"),
+    ("accuracy", [0.80, 0.82], [0.80, 0.82], Verdict.PASS, "no loss of more than 0.02"),
+    ("accuracy", [0.80, 0.82], [0.78, 0.80], Verdict.PASS, "no loss"),
+    ("accuracy", [0.80, 0.82], [0.70, 0.72], Verdict.INCONCLUSIVE, "2 trainings cannot tell the fall from chance"),
+    ("accuracy", [0.8] * 4, [0.1, 0.9, 0.8, 0.8], Verdict.INCONCLUSIVE, "that the seeds do not show clearly"),
+    ("accuracy", [0.8] * 4, [0.70, 0.71, 0.70, 0.69], Verdict.FAIL, "from 0.800 to 0.700, a fall of more than 0.02"),
+    ("accuracy", [0.80], [0.90], Verdict.PASS, "no loss"),
 )
 def test_traffic_may_not_rise_and_accuracy_may_not_fall(metric, before, now, expected, words):
     check = verdict(measure(metric, now), measure(metric, before))
@@ -314,17 +288,14 @@ def test_traffic_may_not_rise_and_accuracy_may_not_fall(metric, before, now, exp
     assert (check.low is None) == (len(now) == 1)
 
 
-@pytest.mark.parametrize(
-    ("control", "changes", "words"),
-    [
-        ("ceiling", {"values": IMAGES + SPREAD - 0.05}, "the attack got weaker; a pass is then weaker evidence"),
-        ("ceiling", {"values": IMAGES + SPREAD + 0.05}, "the attack got stronger"),
-        ("ceiling", {"values": IMAGES + SPREAD + 0.7}, "the attack got stronger"),
-        ("ceiling", {"values": IMAGES + SPREAD + 0.01}, ""),
-        ("floor", {"values": IMAGES + SPREAD + 0.05}, "the images or the score have changed"),
-        ("floor", {"values": IMAGES + SPREAD - 0.05}, "the images or the score have changed"),
-        ("ceiling", {"items": ("b",)}, "this control is not compared: the run and the baseline have different images"),
-    ],
+@by_rows(
+    ("ceiling", {"values": IMAGES + SPREAD - 0.05}, "the attack got weaker; a pass is then weaker evidence"),
+    ("ceiling", {"values": IMAGES + SPREAD + 0.05}, "the attack got stronger"),
+    ("ceiling", {"values": IMAGES + SPREAD + 0.7}, "the attack got stronger"),
+    ("ceiling", {"values": IMAGES + SPREAD + 0.01}, ""),
+    ("floor", {"values": IMAGES + SPREAD + 0.05}, "the images or the score have changed"),
+    ("floor", {"values": IMAGES + SPREAD - 0.05}, "the images or the score have changed"),
+    ("ceiling", {"items": ("b",)}, "this control is not compared: the run and the baseline have different images"),
 )
 def test_a_control_warns_and_never_fails(control, changes, words):
     sound = measure("bits", [2.0])
@@ -335,17 +306,14 @@ def test_a_control_warns_and_never_fails(control, changes, words):
     assert [words in warning for warning in found.warnings] == ([True] if words else [])
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"study_hash": "f" * 16, "measures": (measure(name="new"),)}, "of different studies"),
-        ({"data": {"digits": "f" * 16}}, "data of 'digits'"),
-        ({"data": {"photos": "f" * 16}}, "data of 'digits'"),
-        ({"packages": {"torch": "2.13.1+cpu", "numpy": "2.4.6"}}, "stale: torch 2.13.0+cpu to 2.13.1+cpu"),
-        ({"packages": {"torch": "2.13.0+cpu"}}, "stale: numpy 2.4.6 to none"),
-        ({"measures": (measure(), measure())}, "1 measures of the run have duplicate keys"),
-        ({"measures": ()}, ""),
-    ],
+@by_rows(
+    ({"study_hash": "f" * 16, "measures": (measure(name="new"),)}, "of different studies"),
+    ({"data": {"digits": "f" * 16}}, "data of 'digits'"),
+    ({"data": {"photos": "f" * 16}}, "data of 'digits'"),
+    ({"packages": {"torch": "2.13.1+cpu", "numpy": "2.4.6"}}, "stale: torch 2.13.0+cpu to 2.13.1+cpu"),
+    ({"packages": {"torch": "2.13.0+cpu"}}, "stale: numpy 2.4.6 to none"),
+    ({"measures": (measure(), measure())}, "1 measures of the run have duplicate keys"),
+    ({"measures": ()}, ""),
 )
 def test_runs_that_cannot_be_compared_have_no_checks(changes, words):
     base = measured(measure()) if words else measured()
@@ -355,15 +323,12 @@ def test_runs_that_cannot_be_compared_have_no_checks(changes, words):
     assert (found.verdict, found.exit_code()) == (Verdict.NOT_COMPARABLE, 4)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"machine": "Darwin arm64"}, "another machine"),
-        ({"dirty": True}, "the run was made by code that was not committed"),
-        ({"commit": ""}, "does not say which commit"),
-        ({"commit": "a, b"}, "several commits"),
-        ({"packages": {"torch": "2.13.0+cu130", "numpy": "2.4.6"}}, "another build"),
-    ],
+@by_rows(
+    ({"machine": "Darwin arm64"}, "another machine"),
+    ({"dirty": True}, "the run was made by code that was not committed"),
+    ({"commit": ""}, "does not say which commit"),
+    ({"commit": "a, b"}, "several commits"),
+    ({"packages": {"torch": "2.13.0+cu130", "numpy": "2.4.6"}}, "another build"),
 )
 def test_what_may_explain_a_difference_is_a_warning(changes, words):
     found = judge(measured(measure(), **changes), measured(measure()), Rules())

@@ -19,6 +19,7 @@ from leakgauge.harness.gate.judge import Rules
 from leakgauge.harness.gate.target import changes, trusted
 from leakgauge.harness.study.store import Store
 from tests import report_fixtures as made
+from tests.by_rows import by_rows
 from tests.check_case import ASKED, CELLS, PROBE, inconclusive, one, with_values, worse, write_run
 from tests.command import call
 from tests.gate_case import IMAGES, measure, measured
@@ -171,22 +172,19 @@ def test_d_a_defense_that_is_added_is_named_and_the_others_are_checked(run):
     assert check(run)[0] == 1
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda: edit(value=lambda old: old + 0.1), "weakened in the baseline: gaussian/"),
-        (lambda: edit(values=lambda old: (0.41, *old[1:])), "(values)"),
-        (lambda: edit(values=lambda old: (-9.0, *old[1:])), "changed in the baseline: gaussian/"),
-        (lambda: edit(items=("another",)), "(items)"),
-        (lambda: edit(unseen=tuple(range(16))), "(unseen)"),
-        (lambda: edit(control="floor"), "(control)"),
-        (lambda: edit(problem="a cell failed"), "(problem)"),
-        (lambda: edit(key=lambda old: old.replace("/ssim/", "/SSIM/")), "removed from the baseline: gaussian/"),
-        (lambda: edit(metric="epsilon"), "(metric)"),
-        (lambda: with_measures(read(FILE), read(FILE).measured.measures[:1]), "removed from the baseline: gaussian/"),
-    ],
+@by_rows(
+    (lambda: edit(value=lambda old: old + 0.1), "weakened in the baseline: gaussian/"),
+    (lambda: edit(values=lambda old: (0.41, *old[1:])), "(values)"),
+    (lambda: edit(values=lambda old: (-9.0, *old[1:])), "changed in the baseline: gaussian/"),
+    (lambda: edit(items=("another",)), "(items)"),
+    (lambda: edit(unseen=tuple(range(16))), "(unseen)"),
+    (lambda: edit(control="floor"), "(control)"),
+    (lambda: edit(problem="a cell failed"), "(problem)"),
+    (lambda: edit(key=lambda old: old.replace("/ssim/", "/SSIM/")), "removed from the baseline: gaussian/"),
+    (lambda: edit(metric="epsilon"), "(metric)"),
+    (lambda: with_measures(read(FILE), read(FILE).measured.measures[:1]), "removed from the baseline: gaussian/"),
 )
-def test_a_baseline_that_is_edited_does_not_count_and_is_not_accepted(run, change, said):
+def test_a_baseline_that_is_edited_does_not_count_and_is_not_accepted(change, said, run):
     change()
     commit()
     code, output = check(run)
@@ -204,16 +202,13 @@ def test_a_reason_or_another_package_is_named_and_needs_nobody(run):
     assert (code, "changed in the baseline: packages, torch" in said) == (0, True)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda: with_measures(read(FILE), ()), "it has no measures"),
-        (lambda: with_measures(read(FILE), read(FILE).measured.measures[:2] * 2), "is there twice"),
-        (lambda: FILE.write_text("{}"), "got schema None"),
-        (lambda: FILE.unlink(), "no baseline"),
-    ],
+@by_rows(
+    (lambda: with_measures(read(FILE), ()), "it has no measures"),
+    (lambda: with_measures(read(FILE), read(FILE).measured.measures[:2] * 2), "is there twice"),
+    (lambda: FILE.write_text("{}"), "got schema None"),
+    (lambda: FILE.unlink(), "no baseline"),
 )
-def test_a_baseline_that_is_emptied_or_has_a_key_twice_is_refused(run, change, said):
+def test_a_baseline_that_is_emptied_or_has_a_key_twice_is_refused(change, said, run):
     change()
     commit()
     code, output = check(run)
@@ -391,14 +386,11 @@ def test_an_accepted_baseline_is_never_judged_by_a_rerun_of_what_is_not_its_code
     assert trusted(FILE, accepted="mine").base == git("rev-parse", "main")
 
 
-@pytest.mark.parametrize(
-    ("metric", "before", "now", "word"),
-    [
-        ("accuracy", [0.8], [0.7], "weakened"),
-        ("accuracy", [0.8], [0.9], "changed"),
-        ("bits", [2.0], [3.0], "weakened"),
-        ("ssim", IMAGES, IMAGES - 0.01, "changed"),
-    ],
+@by_rows(
+    ("accuracy", [0.8], [0.7], "weakened"),
+    ("accuracy", [0.8], [0.9], "changed"),
+    ("bits", [2.0], [3.0], "weakened"),
+    ("ssim", IMAGES, IMAGES - 0.01, "changed"),
 )
 def test_a_number_is_weakened_where_more_may_leak(metric, before, now, word):
     old, new = (Baseline(measured(measure(metric, values)), "") for values in (before, now))
@@ -408,9 +400,7 @@ def test_a_number_is_weakened_where_more_may_leak(metric, before, now, word):
     assert changes(old, old) == ([], [])
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "word"), [(8.0, 9.0, "weakened"), (8.0, None, "weakened"), (None, 8.0, "changed")]
-)
+@by_rows((8.0, 9.0, "weakened"), (8.0, None, "weakened"), (None, 8.0, "changed"))
 def test_a_claim_that_is_lifted_is_weakened(before, now, word):
     old, new = (Baseline(measured(measure("epsilon", [1.0], limit=limit)), "") for limit in (before, now))
     (line,), _ = changes(old, new)

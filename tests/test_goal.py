@@ -16,6 +16,7 @@ from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import Store
 from leakgauge.harness.study.study import resolve
 from leakgauge.reports.html import render
+from tests.by_rows import by_rows
 from tests.doubles import study_table
 
 FEDERATION = {"clients": 20, "rounds": 10, "algorithm": "fedsgd", "batch": 0, "lr": 3.0, "evaluate_every": 10}
@@ -41,12 +42,9 @@ BY_MESSAGE = ["gaussian", "laplace", "jopeq-sound", "piecewise", "vqsgd", "lapla
 BY_CLIENT = ["udp", "udp-crd", "udp-lei", "ota", "ota-orthogonal"]
 
 
-@pytest.mark.parametrize(
-    ("name", "unit", "epsilon", "horizon"),
-    [*((name, "client", 8.0, "run") for name in BY_MESSAGE + BY_CLIENT), ("gaussian", "message", 0.7, "round"),
+@by_rows(*((name, "client", 8.0, "run") for name in BY_MESSAGE + BY_CLIENT), ("gaussian", "message", 0.7, "round"),
      ("dp-sgd", "record", 2.0, "run"), ("mvu", "coordinate", 1.0, "run"), ("jopeq", "coordinate", 3.0, "round"),
-     ("vqsgd", "message", 3000.0, "run"), ("laplace+sdq", "coordinate", 2.0, "round")],
-)  # fmt: skip
+     ("vqsgd", "message", 3000.0, "run"), ("laplace+sdq", "coordinate", 2.0, "round"))  # fmt: skip
 def test_a_proved_epsilon_is_reached_within_one_percent(name, unit, epsilon, horizon):
     parameters, note = solved(name, proved_epsilon=epsilon, unit=unit, horizon=horizon)
     assert epsilon * (1 - TOLERANCE) <= reached(note) <= epsilon, note
@@ -78,23 +76,17 @@ def test_more_noise_for_another_delta_adversary_and_horizon():
     assert epsilon() > epsilon(adversary="eavesdropper")
 
 
-@pytest.mark.parametrize(
-    ("defense", "problem"),
-    [
-        ({"name": "gaussian", "target": {}}, "expected proved_epsilon, accuracy_loss or clip, and only one"),
-        ({"name": "gaussian", "target": {"proved_epsilon": 8.0}}, "unit: missing"),
-        ({"name": "gaussian", "target": {"proved_epsilon": -1.0, "unit": "client"}}, "expected proved_epsilon > 0"),
-        ({"name": "gaussian", "target": {"accuracy_loss": 2.0}}, "expected 0 < accuracy_loss < 1, got 2.0"),
-        ({"name": "gaussian", "target": {"accuracy_loss": 0.1, "unti": "client"}}, "target.unti: unknown key"),
-        ({"name": "none", "target": {"accuracy_loss": 0.1}}, "target: none has no parameter to solve for"),
-        (
-            {"name": "cepam-gaussian", "target": {"clip": "median"}},
-            "target: cepam-gaussian has no parameter to solve for",
-        ),
-        ({"name": "dp-sgd", "target": {"clip": "median"}}, "target.clip: dp-sgd clips records' gradients"),
-        ({"name": "gaussian", "target": {"clip": "mean"}}, "target.clip: got 'mean', expected 'median'"),
-        ({"name": "gaussian", "target": {"accuracy_loss": 0.1, "parameter": "clap"}}, "it has clip, epsilon, delta"),
-    ],
+@by_rows(
+    ({"name": "gaussian", "target": {}}, "expected proved_epsilon, accuracy_loss or clip, and only one"),
+    ({"name": "gaussian", "target": {"proved_epsilon": 8.0}}, "unit: missing"),
+    ({"name": "gaussian", "target": {"proved_epsilon": -1.0, "unit": "client"}}, "expected proved_epsilon > 0"),
+    ({"name": "gaussian", "target": {"accuracy_loss": 2.0}}, "expected 0 < accuracy_loss < 1, got 2.0"),
+    ({"name": "gaussian", "target": {"accuracy_loss": 0.1, "unti": "client"}}, "target.unti: unknown key"),
+    ({"name": "none", "target": {"accuracy_loss": 0.1}}, "target: none has no parameter to solve for"),
+    ({"name": "cepam-gaussian", "target": {"clip": "median"}}, "target: cepam-gaussian has no parameter to solve for"),
+    ({"name": "dp-sgd", "target": {"clip": "median"}}, "target.clip: dp-sgd clips records' gradients"),
+    ({"name": "gaussian", "target": {"clip": "mean"}}, "target.clip: got 'mean', expected 'median'"),
+    ({"name": "gaussian", "target": {"accuracy_loss": 0.1, "parameter": "clap"}}, "it has clip, epsilon, delta"),
 )
 def test_a_wrong_goal_is_a_line_of_the_study(defense, problem):
     with pytest.raises(StudyError) as found:

@@ -14,6 +14,7 @@ from leakgauge.defenses._wire import golomb
 from leakgauge.harness.core.codec import BitWriter
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key, integers, uniform
+from tests.by_rows import by_rows
 
 ROOT = Key(20250301, ("test_golomb",))
 N = 200_000
@@ -224,16 +225,13 @@ def test_integers_of_any_size_are_coded_alike(dtype):
     assert golomb.encode_integers(values.astype(dtype), context.astype(dtype)) == wire
 
 
-@pytest.mark.parametrize(
-    ("values", "context", "message"),
-    [
-        ([2**53], [0], r"expected magnitudes below 2\*\*53, got 9007199254740992"),
-        ([-(2**53)], [0], r"expected magnitudes below 2\*\*53"),
-        ([0.5], [0], r"expected flat integers \[n\], got float64"),
-        ([[1]], [0], r"of shape \(1, 1\)"),
-        ([1, 2], [0], r"expected 2 contexts >= 0, got shape \(1,\)"),
-        ([1], [-1], r"expected 1 contexts >= 0, got shape \(1,\) from -1"),
-    ],
+@by_rows(
+    ([2**53], [0], r"expected magnitudes below 2\*\*53, got 9007199254740992"),
+    ([-(2**53)], [0], r"expected magnitudes below 2\*\*53"),
+    ([0.5], [0], r"expected flat integers \[n\], got float64"),
+    ([[1]], [0], r"of shape \(1, 1\)"),
+    ([1, 2], [0], r"expected 2 contexts >= 0, got shape \(1,\)"),
+    ([1], [-1], r"expected 1 contexts >= 0, got shape \(1,\) from -1"),
 )
 def test_integers_and_contexts_out_of_range_are_named(values, context, message):
     with pytest.raises(ValueError, match=message):
@@ -287,9 +285,7 @@ def test_fair_bits_that_do_not_have_the_stated_number_of_ones_are_refused():
             golomb.decode_integers(bytes([*wire[:at], wire[at] ^ 1, *wire[at + 1 :]]), np.zeros(600, np.int64))
 
 
-@pytest.mark.parametrize(
-    ("shift", "questions", "message"), [(53, 67, r"below 2\*\*53, got one with 105 low"), (0, 68, "at most 68 buckets")]
-)
+@by_rows((53, 67, r"below 2\*\*53, got one with 105 low"), (0, 68, "at most 68 buckets"))
 def test_an_integer_beyond_the_largest_is_refused(shift, questions, message):
     out = BitWriter()
     out.put_counts(np.array([shift]), 53)

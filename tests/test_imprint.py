@@ -12,6 +12,7 @@ from leakgauge.harness.core.rng import Key, permutation
 from leakgauge.harness.data import load
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
+from tests.by_rows import by_rows
 from tests.doubles import random_examples, small_task
 from tests.victims import KEY, Says, assert_found, errors, make, sent
 
@@ -136,26 +137,16 @@ def test_a_zeroed_model_is_a_failure(digits):
     assert_failed(Imprint().run(dataclasses.replace(seen, model=dead), KEY).guesses, "the model is not finite")
 
 
-@pytest.mark.parametrize(
-    ("value", "says"),
-    [
-        (0.0, "the gradient is zero"),
-        (torch.nan, "the gradient is not finite"),
-        (1.0, "no bin contains a single record"),
-    ],
+@by_rows(
+    (0.0, "the gradient is zero"), (torch.nan, "the gradient is not finite"), (1.0, "no bin contains a single record")
 )
-def test_a_gradient_of_no_records_is_a_failure(digits, value, says):
+def test_a_gradient_of_no_records_is_a_failure(value, says, digits):
     seen = imprinted(MLP, cut(digits[1], 4), digits[0])
     assert_failed(Imprint().run(dataclasses.replace(seen, defense=Says(value)), KEY).guesses, says)
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("lenet-dlg", "begins with a convolution"),
-        ("cnn2", "begins with a convolution"),
-        ("linear", "has no such layers"),
-    ],
+@by_rows(
+    ("lenet-dlg", "begins with a convolution"), ("cnn2", "begins with a convolution"), ("linear", "has no such layers")
 )
 def test_other_models_are_refused(name, why):
     task = ModelTask(build(name, (1, 28, 28), 10))

@@ -32,6 +32,7 @@ from leakgauge.harness.study.jobs import RunContext
 from leakgauge.harness.study.prepare import StoredTraining, as_recorded, make_task, prepare
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import resolve
+from tests.by_rows import by_rows
 from tests.command import call
 from tests.doubles import study_table
 
@@ -363,9 +364,7 @@ def broken(change):
     return model, [change(tensors, named)]
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
+@by_rows(
         (lambda t, n: t[:3], "message 0: expected 4 tensors, .* got 3; the first that is missing is '3.bias'"),
         (lambda t, n: [t[1], t[0], *t[2:]], r"tensor 0: expected '1.weight' of shape \(20, 64\), got shape \(20,\)"),
         (lambda t, n: [t[0], t[1] / 0, *t[2:]], "expected finite numbers, got 20 of 20 that are not in '1.bias'"),
@@ -376,10 +375,8 @@ def broken(change):
         (lambda t, n: {**n, "head.bias": t[3]}, "the model has no tensor 'head.bias'; it has '1.weight'"),
         (lambda t, n: {**n, "3.bias": t[1]}, r"expected '3.bias' of shape \(10,\), got shape \(20,\)"),
         (lambda t, n: "gradient", "a flat tensor, a list of tensors or a dictionary by name, got str"),
-        (lambda t, n: [*t[:3], t[3] * 1j], "of real numbers, got torch.complex64"),
-    ],
-)  # fmt: skip
-def test_a_message_that_does_not_fit_names_its_first_wrong_tensor(tmp_path, change, says):
+        (lambda t, n: [*t[:3], t[3] * 1j], "of real numbers, got torch.complex64"),)  # fmt: skip
+def test_a_message_that_does_not_fit_names_its_first_wrong_tensor(change, says, tmp_path):
     model, messages = broken(change)
     with pytest.raises(ValueError, match=says) as raised:
         leakgauge.inspect(model, "digits", messages, records=[[3]], folder=tmp_path, **QUIET)
@@ -398,9 +395,7 @@ def out_of_memory(model, x, y):
     return [tensor[:1] for tensor in gradient(model, x, y)]
 
 
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
+@by_rows(
         ({"train_step": returns_nothing}, "say sends='update'"),
         ({"train_step": returns_nothing, "sends": "update"}, "returned nothing, and changed nothing"),
         ({"train_step": fails}, "train_step failed for victim 0: KeyError: 'loader'"),
@@ -437,10 +432,8 @@ def out_of_memory(model, x, y):
         ({"model": "mlp-small", "train_step": gradient}, "train_step needs the model as a torch.nn.Module"),
         ({"data": "digit"}, "did you mean 'digits'"),
         ({"auxiliary": (torch.zeros(9, 3), [0, 1, 2] * 3)}, "auxiliary: expected inputs"),
-        ({"messages": [torch.zeros(1510)], "records": [[1]], "defense": "ota"}, "adds up all messages"),
-    ],
-)  # fmt: skip
-def test_a_call_that_cannot_be_answered_is_one_line(tmp_path, call, says):
+        ({"messages": [torch.zeros(1510)], "records": [[1]], "defense": "ota"}, "adds up all messages"),)  # fmt: skip
+def test_a_call_that_cannot_be_answered_is_one_line(call, says, tmp_path):
     full = {"model": dense(), "data": "digits", "folder": tmp_path, **QUIET, **call}
     with pytest.raises((ValueError, LookupError), match=says) as raised:
         leakgauge.inspect(**full)
@@ -503,21 +496,18 @@ def test_a_changed_recording_is_noticed(tmp_path):
     assert "is not the one of the results" in changed.output
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--model", "lenear"], "did you mean 'linear'"),
-        (["--model", "mlp"], r"model 'mlp': tensor 0: the model has 'fc1.weight' of shape .256, 64."),
-        (["--model", "linear", "--round", 7], "the recording has no model of round 7; it has those of 0, 1"),
-        (["--model", "linear", "--victims", 3], "expected at most 2 victims with known records in round 0"),
-        (["--model", "linear", "--attacks", "nothing"], "no attack 'nothing'"),
-        (["--model", "linear", "--attacks", "tests.doubles:Boom"], "pass --allow-code if you trust it"),
-        (["--model", "tests.own:net"], "pass --allow-code if you trust it"),
-        (["--model", "linear", "--data", "tests.own:data"], "pass --allow-code if you trust it"),
-        (["--model", "linear", "--threat", "server+auxiliary=tests.own:data"], "pass --allow-code if you trust it"),
-    ],
+@by_rows(
+    (["--model", "lenear"], "did you mean 'linear'"),
+    (["--model", "mlp"], r"model 'mlp': tensor 0: the model has 'fc1.weight' of shape .256, 64."),
+    (["--model", "linear", "--round", 7], "the recording has no model of round 7; it has those of 0, 1"),
+    (["--model", "linear", "--victims", 3], "expected at most 2 victims with known records in round 0"),
+    (["--model", "linear", "--attacks", "nothing"], "no attack 'nothing'"),
+    (["--model", "linear", "--attacks", "tests.doubles:Boom"], "pass --allow-code if you trust it"),
+    (["--model", "tests.own:net"], "pass --allow-code if you trust it"),
+    (["--model", "linear", "--data", "tests.own:data"], "pass --allow-code if you trust it"),
+    (["--model", "linear", "--threat", "server+auxiliary=tests.own:data"], "pass --allow-code if you trust it"),
 )
-def test_a_command_that_does_not_fit_the_recording_is_one_line(tmp_path, monkeypatch, words, says):
+def test_a_command_that_does_not_fit_the_recording_is_one_line(words, says, tmp_path, monkeypatch):
     monkeypatch.setenv("LEAKGAUGE_ALLOW_CODE", "0")
     done = command(folder_of(tmp_path), *words, "--workers", "0", "-o", tmp_path / "out")
     assert done.exit_code == 2, done.output
@@ -549,17 +539,14 @@ def table_of(folder, **more):
     return study_table(federation, ["none"], attacks, data=f"recording:{folder}", model="linear") | more
 
 
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        ({"federations": [{"clients": 3, "rounds": 2, "algorithm": "fedsgd", "batch": 0}]}, "got 3, expected 2"),
-        ({"defenses": [{"name": "gaussian", "epsilon": 1.0}]}, "defense: got .*, expected no defense as in the"),
-        ({"seeds": [4]}, "seeds: got 4, expected 3 as in the recording"),
-        ({"attacks": [{"name": "imprint", "threat": "malicious-server"}]}, "a recorded server chose already"),
-        ({"federations": [{"clients": 2, "rounds": 9, "algorithm": "fedsgd", "batch": 0}]}, "got 9, expected 2"),
-    ],
-)  # fmt: skip
-def test_a_study_that_contradicts_its_recording_is_refused_before_it_runs(tmp_path, more, says):
+@by_rows(
+    ({"federations": [{"clients": 3, "rounds": 2, "algorithm": "fedsgd", "batch": 0}]}, "got 3, expected 2"),
+    ({"defenses": [{"name": "gaussian", "epsilon": 1.0}]}, "defense: got .*, expected no defense as in the"),
+    ({"seeds": [4]}, "seeds: got 4, expected 3 as in the recording"),
+    ({"attacks": [{"name": "imprint", "threat": "malicious-server"}]}, "a recorded server chose already"),
+    ({"federations": [{"clients": 2, "rounds": 9, "algorithm": "fedsgd", "batch": 0}]}, "got 9, expected 2"),
+)
+def test_a_study_that_contradicts_its_recording_is_refused_before_it_runs(more, says, tmp_path):
     table = table_of(folder_of(tmp_path, seed=3), seeds=[3])
     with pytest.raises(StudyError, match=says):
         run_study(resolve({**table, **more}), tmp_path / "out", workers=0)

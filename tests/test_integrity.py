@@ -26,6 +26,7 @@ from leakgauge.harness.study import environment
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import Store, StoreError, load_run, sealed, verify, write_atomically, writing
 from leakgauge.harness.study.study import resolve
+from tests.by_rows import by_rows
 from tests.command import call
 from tests.stored import damage, listed
 from tests.test_run import COIN, ECHO, contents, outcomes
@@ -403,16 +404,13 @@ def test_a_second_writer_is_refused_with_the_process_and_host_of_the_first(copy)
     assert not (copy / "lock").exists()
 
 
-@pytest.mark.parametrize(
-    ("owner", "age", "refused"),
-    [
-        (f"process 1 on {socket.gethostname()}", 0, False),  # alive, but it does not hold the lock: another process
-        ("process 1 on elsewhere", 0, True),
-        ("process 1 on elsewhere", 300, False),
-        ("", 0, False),
-    ],
+@by_rows(
+    (f"process 1 on {socket.gethostname()}", 0, False),  # alive, but it does not hold the lock: another process
+    ("process 1 on elsewhere", 0, True),
+    ("process 1 on elsewhere", 300, False),
+    ("", 0, False),
 )
-def test_a_stale_lock_is_taken_over_and_that_of_a_living_host_is_not(tmp_path, owner, age, refused):
+def test_a_stale_lock_is_taken_over_and_that_of_a_living_host_is_not(owner, age, refused, tmp_path):
     path = tmp_path / "lock"
     path.write_text(owner)
     os.utime(path, (time.time() - age,) * 2)

@@ -21,6 +21,7 @@ from leakgauge.harness.study.environment import shipped
 from leakgauge.harness.study.jobs import Job, family
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import resolve
+from tests.by_rows import by_rows
 from tests.doubles import study_table
 from tests.elsewhere import DEVICE, Elsewhere
 from tests.test_schedule import simulate
@@ -42,20 +43,17 @@ def observations(names=DEFENSES, **changes):
     return [make(defense=registry.build("defense", *one), n=2, **changes).seen for one in names]
 
 
-@pytest.mark.parametrize(
-    ("attack", "changes"),
-    [
-        (IDLG(evaluations=12, labels="given"), {}),
-        (IDLG(evaluations=12, objective="likelihood"), {"task": MLP}),
-        (DLG(evaluations=12), {}),
-        (InvertingGradients(evaluations=8, restarts=2, labels="given"), {}),
-        (MAP(evaluations=12, warm=16, labels="given"), {}),
-        (MAP(evaluations=12, warm=16), {"task": MLP}),
-        (MAP(evaluations=12, warm=16), {"task": MLP, "images": 3}),
-        (MAP(evaluations=12, warm=16), {"task": CNN}),
-        (MAP(evaluations=12, labels="given", restarts=2), {"steps": 2, "images": 2, "sends": "update"}),
-        (MAP(evaluations=12, objective="l2", prior="tv"), {"task": MLP}),
-    ],
+@by_rows(
+    (IDLG(evaluations=12, labels="given"), {}),
+    (IDLG(evaluations=12, objective="likelihood"), {"task": MLP}),
+    (DLG(evaluations=12), {}),
+    (InvertingGradients(evaluations=8, restarts=2, labels="given"), {}),
+    (MAP(evaluations=12, warm=16, labels="given"), {}),
+    (MAP(evaluations=12, warm=16), {"task": MLP}),
+    (MAP(evaluations=12, warm=16), {"task": MLP, "images": 3}),
+    (MAP(evaluations=12, warm=16), {"task": CNN}),
+    (MAP(evaluations=12, labels="given", restarts=2), {"steps": 2, "images": 2, "sends": "update"}),
+    (MAP(evaluations=12, objective="l2", prior="tv"), {"task": MLP}),
 )
 @pytest.mark.table(4)
 def test_in_a_batch_every_victim_has_the_guess_of_its_own_cell(attack, changes):
@@ -213,9 +211,6 @@ def test_a_job_reads_the_trainings_of_the_cells_beside_it():
     assert capacity(DEVICE) == 2**28
 
 
-@pytest.mark.parametrize(
-    ("name", "ours"),
-    [("laplace", True), ("laplace+sdq", True), ("mine:Own", False), ("laplace+mine:Own", False), ("lap", False)],
-)
+@by_rows(("laplace", True), ("laplace+sdq", True), ("mine:Own", False), ("laplace+mine:Own", False), ("lap", False))
 def test_a_cascade_is_shipped_if_all_its_parts_are(name, ours):
     assert shipped("defense", name) == ours

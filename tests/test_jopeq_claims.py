@@ -24,6 +24,7 @@ from leakgauge.harness.core.claim import Unit, Verdict, judge
 from leakgauge.harness.core.codec import unpack_levels
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
+from tests.by_rows import by_rows
 from tests.jopeq_case import FROM_PAIRS, PRIVATE, SHARED, encode, setting_of
 
 INF = math.inf
@@ -33,18 +34,15 @@ def claim(defense, *sizes, rounds=1):
     return defense.claim([None] * rounds, setting_of(*sizes))
 
 
-@pytest.mark.parametrize(
-    ("eps", "bits", "gamma", "proved"),
-    [  # as printed
-        (3.0, 1, "reference", 3.30707),
-        (3.0, 1, "paper", 4.28754),
-        (4.0, 1, "reference", 4.61880),
-        (4.0, 1, "paper", 10.11929),
-        (10.0, 8, "reference", 10.00077),
-        (10.0, 8, "paper", 10.08343),
-        (10.0, 1, "reference", INF),
-        (10.0, 1, "paper", INF),
-    ],
+@by_rows(  # as printed
+    (3.0, 1, "reference", 3.30707),
+    (3.0, 1, "paper", 4.28754),
+    (4.0, 1, "reference", 4.61880),
+    (4.0, 1, "paper", 10.11929),
+    (10.0, 8, "reference", 10.00077),
+    (10.0, 8, "paper", 10.08343),
+    (10.0, 1, "reference", INF),
+    (10.0, 1, "paper", INF),
 )
 def test_the_bound_of_jopeq_is_as_printed_and_breaks_the_claim(eps, bits, gamma, proved):
     found = claim(JoPEQ(epsilon=eps, bits=bits, gamma=gamma), 100)
@@ -78,9 +76,7 @@ def test_jopeq_claims_a_coordinate_and_bounds_a_message():
     assert public.epsilon(0) == cube.epsilon(0)
 
 
-@pytest.mark.parametrize(
-    ("eps", "bits", "chance"), [(10.0, 1, 0.952), (10.0, 2, 0.976), (10.0, 4, 1.0), (5.0, 1, 0.909)]
-)
+@by_rows((10.0, 1, 0.952), (10.0, 2, 0.976), (10.0, 4, 1.0), (5.0, 1, 0.909))
 def test_where_no_noise_is_drawn_the_dither_alone_leaks_as_printed(eps, bits, chance):
     defense = JoPEQ(epsilon=eps, bits=bits, gamma="paper")
     assert defense.noise_scale == 0
@@ -121,10 +117,7 @@ def audited(defense):
     return math.log(counts[0] / counts[1]), math.sqrt(1 / counts[0] + 1 / counts[1])
 
 
-@pytest.mark.parametrize(
-    ("defense", "proved", "digit", "other"),
-    [(JoPEQ(epsilon=1.0, scale="public"), 1.050, 5.1e-4, 1.0), (SoundJoPEQ(epsilon=1.0), 1.0, 0.0, 1.06)],
-)
+@by_rows((JoPEQ(epsilon=1.0, scale="public"), 1.050, 5.1e-4, 1.0), (SoundJoPEQ(epsilon=1.0), 1.0, 0.0, 1.06))
 def test_an_audit_of_bytes_finds_the_proved_epsilon_and_not_the_claim_of_jopeq(defense, proved, digit, other):
     # epsilon 1, one bit: 1.050 as printed; 5 sigma
     found, sd = audited(defense)
@@ -174,9 +167,7 @@ def test_a_paper_step_on_the_lattice_is_judged_by_its_own_size():
     assert found.proved.epsilon(0) == vector_epsilon_bound(0.5, 4, 2, 3.75) > found.attained.epsilon(0)
 
 
-@pytest.mark.parametrize(
-    ("nominal", "near", "far"), [(0.84, 0.830, 1.637), (1.0, 1.014, 1.988), (2.0, 2.079, 3.951), (3.0, 3.200, 5.775)]
-)
+@by_rows((0.84, 0.830, 1.637), (1.0, 1.014, 1.988), (2.0, 2.079, 3.951), (3.0, 3.200, 5.775))
 def test_t_noise_keeps_its_nominal_epsilon_for_a_diameter_of_1_only(nominal, near, far):
     for mode in ("tensor", "public"):
         found = claim(TNoise(epsilon=nominal, scale=mode), 100)

@@ -20,6 +20,7 @@ from leakgauge.defenses._jopeq.privacy import (
 )
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
+from tests.by_rows import by_rows
 
 
 def paper_step(epsilon, bits):
@@ -102,9 +103,7 @@ def test_quantizing_takes_noise_away_and_gives_no_privacy_back():
     assert surrogate_scale(5, 0.0) == 2 / 5
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "bits", "delta"), [(10, 1, 0.952), (10, 2, 0.976), (10, 4, 1.000), (33, 4, 1.000), (5, 1, 0.909)]
-)
+@by_rows((10, 1, 0.952), (10, 2, 0.976), (10, 4, 1.000), (33, 4, 1.000), (5, 1, 0.909))
 def test_the_delta_of_the_dither_alone_is_as_printed_and_counted(epsilon, bits, delta):
     step = paper_step(epsilon, bits)
     assert scalar_epsilon(epsilon, step) == INF
@@ -181,18 +180,15 @@ def test_nor_does_t_noise_over_the_lattice():
             assert abs(np.exp(1j * offset @ (t / 2)).mean()) > 0.1
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: surrogate_scale(0, 1), "expected epsilon > 0, got epsilon=0"),
-        (lambda: surrogate_scale(1, -1), "expected step >= 0, got step=-1"),
-        (lambda: surrogate_scale(math.nan, 1), "expected epsilon > 0"),
-        (lambda: surrogate_scale(1, INF), "expected step >= 0"),
-        (lambda: scalar_epsilon(1, 1, 0), "expected edge > 0, got edge=0"),
-        (lambda: uniform_delta(0), "expected step > 0"),
-        (lambda: cube_epsilon(-1, 3), "expected epsilon >= 0, got epsilon=-1"),
-        (lambda: sphere_epsilon(1, 0), "expected a message of at least 1 part, got 0"),
-    ],
+@by_rows(
+    (lambda: surrogate_scale(0, 1), "expected epsilon > 0, got epsilon=0"),
+    (lambda: surrogate_scale(1, -1), "expected step >= 0, got step=-1"),
+    (lambda: surrogate_scale(math.nan, 1), "expected epsilon > 0"),
+    (lambda: surrogate_scale(1, INF), "expected step >= 0"),
+    (lambda: scalar_epsilon(1, 1, 0), "expected edge > 0, got edge=0"),
+    (lambda: uniform_delta(0), "expected step > 0"),
+    (lambda: cube_epsilon(-1, 3), "expected epsilon >= 0, got epsilon=-1"),
+    (lambda: sphere_epsilon(1, 0), "expected a message of at least 1 part, got 0"),
 )
 def test_arguments_out_of_range_are_refused(call, message):
     with pytest.raises(ValueError, match=message):

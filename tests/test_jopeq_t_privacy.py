@@ -21,6 +21,7 @@ from leakgauge.defenses._jopeq.privacy import (
 )
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
+from tests.by_rows import by_rows
 
 INF = math.inf
 
@@ -189,10 +190,7 @@ def test_the_one_printed_epsilon_that_is_too_high_comes_from_a_wrong_probability
     assert vector_epsilon(0.1, 3, 1, code_gamma(0.1, 3)) < 8.52 - 0.2
 
 
-@pytest.mark.parametrize(
-    ("s2", "nu", "bits"),
-    [(0.5, 4, 1), (0.1, 3, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 12, 2), (0.2, 4, 2)))],
-)
+@by_rows((0.5, 4, 1), (0.1, 3, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 12, 2), (0.2, 4, 2))))
 @pytest.mark.matrix
 def test_the_epsilon_of_a_sub_vector_is_what_all_cells_dithers_and_inputs_attain(s2, nu, bits):
     # every index cell at 121 dithers and 37 inputs, without symmetries and without a search
@@ -226,15 +224,12 @@ def test_a_paper_step_is_a_larger_gamma():
         assert not surrogate_covariance(s2, nu, gamma).is_proper
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: t_epsilon(0, 3, 2), "expected s2 > 0, got s2=0"),
-        (lambda: t_epsilon(1, 3, 0), "expected diameter > 0"),
-        (lambda: surrogate_covariance(1, 2, 1), "expected nu > 2, so that t noise has a variance, got nu=2"),
-        (lambda: vector_epsilon(1, 3, 0, 1), "expected 1 <= bits <= 24, got bits=0"),
-        (lambda: vector_epsilon(1, 3, 1, 0), "expected gamma > 0"),
-    ],
+@by_rows(
+    (lambda: t_epsilon(0, 3, 2), "expected s2 > 0, got s2=0"),
+    (lambda: t_epsilon(1, 3, 0), "expected diameter > 0"),
+    (lambda: surrogate_covariance(1, 2, 1), "expected nu > 2, so that t noise has a variance, got nu=2"),
+    (lambda: vector_epsilon(1, 3, 0, 1), "expected 1 <= bits <= 24, got bits=0"),
+    (lambda: vector_epsilon(1, 3, 1, 0), "expected gamma > 0"),
 )
 def test_arguments_out_of_range_are_refused(call, message):
     with pytest.raises(ValueError, match=message):

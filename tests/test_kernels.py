@@ -32,6 +32,7 @@ from leakgauge.harness.learn.layers import (
 from leakgauge.harness.learn.models import Model, build
 from leakgauge.harness.learn.structure import Structure
 from leakgauge.harness.learn.tasks import ModelTask
+from tests.by_rows import by_rows
 
 KEY = Key(0)
 COVERED = ["linear", "mlp-small", "mlp", "cnn2", "cnn3", "lenet-dlg", "lenet5", "cnn-udp"]
@@ -147,10 +148,7 @@ def test_an_evaluation_through_residual_blocks_is_that_of_autograd(name):
     assert_close(*(function(x.flatten(1), torch.arange(3)) for function in functions), 1e-10)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "stride", "padding"),
-    [(1, 1, 0), (2, 1, 1), (3, 2, 0), (3, 1, 2), (5, 3, 2), (4, 2, 3), (5, 3, 4), (2, 3, 1), (1, 2, 0)],
-)
+@by_rows((1, 1, 0), (2, 1, 1), (3, 2, 0), (3, 1, 2), (5, 3, 2), (4, 2, 3), (5, 3, 4), (2, 3, 1), (1, 2, 0))
 def test_convolutions_of_any_kernel_stride_and_padding(kernel, stride, padding):
     sides = [(side + 2 * padding - kernel) // stride + 1 for side in (11, 13)]
     after = [(side + 2 * padding - kernel) // stride + 1 for side in sides]

@@ -12,19 +12,18 @@ from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.harness.core.contract import Examples, ObservedRound
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.study.score import score_labels
+from tests.by_rows import by_rows
 from tests.victims import make, only
 
 KEY = Key(5).child("labels")
 
 
-def restored(case):
-    return LabelRestoration().run(only(case.seen, LabelRestoration().needs), KEY).labels
-
-
 @pytest.mark.parametrize("images", [1, 4])
 def test_labels_behind_a_bare_gradient_are_found(images):
     case = make(n=6, images=images)
-    for found, truth in zip(restored(case), case.seen.labels, strict=True):
+    for found, truth in zip(
+        LabelRestoration().run(only(case.seen, LabelRestoration().needs), KEY).labels, case.seen.labels, strict=True
+    ):
         assert torch.equal(found.sort().values, truth)
 
 
@@ -45,14 +44,8 @@ def test_more_rounds_of_noisy_messages_reveal_more_labels():
     assert many.float().mean() > one.float().mean()
 
 
-@pytest.mark.parametrize(
-    ("counts", "labels"),
-    [
-        ([0.0, 2.0, 1.0], [1, 1, 2]),
-        ([1.5, 1.5, 0.0], [0, 0, 1]),
-        ([0.9, 0.9, 1.2], [0, 1, 2]),
-        ([0.0, 0.0, 3.0], [2] * 3),
-    ],
+@by_rows(
+    ([0.0, 2.0, 1.0], [1, 1, 2]), ([1.5, 1.5, 0.0], [0, 0, 1]), ([0.9, 0.9, 1.2], [0, 1, 2]), ([0.0, 0.0, 3.0], [2] * 3)
 )
 def test_counts_become_whole_labels_by_the_largest_remainder(counts, labels):
     assert apportion(torch.tensor(counts), 3).tolist() == labels

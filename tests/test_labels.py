@@ -18,6 +18,7 @@ from leakgauge.harness.data.embedded import digits
 from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
+from tests.by_rows import by_rows
 from tests.doubles import function_task
 
 KEY = Key(0)
@@ -120,9 +121,7 @@ def test_a_label_with_a_negative_bias_entry_of_a_trained_model_is_always_returne
     assert (one_hot(labels, CLASSES).sum(1)[proven] > 0).all()
 
 
-@pytest.mark.parametrize(
-    ("how", "images", "share"), [("independent", 2, 0.9), ("same", 8, 0.8), ("independent", 4, 0.7)]
-)
+@by_rows(("independent", 2, 0.9), ("same", 8, 0.8), ("independent", 4, 0.7))
 def test_a_trained_model_hides_some_labels_of_a_batch_but_not_most(how, images, share):
     # with the softmax of dummy inputs instead of the rows' own, 0.57, 0.28 and 0.60 are found
     labels, params = drawn(how, images), trained(MLP)

@@ -12,6 +12,7 @@ from leakgauge.defenses._jopeq.lattice import Lattice, student_variance
 from leakgauge.defenses._jopeq.quantizer import scalar_lattice
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
+from tests.by_rows import by_rows
 from tests.oracles import ALPHA, follows
 
 """False-alarm rate of every statistical test in this file."""
@@ -41,14 +42,11 @@ def test_a_t_distribution_without_variance_is_refused(degrees):
         student_variance(1.0, degrees)
 
 
-@pytest.mark.parametrize(
-    ("x", "noise", "dither", "decoded"),
-    [
-        (0.3, 0.0, 0.4, 0.82474487),
-        (0.3, 0.25, -0.5, 0.5),
-        (-1.0, -0.9, 0.1, -1.32474487),
-        (0.9, 2.5, 0.3, 0.92474487),  # clipped
-    ],
+@by_rows(
+    (0.3, 0.0, 0.4, 0.82474487),
+    (0.3, 0.25, -0.5, 0.5),
+    (-1.0, -0.9, 0.1, -1.32474487),
+    (0.9, 2.5, 0.3, 0.92474487),  # clipped
 )
 def test_a_scalar_decodes_to_its_golden_value(x, noise, dither, decoded):
     lattice = scalar_lattice(1, 4.0, "reference")
@@ -57,12 +55,8 @@ def test_a_scalar_decodes_to_its_golden_value(x, noise, dither, decoded):
     assert lattice.restore(levels, shared).item() == pytest.approx(decoded, abs=5e-9)
 
 
-@pytest.mark.parametrize(
-    ("x", "dither", "index", "decoded"),
-    [
-        ((0.3, -0.2), (0.1, -0.25), [1, -1], (0.5, -0.1154700538)),
-        ((1.9, 0.4), (0.2, 0.2), [2, -1], (1.0, -0.3464101615)),
-    ],
+@by_rows(
+    ((0.3, -0.2), (0.1, -0.25), [1, -1], (0.5, -0.1154700538)), ((1.9, 0.4), (0.2, 0.2), [2, -1], (1.0, -0.3464101615))
 )
 def test_a_pair_decodes_to_its_golden_value(x, dither, index, decoded):
     lattice = Lattice(0.6, 2, dimension=2)
@@ -88,10 +82,7 @@ def test_there_is_one_level_more_than_the_bits_can_number(bits):
     assert lattice.levels == len(levels.unique()) == 2**bits + 1
 
 
-@pytest.mark.parametrize(
-    ("bits", "kind"),
-    [(7, torch.int8), (8, torch.int16), (15, torch.int16), (16, torch.int32), (31, torch.int32), (32, torch.int64)],
-)
+@by_rows((7, torch.int8), (8, torch.int16), (15, torch.int16), (16, torch.int32), (31, torch.int32), (32, torch.int64))
 def test_the_outermost_levels_fit_their_integer_type(bits, kind):
     lattice = Lattice(1.0, bits)
     levels = lattice.quantize(torch.tensor([-1e20, 1e20]), torch.zeros(2))
@@ -170,15 +161,12 @@ def test_no_argument_is_modified(dimension):
     assert all(map(torch.equal, (x, dither, levels), (*before, copied)))
 
 
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"step": 0.0, "bits": 1}, "step > 0, got step=0.0"),
-        ({"step": math.inf, "bits": 1}, "step > 0, got step=inf"),
-        ({"step": 1.0, "bits": 0}, "1 to 32 bits, got bits=0"),
-        ({"step": 1.0, "bits": 33}, "1 to 32 bits, got bits=33"),
-        ({"step": 1.0, "bits": 1, "dimension": 3}, "dimension 1 or 2, got dimension=3"),
-    ],
+@by_rows(
+    ({"step": 0.0, "bits": 1}, "step > 0, got step=0.0"),
+    ({"step": math.inf, "bits": 1}, "step > 0, got step=inf"),
+    ({"step": 1.0, "bits": 0}, "1 to 32 bits, got bits=0"),
+    ({"step": 1.0, "bits": 33}, "1 to 32 bits, got bits=33"),
+    ({"step": 1.0, "bits": 1, "dimension": 3}, "dimension 1 or 2, got dimension=3"),
 )
 def test_a_lattice_out_of_range_is_refused(parameters, message):
     with pytest.raises(ValueError, match=message):

@@ -30,6 +30,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
+from tests.by_rows import by_rows
 from tests.doubles import Counting, Summing
 from tests.victims import Case, Says, make
 
@@ -113,15 +114,12 @@ class Recording(Counting):
             notes.clear()
 
 
-@pytest.mark.parametrize(
-    ("defense", "share"),
-    [
-        (NoDefense(), 0.01),
-        (Gaussian(clip=0.5, noise_std=0.01), 0.2),
-        (SDQ(bits=2), 0.05),
-        (TopK(fraction=0.2), 0.2),
-        (Summing(), 0.01),
-    ],
+@by_rows(
+    (NoDefense(), 0.01),
+    (Gaussian(clip=0.5, noise_std=0.01), 0.2),
+    (SDQ(bits=2), 0.05),
+    (TopK(fraction=0.2), 0.2),
+    (Summing(), 0.01),
     ids=["none", "gaussian", "sdq", "top-k", "a channel that adds"],
 )
 def test_ramps_are_recovered_far_better_than_by_their_mean(defense, share):
@@ -148,14 +146,11 @@ def test_the_objective_is_the_held_out_error_and_evaluations_are_the_messages_ma
     assert {guess.evaluations for guess in guesses} == {300 + 10}  # one of 8 images of each label is held out
 
 
-@pytest.mark.parametrize(
-    ("defense", "how"),
-    [
-        (NoDefense(), {"images": 2}),
-        (Summing(), {"users": 2}),
-        (NoDefense(), {"sends": "update", "steps": 1}),
-        (NoDefense(), {"sends": "update", "steps": 4}),
-    ],
+@by_rows(
+    (NoDefense(), {"images": 2}),
+    (Summing(), {"users": 2}),
+    (NoDefense(), {"sends": "update", "steps": 1}),
+    (NoDefense(), {"sends": "update", "steps": 4}),
     ids=["a batch of two labels", "a sum of users", "an update", "an update of several steps"],
 )
 def test_every_image_of_a_message_is_recovered(defense, how):

@@ -38,6 +38,7 @@ from leakgauge.harness.learn.prior import gaussian_prior
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.flags import cell_flags
 from leakgauge.harness.study.score import score_limits, score_reconstruction
+from tests.by_rows import by_rows
 from tests.victims import make
 
 SHAPE = (1, 4, 4)
@@ -114,13 +115,10 @@ def test_on_a_linear_model_map_reaches_the_limit_and_no_attack_is_below_it():
     assert limit == pytest.approx(average, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("defense", "each"),
-    [
-        (Gaussian(clip=100.0, noise_std=0.2), 25.0),
-        (Laplace(clip=100.0, noise_std=0.2, scale="public"), 2 / 0.04),
-        (NoDefense(), 1e12),
-    ],
+@by_rows(
+    (Gaussian(clip=100.0, noise_std=0.2), 25.0),
+    (Laplace(clip=100.0, noise_std=0.2, scale="public"), 2 / 0.04),
+    (NoDefense(), 1e12),
 )
 def test_the_information_of_a_coordinate_is_that_of_its_noise(defense, each):
     seen, truth = federation(1, defense)
@@ -261,14 +259,11 @@ def test_directions_left_out_count_as_known(monkeypatch):
     assert all(few.error[0] < all_.error[0] for few, all_ in zip(part, whole, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"messages": None}, "sees no message"),
-        ({"auxiliary": None}, "no auxiliary data"),
-        ({"auxiliary": Examples(torch.zeros(1, *SHAPE), torch.zeros(1))}, "two finite auxiliary inputs, got 1"),
-        ({"auxiliary": Examples(torch.full((5, *SHAPE), torch.nan), torch.zeros(5))}, "finite auxiliary inputs"),
-    ],
+@by_rows(
+    ({"messages": None}, "sees no message"),
+    ({"auxiliary": None}, "no auxiliary data"),
+    ({"auxiliary": Examples(torch.zeros(1, *SHAPE), torch.zeros(1))}, "two finite auxiliary inputs, got 1"),
+    ({"auxiliary": Examples(torch.full((5, *SHAPE), torch.nan), torch.zeros(5))}, "finite auxiliary inputs"),
 )
 def test_without_a_limit_there_is_a_reason(change, why):
     seen, truth = federation(1, NoDefense())

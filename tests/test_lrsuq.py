@@ -15,6 +15,7 @@ from leakgauge.defenses._cepam.lrsuq import encode, gaussian_radii, place
 from leakgauge.defenses._cepam.wire import dithers, pack, unpack
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
+from tests.by_rows import by_rows
 from tests.cepam_case import every_n
 from tests.oracles import ALPHA, follows
 
@@ -32,14 +33,11 @@ def inputs(n, count=N, sigma=0.1):
     return x, gaussian_radii(RADII, count, n, sigma)
 
 
-@pytest.mark.parametrize(
-    ("x", "r", "given", "attempts", "cells", "y"),
-    [
-        ((0.37,), 0.1, [(0.2,)], 1, (2,), (0.44,)),
-        ((0.37,), 0.1, [(-0.49,)], 1, (2,), (0.302,)),
-        ((0.25, -0.1), 0.15, [(0.3, 0.2), (0.4, 0.45)], 2, (0, -1), (0.12, -0.165)),
-        ((0.2, 0.1, -0.3), 0.2, [(0.45, 0.45, 0.2)], 1, (0, 0, -1), (0.18, 0.18, -0.32)),
-    ],
+@by_rows(
+    ((0.37,), 0.1, [(0.2,)], 1, (2,), (0.44,)),
+    ((0.37,), 0.1, [(-0.49,)], 1, (2,), (0.302,)),
+    ((0.25, -0.1), 0.15, [(0.3, 0.2), (0.4, 0.45)], 2, (0, -1), (0.12, -0.165)),
+    ((0.2, 0.1, -0.3), 0.2, [(0.45, 0.45, 0.2)], 1, (0, 0, -1), (0.18, 0.18, -0.32)),
 )
 def test_explicit_dithers_give_the_golden_values(x, r, given, attempts, cells, y):
     # worked by hand from the definition, M = ceil(x / 2r - v - 1/2)

@@ -20,6 +20,7 @@ from leakgauge.harness.federation.observe import before_rounds, observe
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import load_run
 from leakgauge.harness.study.study import resolve
+from tests.by_rows import by_rows
 from tests.doubles import Counting, random_examples, small_task, study_table
 from tests.test_observe import PROBE, federation
 
@@ -119,13 +120,10 @@ def test_an_honest_training_keeps_its_id():
     assert training.honest.id == training.id
 
 
-@pytest.mark.parametrize(
-    ("attack", "says"),
-    [
-        ({"name": "imprint", "threat": "server", "target": {"round": 1}}, "broadcast"),
-        ({"name": "trap-weights", "threat": "eavesdropper", "target": {"round": 1}}, "broadcast"),
-        ({"name": "active-membership", "target": {"kind": "members"}}, "target.round: missing; attack"),
-    ],
+@by_rows(
+    ({"name": "imprint", "threat": "server", "target": {"round": 1}}, "broadcast"),
+    ({"name": "trap-weights", "threat": "eavesdropper", "target": {"round": 1}}, "broadcast"),
+    ({"name": "active-membership", "target": {"kind": "members"}}, "target.round: missing; attack"),
 )
 def test_a_study_names_who_may_broadcast_and_where(attack, says):
     with pytest.raises(StudyError) as caught:

@@ -27,6 +27,7 @@ from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.prior import gaussian_prior
 from leakgauge.harness.learn.tasks import ModelTask
+from tests.by_rows import by_rows
 
 LENET = ModelTask(build("lenet-dlg", (1, 16, 16), 10), "dlg")
 N = 4
@@ -160,17 +161,11 @@ def test_a_prior_of_somebody_else_is_plugged_in_by_name():
     assert all(torch.equal(a.x, b.x) for a, b in zip(own.guesses, ours.guesses, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("Gauss", "no prior 'Gauss'; did you mean 'gaussian'"),
-        (
-            "tests.test_map:other",
-            "no prior 'tests.test_map:other': AttributeError: module",
-        ),
-        ("nowhere:other", "no prior 'nowhere:other': ModuleNotFoundError: No module named 'nowhere'"),
-        ("tests.test_map:N", "expected a function of auxiliary inputs"),
-    ],
+@by_rows(
+    ("Gauss", "no prior 'Gauss'; did you mean 'gaussian'"),
+    ("tests.test_map:other", "no prior 'tests.test_map:other': AttributeError: module"),
+    ("nowhere:other", "no prior 'nowhere:other': ModuleNotFoundError: No module named 'nowhere'"),
+    ("tests.test_map:N", "expected a function of auxiliary inputs"),
 )
 def test_an_unknown_prior_is_refused(name, problem):
     with pytest.raises(ValueError, match=problem):
@@ -248,10 +243,7 @@ def test_the_truth_explains_its_message_and_another_image_does_not(defense):
 
 
 @pytest.mark.table(2)
-@pytest.mark.parametrize(
-    ("attack", "prior"),
-    [(IDLG, "gaussian"), (IDLG, "tv"), (DLG, "gaussian"), (DLG, "tv"), (InvertingGradients, "gaussian")],
-)
+@by_rows((IDLG, "gaussian"), (IDLG, "tv"), (DLG, "gaussian"), (DLG, "tv"), (InvertingGradients, "gaussian"))
 @pytest.mark.matrix
 def test_every_search_attack_takes_a_prior_which_helps_under_noise(attack, prior):
     x = smooth_images(2 * N)

@@ -15,6 +15,7 @@ from leakgauge.harness.core.cell import FederationSpec
 from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import mean, tpr_at_fpr
+from tests.by_rows import by_rows
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
@@ -127,14 +128,11 @@ def test_the_curve_is_written_at_logarithmically_spaced_rates(tmp_path):
         assert tpr[at] == pytest.approx(len(above) / len(inside), rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("lira", "rmia", "code"),
-    [
-        ((0.65, 0.07), (0.5, 0.01), 0),
-        ((0.5, 0.01), (0.66, 0.2), 0),
-        ((0.70, 0.069), (0.649, 0.20), 1),  # neither has both
-        ((0.70, None), (0.5, 0.01), 1),
-    ],
+@by_rows(
+    ((0.65, 0.07), (0.5, 0.01), 0),
+    ((0.5, 0.01), (0.66, 0.2), 0),
+    ((0.70, 0.069), (0.649, 0.20), 1),  # neither has both
+    ((0.70, None), (0.5, 0.01), 1),
 )
 def test_one_statistic_must_reach_both_parts_of_a_bar(lira, rmia, code, monkeypatch, capsys):
     monkeypatch.setattr(membership, "BARS", (membership.Bar(4, 0.65, 0.07),))

@@ -25,6 +25,7 @@ from leakgauge.harness.core.threats import Threat, ThreatMismatch, View, require
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.loop import Keep, train
 from leakgauge.harness.federation.observe import TrainedFederation, observe
+from tests.by_rows import by_rows
 from tests.doubles import Ruled, Summing, random_examples, small_task
 from tests.victims import Says, make
 
@@ -166,16 +167,13 @@ def test_messages_without_information_leave_scores_finite(attack):
         assert found.isfinite().all()
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters", "client"),
-    [
-        ("top-k", {"fraction": 0.1}, 0),
-        ("random-mask", {"share": 0.1}, 0),
-        ("sqsgd", {"epsilon": 4000.0}, 0),
-        ("sdq", {}, 0),
-        ("laplace", {}, 0),
-        ("ota", {"epsilon": 1000.0}, None),
-    ],
+@by_rows(
+    ("top-k", {"fraction": 0.1}, 0),
+    ("random-mask", {"share": 0.1}, 0),
+    ("sqsgd", {"epsilon": 4000.0}, 0),
+    ("sdq", {}, 0),
+    ("laplace", {}, 0),
+    ("ota", {"epsilon": 1000.0}, None),
 )
 def test_scores_are_finite_behind_a_defense(name, parameters, client):
     seen, _ = look(federation(registry.build("defense", name, parameters)), client, rounds=2)

@@ -15,6 +15,7 @@ from leakgauge.harness.core.contract import Link, Links, Sender, Setting
 from leakgauge.harness.core.distribution import DistributionError
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
+from tests.by_rows import by_rows
 from tests.oracles import ALPHA
 
 WHO = Sender(0, 8)
@@ -31,10 +32,7 @@ def through(defense, update, here, private):
     return wire, defense.estimate(state, wire, Link(here, WHO, None))
 
 
-@pytest.mark.parametrize(
-    ("bits", "scale", "size"),
-    [(1, "public", 126), (2, "public", 251), pytest.param(3, "tensor", 376 + 16, marks=pytest.mark.matrix)],
-)
+@by_rows((1, "public", 126), (2, "public", 251), pytest.param(3, "tensor", 376 + 16, marks=pytest.mark.matrix))
 def test_the_wire_has_exactly_the_bits_of_the_columns(bits, scale, size):
     wire, _ = through(MVU(bits=bits, scale=scale), rng.normal(Key(0), (1001,)), setting(1000, 1), Key(1))
     assert len(wire) == size == math.ceil(1001 * bits / 8) + (16 if scale == "tensor" else 0)
@@ -82,14 +80,11 @@ def test_a_coordinate_has_its_epsilon_and_a_message_d_times_as_much(epsilon, bit
     assert leaky.claim([leaky.init(here)], here).further[0].epsilon(0.0) == math.inf
 
 
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"epsilon": 0.0}, "expected epsilon > 0"),
-        ({"epsilon": 100.0}, "expected 0.01 <= epsilon <= 24"),
-        ({"bits": 5}, "expected bits_in between 1 and 4"),
-        ({"clip": -1.0}, "expected clip > 0"),
-    ],
+@by_rows(
+    ({"epsilon": 0.0}, "expected epsilon > 0"),
+    ({"epsilon": 100.0}, "expected 0.01 <= epsilon <= 24"),
+    ({"bits": 5}, "expected bits_in between 1 and 4"),
+    ({"clip": -1.0}, "expected clip > 0"),
 )
 def test_parameters_out_of_range_are_named(parameters, message):
     with pytest.raises(ValueError, match=message):

@@ -11,6 +11,7 @@ from leakgauge.defenses import mvu
 from leakgauge.defenses.mvu import Design, design, exact_epsilon, sample
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
+from tests.by_rows import by_rows
 from tests.oracles import ALPHA
 
 QUICK = [(0.01, 1, 1), (1.0, 2, 2), (2.0, 3, 2), (4.0, 3, 3), (20.0, 2, 4)]
@@ -36,13 +37,10 @@ every_design = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize(  # as printed: closed form for one bit
-    ("epsilon", "kept", "alpha"),
-    [
-        (1.0, 0.73105858, (-0.58197671, 1.58197671)),
-        (3.0, 0.95257413, (-0.05239570, 1.05239570)),
-        (4.0, 0.98201379, (-0.01865736, 1.01865736)),
-    ],
+@by_rows(  # as printed: closed form for one bit
+    (1.0, 0.73105858, (-0.58197671, 1.58197671)),
+    (3.0, 0.95257413, (-0.05239570, 1.05239570)),
+    (4.0, 0.98201379, (-0.01865736, 1.01865736)),
 )
 def test_one_bit_is_randomized_response(epsilon, kept, alpha):
     found = design(epsilon, 1, 1)
@@ -53,9 +51,7 @@ def test_one_bit_is_randomized_response(epsilon, kept, alpha):
     assert found.objective == pytest.approx(p * (1 - p) / (2 * p - 1) ** 2, rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("case", "printed"), [((1.0, 2, 2), 1.031688), ((4.0, 2, 2), 0.024400), ((2.0, 3, 2), 0.220445)]
-)
+@by_rows(((1.0, 2, 2), 1.031688), ((4.0, 2, 2), 0.024400), ((2.0, 3, 2), 0.220445))
 @pytest.mark.matrix
 def test_the_objective_is_not_above_the_printed_one(case, printed):
     # printed is where taking turns between channel and values stops; the values did not move at all
@@ -111,9 +107,7 @@ def test_no_channel_with_these_values_errs_less(case):
     assert found.objective == pytest.approx(least_objective(case[0], 2 ** case[1], found.alpha), rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "points"), [(1.0, 15), *(pytest.param(e, 40, marks=pytest.mark.slow) for e in (0.5, 2.0, 4.0))]
-)
+@by_rows((1.0, 15), *(pytest.param(e, 40, marks=pytest.mark.slow) for e in (0.5, 2.0, 4.0)))
 def test_no_values_on_a_grid_err_less(epsilon, points):
     floor = 1 / math.expm1(epsilon)
     outer, inner = -floor * np.linspace(1.02, 3, points), np.append(np.linspace(-2 * floor, 0.45, points), 0.5)
@@ -122,10 +116,7 @@ def test_no_values_on_a_grid_err_less(epsilon, points):
     assert 0.96 * min(grid) < design(epsilon, 2, 2).objective < min(grid)
 
 
-@pytest.mark.parametrize(
-    ("case", "gain"),
-    [((1.0, 2, 2), 0.28), ((4.0, 2, 2), 0.0), ((4.0, 3, 3), 0.19), ((1.0, 3, 3), 0.7), ((2.0, 3, 2), 0.1)],
-)
+@by_rows(((1.0, 2, 2), 0.28), ((4.0, 2, 2), 0.0), ((4.0, 3, 3), 0.19), ((1.0, 3, 3), 0.7), ((2.0, 3, 2), 0.1))
 @pytest.mark.table(2)
 def test_it_errs_no_more_than_rounding_and_randomized_response(case, gain):
     epsilon, bits_in, bits_out = case
@@ -225,17 +216,14 @@ def test_a_column_of_probability_zero_is_never_drawn():
     assert sample(np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([0, 1, 1, 0]), Key(1)).tolist() == [0, 1, 1, 0]
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: design(0.0, 1, 1), r"expected 0.01 <= epsilon <= 24, got epsilon=0.0"),
-        (lambda: design(math.nan, 1, 1), "got epsilon=nan"),
-        (lambda: design(30.0, 1, 1), "got epsilon=30.0"),
-        (lambda: design(1.0, 0, 1), "expected bits_in between 1 and 4, got bits_in=0"),
-        (lambda: design(1.0, 1, 5), "expected bits_out between 1 and 4, got bits_out=5"),
-        (lambda: sample(np.eye(2), np.array([0, 2]), Key(1)), r"expected rows in 0..1, got 0..2"),
-        (lambda: sample(np.eye(2), np.array([-1, 1]), Key(1)), r"expected rows in 0..1, got -1..1"),
-    ],
+@by_rows(
+    (lambda: design(0.0, 1, 1), r"expected 0.01 <= epsilon <= 24, got epsilon=0.0"),
+    (lambda: design(math.nan, 1, 1), "got epsilon=nan"),
+    (lambda: design(30.0, 1, 1), "got epsilon=30.0"),
+    (lambda: design(1.0, 0, 1), "expected bits_in between 1 and 4, got bits_in=0"),
+    (lambda: design(1.0, 1, 5), "expected bits_out between 1 and 4, got bits_out=5"),
+    (lambda: sample(np.eye(2), np.array([0, 2]), Key(1)), r"expected rows in 0..1, got 0..2"),
+    (lambda: sample(np.eye(2), np.array([-1, 1]), Key(1)), r"expected rows in 0..1, got -1..1"),
 )
 def test_arguments_out_of_range_are_refused(call, message):
     with pytest.raises(ValueError, match=message):

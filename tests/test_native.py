@@ -17,6 +17,7 @@ from leakgauge.harness.learn.layers import Conv, Dense, Flatten, Sigmoid
 from leakgauge.harness.learn.models import Model, build
 from leakgauge.harness.learn.structure import Structure
 from leakgauge.harness.learn.tasks import ModelTask
+from tests.by_rows import by_rows
 
 KEY = Key(0, ("native",))
 
@@ -145,9 +146,7 @@ def test_the_squared_distance_computes_an_outer_product_on_the_way(before, outs,
 
 
 @needs_loops
-@pytest.mark.parametrize(
-    ("name", "images", "outer"), [("lenet-dlg", 1, True), ("mlp-small", 1, True), ("cnn2", 2, False)]
-)
+@by_rows(("lenet-dlg", 1, True), ("mlp-small", 1, True), ("cnn2", 2, False))
 def test_a_trace_leaves_out_only_the_outer_product_of_the_last_layer(name, images, outer):
     task = ModelTask(build(name, (1, 16, 16), 4))
     kernel = kernel_of(task, task.init(KEY), images)

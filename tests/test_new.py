@@ -10,6 +10,7 @@ import pytest
 from leakgauge.harness.integrations.quick import Effort
 from leakgauge.harness.integrations.suite import examine
 from leakgauge.harness.study.study import load_study
+from tests.by_rows import by_rows
 from tests.command import call
 
 KINDS = ("defense", "attack", "task")
@@ -47,14 +48,11 @@ def test_a_skeleton_names_its_next_commands_and_nothing_is_overwritten(kind):
     assert not Path(f"our_{kind}.py").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (("defence", "x.py"), "no skeleton 'defence'; did you mean 'defense'?"),
-        (("defense", "my-defense.py"), "expected a file such as my_defense.py"),
-        (("defense", "x.txt"), "expected a file such as my_defense.py"),
-        (("defense", "file/x.py"), "cannot write file/x.py"),
-    ],
+@by_rows(
+    (("defence", "x.py"), "no skeleton 'defence'; did you mean 'defense'?"),
+    (("defense", "my-defense.py"), "expected a file such as my_defense.py"),
+    (("defense", "x.txt"), "expected a file such as my_defense.py"),
+    (("defense", "file/x.py"), "cannot write file/x.py"),
 )
 def test_what_cannot_be_written_is_one_line(words, line):
     Path("file").write_text("")

@@ -13,6 +13,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import SEES, Threat, ThreatMismatch, View, require
 from leakgauge.harness.federation.loop import Keep, train
 from leakgauge.harness.federation.observe import TrainedFederation, observe
+from tests.by_rows import by_rows
 from tests.doubles import Counting, Echo, Summing, random_examples, small_task
 
 TASK = small_task()
@@ -80,9 +81,7 @@ def test_nobody_sees_a_private_key_or_the_images():
         assert (distances(victim.x, seen.auxiliary.x) > 0).all()
 
 
-@pytest.mark.parametrize(
-    ("target", "count", "images"), [(PROBE, 3, 2), (Target(kind="messages", round=1, count=4), 4, 4)]
-)
+@by_rows((PROBE, 3, 2), (Target(kind="messages", round=1, count=4), 4, 4))
 def test_messages_are_the_gradients_of_the_victims_at_the_model_of_the_round(target, count, images):
     here = federation()
     seen, truth = observe(here, View(Threat.SERVER), target)
@@ -153,13 +152,10 @@ def test_a_wrong_grant_of_auxiliary_data_is_refused(text):
         View.parse(text)
 
 
-@pytest.mark.parametrize(
-    ("target", "clients", "rows"),
-    [
-        (PROBE, {0, 1, 2, 3}, 34),
-        (Target(kind="messages", round=1, count=2), {2, 3}, 20),
-        (Target(kind="members", count=20), {0, 1, 2, 3}, 20),
-    ],
+@by_rows(
+    (PROBE, {0, 1, 2, 3}, 34),
+    (Target(kind="messages", round=1, count=2), {2, 3}, 20),
+    (Target(kind="members", count=20), {0, 1, 2, 3}, 20),
 )
 def test_a_colluding_server_holds_the_others_data_but_nothing_of_the_victims(target, clients, rows):
     seen, truth = observe(federation(), View(Threat.COLLUDING_SERVER), target)
@@ -195,17 +191,14 @@ def test_without_idle_samples_non_members_come_from_the_test_set_as_the_note_sta
     assert (distances(seen.candidates.x[~truth.is_member], seen.auxiliary.x) > 0).all()
 
 
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [
-        (Target(round=1, count=21, batch=2), "expected at most 40 images, got 21 x 1 victims x 2"),
-        (Target(kind="messages", round=1, count=5), "expected at most 4 messages in round 1, got count=5"),
-        (Target(kind="messages", round=2, count=1), "message of round 2 reached the receiver, or it was not kept"),
-        (Target(kind="members", count=41), "expected at most 40 members, got count=41"),
-        (Target(kind="members", count=40), "expected fewer than 40 non-members"),
-        (Target(kind="members", client=4), "there is no client 4: expected less than 4"),
-        (Target(kind="members", client=1, count=11), "expected at most 10 members, got count=11"),
-    ],
+@by_rows(
+    (Target(round=1, count=21, batch=2), "expected at most 40 images, got 21 x 1 victims x 2"),
+    (Target(kind="messages", round=1, count=5), "expected at most 4 messages in round 1, got count=5"),
+    (Target(kind="messages", round=2, count=1), "message of round 2 reached the receiver, or it was not kept"),
+    (Target(kind="members", count=41), "expected at most 40 members, got count=41"),
+    (Target(kind="members", count=40), "expected fewer than 40 non-members"),
+    (Target(kind="members", client=4), "there is no client 4: expected less than 4"),
+    (Target(kind="members", client=1, count=11), "expected at most 10 members, got count=11"),
 )
 def test_a_target_that_the_scene_lacks_is_refused(target, message):
     with pytest.raises(ValueError, match=message):

@@ -18,6 +18,7 @@ from leakgauge.harness.federation.loop import Keep, train
 from leakgauge.harness.federation.observe import TrainedFederation, observe
 from leakgauge.harness.study.study import resolve
 from leakgauge.harness.study.training import keep_for
+from tests.by_rows import by_rows
 from tests.doubles import Ruled, Summing, random_examples, small_task, study_table
 
 TASK = small_task()
@@ -69,9 +70,7 @@ def test_a_victims_memory_carries_over_to_the_next_round():
     assert first.messages[0].wire == observe(here, SERVER, Target(round=0, count=1))[0].messages[0].wire
 
 
-@pytest.mark.parametrize(
-    ("threat", "rounds"), [(Threat.SERVER, 2), (Threat.EAVESDROPPER, 2), (Threat.PARTICIPANT, 0), (Threat.PUBLIC, 0)]
-)
+@by_rows((Threat.SERVER, 2), (Threat.EAVESDROPPER, 2), (Threat.PARTICIPANT, 0), (Threat.PUBLIC, 0))
 def test_only_adversaries_who_see_messages_see_later_rounds(threat, rounds):
     seen, _ = observe(federation(Gaussian(noise_std=0.1)), View(threat), Target(round=0, count=2, rounds=3))
     assert len(seen.later) == rounds

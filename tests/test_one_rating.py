@@ -25,6 +25,7 @@ from leakgauge.reports.sections.verdict import verdict
 from leakgauge.reports.select import LEAKING, Analysis
 from leakgauge.reports.text.tables import plain, to_matrix
 from tests import report_fixtures as double
+from tests.by_rows import by_rows
 from tests.command import call
 from tests.report_page import Page, small, with_ssim, with_trainings
 
@@ -61,15 +62,12 @@ def strongest(run: Run) -> dict[str, tuple[set[str], str]]:
 CEILING = {("none", "map"): [0.9, 0.95] * 4, ("none", "matching"): [0.85, 0.9] * 4}
 
 
-@pytest.mark.parametrize(
-    ("gaussian", "hits", "marked", "said"),
-    [
-        ({"matching": [0.1] * 8, "map": [0.601, 0.602] * 4}, 0, {"map"}, "map 0.601, Low"),
-        # the interval contains the floor: nothing is marked as strongest
-        ({"matching": [0.1] * 8, "map": [0.3, 0.95] * 4}, 0, set(), "nothing beats the floor"),
-        # below the floor on average, but people are identified: stronger than a higher mean without a person
-        ({"matching": [0.62, 0.63] * 4, "map": [0.2, 0.3] * 4}, 4, {"map"}, "map 0.250, High"),
-    ],
+@by_rows(
+    ({"matching": [0.1] * 8, "map": [0.601, 0.602] * 4}, 0, {"map"}, "map 0.601, Low"),
+    # the interval contains the floor: nothing is marked as strongest
+    ({"matching": [0.1] * 8, "map": [0.3, 0.95] * 4}, 0, set(), "nothing beats the floor"),
+    # below the floor on average, but people are identified: stronger than a higher mean without a person
+    ({"matching": [0.62, 0.63] * 4, "map": [0.2, 0.3] * 4}, 4, {"map"}, "map 0.250, High"),
 )
 def test_export_and_page_name_the_same_strongest_attack(
     gaussian: dict[str, list[float]], hits: int, marked: set[str], said: str
@@ -112,18 +110,15 @@ def against(run: Run, *names: str) -> Run:
     return with_trainings(run, claimed)
 
 
-@pytest.mark.parametrize(
-    ("names", "threat", "said"),
-    [
-        (("participant", "public"), "server", "not promised against server"),
-        (("participant", "public"), "aggregator", "not promised against aggregator"),
-        (("server",), "server+broadcast", "not promised against server+broadcast"),
-        ((), "public", "not promised against public"),
-        (("server",), "server+labels", ""),
-        (("server",), "aggregator", ""),  # knows the messages, so their sum
-        (("server",), "public", ""),
-        (("malicious-server",), "server+broadcast", ""),
-    ],
+@by_rows(
+    (("participant", "public"), "server", "not promised against server"),
+    (("participant", "public"), "aggregator", "not promised against aggregator"),
+    (("server",), "server+broadcast", "not promised against server+broadcast"),
+    ((), "public", "not promised against public"),
+    (("server",), "server+labels", ""),
+    (("server",), "aggregator", ""),  # knows the messages, so their sum
+    (("server",), "public", ""),
+    (("malicious-server",), "server+broadcast", ""),
 )
 def test_a_row_says_whether_its_adversary_is_one_of_the_claim(names: tuple[str, ...], threat: str, said: str) -> None:
     attacks = [(attack, double.PROBE, threat) for attack in (double.MATCHING, double.PRIOR)]
@@ -241,9 +236,7 @@ def test_the_headline_of_an_app_that_leaks_says_so_with_pictures_of_granted_reco
     assert "this training leaks" in plain(run)
 
 
-@pytest.mark.parametrize(
-    ("attacks", "changes", "sentence"),
-    [
+@by_rows(
         (["membership-cosine"], {"victims": 20}, "Without a defense, this training leaks"),
         ([IDLG], {"victims": 4}, "Without a defense, this training leaks"),  # no floor
         (["prior", IDLG | {"evaluations": 1}], {"victims": 4}, "Too weak to tell: no attack beats the floor"),
@@ -251,10 +244,8 @@ def test_the_headline_of_an_app_that_leaks_says_so_with_pictures_of_granted_reco
         (["prior", IDLG], {"victims": 4, "defense": {"name": "gaussian", "epsilon": 1e9}},
          "1 of 1 defense leaks under the attacks that ran"),
         (["prior", IDLG], {"victims": 4, "defense": {"name": "gaussian", "epsilon": 0.5}},
-         "Too weak to tell: no attack beats the floor"),
-    ],
-)  # fmt: skip
-def test_the_headline_of_an_inspection_is_what_was_found(tmp_path, attacks, changes, sentence: str) -> None:
+         "Too weak to tell: no attack beats the floor"),)  # fmt: skip
+def test_the_headline_of_an_inspection_is_what_was_found(attacks, changes, sentence: str, tmp_path) -> None:
     assert verdict(Analysis(inspected(tmp_path, net(), attacks, **changes))).sentence == sentence
 
 

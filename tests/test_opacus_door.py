@@ -40,6 +40,7 @@ from leakgauge.harness.integrations.opacus import (
     step_of,
     stepping,
 )
+from tests.by_rows import by_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # of Opacus, on a first layer
 
@@ -277,22 +278,19 @@ def with_(sampler, **named):
     return DataLoader(DATA, batch_size=32, sampler=sampler, **named)
 
 
-@pytest.mark.parametrize(
-    ("loader", "name"),
-    [
-        (with_(WeightedRandomSampler([1.0] * 319 + [50.0], 320)), "WeightedRandomSampler"),
-        (with_(RandomSampler(DATA, replacement=True)), "RandomSampler"),
-        (with_(RandomSampler(DATA, replacement=True, num_samples=64)), "RandomSampler"),
-        (with_(MySampler()), "MySampler"),
-        (with_(DistributedSampler(DATA, 2, 0)), "DistributedSampler"),
-        (DataLoader(DATA, batch_sampler=MyBatches()), "MyBatches"),
-        (DataLoader(DATA, batch_sampler=MyPoisson(num_samples=320, sample_rate=0.1)), "MyPoisson"),
-        (MyLoader(DATA, batch_size=32), "MyLoader"),
-        (DataLoader(Stream(), batch_size=32), "Stream"),
-        (DataLoader(DATA, batch_size=None), "batch_size=None"),
-        (DataLoader(Subset(DATA, [0] * 10 + list(range(310))), batch_size=32), "Subset holds a record 11 times"),
-        (DataLoader(ConcatDataset([DATA, DATA]), batch_size=32), "ConcatDataset holds a record 2 times"),
-    ],
+@by_rows(
+    (with_(WeightedRandomSampler([1.0] * 319 + [50.0], 320)), "WeightedRandomSampler"),
+    (with_(RandomSampler(DATA, replacement=True)), "RandomSampler"),
+    (with_(RandomSampler(DATA, replacement=True, num_samples=64)), "RandomSampler"),
+    (with_(MySampler()), "MySampler"),
+    (with_(DistributedSampler(DATA, 2, 0)), "DistributedSampler"),
+    (DataLoader(DATA, batch_sampler=MyBatches()), "MyBatches"),
+    (DataLoader(DATA, batch_sampler=MyPoisson(num_samples=320, sample_rate=0.1)), "MyPoisson"),
+    (MyLoader(DATA, batch_size=32), "MyLoader"),
+    (DataLoader(Stream(), batch_size=32), "Stream"),
+    (DataLoader(DATA, batch_size=None), "batch_size=None"),
+    (DataLoader(Subset(DATA, [0] * 10 + list(range(310))), batch_size=32), "Subset holds a record 11 times"),
+    (DataLoader(ConcatDataset([DATA, DATA]), batch_size=32), "ConcatDataset holds a record 2 times"),
 )
 def test_a_loader_whose_draws_nothing_bounds_is_refused_by_name(loader, name):
     _, _, optimizer, _ = private()
@@ -303,20 +301,17 @@ def test_a_loader_whose_draws_nothing_bounds_is_refused_by_name(loader, name):
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize(
-    ("loader", "weight"),
-    [
-        (DataLoader(DATA, batch_size=32), 1),
-        (DataLoader(DATA, batch_size=50, shuffle=True), 1),  # a smaller last batch
-        (DataLoader(DATA, batch_size=50, shuffle=True, drop_last=True), 1),
-        (DataLoader(Subset(DATA, range(0, 320, 2)), batch_size=32, shuffle=True), 1),
-        (with_(SubsetRandomSampler(range(100))), 1),
-        (with_(SubsetRandomSampler([0, 1, -320])), 4),
-        (with_(WeightedRandomSampler([1.0, 2.0] * 160, 100, replacement=False)), 1),
-        (with_(RandomSampler(DATA, num_samples=700)), 9),
-        (with_([0, *range(31), *range(31), 0]), 4 + 4),  # twice in the first batch, and twice in the second
-        (DataLoader(DATA, batch_sampler=[[0, 0, -320], [1, 2], [0]]), 9 + 1),
-    ],
+@by_rows(
+    (DataLoader(DATA, batch_size=32), 1),
+    (DataLoader(DATA, batch_size=50, shuffle=True), 1),  # a smaller last batch
+    (DataLoader(DATA, batch_size=50, shuffle=True, drop_last=True), 1),
+    (DataLoader(Subset(DATA, range(0, 320, 2)), batch_size=32, shuffle=True), 1),
+    (with_(SubsetRandomSampler(range(100))), 1),
+    (with_(SubsetRandomSampler([0, 1, -320])), 4),
+    (with_(WeightedRandomSampler([1.0, 2.0] * 160, 100, replacement=False)), 1),
+    (with_(RandomSampler(DATA, num_samples=700)), 9),
+    (with_([0, *range(31), *range(31), 0]), 4 + 4),  # twice in the first batch, and twice in the second
+    (DataLoader(DATA, batch_sampler=[[0, 0, -320], [1, 2], [0]]), 9 + 1),
 )
 def test_the_proof_counts_how_often_a_record_is_drawn(loader, weight):
     _, _, optimizer, _ = private()
@@ -356,13 +351,10 @@ def test_a_poisson_loader_made_from_another_one_is_counted_as_poisson():
     assert facts_of(optimizer, loader)[3:] == (320, 7, True, 1 / 7, 0)
 
 
-@pytest.mark.parametrize(
-    ("named", "sentence"),
-    [
-        ({"mode": "ghost"}, "ghost clipping does its clipping in the backward pass: use grad_sample_mode='hooks'"),
-        ({"clipping": "per_layer"}, "expected DPOptimizer with flat clipping, got DPPerLayerOptimizer"),
-        ({"noise": 0.0}, "expected max_grad_norm > 0 and noise_multiplier > 0, got 0.5 and 0"),
-    ],
+@by_rows(
+    ({"mode": "ghost"}, "ghost clipping does its clipping in the backward pass: use grad_sample_mode='hooks'"),
+    ({"clipping": "per_layer"}, "expected DPOptimizer with flat clipping, got DPPerLayerOptimizer"),
+    ({"noise": 0.0}, "expected max_grad_norm > 0 and noise_multiplier > 0, got 0.5 and 0"),
 )
 def test_what_cannot_be_inspected_is_refused_in_one_line(named, sentence):
     _, _, optimizer, loader = private(**named)

@@ -15,6 +15,7 @@ from leakgauge.harness.core.codec import pack_float64, unpack_float64
 from leakgauge.harness.core.contract import Link, Links, Sender
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key
+from tests.by_rows import by_rows
 from tests.oracles import follows
 from tests.ota_case import (
     A_ROUND,
@@ -93,18 +94,15 @@ def test_orthogonal_messages_arrive_one_by_one_each_with_receiver_noise_of_its_o
     assert alone == [received[2]]
 
 
-@pytest.mark.parametrize(
-    ("defense", "clients", "variance"),
-    [
-        *((OTA(clip=clip, **FIRST), 4, clip**2 * 3.2755) for clip in (1.0, 2.0)),  # printed
-        (OTA(**SECOND), 4, A_ROUND / 16),
-        (OTA(gains="0.3"), 1, A_ROUND),
-        (OTA(), 50, A_ROUND / 50**2),
-        *((OTAOrthogonal(clip=clip, **FIRST), 4, clip**2 * A_ROUND / 4) for clip in (1.0, 2.0)),
-        (OTAOrthogonal(gains="0.3"), 1, A_ROUND),
-        # receiver noise alone: 1 / (K^2 G) summed over G = 5e-3 and three times 1e-2
-        (OTAOrthogonal(gains="0.5,1,1,1", power=0.01), 4, 500 / 16),
-    ],
+@by_rows(
+    *((OTA(clip=clip, **FIRST), 4, clip**2 * 3.2755) for clip in (1.0, 2.0)),  # printed
+    (OTA(**SECOND), 4, A_ROUND / 16),
+    (OTA(gains="0.3"), 1, A_ROUND),
+    (OTA(), 50, A_ROUND / 50**2),
+    *((OTAOrthogonal(clip=clip, **FIRST), 4, clip**2 * A_ROUND / 4) for clip in (1.0, 2.0)),
+    (OTAOrthogonal(gains="0.3"), 1, A_ROUND),
+    # receiver noise alone: 1 / (K^2 G) summed over G = 5e-3 and three times 1e-2
+    (OTAOrthogonal(gains="0.5,1,1,1", power=0.01), 4, 500 / 16),
 )
 def test_the_error_of_the_mean_has_exactly_the_stated_distribution(defense, clients, variance):
     # 100,000 errors detect a scale off by 6 % with a miss rate under 1e-6 (see the twin); 3.2755 is right to 2e-5
@@ -182,22 +180,19 @@ def test_over_the_air_everybody_takes_part():
 
 
 @both
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"clip": 0.0}, "expected clip > 0, got clip=0.0"),
-        ({"epsilon": math.inf}, "expected epsilon > 0"),
-        ({"delta": 1.0}, "expected 0 < delta < 1, got delta=1.0"),
-        ({"delta": 0.0}, "expected 0 < delta < 1"),
-        ({"power": -1.0}, "expected power > 0"),
-        ({"noise_variance": -1.0}, "expected noise_variance >= 0"),
-        ({"fading": "rician"}, "expected fading rayleigh or equal, got 'rician'"),
-        ({"gains": "1;2"}, "expected comma-separated squared gains, got gains='1;2'"),
-        ({"gains": "1,,2"}, "expected comma-separated squared gains"),
-        ({"gains": "1,0"}, r"expected squared gains > 0, got \(1.0, 0.0\)"),
-    ],
+@by_rows(
+    ({"clip": 0.0}, "expected clip > 0, got clip=0.0"),
+    ({"epsilon": math.inf}, "expected epsilon > 0"),
+    ({"delta": 1.0}, "expected 0 < delta < 1, got delta=1.0"),
+    ({"delta": 0.0}, "expected 0 < delta < 1"),
+    ({"power": -1.0}, "expected power > 0"),
+    ({"noise_variance": -1.0}, "expected noise_variance >= 0"),
+    ({"fading": "rician"}, "expected fading rayleigh or equal, got 'rician'"),
+    ({"gains": "1;2"}, "expected comma-separated squared gains, got gains='1;2'"),
+    ({"gains": "1,,2"}, "expected comma-separated squared gains"),
+    ({"gains": "1,0"}, r"expected squared gains > 0, got \(1.0, 0.0\)"),
 )
-def test_parameters_out_of_range_are_named(kind, parameters, message):
+def test_parameters_out_of_range_are_named(parameters, message, kind):
     with pytest.raises(ValueError, match=message):
         kind(**parameters)
 

@@ -20,6 +20,7 @@ from leakgauge.defenses._ota.formulas import (
 )
 from leakgauge.harness.core.gaussian import gaussian_epsilon
 from leakgauge.harness.core.rng import Key
+from tests.by_rows import by_rows
 from tests.oracles import ALPHA, OTA_ROUNDS, follows
 from tests.ota_case import DELTA, GOLDEN
 
@@ -142,15 +143,12 @@ def test_an_eavesdropper_may_learn_more_than_is_claimed():
     assert claimed_epsilon(near_the_weakest_user, DELTA) > 4 * FIRST.epsilon
 
 
-@pytest.mark.parametrize(
-    ("received", "alpha", "beta", "epsilon"),
-    [
-        (0.01, 1.0, 0.0, 0.868722),
-        (0.5, 0.056171, 0.943829, 1.2),
-        (5.0, 0.022468, 0.977532, 1.2),
-        (100.0, 0.018911, 0.981089, 1.2),
-        (1000.0, 0.018742, 0.981258, 1.2),
-    ],
+@by_rows(
+    (0.01, 1.0, 0.0, 0.868722),
+    (0.5, 0.056171, 0.943829, 1.2),
+    (5.0, 0.022468, 0.977532, 1.2),
+    (100.0, 0.018911, 0.981089, 1.2),
+    (1000.0, 0.018742, 0.981258, 1.2),
 )
 def test_orthogonal_users_split_their_power_as_printed(received, alpha, beta, epsilon):
     found = orthogonal(Channel((received,), 1.0, 1.0), (1.2,), DELTA, 1.0)
@@ -175,10 +173,7 @@ def test_orthogonal_users_each_keep_their_own_claim(channel, data):
     assert (formula <= np.array(epsilons) * (1 + 1e-9)).all()
 
 
-@pytest.mark.parametrize(
-    ("users", "over_the_air", "apart", "digit"),
-    [(10, 0.524, 5.241, 5e-4), (50, 0.0210, 1.048, 5e-5), (150, 0.00233, 0.349, 5e-6)],
-)
+@by_rows((10, 0.524, 5.241, 5e-4), (50, 0.0210, 1.048, 5e-5), (150, 0.00233, 0.349, 5e-6))
 @pytest.mark.parametrize("lipschitz", [1.0, 3.0])
 def test_the_sum_is_less_noisy_than_single_messages_by_the_printed_factor(users, over_the_air, apart, digit, lipschitz):
     # printed: 8 L^2 ln(1.25/delta) / (eps^2 K^2), and / (eps^2 K) at the same epsilon; in units of L^2
@@ -235,26 +230,23 @@ def test_rayleigh_channels_are_feasible_with_the_printed_probability(users, prin
 TWO = Channel((1.0, 2.0), 1.0, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: Channel((), 1.0, 1.0), "expected users > 0"),
-        (lambda: Channel((1.0, math.nan), 1.0, 1.0), "expected squared gains > 0"),
-        (lambda: allocate(TWO, (1.0,), DELTA, 1.0), "expected one epsilon per user, got 1 for 2 users"),
-        (lambda: allocate(TWO, (1.0, 0.0), DELTA, 1.0), "expected epsilon > 0"),
-        (lambda: allocate(TWO, (1.0, 1.0), 1.0, 1.0), "expected 0 < delta < 1, got delta=1.0"),
-        (lambda: allocate(TWO, (1.0, 1.0), DELTA, 0.0), "expected lipschitz > 0"),
-        (lambda: orthogonal(TWO, (1.0, 1.0), DELTA, math.inf), "expected lipschitz > 0"),
-        (lambda: orthogonal(TWO, (1.0,) * 3, DELTA, 1.0), "expected one epsilon per user, got 3 for 2 users"),
-        (lambda: claimed_epsilon(-1.0, DELTA), "expected mu >= 0"),
-        (lambda: claimed_mu(math.nan, DELTA), "expected epsilon >= 0"),
-        (lambda: composed_claim(1.0, DELTA, 0, DELTA), "expected rounds > 0"),
-        (lambda: composed_claim(1.0, DELTA, 1, 0.0), "expected 0 < delta_prime < 1, got delta_prime=0.0"),
-        (lambda: composed_claim(-1.0, DELTA, 1, DELTA), "expected epsilon >= 0, got epsilon=-1.0"),
-        (lambda: colluding_mu(FIRST, 4), "expected a user from 0 to 3, got user=4"),
-        (lambda: colluding_mu(FIRST, -1), "expected a user from 0 to 3, got user=-1"),
-        (lambda: rayleigh_gains(Key(0), 0), "expected users > 0"),
-    ],
+@by_rows(
+    (lambda: Channel((), 1.0, 1.0), "expected users > 0"),
+    (lambda: Channel((1.0, math.nan), 1.0, 1.0), "expected squared gains > 0"),
+    (lambda: allocate(TWO, (1.0,), DELTA, 1.0), "expected one epsilon per user, got 1 for 2 users"),
+    (lambda: allocate(TWO, (1.0, 0.0), DELTA, 1.0), "expected epsilon > 0"),
+    (lambda: allocate(TWO, (1.0, 1.0), 1.0, 1.0), "expected 0 < delta < 1, got delta=1.0"),
+    (lambda: allocate(TWO, (1.0, 1.0), DELTA, 0.0), "expected lipschitz > 0"),
+    (lambda: orthogonal(TWO, (1.0, 1.0), DELTA, math.inf), "expected lipschitz > 0"),
+    (lambda: orthogonal(TWO, (1.0,) * 3, DELTA, 1.0), "expected one epsilon per user, got 3 for 2 users"),
+    (lambda: claimed_epsilon(-1.0, DELTA), "expected mu >= 0"),
+    (lambda: claimed_mu(math.nan, DELTA), "expected epsilon >= 0"),
+    (lambda: composed_claim(1.0, DELTA, 0, DELTA), "expected rounds > 0"),
+    (lambda: composed_claim(1.0, DELTA, 1, 0.0), "expected 0 < delta_prime < 1, got delta_prime=0.0"),
+    (lambda: composed_claim(-1.0, DELTA, 1, DELTA), "expected epsilon >= 0, got epsilon=-1.0"),
+    (lambda: colluding_mu(FIRST, 4), "expected a user from 0 to 3, got user=4"),
+    (lambda: colluding_mu(FIRST, -1), "expected a user from 0 to 3, got user=-1"),
+    (lambda: rayleigh_gains(Key(0), 0), "expected users > 0"),
 )
 def test_arguments_out_of_range_are_named(call, message):
     with pytest.raises(ValueError, match=message):

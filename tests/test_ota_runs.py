@@ -20,6 +20,7 @@ from leakgauge.harness.federation.loop import Keep, train
 from leakgauge.harness.federation.observe import TrainedFederation, observe
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
+from tests.by_rows import by_rows
 from tests.doubles import random_examples, small_task
 from tests.oracles import ALPHA
 from tests.ota_case import FIRST, both
@@ -144,9 +145,7 @@ def excess(kind, users, rounds, draw):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("users", "over_the_air", "apart", "optimum"), [(10, 0.949, 6.40, 0.911), (50, 0.974, 1.83, 0.972)]
-)
+@by_rows((10, 0.949, 6.40, 0.911), (50, 0.974, 1.83, 0.972))
 def test_the_regression_of_the_paper_ends_near_the_printed_losses(users, over_the_air, apart, optimum):
     # Printed: means of 5 draws of data, channel and noise, three digits; here 3 draws. The optimum varies with the
     # data, hence losses above it. One draw has a relative standard deviation of a third at most (0.30 to 0.33 in 60

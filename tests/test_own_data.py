@@ -32,6 +32,7 @@ from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.prepare import attack_key, prepare, trained_federation
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import resolve
+from tests.by_rows import by_rows
 from tests.data_files import one_line, pixels
 from tests.doubles import study_table
 
@@ -131,21 +132,18 @@ def test_a_scaled_model_is_the_model_on_the_inputs_as_they_were(name):
 # --- npz
 
 
-@pytest.mark.parametrize(
-    ("keys", "query"),
-    [
-        (("X", "labels"), ""),
-        (("images", "Y"), ""),
-        (("data", "target"), ""),
-        (("Features", "TARGETS", "notes"), ""),
-        (("x_train", "y_train", "x_test", "y_test"), ""),
-        (("train_images", "train_labels", "test_images", "test_labels", "val_images"), ""),
-        (("a", "b", "x", "y"), "?x=a&y=b"),
-        (("a=b", "c", "e", "d"), "?x=a=b&y=c&x_test=e&y_test=d"),
-        (("x", "fine", "x_test", "coarse"), "?y=fine"),
-    ],
+@by_rows(
+    (("X", "labels"), ""),
+    (("images", "Y"), ""),
+    (("data", "target"), ""),
+    (("Features", "TARGETS", "notes"), ""),
+    (("x_train", "y_train", "x_test", "y_test"), ""),
+    (("train_images", "train_labels", "test_images", "test_labels", "val_images"), ""),
+    (("a", "b", "x", "y"), "?x=a&y=b"),
+    (("a=b", "c", "e", "d"), "?x=a=b&y=c&x_test=e&y_test=d"),
+    (("x", "fine", "x_test", "coarse"), "?y=fine"),
 )
-def test_an_npz_has_its_arrays_under_any_keys(tmp_path, keys, query):
+def test_an_npz_has_its_arrays_under_any_keys(keys, query, tmp_path):
     arrays = (X, ODD, X[:4], ODD[:4], X)
     mine = of_npz(tmp_path, query, **dict(zip(keys, arrays, strict=False)))
     has_test = "test" in "".join(keys) + query and query != "?y=fine"
@@ -156,35 +154,23 @@ def test_an_npz_has_its_arrays_under_any_keys(tmp_path, keys, query):
         assert torch.equal(tensor, torch.from_numpy(array))
 
 
-@pytest.mark.parametrize(
-    ("query", "words"),
-    [
-        (
-            "",
-            "one x and one y, with both or none of x_test and y_test, got the keys 'x', 'data', 'y'; name them",
-        ),
-        ("?x=nope", "no key 'nope'; expected one x and one y"),
-        ("?x=data&x_test=x", "with both or none of x_test and y_test"),
-    ],
+@by_rows(
+    ("", "one x and one y, with both or none of x_test and y_test, got the keys 'x', 'data', 'y'; name them"),
+    ("?x=nope", "no key 'nope'; expected one x and one y"),
+    ("?x=data&x_test=x", "with both or none of x_test and y_test"),
 )
-def test_an_npz_whose_keys_are_unclear_names_its_keys_and_the_option(tmp_path, query, words):
+def test_an_npz_whose_keys_are_unclear_names_its_keys_and_the_option(query, words, tmp_path):
     refused(lambda: of_npz(tmp_path, query, x=X, data=X, y=ODD), words)
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("npz:own.npz?z=3", "got the option 'z=3', but its options are x=..., y=..., x_test=..., y_test=..."),
-        ("npz:own.npz?x=", "got the option 'x=', but its options are x=..."),
-        ("npz:own.npz?x=a&x=b", "got the option 'x=b', but its options"),
-        ("folder:own?sise=64", "got the option 'sise=64', but its options are size=..."),
-        ("given:mine?size=64", "got the option 'size=64', but its options are classes=..."),
-        ("pathlib:Path?size=64", "got the option 'size=64', but its options are classes=..."),
-        *(
-            (f"folder:own?size={size}", f"up to 4096, got size={size}")
-            for size in ("0", "5000", "8x", "-3", "8x8x8", "٣")
-        ),
-    ],
+@by_rows(
+    ("npz:own.npz?z=3", "got the option 'z=3', but its options are x=..., y=..., x_test=..., y_test=..."),
+    ("npz:own.npz?x=", "got the option 'x=', but its options are x=..."),
+    ("npz:own.npz?x=a&x=b", "got the option 'x=b', but its options"),
+    ("folder:own?sise=64", "got the option 'sise=64', but its options are size=..."),
+    ("given:mine?size=64", "got the option 'size=64', but its options are classes=..."),
+    ("pathlib:Path?size=64", "got the option 'size=64', but its options are classes=..."),
+    *((f"folder:own?size={size}", f"up to 4096, got size={size}") for size in ("0", "5000", "8x", "-3", "8x8x8", "٣")),
 )
 def test_unknown_and_wrong_options_list_what_there_is(name, words):
     refused(lambda: load(name), words, ValueError)
@@ -200,17 +186,14 @@ def test_a_path_may_hold_a_question_mark(tmp_path):
 # --- labels
 
 
-@pytest.mark.parametrize(
-    ("y", "classes", "first"),
-    [
-        (np.array(["eel", "cat"])[ODD], ("cat", "eel"), [1, 0, 1]),
-        (np.array([b"eel", b"cat"])[ODD], ("cat", "eel"), [1, 0, 1]),
-        (np.array(["eel", "cat"], object)[ODD], ("cat", "eel"), [1, 0, 1]),
-        (ODD == 1, ("0", "1"), [0, 1, 0]),
-        (ODD.astype(np.uint8)[:, None], ("0", "1"), [0, 1, 0]),
-        (ODD / 4, (), [0.0, 0.25, 0.0]),
-        (ODD[:, None].astype(np.float16), (), [0.0, 1.0, 0.0]),
-    ],
+@by_rows(
+    (np.array(["eel", "cat"])[ODD], ("cat", "eel"), [1, 0, 1]),
+    (np.array([b"eel", b"cat"])[ODD], ("cat", "eel"), [1, 0, 1]),
+    (np.array(["eel", "cat"], object)[ODD], ("cat", "eel"), [1, 0, 1]),
+    (ODD == 1, ("0", "1"), [0, 1, 0]),
+    (ODD.astype(np.uint8)[:, None], ("0", "1"), [0, 1, 0]),
+    (ODD / 4, (), [0.0, 0.25, 0.0]),
+    (ODD[:, None].astype(np.float16), (), [0.0, 1.0, 0.0]),
 )
 def test_labels_are_integers_texts_or_the_numbers_of_a_regression(y, classes, first):
     mine = loaded((X, y))
@@ -223,19 +206,16 @@ def coded(low, high):
     return f"labels {low}, {high} became the classes 0 to 1 in ascending order"
 
 
-@pytest.mark.parametrize(
-    ("y", "classes", "first", "note"),
-    [
-        (2 * ODD - 1, ("-1", "1"), [0, 1, 0], coded(-1, 1)),
-        (1 - 2 * ODD.astype(np.int8), ("-1", "1"), [1, 0, 1], coded(-1, 1)),
-        (ODD + 1, ("1", "2"), [0, 1, 0], coded(1, 2)),
-        (255 * ODD.astype(np.uint8), ("0", "255"), [0, 1, 0], coded(0, 255)),
-        (ODD * 10**12, ("0", "1000000000000"), [0, 1, 0], coded(0, 10**12)),
-        (np.arange(20) % 4 * 3 - 5, ("-5", "-2", "1", "4"), [0, 1, 2], "labels -5, -2, 1, 4 became the classes 0 to 3"),
-        (3 - np.arange(20) % 5 // 2, tuple("123"), [2, 2, 1], "labels 1, 2, 3 became the classes 0 to 2"),
-        (ODD * 3, ("0", "1", "2", "3"), [0, 3, 0], ""),
-        (2.0 * ODD - 1, (), [-1, 1, -1], "labels are two floats, which make a regression; integers make classes"),
-    ],
+@by_rows(
+    (2 * ODD - 1, ("-1", "1"), [0, 1, 0], coded(-1, 1)),
+    (1 - 2 * ODD.astype(np.int8), ("-1", "1"), [1, 0, 1], coded(-1, 1)),
+    (ODD + 1, ("1", "2"), [0, 1, 0], coded(1, 2)),
+    (255 * ODD.astype(np.uint8), ("0", "255"), [0, 1, 0], coded(0, 255)),
+    (ODD * 10**12, ("0", "1000000000000"), [0, 1, 0], coded(0, 10**12)),
+    (np.arange(20) % 4 * 3 - 5, ("-5", "-2", "1", "4"), [0, 1, 2], "labels -5, -2, 1, 4 became the classes 0 to 3"),
+    (3 - np.arange(20) % 5 // 2, tuple("123"), [2, 2, 1], "labels 1, 2, 3 became the classes 0 to 2"),
+    (ODD * 3, ("0", "1", "2", "3"), [0, 3, 0], ""),
+    (2.0 * ODD - 1, (), [-1, 1, -1], "labels are two floats, which make a regression; integers make classes"),
 )
 def test_integers_that_number_no_classes_become_classes_in_ascending_order_with_a_note(
     y, classes, first, note, tmp_path
@@ -354,10 +334,7 @@ def fails(number):
 
 
 BAD = {
-    "a stream": (
-        Stream(),
-        "expected items (x, y), got none from a Stream",
-    ),
+    "a stream": (Stream(), "expected items (x, y), got none from a Stream"),
     "a number": (3, "expected a torch Dataset with a length, a pair (train, test) of them, arrays (x, y)"),
     "a text": ("mnist", "or a leakgauge DataSet, got str"),
     "nothing": (None, "got NoneType"),
@@ -464,23 +441,20 @@ def test_a_factory_returns_data_or_the_attribute_is_data(module):
     assert load("own_factory:pair").train.x[0, 0] != load("own_factory:pair").test.x[0, 0]
 
 
-@pytest.mark.parametrize(
-    ("name", "words", "kind"),
-    [
-        ("own_factory:fails", "cannot read 'own_factory:fails': ZeroDivisionError: of a factory", DataUnreadable),
-        ("own_factory:exits", "SystemExit: 3", DataUnreadable),
-        ("own_factory:nothing", "got NoneType", DataUnreadable),
-        ("own_factory:needs", "TypeError: needs() missing 1 required positional argument: 'folder'", DataUnreadable),
-        ("own_torn:x", "SyntaxError", DataUnreadable),
-        ("own_factory:gone", "has no attribute 'gone'", UnknownNameError),
-        ("fodler:x", "no data set 'fodler:x'; did you mean 'folder:PATH'?", UnknownNameError),
-        ("./own.py:x", "no data set './own.py:x'", UnknownNameError),
-        (":x", "no data set ':x'", UnknownNameError),
-        ("recording:x", "no data set 'recording:x'", UnknownNameError),
-        ("own_factory:", "expected own_factory:", ValueError),
-    ],
+@by_rows(
+    ("own_factory:fails", "cannot read 'own_factory:fails': ZeroDivisionError: of a factory", DataUnreadable),
+    ("own_factory:exits", "SystemExit: 3", DataUnreadable),
+    ("own_factory:nothing", "got NoneType", DataUnreadable),
+    ("own_factory:needs", "TypeError: needs() missing 1 required positional argument: 'folder'", DataUnreadable),
+    ("own_torn:x", "SyntaxError", DataUnreadable),
+    ("own_factory:gone", "has no attribute 'gone'", UnknownNameError),
+    ("fodler:x", "no data set 'fodler:x'; did you mean 'folder:PATH'?", UnknownNameError),
+    ("./own.py:x", "no data set './own.py:x'", UnknownNameError),
+    (":x", "no data set ':x'", UnknownNameError),
+    ("recording:x", "no data set 'recording:x'", UnknownNameError),
+    ("own_factory:", "expected own_factory:", ValueError),
 )
-def test_a_factory_that_fails_is_one_line(module, name, words, kind):
+def test_a_factory_that_fails_is_one_line(name, words, kind, module):
     refused(lambda: load(name), words, kind)
 
 

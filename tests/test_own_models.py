@@ -29,6 +29,7 @@ from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.environment import code_of
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import resolve
+from tests.by_rows import by_rows
 from tests.command import call
 from tests.torch_models import TWINS, cnn3
 
@@ -350,10 +351,6 @@ def clamping(net, x):
     return net.fc(x)
 
 
-def drawing(net, x):
-    return net.fc(x) + random.random()
-
-
 def fails(*_):
     raise SystemExit(3)
 
@@ -364,7 +361,7 @@ REFUSED = {
         r"layer '1' \(AlphaDropout\) draws from torch's",
     ),
     "function": (lambda: By(lambda net, x: dropout(net.fc(x))), "its forward draws from torch's global generator"),
-    "numpy": (lambda: By(drawing), "two forwards of the same inputs differ"),
+    "numpy": (lambda: By(lambda net, x: net.fc(x) + random.random()), "two forwards of the same inputs differ"),
     "counter": (lambda: By(counting, count=torch.zeros(1)), "'count' changes in forward; only the statistics of batch"),
     "integer": (lambda: By(counting, count=torch.zeros(1, dtype=torch.int64)), "'count' changes in forward"),
     "clamp": (lambda: By(clamping), "'fc.weight' changes in forward"),
@@ -458,9 +455,7 @@ def test_torchvisions_networks_with_stochastic_depth_or_auxiliary_classifiers_ar
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "side"), [("resnet18", 8), ("resnet34", 32), ("mobilenet_v3_small", 64), ("efficientnet_b0", 64)]
-)
+@by_rows(("resnet18", 8), ("resnet34", 32), ("mobilenet_v3_small", 64), ("efficientnet_b0", 64))
 def test_torchvisions_classifiers_pass_the_check_where_features_shrink_to_one_pixel(name, side):
     modules.check(ModelTask(build(f"torchvision:{name}", (3, side, side), 10)))
 

@@ -15,6 +15,7 @@ from leakgauge.harness.core.cell import FederationSpec
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn.partition import dirichlet, partition
 from leakgauge.harness.study.study import resolve
+from tests.by_rows import by_rows
 
 KEY = Key(0, ("partition",))
 KINDS = ("iid", "shards", "dirichlet", "unbalanced")
@@ -124,17 +125,11 @@ def test_log_sizes_have_the_declared_spread():
     assert not low < log_size_spread(0.55, clients) < high  # the twin: 10 % off is seen
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        (FederationSpec(clients=10, samples=9), "9 samples and 10 clients"),
-        (FederationSpec(clients=10, samples=1001), "samples <= 1000 training samples, got samples=1001"),
-        (FederationSpec(clients=1001), "1000 samples and 1001 clients"),
-        (
-            FederationSpec(partition="shards", shards=3, samples=29),
-            "29 samples and 30 shards (3 for each of 10 clients)",
-        ),
-    ],
+@by_rows(
+    (FederationSpec(clients=10, samples=9), "9 samples and 10 clients"),
+    (FederationSpec(clients=10, samples=1001), "samples <= 1000 training samples, got samples=1001"),
+    (FederationSpec(clients=1001), "1000 samples and 1001 clients"),
+    (FederationSpec(partition="shards", shards=3, samples=29), "29 samples and 30 shards (3 for each of 10 clients)"),
 )
 def test_an_impossible_deal_is_refused_with_the_numbers(spec, message):
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -198,14 +193,11 @@ def test_given_sizes_are_repeated():
         partition(dataclasses.replace(spec, sizes=(240,)), TEN, KEY)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "why"),
-    [
-        ({"sizes": (4,)}, "expected sizes >= 1 with partition sizes, and none otherwise, got \\[4\\]"),
-        ({"partition": "sizes"}, "expected sizes >= 1 with partition sizes"),
-        ({"partition": "sizes", "sizes": (4, 0)}, "expected sizes >= 1 with partition sizes"),
-        ({"partition": "sizes", "sizes": (4,), "samples": 8}, "expected no samples beside sizes"),
-    ],
+@by_rows(
+    ({"sizes": (4,)}, "expected sizes >= 1 with partition sizes, and none otherwise, got \\[4\\]"),
+    ({"partition": "sizes"}, "expected sizes >= 1 with partition sizes"),
+    ({"partition": "sizes", "sizes": (4, 0)}, "expected sizes >= 1 with partition sizes"),
+    ({"partition": "sizes", "sizes": (4,), "samples": 8}, "expected no samples beside sizes"),
 )
 def test_sizes_stand_alone(wrong, why):
     with pytest.raises(ValueError, match=why):

@@ -27,6 +27,7 @@ from leakgauge.harness.learn import models
 from leakgauge.harness.study.recipes import _EXTRA, _NOTHING, _departures, _merged, recipe, recipes
 from leakgauge.harness.study.study import expand, resolve
 from leakgauge.reports.reproduction import reproduction, scoreboard
+from tests.by_rows import by_rows
 from tests.page_case import ROOT
 from tests.test_recipes import SMALL
 
@@ -206,31 +207,28 @@ def test_a_difference_at_the_size_of_the_paper_has_a_reason_of_its_own(name):
     assert smaller == ([line(name, "images", Size.PAPER)] if name == "jopeq/figure-4" else [])
 
 
-@pytest.mark.parametrize(
-    ("name", "parameter"),
-    [
-        *((f"jopeq/{name}", "radius and step of the quantizer") for name in ("figure-2", "figure-3", "table-1")),
-        ("jopeq/figure-2", "claim"),
-        ("jopeq/figure-5", "claim"),
-        ("jopeq/figure-5", "bits R"),
-        *((f"udp/figure-{n}", parameter) for n in (7, 8, 9, 10, 14, 15) for parameter in ("model", "data")),
-        *((f"udp/figure-{n}", "records of a client") for n in range(5, 16)),
-        *((f"udp/figure-{n}", "claim") for n in (7, 8, 9)),
-        *((f"sqsgd/figure-{n}", "coordinates sent") for n in (1, 2, 3, 4, 5)),
-        *((f"sqsgd/figure-{n}", "panel") for n in (1, 2, 3)),
-        ("sqsgd/figure-3", "sampling ratio r"),
-        ("ota/figure-4c", "claim"),
-        *((f"ota/{name}", "epsilon of a user") for name in ("figure-3", "bound-17")),
-        *((f"cepam/{name}", "gamma") for name in ("figure-1a", "figure-1b", "figure-2a", "figure-2b", "figure-3")),
-        *((f"cepam/{name}", "gamma") for name in ("table-1", "table-2")),
-        ("cepam/figure-3", "gamma of Theorem 12"),
-        # siblings
-        ("udp/figure-4", "data"),
-        *((f"udp/figure-{n}", "clip C") for n in range(4, 16)),
-        *((f"ota/figure-4{letter}", "rounds T") for letter in "bc"),
-        *((f"jopeq/figure-{n}", "clients") for n in (4, 5, 6)),
-        *((f"cepam/{name}", "what halves the learning rate") for name in ("figure-1a", "table-2")),
-    ],
+@by_rows(
+    *((f"jopeq/{name}", "radius and step of the quantizer") for name in ("figure-2", "figure-3", "table-1")),
+    ("jopeq/figure-2", "claim"),
+    ("jopeq/figure-5", "claim"),
+    ("jopeq/figure-5", "bits R"),
+    *((f"udp/figure-{n}", parameter) for n in (7, 8, 9, 10, 14, 15) for parameter in ("model", "data")),
+    *((f"udp/figure-{n}", "records of a client") for n in range(5, 16)),
+    *((f"udp/figure-{n}", "claim") for n in (7, 8, 9)),
+    *((f"sqsgd/figure-{n}", "coordinates sent") for n in (1, 2, 3, 4, 5)),
+    *((f"sqsgd/figure-{n}", "panel") for n in (1, 2, 3)),
+    ("sqsgd/figure-3", "sampling ratio r"),
+    ("ota/figure-4c", "claim"),
+    *((f"ota/{name}", "epsilon of a user") for name in ("figure-3", "bound-17")),
+    *((f"cepam/{name}", "gamma") for name in ("figure-1a", "figure-1b", "figure-2a", "figure-2b", "figure-3")),
+    *((f"cepam/{name}", "gamma") for name in ("table-1", "table-2")),
+    ("cepam/figure-3", "gamma of Theorem 12"),
+    # siblings
+    ("udp/figure-4", "data"),
+    *((f"udp/figure-{n}", "clip C") for n in range(4, 16)),
+    *((f"ota/figure-4{letter}", "rounds T") for letter in "bc"),
+    *((f"jopeq/figure-{n}", "clients") for n in (4, 5, 6)),
+    *((f"cepam/{name}", "what halves the learning rate") for name in ("figure-1a", "table-2")),
 )
 def test_the_known_departures_are_on_the_page(name, parameter):
     assert line(name, parameter)
@@ -435,15 +433,12 @@ def test_a_size_at_which_a_setting_is_as_printed_has_no_line_about_it(tmp_path):
     assert recipe(small_with(tmp_path, PRINTED), Size.PAPER, tmp_path).notes == tuple(LINES[1:])
 
 
-@pytest.mark.parametrize(
-    ("right", "wrong"),
-    [
-        ('path = "records"', 'path = "recrds"'),
-        ('path = "records"', "path = [1]"),
-        ('path = "records"', 'paths = "records"'),
-        (', place = "section 3"', ""),
-        ("{ parameter", '"clients", { parameter'),
-    ],
+@by_rows(
+    ('path = "records"', 'path = "recrds"'),
+    ('path = "records"', "path = [1]"),
+    ('path = "records"', 'paths = "records"'),
+    (', place = "section 3"', ""),
+    ("{ parameter", '"clients", { parameter'),
 )
 def test_a_printed_parameter_that_cannot_be_compared_is_refused(right, wrong, tmp_path):
     path = small_with(tmp_path, PRINTED.replace(right, wrong, 1))

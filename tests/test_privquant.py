@@ -120,9 +120,7 @@ def test_logs_of_counts_and_the_normalizer_agree_with_integer_arithmetic(d, leve
     assert pq.normalizer == pytest.approx(share, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("d", "levels", "log_ratio"), [(512, 16, "377.40"), (8192, 16, "5949.98"), (512, 32, "547.22"), (8192, 8, "3392.6")]
-)
+@by_rows((512, 16, "377.40"), (8192, 16, "5949.98"), (512, 32, "547.22"), (8192, 8, "3392.6"))
 def test_at_kappa_zero_the_settings_of_the_paper_cost_more_than_its_budget(d, levels, log_ratio):
     pq = PrivQuant(d, levels, -(-(d + 1) // 2), 0.0)
     assert pq.epsilon == pytest.approx(float(log_ratio), abs=0.5 * 10.0 ** -len(log_ratio.partition(".")[2]))
@@ -144,10 +142,7 @@ def outputs(pq, u, n):
     return torch.stack([pq.privatize(u, Key(7).child("draw", i)) for i in range(n)])
 
 
-@pytest.mark.parametrize(
-    ("levels", "tau", "u", "n"),
-    [(3, 2, [0, 2, 1], 8_500), (2, 2, [1, 0, 1], 6_500), (3, 1, [2, 0], 7_000), (4, 2, [3, 1], 7_500)],
-)
+@by_rows((3, 2, [0, 2, 1], 8_500), (2, 2, [1, 0, 1], 6_500), (3, 1, [2, 0], 7_000), (4, 2, [3, 1], 7_500))
 @pytest.mark.matrix
 def test_the_sampler_has_the_enumerated_distribution(levels, tau, u, n):
     # alpha 1e-6, and 1e-6 for missing a p that is 6 % off: n follows from the noncentral chi-square
@@ -360,31 +355,26 @@ def test_the_papers_condition_fails_where_its_ratio_falls_below_one():
         PrivQuant(2, 2, 1, 0.02)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: PrivQuant(0, 2, 1, 1.0), "expected d >= 1, got d=0"),
-        (lambda: PrivQuant(4, 2, 0, 1.0), "expected 1 <= tau <= d=4, got tau=0"),
-        (lambda: PrivQuant(4, 3, 3, -0.1), "expected a finite logit >= 0, got logit=-0.1"),
-        (lambda: PrivQuant(4, 3, 3, math.inf), "expected a finite logit >= 0, got logit=inf"),
-        (lambda: choose(4, 3, 0.0), "expected epsilon > 0, got epsilon=0.0"),
-        (lambda: choose(4, 3, 1.0, share=1.0), "expected 0 < share < 1, got share=1.0"),
-        (lambda: PQ.privatize(torch.tensor([0, 1, 2]), Key(0)), r"expected levels of shape \[4\], got \[3\]"),
-        (lambda: PQ.privatize(torch.tensor([0, 1, 2, -1]), Key(0)), "expected levels 0 to 2, got -1 to 2"),
-        (lambda: PQ.privatize(torch.zeros(4), Key(0)), "expected integer levels, got torch.float32"),
-        (lambda: round_levels(torch.tensor([1.0, math.nan]), 1.0, 4, Key(0)), "finite values, got 1 non-finite of 2"),
-        (lambda: round_levels(torch.zeros(2), -1.0, 4, Key(0)), "expected bound > 0, got bound=-1.0"),
-        (lambda: levels_to_values(torch.tensor([4]), 1.0, 4), "expected levels 0 to 3, got 4 to 4"),
-    ],
+@by_rows(
+    (lambda: PrivQuant(0, 2, 1, 1.0), "expected d >= 1, got d=0"),
+    (lambda: PrivQuant(4, 2, 0, 1.0), "expected 1 <= tau <= d=4, got tau=0"),
+    (lambda: PrivQuant(4, 3, 3, -0.1), "expected a finite logit >= 0, got logit=-0.1"),
+    (lambda: PrivQuant(4, 3, 3, math.inf), "expected a finite logit >= 0, got logit=inf"),
+    (lambda: choose(4, 3, 0.0), "expected epsilon > 0, got epsilon=0.0"),
+    (lambda: choose(4, 3, 1.0, share=1.0), "expected 0 < share < 1, got share=1.0"),
+    (lambda: PQ.privatize(torch.tensor([0, 1, 2]), Key(0)), r"expected levels of shape \[4\], got \[3\]"),
+    (lambda: PQ.privatize(torch.tensor([0, 1, 2, -1]), Key(0)), "expected levels 0 to 2, got -1 to 2"),
+    (lambda: PQ.privatize(torch.zeros(4), Key(0)), "expected integer levels, got torch.float32"),
+    (lambda: round_levels(torch.tensor([1.0, math.nan]), 1.0, 4, Key(0)), "finite values, got 1 non-finite of 2"),
+    (lambda: round_levels(torch.zeros(2), -1.0, 4, Key(0)), "expected bound > 0, got bound=-1.0"),
+    (lambda: levels_to_values(torch.tensor([4]), 1.0, 4), "expected levels 0 to 3, got 4 to 4"),
 )
 def test_arguments_out_of_range_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
 
-@pytest.mark.parametrize(
-    ("d", "levels", "tau", "logit"), [(3, 4, 2, 3.0), (4, 2, 3, 0.5), (1, 4, 1, 0.0), (3, 4, 3, 9.0)]
-)
+@by_rows((3, 4, 2, 3.0), (4, 2, 3, 0.5), (1, 4, 1, 0.0), (3, 4, 3, 9.0))
 def test_the_stated_distribution_is_the_mixture_over_the_hidden_roundings(d, levels, tau, logit, monkeypatch):
     pq, everything = PrivQuant(d, levels, tau, logit), grid(d, levels)
     place = torch.tensor([0.3, levels - 1, 0.5, 0.0], dtype=torch.float64)[:d]

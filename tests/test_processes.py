@@ -101,8 +101,7 @@ def test_runs_killed_at_200_random_moments_end_as_if_they_had_not_been_killed(re
 
 
 @pytest.mark.parametrize(
-    "number",
-    [signal.SIGTERM, *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGHUP, signal.SIGINT))],
+    "number", [signal.SIGTERM, *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGHUP, signal.SIGINT))]
 )
 @pytest.mark.matrix
 def test_a_stop_keeps_finished_cells_and_is_exit_code_130(reference, tmp_path, number):
@@ -154,20 +153,17 @@ def test_a_signal_that_is_ignored_stays_ignored_and_a_thread_handles_none():
     assert seen == [signal.getsignal(signal.SIGTERM)]
 
 
-@pytest.mark.parametrize(
-    ("parameters", "limits", "message"),
-    [
-        ({"seconds": 600, "megabytes": 2000}, Limits(megabytes=1500), "MB, more than the 1500 MB of --cell-memory"),
-        pytest.param(
-            {"seconds": 600},
-            Limits(seconds=30),  # enough for any other cell on a loaded machine
-            "took longer than 30 s, the limit of --cell-timeout",
-            marks=pytest.mark.slow,
-        ),
-    ],
+@by_rows(
+    ({"seconds": 600, "megabytes": 2000}, Limits(megabytes=1500), "MB, more than the 1500 MB of --cell-memory"),
+    pytest.param(
+        {"seconds": 600},
+        Limits(seconds=30),  # enough for any other cell on a loaded machine
+        "took longer than 30 s, the limit of --cell-timeout",
+        marks=pytest.mark.slow,
+    ),
 )
 @pytest.mark.matrix
-def test_a_cell_beyond_a_limit_fails_with_the_reason_and_its_worker_is_replaced(tmp_path, parameters, limits, message):
+def test_a_cell_beyond_a_limit_fails_with_the_reason_and_its_worker_is_replaced(parameters, limits, message, tmp_path):
     attacks = [{"name": COIN}, {"name": STUCK, **parameters}, {"name": COIN, "target": {"kind": "members", "count": 9}}]
     first, asked = (study(attacks=attacks[:end], defenses=[{"name": "none"}]) for end in (1, 3))
     run_study(first, tmp_path, workers=0)

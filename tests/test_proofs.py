@@ -22,6 +22,7 @@ from leakgauge.harness.core.contract import Link, Links, Sender, Setting
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation import registry
+from tests.by_rows import by_rows
 
 KEY, DIM = Key(7).child("shared"), 12
 SETTING = Setting(Layout(("w",), ((DIM,),)), 20, 20, 1, "update", 4, 0.1, 5, 50)
@@ -98,19 +99,16 @@ def gaussians(name, parameters, rounds, setting, clip, unit_shift=None):
 
 
 @pytest.mark.parametrize("rounds", [1, 6])
-@pytest.mark.parametrize(
-    ("name", "parameters", "clip", "shift"),
-    [
-        ("gaussian", {}, 1.0, None),
-        ("gaussian", {"noise_std": 0.7, "clip": 2.0, "delta": 1e-7}, 2.0, None),
-        ("gaussian", {"epsilon": 0.3}, 1.0, None),
-        *[(udp, {}, 1.0, 2 * 0.1 / 50) for udp in ("udp", "udp-crd", "udp-lei")],
-        *[(udp, {"epsilon": 30.0, "clip": 3.0}, 3.0, 2 * 3 * 0.1 / 50) for udp in ("udp", "udp-crd", "udp-lei")],
-        *[(udp, {"clips": "update", "epsilon": 2.0}, 1.0, None) for udp in ("udp", "udp-crd", "udp-lei")],
-        ("udp", {"calibration": "tight", "epsilon": 1.0, "delta": 1e-6}, 1.0, 2 * 0.1 / 50),
-        ("ota-orthogonal", {"fading": "equal"}, 1.0, None),
-        ("ota-orthogonal", {"fading": "equal", "epsilon": 9.0, "clip": 2.0}, 2.0, None),
-    ],
+@by_rows(
+    ("gaussian", {}, 1.0, None),
+    ("gaussian", {"noise_std": 0.7, "clip": 2.0, "delta": 1e-7}, 2.0, None),
+    ("gaussian", {"epsilon": 0.3}, 1.0, None),
+    *[(udp, {}, 1.0, 2 * 0.1 / 50) for udp in ("udp", "udp-crd", "udp-lei")],
+    *[(udp, {"epsilon": 30.0, "clip": 3.0}, 3.0, 2 * 3 * 0.1 / 50) for udp in ("udp", "udp-crd", "udp-lei")],
+    *[(udp, {"clips": "update", "epsilon": 2.0}, 1.0, None) for udp in ("udp", "udp-crd", "udp-lei")],
+    ("udp", {"calibration": "tight", "epsilon": 1.0, "delta": 1e-6}, 1.0, 2 * 0.1 / 50),
+    ("ota-orthogonal", {"fading": "equal"}, 1.0, None),
+    ("ota-orthogonal", {"fading": "equal", "epsilon": 9.0, "clip": 2.0}, 2.0, None),
 )
 def test_normal_noise_on_a_message_is_not_proved_below_its_hockey_stick(name, parameters, clip, shift, rounds):
     claim, attained = gaussians(name, parameters, rounds, SETTING, clip, shift)
@@ -119,14 +117,11 @@ def test_normal_noise_on_a_message_is_not_proved_below_its_hockey_stick(name, pa
 
 
 @pytest.mark.parametrize("rounds", [1, 6])
-@pytest.mark.parametrize(
-    ("name", "parameters", "clip"),
-    [
-        ("ota", {}, 1.0),
-        ("ota", {"epsilon": 9.0, "clip": 3.0, "power": 10.0}, 3.0),
-        ("dp-fedavg", {}, 1.0),
-        ("dp-fedavg", {"noise_std": 3.0, "clip": 2.0, "delta": 1e-8}, 2.0),
-    ],
+@by_rows(
+    ("ota", {}, 1.0),
+    ("ota", {"epsilon": 9.0, "clip": 3.0, "power": 10.0}, 3.0),
+    ("dp-fedavg", {}, 1.0),
+    ("dp-fedavg", {"noise_std": 3.0, "clip": 2.0, "delta": 1e-8}, 2.0),
 )
 def test_normal_noise_on_a_sum_is_not_proved_below_its_hockey_stick(name, parameters, clip, rounds):
     defense, states, setting, claim = case(name, parameters, rounds)
@@ -142,16 +137,13 @@ def test_normal_noise_on_a_sum_is_not_proved_below_its_hockey_stick(name, parame
     assert attained * (1 - 1e-9) <= judge(claim).proved <= attained * (1 + 1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters", "rounds", "setting"),
-    [
-        ("dp-sgd", {}, 1, SETTING),
-        ("dp-sgd", {"noise_std": 1.1}, 5, SETTING),
-        ("dp-sgd", {"noise_std": 0.7, "delta": 1e-7}, 20, dataclasses.replace(SETTING, samples=2000)),
-        ("dp-sgd", {"noise_std": 2.0}, 5, dataclasses.replace(SETTING, batch=0)),
-        ("dp-fedavg", {}, 1, SOME),
-        ("dp-fedavg", {"noise_std": 4.0}, 7, SOME),
-    ],
+@by_rows(
+    ("dp-sgd", {}, 1, SETTING),
+    ("dp-sgd", {"noise_std": 1.1}, 5, SETTING),
+    ("dp-sgd", {"noise_std": 0.7, "delta": 1e-7}, 20, dataclasses.replace(SETTING, samples=2000)),
+    ("dp-sgd", {"noise_std": 2.0}, 5, dataclasses.replace(SETTING, batch=0)),
+    ("dp-fedavg", {}, 1, SOME),
+    ("dp-fedavg", {"noise_std": 4.0}, 7, SOME),
 )
 def test_sampled_normal_noise_is_not_proved_below_its_sum_of_losses(name, parameters, rounds, setting):
     defense, _, setting, claim = case(name, parameters, rounds, setting)
@@ -180,14 +172,11 @@ def test_cepam_clip_is_not_proved_below_one_record_that_turns_the_message_around
 
 
 @pytest.mark.parametrize("rounds", [1, 5])
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
-        ("cepam-gaussian", {}),
-        ("cepam-gaussian", {"noise_std": 10.0, "dimension": 2}),
-        ("cepam-laplace", {}),
-        ("cepam-laplace", {"local_epsilon": 1e5, "noise_scale": 3.0}),
-    ],
+@by_rows(
+    ("cepam-gaussian", {}),
+    ("cepam-gaussian", {"noise_std": 10.0, "dimension": 2}),
+    ("cepam-laplace", {}),
+    ("cepam-laplace", {"local_epsilon": 1e5, "noise_scale": 3.0}),
 )
 def test_cepam_whose_noise_vanishes_with_the_update_reveals_that_a_record_was_used(name, parameters, rounds):
     for samples in (50, 4000):
@@ -312,9 +301,7 @@ def test_a_search_over_distributions_found_3_98_because_its_inputs_were_outside_
     assert searched(0.5, 4.0, 1.0082989) == pytest.approx(3.97958, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("bits", "s2", "nu"), [(2, 0.5, 4.0), (1, 0.5, 4.0), (2, 0.2, 4.0), (4, 1.0, 12.0), (1, 0.1, 3.0)]
-)
+@by_rows((2, 0.5, 4.0), (1, 0.5, 4.0), (2, 0.2, 4.0), (4, 1.0, 12.0), (1, 0.1, 3.0))
 def test_no_pair_of_the_unit_disc_has_more_than_the_bound_of_jopeq_with_t_noise(bits, s2, nu):
     # the server sees a function of the input plus the drawn noise, whose least eigenvalue is that of the reduced matrix
     gamma = 1.5 * math.sqrt(1 + s2 * nu / (nu - 2))

@@ -153,12 +153,9 @@ def test_a_private_ray_ends_with_its_run_even_if_that_is_killed(tmp_path):
     assert finished(tmp_path / "out")
 
 
-@pytest.mark.parametrize(
-    ("address", "text"),
-    [
-        ("127.0.0.1:1", "no cluster at 127.0.0.1:1 (Connection refused): start one there with 'ray start --head"),
-        ("ray://127.0.0.1:10001", "expected --address HOST:PORT, got 'ray://127.0.0.1:10001'"),
-    ],
+@by_rows(
+    ("127.0.0.1:1", "no cluster at 127.0.0.1:1 (Connection refused): start one there with 'ray start --head"),
+    ("ray://127.0.0.1:10001", "expected --address HOST:PORT, got 'ray://127.0.0.1:10001'"),
 )
 def test_an_address_without_a_cluster_is_refused_in_one_line(address, text, tmp_path):
     with pytest.raises(StudyError) as raised:

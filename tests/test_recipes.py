@@ -21,6 +21,7 @@ from leakgauge.harness.study.environment import environment
 from leakgauge.harness.study.prepare import prepare
 from leakgauge.harness.study.recipes import evaluate, recipe, recipes, reproduce
 from leakgauge.harness.study.study import expand, resolve
+from tests.by_rows import by_rows
 
 SMALL = """
 title = "small"
@@ -73,22 +74,11 @@ def run(source, out, data):
     return reproduce([source], Size.QUICK, out, data, workers=0, listen=lambda name: lambda progress, outcome: None)
 
 
-@pytest.mark.parametrize(
-    ("right", "wrong", "why"),
-    [
-        (
-            'y = "final_accuracy"',
-            'y = "final_acuracy"',
-            "unknown quantity 'final_acuracy'; did you mean 'final",
-        ),
-        (
-            'a = { defense = "none" }',
-            'a = { defence = "none" }',
-            "unknown path 'defence'; did you mean 'def",
-        ),
-        ('x = "round"', 'x = "rounds"', "figures[0]: unknown path 'rounds'; did you mean 'round'?"),
-        ('y = "accuracy"', 'y = "acuracy"', "figures[0]: unknown quantity 'acuracy'; did you mean 'accuracy'?"),
-    ],
+@by_rows(
+    ('y = "final_accuracy"', 'y = "final_acuracy"', "unknown quantity 'final_acuracy'; did you mean 'final"),
+    ('a = { defense = "none" }', 'a = { defence = "none" }', "unknown path 'defence'; did you mean 'def"),
+    ('x = "round"', 'x = "rounds"', "figures[0]: unknown path 'rounds'; did you mean 'round'?"),
+    ('y = "accuracy"', 'y = "acuracy"', "figures[0]: unknown quantity 'acuracy'; did you mean 'accuracy'?"),
 )
 def test_a_misspelled_quantity_or_path_is_an_error(right, wrong, why, tmp_path):
     (tmp_path / "a.toml").write_text(SMALL.replace(right, wrong))
@@ -128,15 +118,12 @@ def test_a_recipe_runs_resumes_and_gives_the_same_bytes(small, tmp_path):
     assert [line["label"] for line in data["figures"][0]["panels"][0]["lines"]] == ["no defense", "gaussian"]
 
 
-@pytest.mark.parametrize(
-    ("verdict", "size", "code", "text"),
-    [
-        (None, "quick", 0, "no decided verdict has changed"),
-        ("UNRESOLVED", "quick", 0, "no decided verdict has changed"),
-        ("CONTRADICTED", "quick", 1, "small (quick): noise costs accuracy: CONTRADICTED before, "),
-        ("CONTRADICTED", "standard", 4, "no recipe is in both at the same size"),
-        ("broken", "quick", 4, "expected a reproduce.json of 'leakgauge reproduce'"),
-    ],
+@by_rows(
+    (None, "quick", 0, "no decided verdict has changed"),
+    ("UNRESOLVED", "quick", 0, "no decided verdict has changed"),
+    ("CONTRADICTED", "quick", 1, "small (quick): noise costs accuracy: CONTRADICTED before, "),
+    ("CONTRADICTED", "standard", 4, "no recipe is in both at the same size"),
+    ("broken", "quick", 4, "expected a reproduce.json of 'leakgauge reproduce'"),
 )
 def test_a_changed_verdict_fails_the_build(verdict, size, code, text, small, tmp_path):
     out, before = tmp_path / "out", tmp_path / "before.json"

@@ -17,6 +17,7 @@ from leakgauge.harness.core.rng import Key, normal, uniform
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.data import DataMissing, DataUnreadable
 from leakgauge.harness.federation.recording import LIST, Facts, Recorded, Recorder, load, read, spec_of
+from tests.by_rows import by_rows
 
 LAYOUT = Layout(("fc.weight", "fc.bias"), ((2, 3), (4,)))
 FACTS = Facts(5, 3, "update", steps=2, batch=4, lr=0.1)
@@ -174,33 +175,30 @@ def change(folder, which, **values):
     path.write_bytes(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
 
 
-@pytest.mark.parametrize(
-    ("kind", "values", "says"),
-    [
-        ("start", {"version": 2}, "another version of leakgauge wrote it"),
-        ("start", {"shapes": [[2, 3], [-4]]}, "non-negative lengths"),
-        ("start", {"shapes": [[2**20, 2**20], [4]]}, "1 to 2,147,483,648 parameters"),
-        ("start", {"names": ["a", "a"]}, "different names"),
-        ("start", {"facts": {**FACTS._asdict(), "participants": 9}}, "participants <= clients"),
-        ("start", {"facts": {**FACTS._asdict(), "sends": "code"}}, "'gradient' or 'update'"),
-        ("start", {"extra": 1}, "unknown key"),
-        ("model", {"round": -1}, "round from 0"),
-        ("model", {"round": 10**12}, "round from 0"),
-        ("model", {"lr": float("nan")}, "learning rate > 0, got nan"),
-        ("model", {"size": 10**9}, "expected 10 numbers"),
-        ("model", {"sha256": "0" * 64}, "SHA-256 differs"),
-        ("message", {"client": 5}, "known client"),
-        ("message", {"client": "../../x"}, "line 4"),
-        ("message", {"client": 1}, "one message of a known client"),
-        ("message", {"round": 4}, "a round with a model"),
-        ("message", {"size": 10**12}, "a message of 1,000,000,000,000 bytes"),
-        ("message", {"rows": [1, 1]}, "different rows"),
-        ("message", {"images": 0}, "images=0"),
-        ("data", {"kind": "code"}, "expected one of start, model"),
-        ("end", {"kind": "start"}, "line 11"),
-    ],
+@by_rows(
+    ("start", {"version": 2}, "another version of leakgauge wrote it"),
+    ("start", {"shapes": [[2, 3], [-4]]}, "non-negative lengths"),
+    ("start", {"shapes": [[2**20, 2**20], [4]]}, "1 to 2,147,483,648 parameters"),
+    ("start", {"names": ["a", "a"]}, "different names"),
+    ("start", {"facts": {**FACTS._asdict(), "participants": 9}}, "participants <= clients"),
+    ("start", {"facts": {**FACTS._asdict(), "sends": "code"}}, "'gradient' or 'update'"),
+    ("start", {"extra": 1}, "unknown key"),
+    ("model", {"round": -1}, "round from 0"),
+    ("model", {"round": 10**12}, "round from 0"),
+    ("model", {"lr": float("nan")}, "learning rate > 0, got nan"),
+    ("model", {"size": 10**9}, "expected 10 numbers"),
+    ("model", {"sha256": "0" * 64}, "SHA-256 differs"),
+    ("message", {"client": 5}, "known client"),
+    ("message", {"client": "../../x"}, "line 4"),
+    ("message", {"client": 1}, "one message of a known client"),
+    ("message", {"round": 4}, "a round with a model"),
+    ("message", {"size": 10**12}, "a message of 1,000,000,000,000 bytes"),
+    ("message", {"rows": [1, 1]}, "different rows"),
+    ("message", {"images": 0}, "images=0"),
+    ("data", {"kind": "code"}, "expected one of start, model"),
+    ("end", {"kind": "start"}, "line 11"),
 )
-def test_a_list_that_says_something_impossible_is_one_line(tmp_path, kind, values, says):
+def test_a_list_that_says_something_impossible_is_one_line(kind, values, says, tmp_path):
     written(tmp_path)
     change(tmp_path, kind, **values)
     with pytest.raises((DataUnreadable, DataMissing), match=says) as raised:

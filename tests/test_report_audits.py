@@ -17,6 +17,7 @@ from leakgauge.reports.sections.limits import limits
 from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.tables import plain
 from tests import report_fixtures as double
+from tests.by_rows import by_rows
 from tests.report_page import Page, complete, full_source, with_trainings
 
 
@@ -117,14 +118,11 @@ def test_an_audit_above_the_claim_of_its_federation_breaks_it_and_no_other_verdi
     )
 
 
-@pytest.mark.parametrize(
-    ("changes", "verdict"),
-    [
-        ({}, BY_AUDIT),
-        ({"unit": "coordinate"}, "BROKEN"),
-        ({"horizon": "two rounds"}, "BROKEN"),
-        ({"claimed": 40.0, "epsilon_lower": 30.0}, "BROKEN"),  # the training claims 2
-    ],
+@by_rows(
+    ({}, BY_AUDIT),
+    ({"unit": "coordinate"}, "BROKEN"),
+    ({"horizon": "two rounds"}, "BROKEN"),
+    ({"claimed": 40.0, "epsilon_lower": 30.0}, "BROKEN"),  # the training claims 2
 )
 def test_an_audit_breaks_only_a_claim_of_its_own_unit_horizon_and_federation(changes, verdict: str) -> None:
     found = with_audits(double.audited_run(), lambda audit, _: dataclasses.replace(audit, **changes))

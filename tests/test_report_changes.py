@@ -16,6 +16,7 @@ from leakgauge.reports.html import _environment
 from leakgauge.reports.sections.changes import MOST, WIDTH, Changes, changes, moved
 from tests import gate_case
 from tests import report_fixtures as double
+from tests.by_rows import by_rows
 from tests.report_page import Page, complete
 
 
@@ -56,18 +57,15 @@ def test_what_did_not_pass_has_a_row(verdict: Verdict) -> None:
     assert moved(check(verdict, rise=None, low=None, high=None))
 
 
-@pytest.mark.parametrize(
-    ("rise", "low", "high", "expected"),
-    [
-        (0.010, 0.004, 0.016, True),
-        (-0.010, -0.016, -0.004, True),
-        (0.010, -0.004, 0.024, False),
-        (0.0, 0.0, 0.0, False),
-        (0.0004, 0.0003, 0.0005, False),
-        (-0.3, None, None, True),
-        (0.0, None, None, False),
-        (None, None, None, False),
-    ],
+@by_rows(
+    (0.010, 0.004, 0.016, True),
+    (-0.010, -0.016, -0.004, True),
+    (0.010, -0.004, 0.024, False),
+    (0.0, 0.0, 0.0, False),
+    (0.0004, 0.0003, 0.0005, False),
+    (-0.3, None, None, True),
+    (0.0, None, None, False),
+    (None, None, None, False),
 )
 def test_a_pass_has_a_row_where_its_change_is_surely_one(
     rise: float | None, low: float | None, high: float | None, expected: bool
@@ -113,21 +111,18 @@ def test_names_are_those_of_the_page() -> None:
     assert row.defense == "gaussian epsilon=1"
 
 
-@pytest.mark.parametrize(
-    ("metric", "verdict", "rise", "word", "icon"),
-    [
-        ("ssim", Verdict.PASS, -0.1, "leakage decreased", "↓"),
-        ("auc", Verdict.PASS, 0.01, "within tolerance", "↑"),
-        ("accuracy", Verdict.PASS, -0.01, "within tolerance", "↓"),
-        ("accuracy", Verdict.PASS, 0.1, "accuracy rose", "↑"),
-        ("accuracy", Verdict.FAIL, -0.1, "accuracy fell", "✕"),
-        ("bits", Verdict.PASS, -1.0, "fewer bits sent", "↓"),
-        ("bits", Verdict.FAIL, 1.0, "more bits sent", "✕"),
-        ("epsilon", Verdict.FAIL, 1.0, "audited epsilon too high", "✕"),
-        ("ssim", Verdict.INCONCLUSIVE, 0.1, "inconclusive", "?"),
-        ("ssim", Verdict.INCOMPLETE, None, "incomplete", "!"),
-        ("ssim", Verdict.NOT_COMPARABLE, None, "not comparable", "≠"),
-    ],
+@by_rows(
+    ("ssim", Verdict.PASS, -0.1, "leakage decreased", "↓"),
+    ("auc", Verdict.PASS, 0.01, "within tolerance", "↑"),
+    ("accuracy", Verdict.PASS, -0.01, "within tolerance", "↓"),
+    ("accuracy", Verdict.PASS, 0.1, "accuracy rose", "↑"),
+    ("accuracy", Verdict.FAIL, -0.1, "accuracy fell", "✕"),
+    ("bits", Verdict.PASS, -1.0, "fewer bits sent", "↓"),
+    ("bits", Verdict.FAIL, 1.0, "more bits sent", "✕"),
+    ("epsilon", Verdict.FAIL, 1.0, "audited epsilon too high", "✕"),
+    ("ssim", Verdict.INCONCLUSIVE, 0.1, "inconclusive", "?"),
+    ("ssim", Verdict.INCOMPLETE, None, "incomplete", "!"),
+    ("ssim", Verdict.NOT_COMPARABLE, None, "not comparable", "≠"),
 )
 def test_a_verdict_is_an_icon_and_words(
     metric: str, verdict: Verdict, rise: float | None, word: str, icon: str

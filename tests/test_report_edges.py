@@ -13,6 +13,7 @@ from leakgauge.harness.core.sinks import visible
 from leakgauge.reports.html import PAGE, folder_files, render
 from leakgauge.reports.text.tables import plain
 from tests import report_fixtures as double
+from tests.by_rows import by_rows
 from tests.report_page import SECTIONS, Page, complete, sections, small
 
 TEXT = '<script>alert("x")</script> & src="data:image/png;base64,AAAA"'
@@ -92,12 +93,9 @@ def cut(*_: object) -> None:
     raise OSError("arrays.npz is <i>cut</i>")
 
 
-@pytest.mark.parametrize(
-    ("name", "title", "changes", "error"),
-    [
-        ("pictures", "Originals and reconstructions", {"pictures": cut}, "OSError: arrays.npz is <i>cut</i>"),
-        ("provenance", "Provenance", {"data_hashes": None}, "Error: "),
-    ],
+@by_rows(
+    ("pictures", "Originals and reconstructions", {"pictures": cut}, "OSError: arrays.npz is <i>cut</i>"),
+    ("provenance", "Provenance", {"data_hashes": None}, "Error: "),
 )
 def test_a_section_that_cannot_be_built_shows_its_error_in_its_place(name, title, changes, error) -> None:
     text = render(dataclasses.replace(double.make_run(small()), **changes))

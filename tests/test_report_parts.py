@@ -26,16 +26,14 @@ from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.notation import fixed, short
 from leakgauge.reports.text.tables import plain, summary
 from tests import report_fixtures as double
+from tests.by_rows import by_rows
 from tests.report_page import Page, complete, full_source, small, ssim_of, with_ssim
 
 RUN = double.full_run()
 
 
-@pytest.mark.parametrize(
-    ("ssim", "word", "badge"),
-    [(0.36, "High", "Leaks"), (0.355, "Moderate", "Leaks in part"), (0.24, "Moderate", "Leaks in part"),
-     (0.235, "Low", "Nothing recognizable")],
-)  # fmt: skip
+@by_rows((0.36, "High", "Leaks"), (0.355, "Moderate", "Leaks in part"), (0.24, "Moderate", "Leaks in part"),
+     (0.235, "Low", "Nothing recognizable"))  # fmt: skip
 def test_the_word_follows_from_the_way_between_floor_and_ceiling(ssim: float, word: str, badge: str) -> None:
     table = {"none": [0.505, 0.495], "gaussian": [ssim, ssim], "prior": [0.21, 0.21]}
     analysis = Analysis(double.make_run(small(), make=ssim_of(table)))
@@ -44,12 +42,9 @@ def test_the_word_follows_from_the_way_between_floor_and_ceiling(ssim: float, wo
     assert verdict(analysis).badge.words == badge
 
 
-@pytest.mark.parametrize(
-    ("seen", "word", "sentence"),
-    [(2, "High", "1 of 1 defense leaks under the attacks that ran"),
+@by_rows((2, "High", "1 of 1 defense leaks under the attacks that ran"),
      # chance identifies one of sixteen in one study of seven
-     (1, "at floor", "Every defended case is close to the floor")],
-)  # fmt: skip
+     (1, "at floor", "Every defended case is close to the floor"))  # fmt: skip
 def test_a_few_recognizable_images_are_high_although_the_mean_is_low(seen: int, word: str, sentence: str) -> None:
     table = {"none": [0.95] * 15 + [0.9], "gaussian": [0.1] * (16 - seen) + [0.6] * seen, "prior": [0.1] * 15 + [0.11]}
     analysis = Analysis(double.make_run(small(), make=ssim_of(table)))
@@ -142,12 +137,9 @@ def test_a_study_without_a_defense_has_its_ceiling_above_its_floor() -> None:
     assert found == [("no defense", "0.925", "leaks"), ("floor", "0.147", "prior")]
 
 
-@pytest.mark.parametrize(
-    ("cells", "lost", "word", "why"),
-    [
-        (small(double.GAUSSIAN[0]), None, "too weak to tell", "no ceiling was measured"),
-        (small(), double.PRIOR, "not rated", "no floor was measured"),
-    ],
+@by_rows(
+    (small(double.GAUSSIAN[0]), None, "too weak to tell", "no ceiling was measured"),
+    (small(), double.PRIOR, "not rated", "no floor was measured"),
 )
 def test_an_entry_that_cannot_be_rated_names_what_is_lacking(
     cells: tuple[Cell, ...], lost: PartSpec | None, word: str, why: str

@@ -15,6 +15,7 @@ from leakgauge.harness.study.environment import code_of
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import Store
 from leakgauge.harness.study.study import resolve
+from tests.by_rows import by_rows
 from tests.check_case import CELLS, write_run
 from tests.doubles import study_table
 from tests.report_fixtures import ENVIRONMENT
@@ -135,10 +136,8 @@ def test_results_of_other_code_are_said_to_be_so(folder):
         assert rerun.about_code(now, bench) == (said,) * found
 
 
-@pytest.mark.parametrize(
-    ("here", "now", "said"), [(True, False, 1), (True, True, 0), (False, True, 1), (False, False, 0)]
-)
-def test_changes_that_the_results_do_not_have_are_said(tmp_path, folder, monkeypatch, here, now, said):
+@by_rows((True, False, 1), (True, True, 0), (False, True, 1), (False, False, 0))
+def test_changes_that_the_results_do_not_have_are_said(here, now, said, tmp_path, folder, monkeypatch):
     bench, found = rerun.Bench(tmp_path), measured(rerun.load_run(folder))
     write_run(tmp_path, CELLS)  # results that do not say which code made them
     monkeypatch.setattr(rerun, "environment", lambda: dataclasses.replace(ENVIRONMENT, commit=found.commit, dirty=here))

@@ -11,21 +11,19 @@ from scipy import stats
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
+from tests.by_rows import by_rows
 from tests.oracles import ALPHA, follows
 
 """False-alarm rate of every statistical test in this file."""
 
 
-@pytest.mark.parametrize(
-    ("left", "right"),
-    [
-        (Key(5), Key(5 + 2**32)),  # one stream for a CPU torch.Generator
-        (Key(1, ("2",)), Key(1, (2,))),
-        (Key(1, ("a", "b")), Key(1, ("a,b",))),
-        (Key(12), Key(1, (2,))),
-        (Key(-1), Key(1)),
-        (Key(3).child("a"), Key(3).child("b")),
-    ],
+@by_rows(
+    (Key(5), Key(5 + 2**32)),  # one stream for a CPU torch.Generator
+    (Key(1, ("2",)), Key(1, (2,))),
+    (Key(1, ("a", "b")), Key(1, ("a,b",))),
+    (Key(12), Key(1, (2,))),
+    (Key(-1), Key(1)),
+    (Key(3).child("a"), Key(3).child("b")),
 )
 def test_different_names_are_different_streams(left, right):
     assert not torch.equal(rng.normal(left, (8,)), rng.normal(right, (8,)))

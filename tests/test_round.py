@@ -19,6 +19,7 @@ from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.loop import Keep, make_plan, replay_state, train
 from leakgauge.harness.federation.round import Client, Round, SealedMessage, client_key
 from leakgauge.harness.learn.batch import Work, train_clients
+from tests.by_rows import by_rows
 from tests.doubles import random_examples, small_task
 from tests.fuzz import DEFENSES, SETTING
 
@@ -139,20 +140,17 @@ def test_only_a_round_calls_the_wire_methods_of_a_defense():
     assert {path: calls for path, calls in found.items() if calls} == {}
 
 
-@pytest.mark.parametrize(
-    ("source", "found"),
-    [
-        ("wire, memory = defense.encode(state, memory, update, link, key)", ["encode:1"]),
-        ("self.defense.transmit(state, wires, links=links, channel=key)", ["transmit:1"]),
-        ("seen.defense.estimate(state, wire, link)", ["estimate:1"]),
-        ("build('none').decode(*arguments)", ["decode:1"]),
-        ("def f(here: Round, defense):\n    here.estimate(a, b, c)\n    defense.estimate(a, b, c)", ["estimate:3"]),
-        ("here, key = Round(defense, setting, state), 1\nhere.estimate(a, b, c)\nhere.decode(sent, key)", []),
-        ("here, links = federation.round(number), []\nhere.estimate(a, b, c)\nother.estimate(a, b, c)", ["estimate:3"]),
-        ("class Wrapped(Defense[None, None]):\n    def f(self):\n        self.inner.estimate(a, b, c)", []),
-        ("class Summed(Wrapper[None, None]):\n    def f(self):\n        self.inner.estimate(a, b, c)", []),
-        ("text.encode('utf-8', 'strict').decode()", []),
-    ],
+@by_rows(
+    ("wire, memory = defense.encode(state, memory, update, link, key)", ["encode:1"]),
+    ("self.defense.transmit(state, wires, links=links, channel=key)", ["transmit:1"]),
+    ("seen.defense.estimate(state, wire, link)", ["estimate:1"]),
+    ("build('none').decode(*arguments)", ["decode:1"]),
+    ("def f(here: Round, defense):\n    here.estimate(a, b, c)\n    defense.estimate(a, b, c)", ["estimate:3"]),
+    ("here, key = Round(defense, setting, state), 1\nhere.estimate(a, b, c)\nhere.decode(sent, key)", []),
+    ("here, links = federation.round(number), []\nhere.estimate(a, b, c)\nother.estimate(a, b, c)", ["estimate:3"]),
+    ("class Wrapped(Defense[None, None]):\n    def f(self):\n        self.inner.estimate(a, b, c)", []),
+    ("class Summed(Wrapper[None, None]):\n    def f(self):\n        self.inner.estimate(a, b, c)", []),
+    ("text.encode('utf-8', 'strict').decode()", []),
 )
 def test_a_call_of_a_wire_method_is_found(source, found):
     assert wire_calls(source) == found

@@ -19,6 +19,7 @@ from leakgauge.harness.study.engines.workers import cores
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import Store, load_run
 from leakgauge.harness.study.study import resolve
+from tests.by_rows import by_rows
 from tests.doubles import study_table
 
 ECHO, COIN = "tests.doubles:Echo", "tests.doubles:Coin"
@@ -190,16 +191,13 @@ def test_a_full_disk_fails_the_cell_and_keeps_the_finished_ones(copy, monkeypatc
     assert run.missing == (lost.name,)
 
 
-@pytest.mark.parametrize(
-    ("task", "message"),
-    [
-        ({"data": "mnits", "model": "mlp"}, "no data set 'mnits'; did you mean 'mnist'?"),
-        ({"data": "digits", "model": "mpl"}, "no model 'mpl'; did you mean 'mlp'?"),
-        ({"data": "mnist", "model": "mlp"}, "mnist"),
-        ({"data": "digits", "model": "lenet5"}, "lenet5"),
-    ],
+@by_rows(
+    ({"data": "mnits", "model": "mlp"}, "no data set 'mnits'; did you mean 'mnist'?"),
+    ({"data": "digits", "model": "mpl"}, "no model 'mpl'; did you mean 'mlp'?"),
+    ({"data": "mnist", "model": "mlp"}, "mnist"),
+    ({"data": "digits", "model": "lenet5"}, "lenet5"),
 )
-def test_missing_data_and_unfit_models_are_reported_before_anything_runs(tmp_path, task, message):
+def test_missing_data_and_unfit_models_are_reported_before_anything_runs(task, message, tmp_path):
     with pytest.raises(StudyError) as caught:
         run_study(study(tasks=[task]), tmp_path / "out", data=tmp_path, workers=0)
     (line,) = caught.value.problems

@@ -24,6 +24,7 @@ from leakgauge.harness.study.score import (
     score_membership,
     score_reconstruction,
 )
+from tests.by_rows import by_rows
 
 ROOT = Key(7, ("test_score",))
 
@@ -193,15 +194,12 @@ def test_all_failed_is_no_value_and_not_zero():
     assert np.all(pictures.guess == 0.5)
 
 
-@pytest.mark.parametrize(
-    ("truth", "said", "hits"),
-    [
-        (labels(1, 2, 3), labels(1, 2, 3), (1, 1, 1)),
-        (labels(1, 2, 3), labels(3, 1, 2), (1, 1, 1)),  # the right labels on the wrong images
-        (labels(1, 1, 2), labels(1, 2, 2), (1, 0, 1)),
-        (labels(1, 1, 2), labels(5, 1, 1), (1, 1, 0)),
-        (labels(1, 1, 1), labels(1, 2, 3), (1, 0, 0)),  # each guess is used once
-    ],
+@by_rows(
+    (labels(1, 2, 3), labels(1, 2, 3), (1, 1, 1)),
+    (labels(1, 2, 3), labels(3, 1, 2), (1, 1, 1)),  # the right labels on the wrong images
+    (labels(1, 1, 2), labels(1, 2, 2), (1, 0, 1)),
+    (labels(1, 1, 2), labels(5, 1, 1), (1, 1, 0)),
+    (labels(1, 1, 1), labels(1, 2, 3), (1, 0, 0)),  # each guess is used once
 )
 def test_labels_are_compared_as_multisets_the_matched_image_first(truth, said, hits):
     x = images("labeled", 3, 1, 8, 8)

@@ -25,6 +25,7 @@ from leakgauge.harness.data import load
 from leakgauge.harness.federation.loop import Keep, train
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
+from tests.by_rows import by_rows
 from tests.doubles import small_task
 
 KEY = Key(0)
@@ -199,9 +200,7 @@ def test_more_candidates_than_a_pool_are_all_in_it():
     assert made.inside.sum(1).tolist() == [400] * 2
 
 
-@pytest.mark.parametrize(
-    ("auxiliary", "online", "part"), [(200, True, 150), (200, False, 100), (4, False, 2), (3, False, 2)]
-)
+@by_rows((200, True, 150), (200, False, 100), (4, False, 2), (3, False, 2))
 def test_with_little_auxiliary_data_a_shadow_trains_on_half_of_it(auxiliary, online, part):
     made = shadow(with_few(slice(800, 800 + auxiliary)), KEY, runs=2, online=online, simulate=False)
     assert made.inside.sum(1).tolist() == [part] * 2

@@ -18,6 +18,7 @@ from leakgauge.harness.core.contract import Examples, Setting
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation.loop import Keep, make_setting, train
 from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
+from tests.by_rows import by_rows
 from tests.doubles import Counting, Ruled, Summing, random_examples, small_task
 
 TASK = small_task()
@@ -95,20 +96,17 @@ def test_a_run_equals_the_loop_with_the_same_key(changes):
     assert_runs_as_the_loop(go(Recipe.of(setting_of(spec), 30)), spec, NoDefense())
 
 
-@pytest.mark.parametrize(
-    ("defense", "differs"),
-    [
-        (NoDefense(), False),
-        (Counting(), False),  # checks its state and memory
-        (Summing(), False),  # the clients are equally large
-        (Hissing(), True),
-        (Gaussian(noise_std=0.05), True),
-        (TopK(feedback=True), True),
-        (UDPCRD(zeta=10.0, beta=0.5), True),
-        (Ruled(clip=0.1, full_batch=False, rounds=9), True),
-        (Ruled(clip=1e6, full_batch=True, rounds=9), True),
-        (Ruled(clip=1e6, full_batch=False, rounds=1), True),
-    ],
+@by_rows(
+    (NoDefense(), False),
+    (Counting(), False),  # checks its state and memory
+    (Summing(), False),  # the clients are equally large
+    (Hissing(), True),
+    (Gaussian(noise_std=0.05), True),
+    (TopK(feedback=True), True),
+    (UDPCRD(zeta=10.0, beta=0.5), True),
+    (Ruled(clip=0.1, full_batch=False, rounds=9), True),
+    (Ruled(clip=1e6, full_batch=True, rounds=9), True),
+    (Ruled(clip=1e6, full_batch=False, rounds=1), True),
     ids=["none", "state", "sum", "channel", "noise", "memory", "losses", "clip", "full batch", "stops"],
 )
 def test_a_defended_run_equals_the_loop_with_the_same_key(defense, differs):
@@ -191,16 +189,13 @@ def test_every_record_is_inside_with_the_same_probability():
 SETTING = Setting(TASK.layout, 10, 6, 30, "update", 10, 0.1, 10, 50, 0.9)
 
 
-@pytest.mark.parametrize(
-    ("changes", "records", "steps", "epochs"),
-    [
-        ({}, 500, None, 2),
-        ({}, 250, None, 2),  # fewer records: as many passes
-        ({"steps": 7}, 500, 7, None),
-        ({"batch": 0, "steps": 3}, 500, None, 3),
-        ({"batch": 50, "steps": 2, "samples": 50}, 509, None, 1),  # clients with 51 records make two steps
-        ({"sends": "gradient", "steps": 1, "batch": 50}, 500, 1, None),
-    ],
+@by_rows(
+    ({}, 500, None, 2),
+    ({}, 250, None, 2),  # fewer records: as many passes
+    ({"steps": 7}, 500, 7, None),
+    ({"batch": 0, "steps": 3}, 500, None, 3),
+    ({"batch": 50, "steps": 2, "samples": 50}, 509, None, 1),  # clients with 51 records make two steps
+    ({"sends": "gradient", "steps": 1, "batch": 50}, 500, 1, None),
 )
 def test_a_recipe_follows_the_setting(changes, records, steps, epochs):
     recipe = Recipe.of(dataclasses.replace(SETTING, **changes), records)
@@ -209,19 +204,16 @@ def test_a_recipe_follows_the_setting(changes, records, steps, epochs):
     assert recipe.plan == LocalPlan(gradient, steps, epochs, batch, 0.1, 0.9)
 
 
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        ({"inside": INSIDE[:, 1:]}, r"expected inside \[runs, 60\] bool, got \[4, 59\] bool"),
-        ({"inside": INSIDE[:0]}, r"got \[0, 60\] bool"),
-        ({"inside": INSIDE.int()}, r"got \[4, 60\] int32"),
-        ({"inside": INSIDE & (torch.arange(60) < 2)}, "at least 3 records per run, one per client, got a run with"),
-        ({"defense": NoDefense()}, "expected a setting, which the defense needs to encode, got None"),
-        (
-            {"defense": NoDefense(), "setting": SETTING},
-            "clients=3 and participants=3, as in the recipe, got clients=10, participants=6",
-        ),
-    ],
+@by_rows(
+    ({"inside": INSIDE[:, 1:]}, r"expected inside \[runs, 60\] bool, got \[4, 59\] bool"),
+    ({"inside": INSIDE[:0]}, r"got \[0, 60\] bool"),
+    ({"inside": INSIDE.int()}, r"got \[4, 60\] int32"),
+    ({"inside": INSIDE & (torch.arange(60) < 2)}, "at least 3 records per run, one per client, got a run with"),
+    ({"defense": NoDefense()}, "expected a setting, which the defense needs to encode, got None"),
+    (
+        {"defense": NoDefense(), "setting": SETTING},
+        "clients=3 and participants=3, as in the recipe, got clients=10, participants=6",
+    ),
 )
 def test_arguments_that_form_no_federation_are_refused(how, message):
     with pytest.raises(ValueError, match=message):

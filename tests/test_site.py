@@ -9,6 +9,7 @@ import pytest
 
 import leakgauge
 from leakgauge.harness.federation import registry
+from tests.by_rows import by_rows
 from tests.page_case import PAGES, ROOT, blocks, lines_missing, name_of, play
 
 ELSEWHERE = ("README.md", "docs/studies.md", "docs/ci.md")
@@ -81,17 +82,14 @@ def test_what_a_page_shows_is_compared_with_what_is_printed():
     assert lines_missing("irst", printed) == ["irst"]
 
 
-@pytest.mark.parametrize(
-    ("html", "fault"),
-    [
-        ('<a href="b.html#here">b</a><a href="https://example.org">out</a><img src="b.html">', ""),
-        ('<a href="b.html#gone">b</a>', "no anchor for 'b.html#gone'"),
-        ('<a href="c.html">c</a>', "no file for 'c.html'"),
-        ('<img src="c.png">', "no file for 'c.png'"),
-        ('<script src="//cdn.example.org/x.js"></script>', "fetches //cdn.example.org/x.js"),
-        ('<link rel="stylesheet" href="https://example.org/x.css">', "fetches https://example.org/x.css"),
-        ("<style>a { background: url(https://example.org/x.png) }</style>", "fetches https://example.org/x.png"),
-    ],
+@by_rows(
+    ('<a href="b.html#here">b</a><a href="https://example.org">out</a><img src="b.html">', ""),
+    ('<a href="b.html#gone">b</a>', "no anchor for 'b.html#gone'"),
+    ('<a href="c.html">c</a>', "no file for 'c.html'"),
+    ('<img src="c.png">', "no file for 'c.png'"),
+    ('<script src="//cdn.example.org/x.js"></script>', "fetches //cdn.example.org/x.js"),
+    ('<link rel="stylesheet" href="https://example.org/x.css">', "fetches https://example.org/x.css"),
+    ("<style>a { background: url(https://example.org/x.png) }</style>", "fetches https://example.org/x.png"),
 )
 def test_the_check_of_a_site_sees_what_leads_nowhere_or_elsewhere(html, fault, tmp_path):
     check = runpy.run_path(str(ROOT / ".ci" / "check_site.py"))["faults"]

@@ -15,6 +15,7 @@ from leakgauge.harness.core.contract import Link, Links, Sender, Setting
 from leakgauge.harness.core.distribution import DistributionError
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
+from tests.by_rows import by_rows
 from tests.oracles import ALPHA
 
 WHO = Sender(0, 8)
@@ -117,14 +118,8 @@ def test_at_a_large_budget_the_message_is_exact_up_to_rounding():
     assert error < (2 * 10 / 1023) * d**0.5  # a step a coordinate, and the rotation keeps norms
 
 
-@pytest.mark.parametrize(  # proved: values of an independent script, three decimals
-    ("d", "bits", "epsilon", "proved"),
-    [
-        (119_850, 4, 400, 398.579),
-        (119_850, 4, 200, 199.241),
-        (119_850, 5, 400, 397.816),
-        (1_722_224, 4, 2000, 1998.529),
-    ],
+@by_rows(  # proved: values of an independent script, three decimals
+    (119_850, 4, 400, 398.579), (119_850, 4, 200, 199.241), (119_850, 5, 400, 397.816), (1_722_224, 4, 2000, 1998.529)
 )
 def test_a_message_has_the_epsilon_of_its_channel_and_rounds_add_up(d, bits, epsilon, proved):
     defense = SqSGD(bits=bits, epsilon=float(epsilon))
@@ -138,17 +133,14 @@ def test_a_message_has_the_epsilon_of_its_channel_and_rounds_add_up(d, bits, eps
     assert [proof.epsilon(0.0) for proof in one.further] == ([math.inf] if epsilon == 2000 else [])
 
 
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"epsilon": 0.0}, "expected epsilon > 0"),
-        ({"clip": -1.0}, "expected clip > 0"),
-        ({"bits": 0}, "expected 1 to 16 bits, got bits=0"),
-        ({"ratio": 1.5}, "expected 0 < ratio <= 1"),
-        ({"share": 1.0}, "expected 0 < share < 1"),
-        ({"alpha": -1.0}, "expected alpha >= 0"),
-        ({"beta": 0.0}, "expected beta > 0"),
-    ],
+@by_rows(
+    ({"epsilon": 0.0}, "expected epsilon > 0"),
+    ({"clip": -1.0}, "expected clip > 0"),
+    ({"bits": 0}, "expected 1 to 16 bits, got bits=0"),
+    ({"ratio": 1.5}, "expected 0 < ratio <= 1"),
+    ({"share": 1.0}, "expected 0 < share < 1"),
+    ({"alpha": -1.0}, "expected alpha >= 0"),
+    ({"beta": 0.0}, "expected beta > 0"),
 )
 def test_parameters_out_of_range_are_named(parameters, message):
     with pytest.raises(ValueError, match=message):

@@ -24,6 +24,7 @@ from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.gaussian import gaussian_delta, gaussian_epsilon
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stored import from_data, to_data
+from tests.by_rows import by_rows
 from tests.command import call
 
 pytestmark = pytest.mark.usefixtures("without_fit")
@@ -147,21 +148,18 @@ def test_cosines_estimate_and_change_no_verdict():
     assert (exposed["verdict"], "udited" in exposed["reason"]) == ("HOLDS", False)
 
 
-@pytest.mark.parametrize(
-    ("name", "by", "words"),
-    [
-        ("ota", "messages", "its channel adds all messages up; expected --by trials or one-run or cosine"),
-        ("dp-fedavg", "messages", "participant sees no messages; expected --by trials or one-run or cosine"),
-        ("udp", "messages", "its unit is a record, which acts through local training; expected --by trials"),
-        ("udp", "one-run", "its unit is a record, and a canary is a client; expected --by trials"),
-        ("jopeq", "one-run", "its unit is a coordinate, and a canary is a client; expected --by trials or messages"),
-        ("jopeq", "cosine", "its unit is a coordinate, and a canary is a client; expected --by trials or messages"),
-        (
-            "piecewise",
-            "cosine",
-            "at delta 0, where Gaussian distributions have no epsilon; expected --by trials or messages",
-        ),
-    ],
+@by_rows(
+    ("ota", "messages", "its channel adds all messages up; expected --by trials or one-run or cosine"),
+    ("dp-fedavg", "messages", "participant sees no messages; expected --by trials or one-run or cosine"),
+    ("udp", "messages", "its unit is a record, which acts through local training; expected --by trials"),
+    ("udp", "one-run", "its unit is a record, and a canary is a client; expected --by trials"),
+    ("jopeq", "one-run", "its unit is a coordinate, and a canary is a client; expected --by trials or messages"),
+    ("jopeq", "cosine", "its unit is a coordinate, and a canary is a client; expected --by trials or messages"),
+    (
+        "piecewise",
+        "cosine",
+        "at delta 0, where Gaussian distributions have no epsilon; expected --by trials or messages",
+    ),
 )
 def test_a_claim_that_one_kind_cannot_audit_is_refused_with_the_kinds_that_can(name, by, words):
     (line,) = refused(name, {}, {"clients": 20}, rounds=2, by=by)
@@ -292,14 +290,11 @@ def test_all_kinds_of_audits_are_in_the_table():
     assert {row[1] for row in ROWS} == {"messages", "one-run", "cosine"}
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("gaussian", {"by": "messages", "rounds": 4}),
-        ("ota", {"by": "one-run", "rounds": 2, "setting": FEW}),
-        ("dp-fedavg", {"by": "cosine", "rounds": 2, "setting": FEW}),
-        ("gaussian", {"by": "trials", "trials": 50}),
-    ],
+@by_rows(
+    ("gaussian", {"by": "messages", "rounds": 4}),
+    ("ota", {"by": "one-run", "rounds": 2, "setting": FEW}),
+    ("dp-fedavg", {"by": "cosine", "rounds": 2, "setting": FEW}),
+    ("gaussian", {"by": "trials", "trials": 50}),
 )
 def test_the_same_seed_gives_the_same_audit_and_another_one_another(name, options):
     first, again, other = (audited(name, seed=seed, **options) for seed in (0, 0, 1))
@@ -342,7 +337,7 @@ def test_an_audit_has_the_keys_of_its_kind_and_the_claim_those_of_a_claim(by, ke
         *("verdict", "reason", "audited"),
     }
     assert set(found["claimed"]) == {
-        *("epsilon", "chance", "delta", "unit", "relation", "adjacency", "horizon", "against", "source", "assumes"),
+        *("epsilon", "chance", "delta", "unit", "relation", "adjacency", "horizon", "against", "source", "assumes")
     }
     assert set(found["proved"]) == {*("epsilon", "chance", "delta", "unit", "method", "reason", "tight", "against")}
 
@@ -357,13 +352,10 @@ def test_a_distribution_is_shown_with_what_it_detects_and_an_infinite_number_as_
     assert to_data(nothing.record)["claim"]["epsilon"] is None
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["gaussian", "--by", "messages", "--rounds", "4"], ["audited", "of 15 right on input 1", "30 messages of 4"]),
-        (["ota", "--by", "one-run", "--rounds", "2"], ["audited", "of 20 guesses right", "end to end", "200 canary"]),
-        (["dp-fedavg", "--by", "cosine", "--rounds", "2"], ["ESTIMATE epsilon about", "no bound", "from nothing"]),
-    ],
+@by_rows(
+    (["gaussian", "--by", "messages", "--rounds", "4"], ["audited", "of 15 right on input 1", "30 messages of 4"]),
+    (["ota", "--by", "one-run", "--rounds", "2"], ["audited", "of 20 guesses right", "end to end", "200 canary"]),
+    (["dp-fedavg", "--by", "cosine", "--rounds", "2"], ["ESTIMATE epsilon about", "no bound", "from nothing"]),
 )
 def test_the_command_prints_what_was_audited(options, words):
     few = [] if "messages" in options else ["--setting", "clients=200", "--setting", "dim=200"]

@@ -5,6 +5,7 @@ import pytest
 
 from leakgauge.harness.core.points import Value
 from leakgauge.harness.core.statements import Statement, Verdict, judge
+from tests.by_rows import by_rows
 
 
 def values(means, seeds=5, noise=0.01, quantity="accuracy", seed=0, exact=False):
@@ -42,37 +43,31 @@ def curve(name, **more):
     return values({("a", bits): mean for bits, mean in enumerate(CURVES[name])}, **more)
 
 
-@pytest.mark.parametrize(
-    ("that", "more", "expected"),
-    [
-        ("above", {"a": A, "b": B}, "CONFIRMED"),
-        ("above", {"a": B, "b": A}, "CONTRADICTED"),
-        ("above", {"a": A, "b": B, "margin": 0.2}, "CONTRADICTED"),
-        ("below", {"a": A, "b": B}, "CONTRADICTED"),
-        ("below", {"a": B, "b": A, "margin": 0.05}, "CONFIRMED"),
-        ("below", {"a": B, "b": A, "margin": 0.15}, "CONTRADICTED"),
-        ("within", {"a": A, "b": B, "margin": 0.15}, "CONFIRMED"),
-        ("within", {"a": A, "b": B, "margin": 0.05}, "CONTRADICTED"),
-    ],
+@by_rows(
+    ("above", {"a": A, "b": B}, "CONFIRMED"),
+    ("above", {"a": B, "b": A}, "CONTRADICTED"),
+    ("above", {"a": A, "b": B, "margin": 0.2}, "CONTRADICTED"),
+    ("below", {"a": A, "b": B}, "CONTRADICTED"),
+    ("below", {"a": B, "b": A, "margin": 0.05}, "CONFIRMED"),
+    ("below", {"a": B, "b": A, "margin": 0.15}, "CONTRADICTED"),
+    ("within", {"a": A, "b": B, "margin": 0.15}, "CONFIRMED"),
+    ("within", {"a": A, "b": B, "margin": 0.05}, "CONTRADICTED"),
 )
 def test_paired_differences_far_beyond_their_noise_decide_a_comparison(that, more, expected):
     assert verdict(values(PAIR), that, **more).verdict == expected
 
 
-@pytest.mark.parametrize(
-    ("that", "shape", "more", "expected"),
-    [
-        ("flat", "flat", {"margin": 0.05}, "CONFIRMED"),
-        ("flat", "rising", {"margin": 0.05}, "CONTRADICTED"),
-        ("monotone", "rising", {}, "CONFIRMED"),
-        ("monotone", "falling", {}, "CONTRADICTED"),
-        ("monotone", "falling", {"direction": "falling"}, "CONFIRMED"),
-        ("monotone", "hollow", {}, "CONTRADICTED"),
-        ("monotone", "flat", {"margin": 0.05}, "CONFIRMED"),
-        ("interior-minimum", "hollow", {}, "CONFIRMED"),
-        ("interior-minimum", "rising", {}, "CONTRADICTED"),
-        ("interior-minimum", "falling", {}, "CONTRADICTED"),
-    ],
+@by_rows(
+    ("flat", "flat", {"margin": 0.05}, "CONFIRMED"),
+    ("flat", "rising", {"margin": 0.05}, "CONTRADICTED"),
+    ("monotone", "rising", {}, "CONFIRMED"),
+    ("monotone", "falling", {}, "CONTRADICTED"),
+    ("monotone", "falling", {"direction": "falling"}, "CONFIRMED"),
+    ("monotone", "hollow", {}, "CONTRADICTED"),
+    ("monotone", "flat", {"margin": 0.05}, "CONFIRMED"),
+    ("interior-minimum", "hollow", {}, "CONFIRMED"),
+    ("interior-minimum", "rising", {}, "CONTRADICTED"),
+    ("interior-minimum", "falling", {}, "CONTRADICTED"),
 )
 def test_the_course_along_a_path_decides_a_shape(that, shape, more, expected):
     assert verdict(curve(shape), that, a=A, along="defense.bits", **more).verdict == expected
@@ -164,15 +159,12 @@ def test_a_side_that_mixes_two_questions_is_not_run_and_names_them():
     assert "mixes values of defense.bits (1, 2)" in judged.measured
 
 
-@pytest.mark.parametrize(
-    ("more", "text"),
-    [
-        ({"that": "flat"}, "expected a path for 'flat', got along=''"),
-        ({"that": "above", "a": A, "b": B, "along": "seed"}, "expected no path for 'above', got along='seed'"),
-        ({"that": "equals", "a": A}, "expected a number for equals alone"),
-        ({"that": "above", "a": A}, "expected a and b"),
-        ({"that": "within", "a": A, "b": B, "margin": -1.0}, "expected margin >= 0"),
-    ],
+@by_rows(
+    ({"that": "flat"}, "expected a path for 'flat', got along=''"),
+    ({"that": "above", "a": A, "b": B, "along": "seed"}, "expected no path for 'above', got along='seed'"),
+    ({"that": "equals", "a": A}, "expected a number for equals alone"),
+    ({"that": "above", "a": A}, "expected a and b"),
+    ({"that": "within", "a": A, "b": B, "margin": -1.0}, "expected margin >= 0"),
 )
 def test_a_statement_that_says_nothing_is_refused(more, text):
     with pytest.raises(ValueError, match=text):

@@ -14,6 +14,7 @@ from scipy import stats as scipy_stats
 from leakgauge.harness.core import stats
 from leakgauge.harness.core.result import Estimate
 from leakgauge.harness.core.rng import Key, normal
+from tests.by_rows import by_rows
 
 ROOT = Key(20240607, ("test_stats",))
 ALPHA = BETA = 1e-6
@@ -252,9 +253,7 @@ def test_tpr_interval_covers_the_share_at_its_threshold():
     assert sum(e.low <= t <= e.high for e, t in zip(found, true, strict=True)) >= fewest(0.95)
 
 
-@pytest.mark.parametrize(
-    ("fpr", "n", "defined"), [(0.01, 99, False), (0.01, 100, True), (0.001, 999, False), (0, 9, False)]
-)
+@by_rows((0.01, 99, False), (0.01, 100, True), (0.001, 999, False), (0, 9, False))
 def test_a_tpr_that_rests_on_less_than_one_nonmember_is_not_available(fpr, n, defined):
     found = stats.tpr_at_fpr(np.arange(10.0), np.arange(float(n)), fpr)
     assert (found.value is not None) is defined

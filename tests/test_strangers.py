@@ -22,6 +22,7 @@ from leakgauge.harness.data import DataUnreadable
 from leakgauge.harness.gate import rerun
 from leakgauge.harness.gate.rerun import Bench
 from leakgauge.harness.study.study import load_study, resolve
+from tests.by_rows import by_rows
 from tests.command import call
 
 STUDY = textwrap.dedent("""
@@ -60,28 +61,25 @@ def a_list(count):
     return f"[{', '.join(str(at / 1000) for at in range(1, count + 1))}]"
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        ("[0.01, 0.1]", f"{a_list(1000)}, clip = {a_list(1000)}, delta = {a_list(1000)}", "2,000,000,002 cells"),
-        ("[0.01, 0.1]", f"{a_list(10_000)}", "20,002 cells, expected at most 20,000; --max-cells"),
-        (
-            "attacks]]",
-            f"attacks]]\nx = []\n[[attacks]]\na = {a_list(999)}\nb = {a_list(999)}",
-            "5,988,006 cells, expected at most",
-        ),
-        ("clients = 3", "clients = 1_000_000_000", "federations[0].clients: got 1,000,000,000, expected at most 1,0"),
-        ("rounds = 2", "rounds = 1_000_001", "rounds: got 1,000,001, expected at most 1,000,000; --max-number"),
-        ("count = 2", f"count = {'9' * 4000}", "count: got an integer of about 4,001 digits, expected at most 1,000,0"),
-        ("count = 2", f"count = 0x{'f' * 9000}", "digits, expected at most 1,000,000; --max-number"),
-        ("rounds = 2", f"rounds = {'9' * 5000}", "limit (4300 digits) for integer string conversion: value has 5000"),
-        ('name = "tiny"', 'name = "tiny"\nseeds = [9223372036854775808]', "at most 9,223,372,036,854,775,807"),
-        ("rounds = 2", "rounds = 2, lr = 1e400", "federations[0].lr: got inf, expected a finite number"),
-        ("0.01, 0.1", "1e400", "defenses[1].noise_std[0]: got inf"),
-        ("rounds = 2", f"rounds = {'[' * 5000}1{']' * 5000}", "more than 8 deep, which is the limit"),
-        ("rounds = 2", f"rounds = {'[' * 20}1{']' * 20}", "more than 8 deep, which is the limit"),
-        ('name = "tiny"', f'name = "tiny"\n{"a." * 3000}a = 1', "more than 8 deep, which is the limit"),
-    ],
+@by_rows(
+    ("[0.01, 0.1]", f"{a_list(1000)}, clip = {a_list(1000)}, delta = {a_list(1000)}", "2,000,000,002 cells"),
+    ("[0.01, 0.1]", f"{a_list(10_000)}", "20,002 cells, expected at most 20,000; --max-cells"),
+    (
+        "attacks]]",
+        f"attacks]]\nx = []\n[[attacks]]\na = {a_list(999)}\nb = {a_list(999)}",
+        "5,988,006 cells, expected at most",
+    ),
+    ("clients = 3", "clients = 1_000_000_000", "federations[0].clients: got 1,000,000,000, expected at most 1,0"),
+    ("rounds = 2", "rounds = 1_000_001", "rounds: got 1,000,001, expected at most 1,000,000; --max-number"),
+    ("count = 2", f"count = {'9' * 4000}", "count: got an integer of about 4,001 digits, expected at most 1,000,0"),
+    ("count = 2", f"count = 0x{'f' * 9000}", "digits, expected at most 1,000,000; --max-number"),
+    ("rounds = 2", f"rounds = {'9' * 5000}", "limit (4300 digits) for integer string conversion: value has 5000"),
+    ('name = "tiny"', 'name = "tiny"\nseeds = [9223372036854775808]', "at most 9,223,372,036,854,775,807"),
+    ("rounds = 2", "rounds = 2, lr = 1e400", "federations[0].lr: got inf, expected a finite number"),
+    ("0.01, 0.1", "1e400", "defenses[1].noise_std[0]: got inf"),
+    ("rounds = 2", f"rounds = {'[' * 5000}1{']' * 5000}", "more than 8 deep, which is the limit"),
+    ("rounds = 2", f"rounds = {'[' * 20}1{']' * 20}", "more than 8 deep, which is the limit"),
+    ('name = "tiny"', f'name = "tiny"\n{"a." * 3000}a = 1', "more than 8 deep, which is the limit"),
 )
 def test_a_study_that_asks_for_too_much_is_refused_at_once_with_number_limit_and_option(old, new, words, tmp_path):
     start = time.process_time()
@@ -164,13 +162,10 @@ def write_images(folder, count=4, size=(4, 4)):
             Image.fromarray(pixels).save(folder / name / f"{number}.png")
 
 
-@pytest.mark.parametrize(
-    ("side", "words"),
-    [
-        (15_000, "(225000000 pixels) exceeds limit of 178956970 pixels"),
-        (12_000, "(144000000 pixels) exceeds limit of 89478485 pixels"),
-        (9_000, "unpack to 81,000,000 or more, expected at most 80,000,000"),
-    ],
+@by_rows(
+    (15_000, "(225000000 pixels) exceeds limit of 178956970 pixels"),
+    (12_000, "(144000000 pixels) exceeds limit of 89478485 pixels"),
+    (9_000, "unpack to 81,000,000 or more, expected at most 80,000,000"),
 )
 def test_an_image_that_unpacks_to_too_much_is_refused_by_its_header(side, words, tmp_path, monkeypatch):
     monkeypatch.setenv("LEAKGAUGE_MAX_UNPACKED", "80000000")

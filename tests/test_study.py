@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from leakgauge.harness.core.cell import FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec
 from leakgauge.harness.core.errors import StudyError, UnknownNameError
 from leakgauge.harness.study.study import expand, load_study, resolve, shipped
+from tests.by_rows import by_rows
 from tests.doubles import study_table
 
 ECHO = "tests.doubles:Echo"
@@ -72,32 +73,26 @@ def test_all_problems_are_reported_together_with_path_value_and_expectation():
         assert line in text, line
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"tsks": []}, "tsks: unknown key; did you mean 'tasks'?"),
-        ({"nonsense": 1}, "nonsense: unknown key, got 1. Known: name, title, seeds, threats, audit, limit, tasks"),
-        (
-            {"federations": [{"Clients": 4}]},
-            "federations[0].Clients: unknown key, got 4; did you mean 'clients'? Known: ",
-        ),
-        ({"defenses": [{"name": "Gaussian"}]}, "defenses[0]: no defense 'Gaussian'; did you mean 'gaussian'? Known: "),
-        ({"attacks": []}, "attacks: got [], expected a list of at least 1 item"),
-        ({"seeds": ["a"]}, "seeds.0: got 'a', expected an integer"),
-        (echo(round=3), "attacks.target.round: looks at round 3, expected less than 3"),
-        (echo(round=-1), "attacks[0].target: expected round >= 0, got round=-1"),
-        (echo(round="first"), "attacks[0].target.round: got 'first', expected an integer"),
-        (echo(kind="members"), "expected probe or messages for a reconstruction attack"),
-        ({"attacks": [{"name": "membership-loss", "target": {"kind": "probe"}}]}, "expected members for a membership"),
-        ({"attacks": [{"name": "membership-loss", "target": {"kind": "members", "client": 4}}]}, "client: got 4, exp"),
-        ({"attacks": [{"name": "fedmia", "target": {"kind": "members"}}]}, "target.round: missing; attack 'fedmia'"),
-        ({"defenses": [{"name": 3}]}, "defenses[0]: name: got 3, expected a string"),
-        ({"audit": -1}, "audit: got -1, expected greater than or equal to 0"),
-        ({"audit": 0.5}, "audit: got 0.5, expected an integer"),
-        ({"threats": ["sever"]}, "no threat 'sever'; known: server"),
-        ({"threats": ["server+names"]}, "no grant 'names' in 'server+names'; known: broadcast, labels"),
-        ({"defenses": [{"name": "gaussian", "epsilon": math.inf}]}, "epsilon: got inf, expected a finite number"),
-    ],
+@by_rows(
+    ({"tsks": []}, "tsks: unknown key; did you mean 'tasks'?"),
+    ({"nonsense": 1}, "nonsense: unknown key, got 1. Known: name, title, seeds, threats, audit, limit, tasks"),
+    ({"federations": [{"Clients": 4}]}, "federations[0].Clients: unknown key, got 4; did you mean 'clients'? Known: "),
+    ({"defenses": [{"name": "Gaussian"}]}, "defenses[0]: no defense 'Gaussian'; did you mean 'gaussian'? Known: "),
+    ({"attacks": []}, "attacks: got [], expected a list of at least 1 item"),
+    ({"seeds": ["a"]}, "seeds.0: got 'a', expected an integer"),
+    (echo(round=3), "attacks.target.round: looks at round 3, expected less than 3"),
+    (echo(round=-1), "attacks[0].target: expected round >= 0, got round=-1"),
+    (echo(round="first"), "attacks[0].target.round: got 'first', expected an integer"),
+    (echo(kind="members"), "expected probe or messages for a reconstruction attack"),
+    ({"attacks": [{"name": "membership-loss", "target": {"kind": "probe"}}]}, "expected members for a membership"),
+    ({"attacks": [{"name": "membership-loss", "target": {"kind": "members", "client": 4}}]}, "client: got 4, exp"),
+    ({"attacks": [{"name": "fedmia", "target": {"kind": "members"}}]}, "target.round: missing; attack 'fedmia'"),
+    ({"defenses": [{"name": 3}]}, "defenses[0]: name: got 3, expected a string"),
+    ({"audit": -1}, "audit: got -1, expected greater than or equal to 0"),
+    ({"audit": 0.5}, "audit: got 0.5, expected an integer"),
+    ({"threats": ["sever"]}, "no threat 'sever'; known: server"),
+    ({"threats": ["server+names"]}, "no grant 'names' in 'server+names'; known: broadcast, labels"),
+    ({"defenses": [{"name": "gaussian", "epsilon": math.inf}]}, "epsilon: got inf, expected a finite number"),
 )
 def test_each_problem_has_its_line(changes, message):
     found = problems(**changes)
@@ -190,26 +185,23 @@ def test_a_target_fills_in_its_round():
     assert Target(kind="members", count=5).outside == 5
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes", "message"),
-    [
-        (FederationSpec, {"clients": 0}, "expected clients > 0, got clients=0"),
-        (FederationSpec, {"lr": math.nan}, "expected lr > 0, got lr=nan"),
-        (FederationSpec, {"momentum": 1.0}, "expected 0 <= momentum < 1"),
-        (FederationSpec, {"batch": -1}, "expected batch >= 0"),
-        (FederationSpec, {"interim_samples": -1}, "expected interim_samples >= 0, got interim_samples=-1"),
-        (FederationSpec, {"local_steps": 2, "local_epochs": 2}, "expected local_steps or local_epochs, got both"),
-        (FederationSpec, {"algorithm": "fedsgd", "local_epochs": 1}, "with fedsgd"),
-        (FederationSpec, {"algorithm": "fedsgd", "momentum": 0.9}, "expected momentum=0 with fedsgd"),
-        (FederationSpec, {"samples": 0}, "expected samples > 0"),
-        (Target, {"count": 0}, "count >= 1"),
-        (Target, {"kind": "members", "rounds": 2}, "expected `round`, the first round, with rounds=2, got none"),
-        (Target, {"kind": "members", "batch": 2}, "expected no batch and no users with kind='members'"),
-        (Target, {"client": 1}, "expected no client and no outside with kind='probe'"),
-        (Target, {"kind": "members", "client": -1}, "expected client >= 0, got client=-1"),
-        (Target, {"kind": "members", "outside": 0}, "expected outside >= 1, got outside=0"),
-        (Target, {"round": -1}, "expected round >= 0, got round=-1"),
-    ],
+@by_rows(
+    (FederationSpec, {"clients": 0}, "expected clients > 0, got clients=0"),
+    (FederationSpec, {"lr": math.nan}, "expected lr > 0, got lr=nan"),
+    (FederationSpec, {"momentum": 1.0}, "expected 0 <= momentum < 1"),
+    (FederationSpec, {"batch": -1}, "expected batch >= 0"),
+    (FederationSpec, {"interim_samples": -1}, "expected interim_samples >= 0, got interim_samples=-1"),
+    (FederationSpec, {"local_steps": 2, "local_epochs": 2}, "expected local_steps or local_epochs, got both"),
+    (FederationSpec, {"algorithm": "fedsgd", "local_epochs": 1}, "with fedsgd"),
+    (FederationSpec, {"algorithm": "fedsgd", "momentum": 0.9}, "expected momentum=0 with fedsgd"),
+    (FederationSpec, {"samples": 0}, "expected samples > 0"),
+    (Target, {"count": 0}, "count >= 1"),
+    (Target, {"kind": "members", "rounds": 2}, "expected `round`, the first round, with rounds=2, got none"),
+    (Target, {"kind": "members", "batch": 2}, "expected no batch and no users with kind='members'"),
+    (Target, {"client": 1}, "expected no client and no outside with kind='probe'"),
+    (Target, {"kind": "members", "client": -1}, "expected client >= 0, got client=-1"),
+    (Target, {"kind": "members", "outside": 0}, "expected outside >= 1, got outside=0"),
+    (Target, {"round": -1}, "expected round >= 0, got round=-1"),
 )
 def test_an_impossible_federation_or_target_is_refused(kind, changes, message):
     with pytest.raises(ValueError, match=message):
@@ -229,14 +221,11 @@ def excluding(*patterns, **changes):
     return [cell.id for cell in resolve({**base, **changes, "exclude": list(patterns)}).cells]
 
 
-@pytest.mark.parametrize(
-    ("pattern", "number"),
-    [
-        ({"defense": "none"}, 16),
-        ({"defense": ["none", "gaussian"], "attack": "prior"}, 12),
-        ({"defense": {"name": "gaussian", "epsilon": 8}, "target": {"round": [1, 2]}, "threat": "server+labels"}, 4),
-        ({"task": {"model": ["linear", "mlp-small"]}, "attack": ECHO, "data": "digits", "target": {"round": 2}}, 12),
-    ],
+@by_rows(
+    ({"defense": "none"}, 16),
+    ({"defense": ["none", "gaussian"], "attack": "prior"}, 12),
+    ({"defense": {"name": "gaussian", "epsilon": 8}, "target": {"round": [1, 2]}, "threat": "server+labels"}, 4),
+    ({"task": {"model": ["linear", "mlp-small"]}, "attack": ECHO, "data": "digits", "target": {"round": 2}}, 12),
 )
 def test_excluded_combinations_are_no_cells_and_the_others_keep_their_ids(pattern, number):
     every = excluding()

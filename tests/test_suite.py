@@ -12,6 +12,7 @@ from leakgauge.harness.integrations.parts import named
 from leakgauge.harness.integrations.suite import examine
 from leakgauge.testing import ConformanceError, Effort, check_attack, check_defense, check_task, checks_of
 from tests import planted
+from tests.by_rows import by_rows
 from tests.command import call
 from tests.doubles import Counting
 
@@ -160,13 +161,10 @@ def test_a_check_returns_its_finding_or_raises_and_takes_a_class_an_object_or_a_
         checks["messages"](Counting)
 
 
-@pytest.mark.parametrize(
-    ("check", "given", "words"),
-    [
-        (check_attack, Gaussian, "check_attack got the defense gaussian: use check_defense"),
-        (check_defense, Effort, "expected a defense, an attack, a class of one, or the module of a task, got"),
-        (check_task, "prior", "use check_attack"),
-    ],
+@by_rows(
+    (check_attack, Gaussian, "check_attack got the defense gaussian: use check_defense"),
+    (check_defense, Effort, "expected a defense, an attack, a class of one, or the module of a task, got"),
+    (check_task, "prior", "use check_attack"),
 )
 def test_a_part_of_another_kind_is_refused(check, given, words):
     with pytest.raises(TypeError, match=words):

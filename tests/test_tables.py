@@ -24,6 +24,7 @@ from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.score import score_reconstruction
+from tests.by_rows import by_rows
 from tests.victims import sent
 
 COLUMNS = (Column("age", 1, 0.05), Column("color", 3), Column("shape", 4), Column("size", 1, 0.1))
@@ -204,14 +205,11 @@ def test_the_first_layer_alone_tells_a_record_through_noise():
     assert FirstLayer.of(ModelTask(build("cnn2", (1, 16, 16), 2)), torch.zeros(1, 4)) is None
 
 
-@pytest.mark.parametrize(
-    ("defense", "least"),
-    [
-        (NoDefense(), 0.99),
-        (Laplace(epsilon=60.0, clip=1.0), 0.8),
-        (TopK(fraction=0.1), 0.8),
-        (Gaussian(clip=10.0, noise_std=0.02), 0.85),
-    ],
+@by_rows(
+    (NoDefense(), 0.99),
+    (Laplace(epsilon=60.0, clip=1.0), 0.8),
+    (TopK(fraction=0.1), 0.8),
+    (Gaussian(clip=10.0, noise_std=0.02), 0.85),
     ids=["none", "laplace", "top-k", "gaussian"],
 )
 @pytest.mark.matrix

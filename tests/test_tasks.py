@@ -14,6 +14,7 @@ from leakgauge.harness.learn.layers import Dropout
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.structure import Structure
 from leakgauge.harness.learn.tasks import ModelTask
+from tests.by_rows import by_rows
 
 KEY = Key(0)
 
@@ -138,9 +139,7 @@ def test_squared_loss_is_the_formula_of_ota():  # OTA: mean (w.u - v)^2 + lambda
     torch.testing.assert_close(task.loss(w, u, v), wanted)
 
 
-@pytest.mark.parametrize(
-    ("name", "shape"), [("mlp", (3,)), ("mlp", (4, 2)), ("svm", (1,)), ("linear-regression", (4, 1))]
-)
+@by_rows(("mlp", (3,)), ("mlp", (4, 2)), ("svm", (1,)), ("linear-regression", (4, 1)))
 def test_labels_of_another_shape_are_refused(name, shape):
     task = _task(name)
     params, x, _ = _data(task)

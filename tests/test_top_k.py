@@ -11,18 +11,16 @@ from leakgauge.harness.core.codec import pack_float32, pack_levels
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key
 from tests.baselines_case import encode, estimate, score, setting_of
+from tests.by_rows import by_rows
 
 
-@pytest.mark.parametrize(
-    ("d", "fraction", "size"),
-    [
-        (1000, 0.01, 10 * 4 + 13),  # 10 numbers of 10 bits
-        (1000, 0.2, 200 * 4 + 125),  # a bitmap
-        (1000, 1.0, 4125),
-        (1024, 1e-6, 4 + 2),
-        (1, 0.3, 4),  # one coordinate: its position needs no bit
-        (17, 0.1, 2 * 4 + 2),
-    ],
+@by_rows(
+    (1000, 0.01, 10 * 4 + 13),  # 10 numbers of 10 bits
+    (1000, 0.2, 200 * 4 + 125),  # a bitmap
+    (1000, 1.0, 4125),
+    (1024, 1e-6, 4 + 2),
+    (1, 0.3, 4),  # one coordinate: its position needs no bit
+    (17, 0.1, 2 * 4 + 2),
 )
 def test_a_pruned_message_has_the_stated_size_and_carries_the_largest_exactly(d, fraction, size):
     defense, update = TopK(fraction=fraction), rng.normal(Key(8), (d,))
@@ -78,10 +76,7 @@ def test_the_likelihood_of_pruning_bounds_the_dropped_coordinates():
     assert scores[2:] == pytest.approx([4.5, 4.5], rel=0.3)
 
 
-@pytest.mark.parametrize(
-    ("positions", "message"),
-    [([3, 3], "2 increasing positions below 100"), ([4, 3], "increasing"), ([3, 100], "positions below 100")],
-)
+@by_rows(([3, 3], "2 increasing positions below 100"), ([4, 3], "increasing"), ([3, 100], "positions below 100"))
 def test_pruned_positions_that_repeat_or_lie_beyond_the_end_are_refused(positions, message):
     wire = pack_levels(np.array(positions), 7) + pack_float32(torch.ones(2))
     with pytest.raises(MessageError, match=message):

@@ -25,6 +25,7 @@ from leakgauge.defenses._udp.formulas import (
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.gaussian import gaussian_delta, gaussian_epsilon
 from leakgauge.harness.core.rng import Key
+from tests.by_rows import by_rows
 from tests.oracles import UDP_CORRECTED, UDP_CROSSOVER, UDP_TRUE
 
 DELTA = 1e-3
@@ -105,22 +106,17 @@ def test_the_schedule_starts_at_the_noise_of_the_fixed_run_and_keeps_it(q):
     assert last.multipliers == pytest.approx([multiplier(8, DELTA, 200, q, "paper")] * 200, rel=1e-11)
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "rounds"),
-    [  # 1 to 0.875: by zeta exactly
-        *((*losses, 10) for losses in [(None, 1.0), (1.0, None), (None, None), (1.0, 0.875), (math.inf, 1.0)]),
-        *((1.0, after, 9) for after in (0.876, 1.0, math.inf, math.nan)),
-        (math.inf, math.inf, 9),
-    ],
+@by_rows(  # 1 to 0.875: by zeta exactly
+    *((*losses, 10) for losses in [(None, 1.0), (1.0, None), (None, None), (1.0, 0.875), (math.inf, 1.0)]),
+    *((1.0, after, 9) for after in (0.876, 1.0, math.inf, math.nan)),
+    (math.inf, math.inf, 9),
 )
 def test_only_a_known_loss_without_improvement_shortens_the_run(before, after, rounds):
     schedule = spend(Schedule(10), ONE)
     assert discount(schedule, before, after, zeta=0.125, beta=0.9).rounds == rounds
 
 
-@pytest.mark.parametrize(
-    ("rounds", "beta", "expected"), [(90, 0.7, 63), (170, 0.7, 119), (100, 0.57, 57), (10, 0.99, 9)]
-)
+@by_rows((90, 0.7, 63), (170, 0.7, 119), (100, 0.57, 57), (10, 0.99, 9))
 def test_a_discount_counts_in_decimals(rounds, beta, expected):
     # as floats, 0.7 * 90, 0.7 * 170 and 0.57 * 100 are a hair below a whole number
     assert discount(spend(Schedule(rounds), ONE), 1.0, 1.0, zeta=0.001, beta=beta).rounds == expected
@@ -194,19 +190,16 @@ def test_rounds_compose_by_the_squares_of_their_noise():
     assert gaussian_delta(whole_run_mu([2.0] * 4), 0.0) == pytest.approx(2 * stats.norm.cdf(0.5) - 1, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: sensitivity(0.0, 0.1, 10), "expected clip > 0, got clip=0.0"),
-        (lambda: sensitivity(1.0, 0.1, 0), "expected samples > 0"),
-        (lambda: budget(8, DELTA, 1.5, "paper"), "expected 0 < participation <= 1, got participation=1.5"),
-        (lambda: multiplier(8, DELTA, 0, 1.0, "paper"), "expected rounds > 0"),
-        (lambda: Schedule(0), "expected rounds >= 1, got rounds=0"),
-        (lambda: linear_decay(8, DELTA, 0, 1.0, first=9.0), "expected rounds > 0"),
-        (lambda: whole_run_mu([1.0, 0.0]), "expected noise multipliers > 0, got 0.0"),
-        (lambda: participations(10, 0.5, 0.0), "expected 0 < quantile <= 1, got quantile=0.0"),
-        (lambda: participations(0, 0.5, 0.5), "expected rounds > 0"),
-    ],
+@by_rows(
+    (lambda: sensitivity(0.0, 0.1, 10), "expected clip > 0, got clip=0.0"),
+    (lambda: sensitivity(1.0, 0.1, 0), "expected samples > 0"),
+    (lambda: budget(8, DELTA, 1.5, "paper"), "expected 0 < participation <= 1, got participation=1.5"),
+    (lambda: multiplier(8, DELTA, 0, 1.0, "paper"), "expected rounds > 0"),
+    (lambda: Schedule(0), "expected rounds >= 1, got rounds=0"),
+    (lambda: linear_decay(8, DELTA, 0, 1.0, first=9.0), "expected rounds > 0"),
+    (lambda: whole_run_mu([1.0, 0.0]), "expected noise multipliers > 0, got 0.0"),
+    (lambda: participations(10, 0.5, 0.0), "expected 0 < quantile <= 1, got quantile=0.0"),
+    (lambda: participations(0, 0.5, 0.5), "expected rounds > 0"),
 )
 def test_arguments_out_of_range_are_named(call, message):
     with pytest.raises(ValueError, match=message):

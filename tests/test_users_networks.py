@@ -30,6 +30,7 @@ from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import resolve
+from tests.by_rows import by_rows
 from tests.doubles import random_examples, study_table
 from tests.test_chains import (
     IMAGE,
@@ -66,16 +67,13 @@ class Partly(nn.Module):
         return self.last(torch.relu(self.middle(h)))
 
 
-@pytest.mark.parametrize(
-    ("net", "soft"),
-    [
-        (Partly, True),
-        (lambda: dense(nn.ReLU(), nn.LayerNorm(5), nn.ReLU(inplace=True)), True),
-        (lambda: norms(nn.BatchNorm2d(4).eval()), True),
-        (lambda: dense(nn.ReLU(), nn.Hardtanh()), False),
-        (lambda: dense(nn.Softsign()), False),
-        (lambda: nn.Sequential(pooled(nn.MaxPool2d(2), nn.LocalResponseNorm(2))), False),
-    ],
+@by_rows(
+    (Partly, True),
+    (lambda: dense(nn.ReLU(), nn.LayerNorm(5), nn.ReLU(inplace=True)), True),
+    (lambda: norms(nn.BatchNorm2d(4).eval()), True),
+    (lambda: dense(nn.ReLU(), nn.Hardtanh()), False),
+    (lambda: dense(nn.Softsign()), False),
+    (lambda: nn.Sequential(pooled(nn.MaxPool2d(2), nn.LocalResponseNorm(2))), False),
 )
 def test_any_relu_of_a_network_of_unknown_structure_is_softened_if_it_has_no_other_kinks(net, soft):
     task = own(net())
@@ -162,22 +160,19 @@ def test_an_imprint_behind_dropout_is_refused_for_the_dropout():
         Imprint().broadcast(make(own(net, (1, 8, 8), 10)).seen, KEY)
 
 
-@pytest.mark.parametrize(
-    ("net", "has"),
-    [
-        (lambda: dense(nn.ReLU()), True),
-        (lambda: dense(nn.Dropout(0.2), nn.ReLU(), nn.Linear(5, 5), nn.ReLU()), True),
-        (lambda: dense(nn.ReLU(), nn.Linear(5, 5)), True),
-        (lambda: nn.Sequential(dense(nn.ReLU()), nn.LogSoftmax(1)), True),
-        (lambda: nn.Sequential(pooled(nn.MaxPool2d(2))[0], nn.Linear(36, 5), nn.ReLU(), nn.Linear(5, 3)), True),
-        (lambda: By(lambda net, x: net.last(functional.relu(net.first(x.flatten(1))))), True),
-        (lambda: nn.Sequential(*unet()[:-1], nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 3)), True),
-        (lambda: dense(nn.Linear(5, 5), nn.ReLU()), False),
-        (lambda: dense(nn.Sigmoid()), False),
-        (lambda: dense(nn.ReLU(), nn.Linear(5, 5), nn.Sigmoid()), False),
-        (lambda: dense(nn.ReLU(), nn.Linear(5, 5, bias=False)), False),
-        (lambda: Hidden(dense(nn.ReLU())), False),
-    ],
+@by_rows(
+    (lambda: dense(nn.ReLU()), True),
+    (lambda: dense(nn.Dropout(0.2), nn.ReLU(), nn.Linear(5, 5), nn.ReLU()), True),
+    (lambda: dense(nn.ReLU(), nn.Linear(5, 5)), True),
+    (lambda: nn.Sequential(dense(nn.ReLU()), nn.LogSoftmax(1)), True),
+    (lambda: nn.Sequential(pooled(nn.MaxPool2d(2))[0], nn.Linear(36, 5), nn.ReLU(), nn.Linear(5, 3)), True),
+    (lambda: By(lambda net, x: net.last(functional.relu(net.first(x.flatten(1))))), True),
+    (lambda: nn.Sequential(*unet()[:-1], nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 3)), True),
+    (lambda: dense(nn.Linear(5, 5), nn.ReLU()), False),
+    (lambda: dense(nn.Sigmoid()), False),
+    (lambda: dense(nn.ReLU(), nn.Linear(5, 5), nn.Sigmoid()), False),
+    (lambda: dense(nn.ReLU(), nn.Linear(5, 5, bias=False)), False),
+    (lambda: Hidden(dense(nn.ReLU())), False),
 )
 def test_neurons_need_relu_right_behind_the_first_dense_layer_and_no_other_activation_later(net, has):
     task = own(net())

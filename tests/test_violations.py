@@ -18,6 +18,7 @@ from leakgauge.harness.federation.loop import Keep, train
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import Store
 from leakgauge.harness.study.study import resolve
+from tests.by_rows import by_rows
 from tests.doubles import Counting, random_examples, small_task, study_table
 from tests.jopeq_case import build, setting_of
 from tests.stored import rewrite
@@ -64,17 +65,14 @@ def ones_at(d, *places):
 
 
 @pytest.mark.parametrize("name", ["laplace", "jopeq", "laplace+sdq"])
-@pytest.mark.parametrize(
-    ("d", "ones", "broken"),
-    [
-        (100, 4, 4),  # a number is sqrt(d / ones) / 3: here 5 / 3
-        (100, 12, 0),  # 0.96
-        (90, 10, 0),  # exactly 1, up to the float32 of the scale
-        (99, 11, 0),
-        (100, 0, 0),
-    ],
+@by_rows(
+    (100, 4, 4),  # a number is sqrt(d / ones) / 3: here 5 / 3
+    (100, 12, 0),  # 0.96
+    (90, 10, 0),  # exactly 1, up to the float32 of the scale
+    (99, 11, 0),
+    (100, 0, 0),
 )
-def test_coordinates_beyond_three_times_the_norm_are_counted(name, d, ones, broken):
+def test_coordinates_beyond_three_times_the_norm_are_counted(d, ones, broken, name):
     found = violations(build(name, scale="vector"), [ones_at(d, *range(ones))])
     assert found == {COORDINATES: Violation(broken, d, "coordinate")}
 

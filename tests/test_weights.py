@@ -18,6 +18,7 @@ from leakgauge.harness.federation.loop import Keep, train
 from leakgauge.harness.learn.batch import choose_engine
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
+from tests.by_rows import by_rows
 
 DIGITS = load("digits", Path())
 SHAPE = (1, 8, 8)
@@ -57,31 +58,20 @@ def test_trained_parameters_trip_nothing_behind_any_noise(task, defense):
         assert notices(task, params) == set()
 
 
-def signs(tensor):
-    return torch.sign(tensor) * tensor.abs().mean()
-
-
-def copies(tensor):
-    return tensor[:1] * uniform(Key(4), (len(tensor), 1), -1.0, 1.0)
-
-
 def one_alive(bias):
     return torch.cat([bias[:1], bias[1:] - 1000])
 
 
-@pytest.mark.parametrize(
-    ("trap", "trips"),
-    [
-        (changed(0, lambda w: w[:1].expand_as(w)), {"parallel", "repeated"}),
-        (changed(0, copies), {"parallel"}),
-        (changed(0, signs), {"repeated"}),
-        (changed(2, lambda w: w * torch.eye(len(w), w.shape[1])), {"repeated"}),
-        (changed(1, one_alive), {"stuck"}),
-        (changed(3, one_alive), {"stuck"}),
-        (changed(1, lambda b: b + 1000), {"stuck"}),
-        (changed(0, lambda w: 1e6 * w), {"large"}),
-        (changed(4, lambda w: 1e-3 * w), {"small", "loud"}),
-    ],
+@by_rows(
+    (changed(0, lambda w: w[:1].expand_as(w)), {"parallel", "repeated"}),
+    (changed(0, lambda tensor: tensor[:1] * uniform(Key(4), (len(tensor), 1), -1.0, 1.0)), {"parallel"}),
+    (changed(0, lambda tensor: torch.sign(tensor) * tensor.abs().mean()), {"repeated"}),
+    (changed(2, lambda w: w * torch.eye(len(w), w.shape[1])), {"repeated"}),
+    (changed(1, one_alive), {"stuck"}),
+    (changed(3, one_alive), {"stuck"}),
+    (changed(1, lambda b: b + 1000), {"stuck"}),
+    (changed(0, lambda w: 1e6 * w), {"large"}),
+    (changed(4, lambda w: 1e-3 * w), {"small", "loud"}),
 )
 def test_each_trap_trips_its_tests(trap, trips):
     assert notices(SMALL, trap) == trips

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.by_rows import by_rows
 from tests.command import call
 
 POISON = (
@@ -106,15 +107,12 @@ def test_the_doctor_of_a_shipped_part_does_not_either(here):
     unharmed(here, *CONSOLE, "doctor", "random-mask")
 
 
-@pytest.mark.parametrize(
-    ("words", "path"),
-    [
-        (("-m", "leakgauge", "list", "defenses"), ""),
-        (("-E", "-m", "leakgauge", "run", "../s.toml", "-o", "../out", "--workers", "1"), ""),
-        ((*CONSOLE, "run", "../s.toml", "-o", "../out", "--workers", "1"), os.pathsep),
-    ],
+@by_rows(
+    (("-m", "leakgauge", "list", "defenses"), ""),
+    (("-E", "-m", "leakgauge", "run", "../s.toml", "-o", "../out", "--workers", "1"), ""),
+    ((*CONSOLE, "run", "../s.toml", "-o", "../out", "--workers", "1"), os.pathsep),
 )
-def test_it_does_not_matter_how_python_was_started(here, words, path):
+def test_it_does_not_matter_how_python_was_started(words, path, here):
     unharmed(here, *words, PYTHONPATH=path)
 
 
