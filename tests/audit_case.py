@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from scipy import stats
 
-from leakgauge.harness.core.contract import Setting
-from leakgauge.harness.core.vec import Layout
+from leakgauge import Layout, Setting
 from leakgauge.harness.federation.small import Federation
 
 

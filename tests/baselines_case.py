@@ -2,9 +2,7 @@
 
 import dataclasses
 
-from leakgauge.harness.core.contract import Link, Links, Sender, Setting
-from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.vec import Layout
+from leakgauge import Key, Layout, Link, Links, Sender, Setting
 
 PRIVATE, SHARED, SERVER = Key(1), Key(2), Key(3)
 SENDERS = [Sender(number, samples) for number, samples in enumerate((8, 80, 8, 8))]

@@ -2,9 +2,7 @@
 
 import pytest
 
-from leakgauge.harness.core.contract import Link, Sender, Setting
-from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.vec import Layout
+from leakgauge import Key, Layout, Link, Sender, Setting
 
 PRIVATE, SHARED = Key(0).child("private"), Key(0).child("shared")
 WHO = Sender(0, 8)

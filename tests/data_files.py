@@ -5,9 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from leakgauge import Key, rng
 from leakgauge.harness import data
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.rng import Key
 
 REAL = Path(__file__).parents[2] / "shared" / "data"
 KEY = Key(0, ("test_data",))

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
+from leakgauge import Defense, Key, rng
 from leakgauge.defenses._common.scale import Scaling
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.codec import pack_float64
-from leakgauge.harness.core.contract import Defense
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation import registry
 
 ONE_KEY = Key(0, ("dither",))

@@ -5,11 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Link, Links, Sender, Setting
-from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.vec import Layout
+from leakgauge import Key, Layout, Link, Links, MessageError, Sender, Setting, rng
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.round import Client, Exchange, Round
 

@@ -5,11 +5,8 @@ import math
 
 import numpy as np
 
+from leakgauge import Key, Layout, Link, Sender, Setting, unpack_levels
 from leakgauge.defenses._jopeq.privacy import GENERATOR
-from leakgauge.harness.core.codec import unpack_levels
-from leakgauge.harness.core.contract import Link, Sender, Setting
-from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation import registry
 
 PRIVATE, SHARED = Key(1).child("private"), Key(1).child("shared")

@@ -6,12 +6,9 @@ import math
 import pytest
 import torch
 
+from leakgauge import Key, Layout, Link, Links, Sender, Setting, rng
 from leakgauge.defenses.ota import OTA
 from leakgauge.defenses.ota_orthogonal import OTAOrthogonal
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Link, Links, Sender, Setting
-from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.vec import Layout
 
 D = 200_000
 DELTA = 1e-4

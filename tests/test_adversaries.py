@@ -11,17 +11,16 @@ import numpy as np
 import pytest
 import torch
 
+from leakgauge import Key, rng
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.harness.audit import standalone
 from leakgauge.harness.audit.engine import adversaries
 from leakgauge.harness.audit.neighbors import Inputs
 from leakgauge.harness.audit.trials import Mechanism
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import PartSpec
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, claim_over
 from leakgauge.harness.core.contract import Defense, claim_of
 from leakgauge.harness.core.errors import StudyError
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import ANYBODY, SEES, Threat
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.small import Federation

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from leakgauge import Layout, Links, Sender, Setting
 from leakgauge.attacks.map import MAP
 from leakgauge.defenses.cepam_gaussian import CepamGaussian
 from leakgauge.defenses.dp_fedavg import DPFedAvg
@@ -19,10 +20,8 @@ from leakgauge.defenses.top_k import TopK
 from leakgauge.defenses.udp import UDP
 from leakgauge.harness.core.cell import Target
 from leakgauge.harness.core.codec import unpack_float32, unpack_float64
-from leakgauge.harness.core.contract import Links, Sender, Setting
 from leakgauge.harness.core.rng import Key, normal
 from leakgauge.harness.core.threats import Threat, ThreatMismatch, View, require
-from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.aggregate import Aggregated, aggregated
 from leakgauge.harness.federation.observe import observe

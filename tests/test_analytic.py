@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch.nn.functional import conv2d, relu
 
+from leakgauge import Key, rng
 from leakgauge.attacks._solve.layerwise import Evidence, Geometry, inverse
 from leakgauge.attacks.analytic import Analytic
 from leakgauge.defenses.gaussian import Gaussian
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.data import load
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask

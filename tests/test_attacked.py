@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from leakgauge import Layout, Proof, Relation, Unit, claim_over
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.jopeq import JoPEQ
 from leakgauge.defenses.laplace import Laplace
 from leakgauge.defenses.none import NoDefense
 from leakgauge.harness.audit.attacked import Promised, promised, shown_by_identification, shown_by_membership
-from leakgauge.harness.core.claim import Proof, Relation, Unit, claim_over
 from leakgauge.harness.core.contract import Examples, Guess, Membership, Reconstruction, Setting
 from leakgauge.harness.core.threats import Threat
-from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation.observe import Truth
 from leakgauge.harness.study.flags import promise_flags
 from leakgauge.harness.study.score import score_promise, score_reconstruction

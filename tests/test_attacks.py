@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
+from leakgauge import Layout, pack_float32, rng
 from leakgauge.attacks._engine import reconstruct as _matching
 from leakgauge.attacks._labels.infer import restore
 from leakgauge.attacks.dlg import DLG
@@ -15,10 +16,7 @@ from leakgauge.attacks.idlg import IDLG
 from leakgauge.attacks.membership_loss import MembershipLoss
 from leakgauge.attacks.prior import Prior
 from leakgauge.defenses.gaussian import Gaussian
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.codec import pack_float32
 from leakgauge.harness.core.contract import Examples, Sender
-from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.data.embedded import photos
 from leakgauge.harness.federation import registry
 from leakgauge.harness.learn.gradients import gradients

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from leakgauge import Key, audit
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.jopeq_sound import SoundJoPEQ
 from leakgauge.defenses.laplace import Laplace
@@ -15,10 +16,8 @@ from leakgauge.defenses.udp import UDP
 from leakgauge.harness.audit.bounds import Counts
 from leakgauge.harness.audit.engine import audit_mechanism, contradicts, inspect, strongest_adversary, verdict
 from leakgauge.harness.audit.neighbors import pairs
-from leakgauge.harness.audit.standalone import audit
 from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.core.claim import Code, Relation, Unit, Verdict
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation import registry
 from tests.audit_case import deployed, setting_of
 from tests.faulty import Faulty

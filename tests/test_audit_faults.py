@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from leakgauge import Key, Link, Relation, Sender, Unit, rng
 from leakgauge.harness.audit.bounds import split_threshold
 from leakgauge.harness.audit.distinguishers import distinguishers
 from leakgauge.harness.audit.engine import (
@@ -24,11 +25,7 @@ from leakgauge.harness.audit.engine import (
 )
 from leakgauge.harness.audit.neighbors import pairs
 from leakgauge.harness.audit.trials import Mechanism
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import Leak
-from leakgauge.harness.core.claim import Relation, Unit
-from leakgauge.harness.core.contract import Link, Sender
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.federation import registry
 from tests.audit_case import deployed, setting_of

@@ -5,15 +5,12 @@ import struct
 import pytest
 import torch
 
+from leakgauge import Key, Layout, Relation, Setting, Unit
 from leakgauge.harness.audit import engine
 from leakgauge.harness.audit.distinguishers import distinguishers
 from leakgauge.harness.audit.engine import audit_mechanism, strongest_adversary
 from leakgauge.harness.audit.neighbors import pairs, varied
 from leakgauge.harness.audit.trials import Mechanism
-from leakgauge.harness.core.claim import Relation, Unit
-from leakgauge.harness.core.contract import Setting
-from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.small import Federation
 from tests.audit_case import at_most, setting_of

@@ -9,10 +9,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
 
+from leakgauge import Key, rng
 from leakgauge.attacks._engine.simulate import Local, client_updates
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Examples
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn.batch import LocalPlan, Work, choose_engine, train_clients
 from leakgauge.harness.learn.gradients import gradients, losses
 from leakgauge.harness.learn.models import build

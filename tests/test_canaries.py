@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
+from leakgauge import Key, rng
 from leakgauge.defenses.cepam_clip import CepamClip
 from leakgauge.defenses.dp_fedavg import DPFedAvg
 from leakgauge.defenses.gaussian import Gaussian
@@ -17,10 +18,8 @@ from leakgauge.defenses.sdq import SDQ
 from leakgauge.harness.audit.canaries import audit_messages, audit_one_run, estimate_by_cosine
 from leakgauge.harness.audit.engine import strongest_adversary
 from leakgauge.harness.audit.one_run import fdp_epsilon, steinke_epsilon
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Horizon, Relation, Unit
 from leakgauge.harness.core.gaussian import gaussian_epsilon
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import SEES, Threat
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.small import Federation

@@ -11,6 +11,7 @@ import pytest
 import torch
 from scipy import special, stats
 
+from leakgauge import Key, Links, rng
 from leakgauge.defenses._common.cascade import Cascade
 from leakgauge.defenses._jopeq.privacy import GENERATOR
 from leakgauge.defenses.gaussian import Gaussian
@@ -18,11 +19,8 @@ from leakgauge.defenses.laplace import Laplace
 from leakgauge.defenses.sdq import SDQ
 from leakgauge.defenses.sdq_lattice import LatticeSDQ
 from leakgauge.defenses.t_noise import TNoise
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import PartSpec
 from leakgauge.harness.core.claim import Horizon, Unit, Verdict, judge
-from leakgauge.harness.core.contract import Links
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.registry import ParameterError
 from tests.by_rows import by_rows

@@ -10,14 +10,11 @@ import pytest
 import torch
 from scipy import stats
 
+from leakgauge import Key, Links, MessageError, rng
 from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.defenses.cepam_clip import CepamClip
 from leakgauge.defenses.cepam_gaussian import CepamGaussian
 from leakgauge.defenses.cepam_laplace import CepamLaplace
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Links
-from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.rng import Key
 from tests.by_rows import by_rows
 from tests.cepam_case import SHARED, WHO, decode, encode, every_n, setting
 from tests.oracles import follows

@@ -13,6 +13,7 @@ import torch
 from scipy import stats
 from scipy.special import ndtr
 
+from leakgauge import Key, Layout, Link, Links, Sender, Setting
 from leakgauge.defenses._cepam.lrsuq import encode, gaussian_radii
 from leakgauge.defenses._cepam.wire import pack
 from leakgauge.defenses.cepam_clip import CepamClip
@@ -22,11 +23,8 @@ from leakgauge.harness.audit import claims
 from leakgauge.harness.core import accounting, rng
 from leakgauge.harness.core.accounting import Leak
 from leakgauge.harness.core.claim import Horizon, Relation, Unit, Verdict, judge
-from leakgauge.harness.core.contract import Link, Links, Sender, Setting
 from leakgauge.harness.core.gaussian import gaussian_delta
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
-from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.learn.batch import LocalPlan, plan_batches
 from tests.by_rows import by_rows
 from tests.oracles import ALPHA

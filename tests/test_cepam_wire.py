@@ -10,15 +10,13 @@ import torch
 from scipy import stats
 from scipy.special import ndtr
 
+from leakgauge import Key, MessageError, rng
 from leakgauge.defenses._cepam import lrsuq
 from leakgauge.defenses._cepam import wire as _cepam_wire
 from leakgauge.defenses._cepam.lrsuq import encode, gaussian_radii, place
 from leakgauge.defenses._cepam.wire import attempt_contexts, cell_contexts, dithers, pack, unpack
 from leakgauge.defenses._wire.golomb import encode_integers
 from leakgauge.defenses.cepam_gaussian import CepamGaussian
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.rng import Key
 from tests import cepam_case
 from tests.by_rows import by_rows
 from tests.cepam_case import every_n

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.functional import cross_entropy, one_hot
 
+from leakgauge import Key, rng
 from leakgauge.attacks._engine.objective import received_gradients
 from leakgauge.attacks.active_membership import ActiveMembership
 from leakgauge.attacks.analytic import Analytic
@@ -16,8 +17,6 @@ from leakgauge.attacks.imprint import Imprint
 from leakgauge.attacks.map import MAP
 from leakgauge.attacks.trap_weights import TrapWeights
 from leakgauge.harness.audit.limit import followed
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn import modules
 from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
 from leakgauge.harness.learn.gradients import gradients, kernel_of

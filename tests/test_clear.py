@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from leakgauge import nothing_promised, pack_float32, unpack_float32
 from leakgauge.attacks._members import clear
 from leakgauge.attacks.active_membership import ActiveMembership
 from leakgauge.attacks.membership_cosine import MembershipCosine
@@ -16,8 +17,6 @@ from leakgauge.defenses.cepam_gaussian import CepamGaussian
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.jopeq import JoPEQ
 from leakgauge.defenses.none import NoDefense
-from leakgauge.harness.core.claim import nothing_promised
-from leakgauge.harness.core.codec import pack_float32, unpack_float32
 from leakgauge.harness.core.contract import Examples, LocalRule, Observation, Setting, Snapshot
 from leakgauge.harness.core.rng import Key, normal
 from leakgauge.harness.core.stats import auc

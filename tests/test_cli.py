@@ -13,11 +13,10 @@ import pytest
 from rich.console import Console
 
 import leakgauge
-from leakgauge import __version__
+from leakgauge import __version__, load_study
 from leakgauge.harness.cli.progress import listener
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.schedule import Progress
-from leakgauge.harness.study.study import load_study
 from tests.by_rows import by_rows
 from tests.command import call
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
+from leakgauge import Key, Layout, Link, Links, MessageError, Sender, Setting, rng
 from leakgauge.defenses._common.clip import clip_coordinates, clip_l2
 from leakgauge.defenses._common.plain import Plain
 from leakgauge.defenses.dp_fedavg import DPFedAvg
@@ -17,12 +18,7 @@ from leakgauge.defenses.none import NoDefense
 from leakgauge.defenses.piecewise import Piecewise
 from leakgauge.defenses.top_k import TopK
 from leakgauge.defenses.vqsgd import VQSGD
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Verdict, judge, nothing_promised
-from leakgauge.harness.core.contract import Link, Links, Sender, Setting
-from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation import registry
 from leakgauge.testing import Effort, checks_of
 from tests.by_rows import by_rows

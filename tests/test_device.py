@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from leakgauge import Key, Links
 from leakgauge.attacks._engine import matching
 from leakgauge.attacks._members.shadowing import shadow
 from leakgauge.attacks._search import features, lbfgs
@@ -17,9 +18,7 @@ from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.laplace import Laplace
 from leakgauge.harness.audit import canaries, neighbors, standalone, trials
 from leakgauge.harness.audit.limit import limits
-from leakgauge.harness.core.contract import Links
 from leakgauge.harness.core.device import Placed
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.data import default_root
 from leakgauge.harness.federation import registry
 from leakgauge.harness.learn.batch import LocalPlan, Work, choose_engine, train_clients

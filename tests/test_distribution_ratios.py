@@ -6,16 +6,14 @@ import itertools
 import numpy as np
 import pytest
 
+from leakgauge import Key, MessageError, pack_levels
 from leakgauge.defenses._common.reference import Scaled
 from leakgauge.defenses._jopeq.distribution import leveled
 from leakgauge.defenses._jopeq.lattice import Lattice
 from leakgauge.defenses._privquant import Matched, PrivQuant
 from leakgauge.harness.audit.goodness_of_fit import check_fit
 from leakgauge.harness.audit.uniformity import Sample, detectable_by_ratios, p_values, ratio_values
-from leakgauge.harness.core.codec import pack_levels
 from leakgauge.harness.core.distribution import SHARES, Choices, Laplacian, powers
-from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation import registry
 from tests.audit_case import at_most, setting_of
 from tests.faults.library import lying, of_epsilon

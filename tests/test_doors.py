@@ -18,15 +18,14 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import leakgauge
+from leakgauge import claim, load_study
 from leakgauge.harness import data
-from leakgauge.harness.audit.claims import claim
 from leakgauge.harness.cli.main import main
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.sinks import say
 from leakgauge.harness.data.given import given
 from leakgauge.harness.data.vision import unpickle
 from leakgauge.harness.federation import registry
-from leakgauge.harness.study.study import load_study
 from tests.by_rows import by_rows
 from tests.command import call
 from tests.data_files import one_line, pixels

@@ -6,12 +6,10 @@ import pytest
 import torch
 from scipy import integrate, stats
 
+from leakgauge import Key, Links, rng
 from leakgauge.defenses.dp_fedavg import DPFedAvg, _moments_epsilon
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import epsilon
 from leakgauge.harness.core.claim import Horizon, Unit, Verdict, judge
-from leakgauge.harness.core.contract import Links
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from tests.baselines_case import SENDERS, SERVER, SHARED, encode, estimate, score, setting_of
 from tests.by_rows import by_rows

@@ -5,12 +5,10 @@ import dataclasses
 import pytest
 import torch
 
+from leakgauge import Key, Layout, Setting
 from leakgauge.defenses.dp_sgd import DPSGD
 from leakgauge.harness.core.cell import FederationSpec
 from leakgauge.harness.core.claim import Verdict, judge
-from leakgauge.harness.core.contract import Setting
-from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation.loop import Keep, make_plan, train
 from leakgauge.harness.learn.batch import Work, train_clients
 from tests.doubles import random_examples, small_task

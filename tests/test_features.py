@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
+from leakgauge import Key, rng
 from leakgauge.attacks._search.features import Features
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.learn.kernels import Kernel
 from leakgauge.harness.learn.models import build

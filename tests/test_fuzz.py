@@ -8,17 +8,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from leakgauge import Key, Layout, Link, MessageError, Sender, rng
 from leakgauge.defenses._cepam import wire as cepam
 from leakgauge.defenses._common.clip import normal_reach
 from leakgauge.defenses.cepam_clip import CepamClip
 from leakgauge.defenses.laplace import Laplace
 from leakgauge.defenses.t_noise import TNoise
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.codec import pack_float32, pack_float64
-from leakgauge.harness.core.contract import Link, Sender
-from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation import registry
 from leakgauge.harness.integrations.message_checks import KINDS, mutated
 from leakgauge.testing import checks_of

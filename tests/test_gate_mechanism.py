@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from leakgauge.harness.core import rng
+from leakgauge import load_study, rng
 from leakgauge.harness.core.fingerprints import DRAWN
 from leakgauge.harness.federation import loop, registry
 from leakgauge.harness.federation.round import Client
@@ -17,7 +17,6 @@ from leakgauge.harness.gate.mechanism import compare, distribution_checks
 from leakgauge.harness.gate.rules import Rules, Verdict
 from leakgauge.harness.study.fingerprints import take
 from leakgauge.harness.study.run import run_study
-from leakgauge.harness.study.study import load_study
 from tests import command
 from tests.faults.library import lying
 

@@ -7,13 +7,12 @@ import json
 import pytest
 import torch
 
+from leakgauge import Key, rng
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.none import NoDefense
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import FederationSpec
 from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.core.result import Evaluation
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.rows import rows
 from leakgauge.harness.federation.loop import Keep, evaluation, replay_state, train
 from leakgauge.harness.study.run import run_study

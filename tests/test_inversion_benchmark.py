@@ -8,11 +8,9 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
+from leakgauge import Guess, Key, Link, rng
 from leakgauge.attacks._engine import reconstruct as _matching
 from leakgauge.attacks._engine.matching import SquaredDistance, evaluator
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Guess, Link
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation import registry
 from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.learn.models import build

@@ -6,13 +6,11 @@ import math
 import pytest
 import torch
 
+from leakgauge import Defense, Key, rng
 from leakgauge.attacks._engine.matching import Evaluation
 from leakgauge.attacks._search.adam import Schedule, descend
 from leakgauge.attacks._search.lbfgs import Status
 from leakgauge.attacks.inverting_gradients import InvertingGradients
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Defense
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation import registry
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask

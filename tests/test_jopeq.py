@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from leakgauge import Key, MessageError, rng
 from leakgauge.defenses._jopeq.privacy import GENERATOR
 from leakgauge.defenses.jopeq import JoPEQ
 from leakgauge.defenses.jopeq_sound import SoundJoPEQ
@@ -17,9 +18,6 @@ from leakgauge.defenses.jopeq_t import JoPEQT
 from leakgauge.defenses.sdq import SDQ
 from leakgauge.defenses.sdq_lattice import LatticeSDQ
 from leakgauge.defenses.t_noise import TNoise
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.registry import ParameterError
 from tests.by_rows import by_rows

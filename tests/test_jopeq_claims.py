@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from leakgauge import Key, rng, unpack_levels
 from leakgauge.defenses._jopeq.privacy import vector_epsilon, vector_epsilon_bound
 from leakgauge.defenses.jopeq import JoPEQ
 from leakgauge.defenses.jopeq_sound import SoundJoPEQ
@@ -18,11 +19,8 @@ from leakgauge.defenses.jopeq_t import JoPEQT
 from leakgauge.defenses.sdq import SDQ
 from leakgauge.defenses.sdq_lattice import LatticeSDQ, pair_leak
 from leakgauge.defenses.t_noise import TNoise
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import delta, epsilon
 from leakgauge.harness.core.claim import Unit, Verdict, judge
-from leakgauge.harness.core.codec import unpack_levels
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from tests.by_rows import by_rows
 from tests.jopeq_case import FROM_PAIRS, PRIVATE, SHARED, encode, setting_of

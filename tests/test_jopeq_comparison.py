@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.rng import Key
+from leakgauge import Key, rng
 from tests.jopeq_case import build, decode, encode, setting_of
 
 # Figure: SNR against the rate

@@ -10,14 +10,13 @@ import pytest
 import torch
 from scipy import special, stats
 
+from leakgauge import Key, rng
 from leakgauge.defenses.jopeq import JoPEQ
 from leakgauge.defenses.jopeq_sound import SoundJoPEQ
 from leakgauge.defenses.jopeq_t import JoPEQT
 from leakgauge.defenses.sdq import SDQ
 from leakgauge.defenses.sdq_lattice import LatticeSDQ
 from leakgauge.defenses.t_noise import TNoise
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.rng import Key
 from tests.jopeq_case import FROM_PAIRS, decode, encode, like_one_bit, round_trip, setting_of
 from tests.oracles import follows
 

@@ -8,15 +8,13 @@ import math
 import pytest
 import torch
 
+from leakgauge import Key, Links, rng
 from leakgauge.defenses.jopeq import JoPEQ
 from leakgauge.defenses.jopeq_sound import SoundJoPEQ
 from leakgauge.defenses.jopeq_t import JoPEQT
 from leakgauge.defenses.sdq import SDQ
 from leakgauge.defenses.sdq_lattice import LatticeSDQ
 from leakgauge.defenses.t_noise import TNoise
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Links
-from leakgauge.harness.core.rng import Key
 from tests.jopeq_case import PRIVATE, SHARED, WHO, decode, encode, levels_of, like_one_bit, setting_of
 
 

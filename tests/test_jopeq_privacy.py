@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
+from leakgauge import Key, rng
 from leakgauge.defenses._jopeq.privacy import (
     GENERATOR,
     cube_epsilon,
@@ -18,8 +19,6 @@ from leakgauge.defenses._jopeq.privacy import (
     surrogate_scale,
     uniform_delta,
 )
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.rng import Key
 from tests.by_rows import by_rows
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import integrate, optimize
 
+from leakgauge import Key, rng
 from leakgauge.defenses._jopeq import privacy
 from leakgauge.defenses._jopeq.privacy import (
     GENERATOR,
@@ -19,8 +20,6 @@ from leakgauge.defenses._jopeq.privacy import (
     vector_epsilon,
     vector_epsilon_bound,
 )
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.rng import Key
 from tests.by_rows import by_rows
 
 INF = math.inf

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, one_hot
 
+from leakgauge import Key, rng
 from leakgauge.attacks._engine.matching import SquaredDistance, evaluator
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn import convolution
 from leakgauge.harness.learn import gradients as learn
 from leakgauge.harness.learn.gradients import gradients, kernel_of

@@ -9,11 +9,10 @@ import torch
 from scipy import stats
 from torch.nn.functional import linear, one_hot
 
+from leakgauge import Key, rng
 from leakgauge.attacks._labels.infer import apportion, restore
 from leakgauge.attacks._labels.last_layer import noise_of
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Examples
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.data.embedded import digits
 from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.learn.models import build

@@ -10,8 +10,6 @@ from scipy import stats
 
 from leakgauge.defenses._jopeq.lattice import Lattice, student_variance
 from leakgauge.defenses._jopeq.quantizer import scalar_lattice
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.rng import Key
 from tests.by_rows import by_rows
 from tests.oracles import ALPHA, follows
 

@@ -5,11 +5,10 @@ import pytest
 import scipy.optimize
 import torch
 
+from leakgauge import Key, rng
 from leakgauge.attacks._engine.matching import Evaluation
 from leakgauge.attacks._search import lbfgs
 from leakgauge.attacks._search.lbfgs import Status, Stop, _Memory, minimize
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.rng import Key
 
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["loops", "torch"])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
+from leakgauge import Key, rng
 from leakgauge.attacks._engine.inverter import Pairs, Plan, fit
 from leakgauge.attacks._engine.simulate import Local, client_updates
 from leakgauge.attacks.learned import Learned, _altered, _apart
@@ -14,7 +15,6 @@ from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.none import NoDefense
 from leakgauge.defenses.sdq import SDQ
 from leakgauge.defenses.top_k import TopK
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import (
     Examples,
     Link,
@@ -26,7 +26,6 @@ from leakgauge.harness.core.contract import (
     Setting,
     Snapshot,
 )
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask

@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy import integrate, stats
 
+from leakgauge import Key, Link, Links, Sender, pack_float32, pack_levels, rng
 from leakgauge.defenses._privquant import choose
 from leakgauge.defenses.dp_fedavg import DPFedAvg
 from leakgauge.defenses.dp_sgd import DPSGD
@@ -21,10 +22,6 @@ from leakgauge.defenses.udp import UDP
 from leakgauge.defenses.udp_crd import UDPCRD
 from leakgauge.defenses.udp_lei import UDPLei
 from leakgauge.defenses.vqsgd import VQSGD
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.codec import pack_float32, pack_levels
-from leakgauge.harness.core.contract import Link, Links, Sender
-from leakgauge.harness.core.rng import Key
 from tests.baselines_case import SENDERS, setting_of
 from tests.oracles import coordinate_product
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
+from leakgauge import Key, Link, Links, rng
 from leakgauge.attacks.map import MAP
 from leakgauge.defenses._common.misfit import WALL, ball_misfit, rounded_misfit
 from leakgauge.defenses.cepam_clip import CepamClip
@@ -23,9 +24,6 @@ from leakgauge.defenses.laplace import Laplace
 from leakgauge.defenses.sdq import SDQ
 from leakgauge.defenses.sdq_lattice import LatticeSDQ
 from leakgauge.defenses.t_noise import TNoise
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Link, Links
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation import registry
 from tests.jopeq_case import PRIVATE, SHARED, WHO, encode, setting_of
 from tests.oracles import ALPHA, follows

@@ -11,10 +11,9 @@ import pytest
 import torch
 from scipy import stats
 
+from leakgauge import Key, rng
 from leakgauge.defenses._cepam.lrsuq import encode, gaussian_radii, place
 from leakgauge.defenses._cepam.wire import dithers, pack, unpack
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.rng import Key
 from tests.by_rows import by_rows
 from tests.cepam_case import every_n
 from tests.oracles import ALPHA, follows

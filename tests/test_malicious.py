@@ -6,19 +6,17 @@ import math
 import pytest
 import torch
 
+from leakgauge import Key, load_run, unpack_float32
 from leakgauge.defenses.none import NoDefense
 from leakgauge.harness.core.cell import FederationSpec, Target
-from leakgauge.harness.core.codec import unpack_float32
 from leakgauge.harness.core.contract import Snapshot
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.labels import server_text
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.rows import rows
 from leakgauge.harness.core.threats import SEES, Threat, View
 from leakgauge.harness.federation.loop import Keep, Training, train
 from leakgauge.harness.federation.observe import before_rounds, observe
 from leakgauge.harness.study.run import run_study
-from leakgauge.harness.study.store import load_run
 from leakgauge.harness.study.study import resolve
 from tests.by_rows import by_rows
 from tests.doubles import Counting, random_examples, small_task, study_table

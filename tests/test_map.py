@@ -6,6 +6,7 @@ import pytest
 import torch
 from skimage.filters import gaussian as blur
 
+from leakgauge import Key, rng
 from leakgauge.attacks._engine import reconstruct
 from leakgauge.attacks._engine.objective import Explains, objective
 from leakgauge.attacks._engine.prior import ImagePrior
@@ -19,9 +20,7 @@ from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.laplace import Laplace
 from leakgauge.defenses.none import NoDefense
 from leakgauge.defenses.sdq import SDQ
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Examples, Link, Message, Observation, Sender, Setting, Snapshot
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.learn.models import build

@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
+from leakgauge import Key, rng
 from leakgauge.attacks._engine import matching
 from leakgauge.attacks._engine.matching import SquaredDistance, evaluator, unpack
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn.gradients import gradients, losses
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from leakgauge import Key, rng
 from leakgauge.attacks._engine.shadows import halves
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import FederationSpec
 from leakgauge.harness.core.contract import Examples
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import mean, tpr_at_fpr
 from tests.by_rows import by_rows
 

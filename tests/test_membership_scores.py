@@ -6,9 +6,8 @@ from statistics import NormalDist
 import pytest
 import torch
 
+from leakgauge import Key, rng
 from leakgauge.attacks._members.scores import confidence, fedmia, finite, lira_offline, lira_online, rmia
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import auc
 
 KEY = Key(0)

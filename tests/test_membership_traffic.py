@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from leakgauge import Key, unpack_float32
 from leakgauge.attacks._members import traffic as _traffic
 from leakgauge.attacks._members.traffic import read
 from leakgauge.attacks.fedmia import FedMIA
@@ -17,9 +18,7 @@ from leakgauge.defenses.none import NoDefense
 from leakgauge.defenses.random_mask import RandomMask
 from leakgauge.defenses.top_k import TopK
 from leakgauge.harness.core.cell import FederationSpec, Target
-from leakgauge.harness.core.codec import unpack_float32
 from leakgauge.harness.core.contract import Examples, Link
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import auc
 from leakgauge.harness.core.threats import Threat, ThreatMismatch, View, require
 from leakgauge.harness.federation import registry

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.rng import Key
+from leakgauge import Key, rng
 from leakgauge.harness.learn.models import Model, build, names
 from tests.torch_models import TWINS, Drop, cnn3, fill, owned
 

@@ -7,14 +7,10 @@ import pytest
 import torch
 from scipy import stats
 
+from leakgauge import Key, Layout, Link, Links, Sender, Setting, rng, unpack_levels
 from leakgauge.defenses.mvu import MVU
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Verdict, judge
-from leakgauge.harness.core.codec import unpack_levels
-from leakgauge.harness.core.contract import Link, Links, Sender, Setting
 from leakgauge.harness.core.distribution import DistributionError
-from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.vec import Layout
 from tests.by_rows import by_rows
 from tests.oracles import ALPHA
 

@@ -7,10 +7,9 @@ import pytest
 import torch
 from scipy import optimize, stats
 
+from leakgauge import Key, rng
 from leakgauge.defenses import mvu
 from leakgauge.defenses.mvu import Design, design, exact_epsilon, sample
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.rng import Key
 from tests.by_rows import by_rows
 from tests.oracles import ALPHA
 

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from leakgauge import Key, unpack_float32
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.none import NoDefense
 from leakgauge.harness.core.cell import FederationSpec, Target
-from leakgauge.harness.core.codec import unpack_float32
 from leakgauge.harness.core.contract import Examples, Sender
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import SEES, Threat, ThreatMismatch, View, require
 from leakgauge.harness.federation.loop import Keep, train
 from leakgauge.harness.federation.observe import TrainedFederation, observe

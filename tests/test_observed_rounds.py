@@ -4,15 +4,14 @@ import numpy as np
 import pytest
 import torch
 
+from leakgauge import Key, unpack_float32
 from leakgauge.attacks.map import MAP
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.ota import OTA
 from leakgauge.defenses.top_k import TopK
 from leakgauge.harness.core.cell import Cell, FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec
-from leakgauge.harness.core.codec import unpack_float32
 from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.core.errors import StudyError
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat, View
 from leakgauge.harness.federation.loop import Keep, train
 from leakgauge.harness.federation.observe import TrainedFederation, observe

@@ -25,11 +25,10 @@ from torch.utils.data import (
 )
 
 import leakgauge.opacus
-from leakgauge.harness.audit.standalone import audit
+from leakgauge import Layout, audit
 from leakgauge.harness.core.accounting import epsilon, gaussian_epsilon
 from leakgauge.harness.core.claim import Verdict, judge
 from leakgauge.harness.core.rng import Key, global_generators, normal
-from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.integrations.opacus import (
     STEP,
     OpacusError,

@@ -7,14 +7,11 @@ import pytest
 import torch
 from scipy import stats
 
+from leakgauge import Key, Link, Links, MessageError, Sender, rng
 from leakgauge.defenses._ota.formulas import rayleigh_gains
 from leakgauge.defenses.ota import OTA
 from leakgauge.defenses.ota_orthogonal import OTAOrthogonal
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.codec import pack_float64, unpack_float64
-from leakgauge.harness.core.contract import Link, Links, Sender
-from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.rng import Key
 from tests.by_rows import by_rows
 from tests.oracles import follows
 from tests.ota_case import (

@@ -7,14 +7,13 @@ import pytest
 import torch
 from scipy import stats
 
+from leakgauge import Key, rng
 from leakgauge.defenses.none import NoDefense
 from leakgauge.defenses.ota import OTA
 from leakgauge.defenses.ota_orthogonal import OTAOrthogonal
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import FederationSpec, Target
 from leakgauge.harness.core.codec import unpack_float64
 from leakgauge.harness.core.contract import Examples, Link
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat, View
 from leakgauge.harness.federation.loop import Keep, train
 from leakgauge.harness.federation.observe import TrainedFederation, observe

@@ -13,11 +13,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, dropout, one_hot
 
+from leakgauge import Key, rng
 from leakgauge.attacks._engine.simulate import Local, client_updates
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.core.errors import StudyError, UnknownNameError
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.data.torchvision_shim import torchvision
 from leakgauge.harness.gate import rerun
 from leakgauge.harness.gate.rerun import Bench

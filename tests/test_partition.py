@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2, norm
 
-from leakgauge.harness.core import rng
+from leakgauge import Key, rng
 from leakgauge.harness.core.cell import FederationSpec
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn.partition import dirichlet, partition
 from leakgauge.harness.study.study import resolve
 from tests.by_rows import by_rows

@@ -8,14 +8,10 @@ import pytest
 import torch
 from scipy import stats
 
+from leakgauge import Key, Link, MessageError, pack_float32, rng
 from leakgauge.defenses.piecewise import Piecewise
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Unit, Verdict, judge
-from leakgauge.harness.core.codec import pack_float32
-from leakgauge.harness.core.contract import Link
 from leakgauge.harness.core.distribution import DistributionError
-from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.rng import Key
 from tests.baselines_case import LENET, SENDERS, SHARED, encode, estimate, score, setting_of
 from tests.oracles import ALPHA, follows
 

@@ -14,10 +14,9 @@ import torch
 from scipy import stats
 from torch.nn.functional import normalize, pad
 
+from leakgauge import Key, pack_levels, rng
 from leakgauge.defenses import _privquant
 from leakgauge.defenses._privquant import Matched, PrivQuant, choose, levels_to_values, round_levels
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.codec import pack_levels
 from leakgauge.harness.core.distribution import DistributionError
 from leakgauge.harness.core.rng import Key
 from tests.oracles import ALPHA, coordinate_product

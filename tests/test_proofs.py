@@ -15,12 +15,10 @@ import pytest
 import torch
 from scipy import optimize, special
 
+from leakgauge import Key, Layout, Link, Links, Sender, Setting
 from leakgauge.defenses._jopeq.privacy import SHIPPED, t_epsilon, vector_epsilon_bound
 from leakgauge.harness.audit.claims import states_of
 from leakgauge.harness.core.claim import Relation, judge
-from leakgauge.harness.core.contract import Link, Links, Sender, Setting
-from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation import registry
 from tests.by_rows import by_rows
 

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
+from leakgauge import Key, rng
 from leakgauge.defenses.random_mask import RandomMask
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Verdict, judge
-from leakgauge.harness.core.rng import Key
 from tests.baselines_case import encode, estimate, score, setting_of
 
 PRIVATE = Key(1).child("private")

@@ -9,8 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.rng import Key
+from leakgauge import Key, rng
 from tests.by_rows import by_rows
 from tests.oracles import ALPHA, follows
 

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from leakgauge import Defense, MessageError, Sender
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.ota import OTA
 from leakgauge.harness.core.cell import FederationSpec
-from leakgauge.harness.core.contract import Defense, Sender
-from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key, normal
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.loop import Keep, make_plan, replay_state, train

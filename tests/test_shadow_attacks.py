@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from leakgauge import Key, rng
 from leakgauge.attacks._members.shadowing import outputs, shadow
 from leakgauge.attacks.lira import LiRA
 from leakgauge.attacks.loss_trajectory import LossTrajectory
@@ -15,10 +16,8 @@ from leakgauge.attacks.rmia import RMIA
 from leakgauge.attacks.shadow_classifier import ShadowClassifier
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.none import NoDefense
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import FederationSpec
 from leakgauge.harness.core.contract import Examples, Observation, Snapshot
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import auc
 from leakgauge.harness.core.threats import View, require
 from leakgauge.harness.data import load

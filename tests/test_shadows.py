@@ -6,16 +6,14 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from leakgauge import Key, pack_float32, rng, unpack_float32
 from leakgauge.attacks._engine.shadows import Recipe, halves, train_shadows
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.none import NoDefense
 from leakgauge.defenses.top_k import TopK
 from leakgauge.defenses.udp_crd import UDPCRD
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import FederationSpec
-from leakgauge.harness.core.codec import pack_float32, unpack_float32
 from leakgauge.harness.core.contract import Examples, Setting
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation.loop import Keep, make_setting, train
 from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
 from tests.by_rows import by_rows

@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
+from leakgauge import Key, rng
 from leakgauge.attacks._engine.simulate import Local, client_updates, update_evaluator
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Examples
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask

@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
+from leakgauge import Key, rng
 from leakgauge.attacks._engine.objective import received_gradients
 from leakgauge.attacks._solve.spear import FirstLayer, Undecided, find
 from leakgauge.attacks.spear import Spear
 from leakgauge.defenses.gaussian import Gaussian
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.data import load
 from leakgauge.harness.learn.layers import dense_stack
 from leakgauge.harness.learn.models import Model, build

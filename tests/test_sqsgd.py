@@ -8,13 +8,10 @@ import torch
 from scipy import stats
 from scipy.linalg import hadamard
 
+from leakgauge import Key, Layout, Link, Links, Sender, Setting, rng
 from leakgauge.defenses.sqsgd import SqSGD
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Verdict, judge
-from leakgauge.harness.core.contract import Link, Links, Sender, Setting
 from leakgauge.harness.core.distribution import DistributionError
-from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.vec import Layout
 from tests.by_rows import by_rows
 from tests.oracles import ALPHA
 

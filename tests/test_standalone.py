@@ -11,18 +11,15 @@ import pytest
 import torch
 from scipy import stats
 
+from leakgauge import Key, audit, rng, unpack_float32
 from leakgauge.defenses.dp_fedavg import DPFedAvg
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.harness.audit import standalone
 from leakgauge.harness.audit.claims import ratios_delta
 from leakgauge.harness.audit.goodness_of_fit import check_fit
-from leakgauge.harness.audit.standalone import audit
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.answer import DefenseRecord
-from leakgauge.harness.core.codec import unpack_float32
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.gaussian import gaussian_delta, gaussian_epsilon
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stored import from_data, to_data
 from tests.by_rows import by_rows
 from tests.command import call

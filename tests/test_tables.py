@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from leakgauge import Key, rng
 from leakgauge.attacks._engine.matching import Evaluation
 from leakgauge.attacks._engine.tables import FirstLayer, Mixture, restore, settle, typical
 from leakgauge.attacks.map import MAP
@@ -14,10 +15,8 @@ from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.laplace import Laplace
 from leakgauge.defenses.none import NoDefense
 from leakgauge.defenses.top_k import TopK
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Examples, Guess
 from leakgauge.harness.core.metrics import metric
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.table import Column, columns_right, commonest, likeliest_number, records
 from leakgauge.harness.data import DataSet
 from leakgauge.harness.learn.gradients import gradients

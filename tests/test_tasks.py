@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.rng import Key
+from leakgauge import Key, rng
 from leakgauge.harness.learn.layers import Dropout
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.structure import Structure

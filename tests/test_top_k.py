@@ -4,12 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from leakgauge import Key, MessageError, pack_float32, pack_levels, rng
 from leakgauge.defenses.top_k import TopK
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Verdict, judge
-from leakgauge.harness.core.codec import pack_float32, pack_levels
-from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.rng import Key
 from tests.baselines_case import encode, estimate, score, setting_of
 from tests.by_rows import by_rows
 

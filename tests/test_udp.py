@@ -8,18 +8,15 @@ import pytest
 import torch
 from scipy import stats
 
+from leakgauge import Key, Layout, MessageError, rng
 from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.defenses.udp import UDP
 from leakgauge.defenses.udp_crd import UDPCRD
 from leakgauge.defenses.udp_lei import UDPLei
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import FederationSpec
 from leakgauge.harness.core.claim import Verdict, judge
 from leakgauge.harness.core.contract import Feedback, Link, Links, LocalRule, Sender, Setting
-from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.gaussian import gaussian_epsilon
-from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation.loop import Keep, make_plan, replay_state, train
 from leakgauge.harness.learn.batch import Work, train_clients
 from tests.by_rows import by_rows

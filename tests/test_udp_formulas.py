@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from leakgauge import Key, rng
 from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.defenses._udp.formulas import (
     Schedule,
@@ -22,9 +23,7 @@ from leakgauge.defenses._udp.formulas import (
     spend,
     whole_run_mu,
 )
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.gaussian import gaussian_delta, gaussian_epsilon
-from leakgauge.harness.core.rng import Key
 from tests.by_rows import by_rows
 from tests.oracles import UDP_CORRECTED, UDP_CROSSOVER, UDP_TRUE
 

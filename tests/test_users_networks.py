@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.functional import one_hot
 
+from leakgauge import inspect, rng
 from leakgauge.attacks._engine.softened import softened
 from leakgauge.attacks._engine.tables import FirstLayer
 from leakgauge.attacks._search.features import Features
@@ -17,8 +18,6 @@ from leakgauge.attacks.analytic import Analytic
 from leakgauge.attacks.imprint import Imprint
 from leakgauge.attacks.map import MAP
 from leakgauge.attacks.spear import Spear
-from leakgauge.harness.cli.inspect import inspect
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import TaskSpec
 from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.data import default_root, load

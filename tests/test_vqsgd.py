@@ -8,14 +8,10 @@ import pytest
 import torch
 from scipy import stats
 
+from leakgauge import Key, Link, MessageError, pack_levels, rng
 from leakgauge.defenses.vqsgd import VQSGD
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Verdict, judge
-from leakgauge.harness.core.codec import pack_levels
-from leakgauge.harness.core.contract import Link
 from leakgauge.harness.core.distribution import DistributionError
-from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.rng import Key
 from tests.baselines_case import LENET, SENDERS, encode, estimate, score, setting_of
 from tests.oracles import ALPHA
 

@@ -3,15 +3,14 @@
 import pytest
 import torch
 
+from leakgauge import Layout, Setting
 from leakgauge.defenses._common.cascade import Cascade
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.none import NoDefense
 from leakgauge.defenses.sdq import SDQ
 from leakgauge.defenses.top_k import TopK
 from leakgauge.defenses.udp import UDP
-from leakgauge.harness.core.contract import Setting
 from leakgauge.harness.core.defense import Defense, Evidence, Guarantee, Mechanism, Wrapper
-from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation.aggregate import Aggregated
 from leakgauge.harness.study.attack import BatchedCells
 

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from leakgauge import Key, rng
 from leakgauge.defenses.none import NoDefense
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Defense, Examples, Link, Message, Observation, Sender, Setting, Snapshot
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.learn.models import build
