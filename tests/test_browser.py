@@ -5,16 +5,13 @@ from __future__ import annotations
 import csv
 import re
 import zipfile
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
 
 from leakgauge.harness.gate.judge import Verdict
 from leakgauge.reports.export import rows_as
 from leakgauge.reports.html import render
-from tests.browser_case import HOSTILE, SAME, Theme, Visit, against, chromium, few_run, started, tab, visit, whole_run
+from tests.browser_case import HOSTILE, SAME, Theme, against, chromium, few_run, started, tab, visit, whole_run
 
 DARK, LIGHT = "rgb(15, 18, 22)", "rgb(243, 245, 247)"
 THEMES: dict[Theme, str] = {"light": LIGHT, "dark": DARK}
@@ -40,13 +37,13 @@ FOCUS = """() => {
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser():
     with chromium() as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def few_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def few_page(tmp_path_factory):
     """Every section except the changes, in few cells."""
     path = tmp_path_factory.mktemp("few") / "report.html"
     path.write_text(render(few_run()), encoding="utf-8")
@@ -54,13 +51,13 @@ def few_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def few_tab(browser: Browser, few_page: Path) -> Iterator[Visit]:
+def few_tab(browser, few_page):
     with tab(browser, few_page) as seen:
         yield seen
 
 
 @pytest.fixture(scope="module")
-def whole_tab(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visit]:
+def whole_tab(browser, tmp_path_factory):
     """Every section, with every verdict of a claim and of a change, and hostile names."""
     path, run = tmp_path_factory.mktemp("whole") / "report.html", whole_run()
     path.write_text(render(run, against=against(run)), encoding="utf-8")
@@ -69,21 +66,21 @@ def whole_tab(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture
-def few(few_tab: Visit) -> Iterator[Visit]:
+def few(few_tab):
     few_tab.open()
     yield few_tab
     few_tab.check()
 
 
 @pytest.fixture
-def whole(whole_tab: Visit) -> Iterator[Visit]:
+def whole(whole_tab):
     whole_tab.open()
     yield whole_tab
     whole_tab.check()
 
 
 @pytest.mark.matrix
-def test_axe_core_objects_to_nothing_at_any_width_nor_in_either_theme(whole: Visit) -> None:
+def test_axe_core_objects_to_nothing_at_any_width_nor_in_either_theme(whole):
     axe, found = whole.axe(), dict[tuple[int, str], list[str]]()
     whole.open_details()
     for width in WIDTHS:
@@ -97,7 +94,7 @@ def test_axe_core_objects_to_nothing_at_any_width_nor_in_either_theme(whole: Vis
     assert {state: objections for state, objections in found.items() if objections} == {}
 
 
-def test_every_text_stands_out_and_no_page_is_wider_than_the_window(whole: Visit) -> None:
+def test_every_text_stands_out_and_no_page_is_wider_than_the_window(whole):
     whole.open_details()
     for width in WIDTHS:
         whole.resize(width)
@@ -107,7 +104,7 @@ def test_every_text_stands_out_and_no_page_is_wider_than_the_window(whole: Visit
         assert whole.poor_contrasts() == []
 
 
-def test_changes_of_every_verdict_are_seen_whole_at_every_width(whole: Visit) -> None:
+def test_changes_of_every_verdict_are_seen_whole_at_every_width(whole):
     words = [text.split(maxsplit=1)[1] for text in whole.page.locator("#changes .pill").all_inner_texts()]
     # The first two have other words here; the last is a verdict on the rules, never on a check.
     elsewhere = (Verdict.FAIL, Verdict.PASS, Verdict.NOT_ACCEPTED)
@@ -120,7 +117,7 @@ def test_changes_of_every_verdict_are_seen_whole_at_every_width(whole: Visit) ->
         assert box.locator("tbody tr > *").evaluate_all(UNSEEN) == 0
 
 
-def test_defects_are_found(browser: Browser, tmp_path: Path) -> None:
+def test_defects_are_found(browser, tmp_path):
     path = tmp_path / "poor.html"
     gray = "<p style='color: #999'>gray</p><svg><text y=20 fill='#aaa'>thin</text></svg><p style='width: 600px'>wide"
     path.write_text(f"<!doctype html><title>poor</title>{gray}</p><img src='data:,'>", encoding="utf-8")
@@ -132,7 +129,7 @@ def test_defects_are_found(browser: Browser, tmp_path: Path) -> None:
         assert seen.page.evaluate("document.documentElement.scrollWidth") > 500
 
 
-def test_everything_can_be_reached_by_keyboard_and_its_focus_is_seen(whole: Visit) -> None:
+def test_everything_can_be_reached_by_keyboard_and_its_focus_is_seen(whole):
     whole.resize(800)
     stops = []
     for _ in range(400):
@@ -149,7 +146,7 @@ def test_everything_can_be_reached_by_keyboard_and_its_focus_is_seen(whole: Visi
 
 
 @pytest.mark.matrix
-def test_a_section_that_is_jumped_to_begins_below_the_bar(few: Visit) -> None:
+def test_a_section_that_is_jumped_to_begins_below_the_bar(few):
     links = few.page.locator("nav a")
     assert links.count() >= 7
     for link in links.all():
@@ -159,7 +156,7 @@ def test_a_section_that_is_jumped_to_begins_below_the_bar(few: Visit) -> None:
         assert bar["y"] + bar["height"] <= top["y"] < 900
 
 
-def test_a_data_table_opens_by_keyboard(few: Visit) -> None:
+def test_a_data_table_opens_by_keyboard(few):
     details = few.page.locator("#tradeoffs details").first
     assert not details.locator("table").is_visible()
     details.locator("summary").focus()
@@ -167,7 +164,7 @@ def test_a_data_table_opens_by_keyboard(few: Visit) -> None:
     assert details.locator("table").is_visible()
 
 
-def test_the_policy_refuses_a_script_and_a_picture_from_elsewhere(few: Visit) -> None:
+def test_the_policy_refuses_a_script_and_a_picture_from_elsewhere(few):
     assert few.page.evaluate(LOAD_ELSEWHERE, ELSEWHERE) == "img-src"
     few.page.evaluate(RUN_SCRIPT)
     assert few.page.evaluate("window.ran") is None
@@ -177,7 +174,7 @@ def test_the_policy_refuses_a_script_and_a_picture_from_elsewhere(few: Visit) ->
     few.requests.pop()
 
 
-def test_without_the_policy_both_are_noticed(browser: Browser, few_page: Path, tmp_path: Path) -> None:
+def test_without_the_policy_both_are_noticed(browser, few_page, tmp_path):
     path = tmp_path / "open.html"
     text = few_page.read_text(encoding="utf-8")
     path.write_text(re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", text), encoding="utf-8")
@@ -189,7 +186,7 @@ def test_without_the_policy_both_are_noticed(browser: Browser, few_page: Path, t
         assert "ERR_" in seen.complaints.pop()
 
 
-def test_hostile_names_are_only_names(whole: Visit) -> None:
+def test_hostile_names_are_only_names(whole):
     assert whole.page.evaluate("window.ran") is None
     spelled = {name: name.translate({0x202C: r"\u202c", 0x202E: r"\u202e"}) for name in HOSTILE}
     changed = whole.page.locator("#changes th[scope=row] strong").all_inner_texts()
@@ -199,7 +196,7 @@ def test_hostile_names_are_only_names(whole: Visit) -> None:
     assert whole.column("Status") == ["done"]
 
 
-def test_numbers_sort_by_value_both_ways_and_lacking_ones_come_last(few: Visit) -> None:
+def test_numbers_sort_by_value_both_ways_and_lacking_ones_come_last(few):
     for title in ("Value", "Time", "n"):
         before = few.column(title)
         present = sorted((value for value in before if value), key=float)
@@ -212,7 +209,7 @@ def test_numbers_sort_by_value_both_ways_and_lacking_ones_come_last(few: Visit) 
         assert few.column(title) == present[::-1] + lacking
 
 
-def test_text_sorts_both_ways_and_equal_rows_keep_their_order(few: Visit) -> None:
+def test_text_sorts_both_ways_and_equal_rows_keep_their_order(few):
     order = list(zip(few.column("Attack"), few.column("Defense"), few.column("Seed"), strict=True))
     head = few.page.locator("#cells thead").get_by_role("columnheader", name="Attack")
     assert head.get_attribute("aria-sort") == "none"
@@ -224,7 +221,7 @@ def test_text_sorts_both_ways_and_equal_rows_keep_their_order(few: Visit) -> Non
     assert len({row[0] for row in order}) == 4
 
 
-def test_sorting_by_keyboard_keeps_the_focus_and_shows_the_direction(few: Visit) -> None:
+def test_sorting_by_keyboard_keeps_the_focus_and_shows_the_direction(few):
     head = few.page.locator("#cells thead").get_by_role("columnheader", name="Status")
     head.get_by_role("button").focus()
     for key, direction, first in (("Enter", "ascending", "done"), ("Space", "descending", "missing")):
@@ -235,7 +232,7 @@ def test_sorting_by_keyboard_keeps_the_focus_and_shows_the_direction(few: Visit)
         assert few.page.evaluate("document.activeElement.textContent") == "Status"
 
 
-def test_filter_and_status_narrow_the_rows_together_and_the_counter_shows_it(few: Visit) -> None:
+def test_filter_and_status_narrow_the_rows_together_and_the_counter_shows_it(few):
     counter, words, status = (few.page.locator(f"#{name}") for name in ("shown", "filter", "status"))
     everything = list(zip(few.column("Defense"), few.column("Attack"), few.column("Status"), strict=True))
     assert counter.inner_text() == f"{len(everything)} of {len(everything)} rows"
@@ -256,7 +253,7 @@ def test_filter_and_status_narrow_the_rows_together_and_the_counter_shows_it(few
     assert len(few.column("Status")) == len(everything)
 
 
-def test_the_download_is_the_table_however_it_is_sorted_and_filtered(few: Visit) -> None:
+def test_the_download_is_the_table_however_it_is_sorted_and_filtered(few):
     titles = ("Seed", "Value", "n", "Flags", "Time")
     table = list(zip(*map(few.column, titles), strict=True))
     metrics = [metric.lower() for metric in few.column("Metric")]
@@ -278,7 +275,7 @@ def test_the_download_is_the_table_however_it_is_sorted_and_filtered(few: Visit)
         assert row == (finished["seed"], one["value"], one["n"], finished["flags"].replace(" ", ", "), seconds)
 
 
-def test_the_theme_follows_the_system_until_the_button_changes_it_and_is_remembered(few: Visit) -> None:
+def test_the_theme_follows_the_system_until_the_button_changes_it_and_is_remembered(few):
     few.page.emulate_media(color_scheme="dark")
     button = few.page.get_by_role("button", name="Theme")
     found = [(button.inner_text(), few.style("body", "backgroundColor"))]
@@ -294,7 +291,7 @@ def test_the_theme_follows_the_system_until_the_button_changes_it_and_is_remembe
 
 
 @pytest.mark.parametrize("how", ["by the system", "by the button"])
-def test_print_is_light_and_leaves_nothing_out(few: Visit, how: str) -> None:
+def test_print_is_light_and_leaves_nothing_out(few, how):
     few.resize(800)
     if how == "by the button":
         few.page.get_by_role("button", name="Theme").click(click_count=2)
@@ -315,9 +312,7 @@ def test_print_is_light_and_leaves_nothing_out(few: Visit, how: str) -> None:
         assert not few.page.locator(name).is_visible()
 
 
-def test_without_a_script_the_page_is_complete_and_shows_no_control_that_does_nothing(
-    browser: Browser, few: Visit, few_page: Path
-) -> None:
+def test_without_a_script_the_page_is_complete_and_shows_no_control_that_does_nothing(browser, few, few_page):
     with visit(browser, few_page, javascript=False) as bare:
         texts = []
         for seen, some in ((few, True), (bare, False)):
@@ -330,7 +325,7 @@ def test_without_a_script_the_page_is_complete_and_shows_no_control_that_does_no
     assert len(texts[0]) > 5000
 
 
-def test_a_browser_that_does_not_start_is_a_skip_with_its_reason(browser: Browser, tmp_path: Path) -> None:
+def test_a_browser_that_does_not_start_is_a_skip_with_its_reason(browser, tmp_path):
     path = tmp_path / "chromium"
     path.write_text("#!/bin/sh\necho 'cannot open library' >&2\nexit 1\n", encoding="utf-8")
     with pytest.raises(pytest.skip.Exception, match=r"chromium does not start: .*EACCES"):

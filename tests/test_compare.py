@@ -1,13 +1,9 @@
 """Two runs side by side."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json
 import re
-from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,10 +15,10 @@ from typer.testing import CliRunner
 from leakgauge.harness.cli.report import compare as command
 from leakgauge.harness.cli.report import comparison_markdown as to_markdown
 from leakgauge.harness.cli.report import comparison_table as table
-from leakgauge.harness.core.cell import Cell, PartSpec, Target
-from leakgauge.harness.core.result import Pictures, Result, Run, Scores, TrainingRecord
+from leakgauge.harness.core.cell import PartSpec, Target
+from leakgauge.harness.core.result import Pictures, Scores
 from leakgauge.harness.core.stats import mean
-from leakgauge.harness.gate.compare import Comparison, Difference, compare, to_json, welch
+from leakgauge.harness.gate.compare import compare, to_json, welch
 from tests import report_fixtures as double
 from tests.by_rows import by_rows
 from tests.test_report_layout import on_disk
@@ -31,52 +27,52 @@ GAUSSIAN = double.GAUSSIAN[0]
 IMAGES = [(double.MATCHING, double.PROBE, "server")]
 
 
-def ssim(table: dict[int, Sequence[float]]) -> Callable[[Cell], Result]:
+def ssim(table):
     """A maker of results with these values by seed."""
 
-    def make(cell: Cell) -> Result:
+    def make(cell):
         return double.with_estimates(double.result_of(cell), mean("ssim", table[cell.training.seed]))
 
     return make
 
 
-def draws(seed: int, shift: float = 0.0) -> list[float]:
+def draws(seed, shift=0.0):
     return [round(0.3 + shift + 0.2 * double.wave(seed, at, shift), 6) for at in range(6)]
 
 
-def attacked(seeds: Sequence[int] = (0, 1), *, shift: float = 0.0, **changes: object) -> Run:
+def attacked(seeds=(0, 1), *, shift=0.0, **changes):
     cells = double.grid([GAUSSIAN], IMAGES, seeds)
     fields = {"make": ssim({seed: draws(seed, shift) for seed in seeds})} | changes
     return double.make_run(cells, **fields)  # type: ignore[arg-type]
 
 
-def trained(accuracies: dict[int, float], defense: PartSpec = GAUSSIAN) -> Run:
+def trained(accuracies, defense=GAUSSIAN):
     """A run whose trainings end at these accuracies, by seed."""
     run = double.make_run(double.grid([defense], IMAGES, list(accuracies)))
 
-    def changed(record: TrainingRecord) -> TrainingRecord:
+    def changed(record):
         last = dataclasses.replace(record.evaluations[-1], accuracy=accuracies[record.spec.seed])
         return dataclasses.replace(record, evaluations=(*record.evaluations[:-1], last))
 
     return dataclasses.replace(run, trainings={key: changed(record) for key, record in run.trainings.items()})
 
 
-def only(found: Comparison, metric: str) -> Difference:
+def only(found, metric):
     (one,) = (one for one in found.differences if one.metric == metric)
     return one
 
 
-def numbers(one: Difference) -> tuple[float | None, ...]:
+def numbers(one):
     return one.difference, one.low, one.high
 
 
-def plain(found: Comparison, width: int = 140) -> str:
+def plain(found, width=140):
     console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(table(found))
     return str(console.file.getvalue())  # type: ignore[attr-defined]
 
 
-def test_a_run_does_not_differ_from_itself() -> None:
+def test_a_run_does_not_differ_from_itself():
     run = double.full_run()
     found = compare(run, run)
     assert len(found.differences) > 50
@@ -85,7 +81,7 @@ def test_a_run_does_not_differ_from_itself() -> None:
     assert (found.only_first, found.only_second, found.remarks) == ((), (), ())
 
 
-def test_the_same_images_are_compared_in_pairs_with_students_interval() -> None:
+def test_the_same_images_are_compared_in_pairs_with_students_interval():
     one = only(compare(attacked(), attacked(shift=0.1)), "ssim")
     pairs = np.array([draws(s, 0.1) for s in (0, 1)]).ravel() - np.array([draws(s) for s in (0, 1)]).ravel()
     low, high = reference.ttest_1samp(pairs, 0.0).confidence_interval(0.95)
@@ -93,13 +89,13 @@ def test_the_same_images_are_compared_in_pairs_with_students_interval() -> None:
     assert (one.method, one.n, one.note, one.differs) == ("pairs", (12,), "", True)
 
 
-def test_pairs_are_of_the_same_image_in_whatever_order_the_seeds_stand() -> None:
+def test_pairs_are_of_the_same_image_in_whatever_order_the_seeds_stand():
     one = only(compare(attacked((0, 1)), attacked((1, 0))), "ssim")
     assert numbers(one) == (0.0, 0.0, 0.0)
     assert one.n == (12,)
 
 
-def test_other_images_are_said_and_compared_by_welch() -> None:
+def test_other_images_are_said_and_compared_by_welch():
     one = only(compare(attacked((0, 1)), attacked((2, 3), shift=0.1)), "ssim")
     samples = [np.ravel([draws(s, 0.1) for s in (2, 3)]), np.ravel([draws(s) for s in (0, 1)])]
     low, high = reference.ttest_ind(*samples, equal_var=False).confidence_interval(0.95)
@@ -107,14 +103,14 @@ def test_other_images_are_said_and_compared_by_welch() -> None:
     assert (one.method, one.n, one.note) == ("Welch", (12, 12), "not paired: the images differ")
 
 
-def test_of_images_that_are_shared_in_part_only_those_are_compared() -> None:
+def test_of_images_that_are_shared_in_part_only_those_are_compared():
     one = only(compare(attacked((0, 1)), attacked((1, 2), shift=0.1)), "ssim")
     pairs = np.array(draws(1, 0.1)) - np.array(draws(1))
     assert one.difference == pytest.approx(pairs.mean(), rel=1e-9)
     assert (one.n, one.note) == ((6,), "only the 6 of 12 images that are in both runs")
 
 
-def test_an_image_that_every_seed_attacks_is_one_image() -> None:
+def test_an_image_that_every_seed_attacks_is_one_image():
     same = Pictures(np.zeros((6, 1, 4, 4, 1), np.float32), np.zeros((6, 1, 4, 4, 1), np.float32))
     one = only(compare(*(attacked(pictures=lambda cell: same, shift=shift) for shift in (0.0, 0.1))), "ssim")
     first, second = (np.mean([draws(s, shift) for s in (0, 1)], axis=0) for shift in (0.0, 0.1))
@@ -123,20 +119,20 @@ def test_an_image_that_every_seed_attacks_is_one_image() -> None:
     assert one.n == (6,)
 
 
-def test_images_of_one_batch_are_not_taken_for_independent() -> None:
+def test_images_of_one_batch_are_not_taken_for_independent():
     cells = double.grid([GAUSSIAN], [(double.MATCHING, Target("probe", 0, count=6, batch=2), "server")])
     run = double.make_run(cells, make=ssim({0: draws(0), 1: draws(1)}))
     assert "too narrow" in only(compare(run, run), "ssim").note
 
 
-def test_a_case_that_failed_in_one_run_has_no_difference() -> None:
+def test_a_case_that_failed_in_one_run_has_no_difference():
     one = only(compare(attacked(), attacked(failed=lambda cell: cell.training.seed == 1)), "ssim")
     assert numbers(one) == (None, None, None)
     assert one.note == "second: a cell failed: RuntimeError: out of memory"
     assert (one.first is None, one.second is None) == (False, False)
 
 
-def test_what_only_one_run_has_is_named_with_its_value() -> None:
+def test_what_only_one_run_has_is_named_with_its_value():
     open_ = double.make_run(double.grid([double.NONE, GAUSSIAN], IMAGES))
     found = compare(open_, double.make_run(double.grid([GAUSSIAN, double.SQSGD], IMAGES)))
     assert [lone.name for lone in found.only_first] == [
@@ -149,12 +145,12 @@ def test_what_only_one_run_has_is_named_with_its_value() -> None:
     assert "The studies differ" in found.remarks[0]
 
 
-def membership(shift: float, *, count: int = 300, members: int | None = None, seeds: Sequence[int] = (0, 1)) -> Run:
+def membership(shift, *, count=300, members=None, seeds=(0, 1)):
     """A run whose members' scores are higher by about `shift`."""
     target = Target("members", count=count)
     run = double.make_run(double.grid([GAUSSIAN], [(double.THRESHOLD, target, "server")], seeds))
 
-    def scores(identity: str) -> Scores:
+    def scores(identity):
         found = double.scores_of(next(cell for cell in run.cells if cell.id == identity))
         noise = np.array([shift * (1 + double.wave(identity, at)) for at in range(count)])
         return Scores((found.members + noise)[:members], found.outside)
@@ -162,14 +158,14 @@ def membership(shift: float, *, count: int = 300, members: int | None = None, se
     return dataclasses.replace(run, scores=scores)
 
 
-def placed(run: Run) -> list[tuple[np.ndarray, np.ndarray]]:
+def placed(run):
     """By cell, the share of others below each member and of members above each other."""
     scores = [run.scores(cell.id) for cell in run.cells]
     above = [one.members[:, None] > one.outside for one in scores]
     return [(one.mean(axis=1), one.mean(axis=0)) for one in above]
 
 
-def test_auc_has_the_interval_of_delong_over_the_seeds() -> None:
+def test_auc_has_the_interval_of_delong_over_the_seeds():
     runs = membership(0.0), membership(0.1)
     one = only(compare(*runs), "auc")
     means, variances = [], []
@@ -182,7 +178,7 @@ def test_auc_has_the_interval_of_delong_over_the_seeds() -> None:
     assert (one.method, one.n, one.differs) == ("DeLong", (1200,), True)
 
 
-def test_auc_over_other_records_has_the_interval_of_two_independent_curves() -> None:
+def test_auc_over_other_records_has_the_interval_of_two_independent_curves():
     first, second = membership(0.0), membership(0.1, seeds=(2, 3))
     one = only(compare(first, second), "auc")
     halves = [side.var(ddof=1) / 300 for sides in placed(first) + placed(second) for side in sides]
@@ -190,21 +186,21 @@ def test_auc_over_other_records_has_the_interval_of_two_independent_curves() -> 
     assert (one.method, one.note) == ("DeLong", "the seeds differ, so the records differ")
 
 
-def test_a_rate_has_newcombes_interval() -> None:
+def test_a_rate_has_newcombes_interval():
     one = only(compare(membership(0.0, count=1000), membership(0.1, count=1000)), "tpr@1%")
     assert one.difference == 0.0
     assert one.low < 0 < one.high
     assert (one.method, one.n) == ("Newcombe", (2000, 2000))
 
 
-def test_accuracy_is_paired_over_the_same_seeds() -> None:
+def test_accuracy_is_paired_over_the_same_seeds():
     found = compare(trained({0: 0.80, 1: 0.82, 2: 0.84}), trained({0: 0.79, 1: 0.80, 2: 0.85}))
     low, high = reference.ttest_1samp([-0.01, -0.02, 0.01], 0.0).confidence_interval(0.95)
     assert numbers(only(found, "accuracy")) == pytest.approx((-0.02 / 3, low, high), rel=1e-9)
     assert only(found, "accuracy").n == (3,)
 
 
-def test_accuracy_over_other_seeds_is_not_paired() -> None:
+def test_accuracy_over_other_seeds_is_not_paired():
     found = compare(trained({0: 0.80, 1: 0.82}), trained({2: 0.79, 3: 0.80, 4: 0.85}))
     one = only(found, "accuracy")
     assert (one.method, one.n, one.note) == ("Welch", (2, 3), "not paired: the seeds differ")
@@ -219,15 +215,13 @@ def test_accuracy_over_other_seeds_is_not_paired() -> None:
     (lambda: (membership(0.0), membership(0.1, members=290)), "auc", "none", "the numbers of records differ"),
     (lambda: (trained({0: 0.80}), trained({0: 0.79})), "accuracy", "none", "no interval: only one pair"),
 )
-def test_a_difference_that_is_not_paired_states_why(
-    runs: Callable[[], tuple[Run, Run]], metric: str, method: str, note: str
-) -> None:
+def test_a_difference_that_is_not_paired_states_why(runs, metric, method, note):
     one = only(compare(*runs()), metric)
     assert (one.method, one.note, one.low is None) == (method, note, method == "none")
     assert one.difference == pytest.approx(one.second - one.first)
 
 
-def test_two_lower_bounds_have_no_interval_of_their_difference() -> None:
+def test_two_lower_bounds_have_no_interval_of_their_difference():
     cells = double.grid([GAUSSIAN], IMAGES)
     asked = [dataclasses.replace(cell, training=dataclasses.replace(cell.training, audit=100)) for cell in cells]
     run = double.make_run(asked)
@@ -239,15 +233,15 @@ def test_two_lower_bounds_have_no_interval_of_their_difference() -> None:
     assert "lower bounds" in one.note
 
 
-def test_welch_on_samples_without_spread_or_of_one() -> None:
+def test_welch_on_samples_without_spread_or_of_one():
     assert welch(np.array([1.0, 1.0]), np.array([2.0, 2.0])) == (1.0, 1.0)
     assert welch(np.array([1.0]), np.array([2.0, 3.0])) == (None, None)
 
 
-def test_what_differs_as_a_whole_is_said() -> None:
+def test_what_differs_as_a_whole_is_said():
     run = attacked()
 
-    def moved(result: Result) -> Result:
+    def moved(result):
         packages = result.environment.packages | {"torch": "2.14.0"}
         other = dataclasses.replace(result.environment, packages=packages, machine="Linux arm64", dirty=True)
         return dataclasses.replace(result, environment=other)
@@ -259,7 +253,7 @@ def test_what_differs_as_a_whole_is_said() -> None:
         assert part in remarks
 
 
-def test_the_terminal_and_markdown_say_the_same_numbers() -> None:
+def test_the_terminal_and_markdown_say_the_same_numbers():
     found = compare(attacked(), attacked(shift=0.1))
     one = only(found, "ssim")
     for text in (plain(found), to_markdown(found)):
@@ -269,7 +263,7 @@ def test_the_terminal_and_markdown_say_the_same_numbers() -> None:
     assert "**0.000" not in to_markdown(compare(attacked(), attacked()))
 
 
-def test_markdown_survives_hostile_names() -> None:
+def test_markdown_survives_hostile_names():
     odd = PartSpec("a|b<script>", {"x": "*y*\n|z", "w": 1})
     cells = double.grid([odd, PartSpec("a|b<script>", {"x": "2", "w": 1})], IMAGES)
     run = double.make_run(cells)
@@ -279,7 +273,7 @@ def test_markdown_survives_hostile_names() -> None:
     assert "<script>" not in "".join(lines)
 
 
-def test_json_is_whole_and_in_a_fixed_order() -> None:
+def test_json_is_whole_and_in_a_fixed_order():
     runs = attacked(), trained({0: 0.8, 1: 0.9}, double.SQSGD)
     text = to_json(compare(*runs))
     said = json.loads(text)
@@ -291,19 +285,19 @@ def test_json_is_whole_and_in_a_fixed_order() -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A small run on disk."""
     return on_disk(attacked((0,)), tmp_path / "run")
 
 
 @pytest.fixture
-def app() -> typer.Typer:
+def app():
     made = typer.Typer()
     made.command()(command)
     return made
 
 
-def test_the_command_prints_each_format(folder: Path, app: typer.Typer) -> None:
+def test_the_command_prints_each_format(folder, app):
     shown = {kind: CliRunner().invoke(app, [str(folder), str(folder), "--format", kind]) for kind in ("md", "json")}
     assert [done.exit_code for done in shown.values()] == [0, 0]
     assert shown["md"].stdout.startswith("### invented-study at 4f0c2d7a4f")
@@ -311,7 +305,7 @@ def test_the_command_prints_each_format(folder: Path, app: typer.Typer) -> None:
     assert "3 measures in both" in " ".join(CliRunner().invoke(app, [str(folder), str(folder)]).stdout.split())
 
 
-def test_a_folder_without_results_is_a_wrong_call(folder: Path, app: typer.Typer, tmp_path: Path) -> None:
+def test_a_folder_without_results_is_a_wrong_call(folder, app, tmp_path):
     done = CliRunner().invoke(app, [str(folder), str(tmp_path / "none")])
     assert done.exit_code == 2
     assert "no results in" in done.stderr

@@ -1,7 +1,5 @@
 """Results for other programs: a frame, CSV, Parquet, LaTeX and Markdown with a row a value, JSON with a line a cell."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io
@@ -16,7 +14,7 @@ import pytest
 
 from leakgauge.harness.core.cases import cases
 from leakgauge.harness.core.cell import PartSpec, Target
-from leakgauge.harness.core.result import Failure, Flag, Run
+from leakgauge.harness.core.result import Failure, Flag
 from leakgauge.harness.core.rows import COLUMNS
 from leakgauge.reports.export import harmless, rows_as, to_jsonl
 from leakgauge.reports.select import Analysis
@@ -29,13 +27,13 @@ OTHERS = ["", "a=b", "a - b", "a; b", "first\r\nsecond", "1e-5"]
 NUMBERS = [(-0.5, "-0.5"), (3, "3"), (None, ""), (True, "True"), (1e-300, "1e-300"), (np.float64(-0.25), "-0.25")]
 
 
-def test_a_text_gets_a_quote_where_any_country_s_spreadsheet_begins_a_formula() -> None:
+def test_a_text_gets_a_quote_where_any_country_s_spreadsheet_begins_a_formula():
     quoted, plain = ((text, f"'{text}") for text in FORMULAS), ((text, text) for text in OTHERS)
     for value, field in (*quoted, *INSIDE, *plain, *NUMBERS):
         assert harmless(value) == field
 
 
-def hostile() -> Run:
+def hostile():
     """A run with a formula wherever a text comes from outside."""
     evil = '=cmd|"/c calc"!A1'
     run = double.make_run(
@@ -47,12 +45,12 @@ def hostile() -> Run:
     return dataclasses.replace(run, results=results, failures=failures)
 
 
-def read(text: str) -> list[dict[str, str]]:
+def read(text):
     """The lines of a CSV."""
     return list(csv.DictReader(io.StringIO(text, newline="")))
 
 
-def test_no_field_of_a_table_begins_like_a_formula() -> None:
+def test_no_field_of_a_table_begins_like_a_formula():
     text = rows_as("csv", hostile()).decode()
     lines = list(csv.reader(io.StringIO(text, newline="")))
     assert len({len(line) for line in lines}) == 1
@@ -61,7 +59,7 @@ def test_no_field_of_a_table_begins_like_a_formula() -> None:
     assert "'=cmd|" in text
 
 
-def test_a_negative_number_stays_a_number() -> None:
+def test_a_negative_number_stays_a_number():
     def make(cell):
         result = double.result_of(cell)
         return double.with_estimates(result, dataclasses.replace(result.estimates[0], value=-0.25, low=-0.5, high=0.0))
@@ -75,7 +73,7 @@ RUNS = {"full": double.full_run(), "audited": double.audited_run(), "checked": d
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-def test_every_format_has_the_values_of_the_frame(run: Run) -> None:
+def test_every_format_has_the_values_of_the_frame(run):
     frame = run.frame(items=True)
     assert {name: str(kind) for name, kind in frame.dtypes.items()} == COLUMNS
     pandas.testing.assert_frame_equal(pandas.read_parquet(io.BytesIO(rows_as("parquet", run, items=True))), frame)
@@ -98,7 +96,7 @@ def test_every_format_has_the_values_of_the_frame(run: Run) -> None:
             np.testing.assert_array_equal(read_back, frame[name].astype("float64"))
 
 
-def test_a_table_for_people_says_once_what_all_rows_share() -> None:
+def test_a_table_for_people_says_once_what_all_rows_share():
     text = rows_as("md", double.full_run(), ["ssim", "auc"]).decode()
     head, rows = text.split("| defense", 1)
     assert "data: invented\n" in head
@@ -109,7 +107,7 @@ def test_a_table_for_people_says_once_what_all_rows_share() -> None:
     assert tex.count(r"\begin{longtable}") == tex.count(r"\end{longtable}") == 1
 
 
-def test_signs_of_markdown_and_latex_are_escaped() -> None:
+def test_signs_of_markdown_and_latex_are_escaped():
     run = double.make_run(small(PartSpec("a|b_&%$#{}~^\\", {})))
     assert r"a\|b\_\&\%\$\#\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}".replace(r"\|", "|") in (
         rows_as("tex", run).decode()
@@ -121,18 +119,18 @@ def test_signs_of_markdown_and_latex_are_escaped() -> None:
     ("asked", "known"),
     [({"quantities": ["sim"]}, "no quantity 'sim'; known: "), ({"columns": ["valu"]}, "no column 'valu'; known: cell")],
 )
-def test_an_unknown_name_is_refused_with_the_known_ones(asked, known: str) -> None:
+def test_an_unknown_name_is_refused_with_the_known_ones(asked, known):
     with pytest.raises(ValueError, match=known):
         rows_as("csv", double.make_run(small()), **asked)
 
 
-def test_columns_come_in_the_order_in_which_they_are_asked_for() -> None:
+def test_columns_come_in_the_order_in_which_they_are_asked_for():
     text = rows_as("csv", double.full_run(), ["ssim"], ["value", "defense"]).decode()
     assert text.splitlines()[0] == "value,defense"
     assert len(text.splitlines()) == 126
 
 
-def test_a_thousand_cells_are_a_frame_in_two_seconds() -> None:
+def test_a_thousand_cells_are_a_frame_in_two_seconds():
     parts = [PartSpec("gaussian", {"epsilon": float(e)}) for e in range(1, 85)]
     attacks = [(attack, Target("probe", at, 8), "server") for attack in (double.MAP, double.PRIOR) for at in range(6)]
     run = double.make_run(double.grid(parts, attacks, (0,)))
@@ -142,7 +140,7 @@ def test_a_thousand_cells_are_a_frame_in_two_seconds() -> None:
     assert (len(run.cells), len(frame[frame.quantity == "finished"])) == (1008, 1008)
 
 
-def test_a_run_is_short_in_a_terminal_and_a_table_in_a_notebook() -> None:
+def test_a_run_is_short_in_a_terminal_and_a_table_in_a_notebook():
     run = hostile()
     assert len(repr(double.full_run())) < 100
     assert repr(double.full_run()) == (
@@ -154,7 +152,7 @@ def test_a_run_is_short_in_a_terminal_and_a_table_in_a_notebook() -> None:
     assert "<script" not in dataclasses.replace(run, name="<script>")._repr_html_()
 
 
-def test_json_has_one_object_per_cell_with_all_estimates() -> None:
+def test_json_has_one_object_per_cell_with_all_estimates():
     run = double.full_run()
     text = to_jsonl(Analysis(run))
     assert text.isascii()
@@ -172,7 +170,7 @@ def test_json_has_one_object_per_cell_with_all_estimates() -> None:
     assert rows[0]["estimates"]["ssim"]["method"] == first.method
 
 
-def test_json_separates_infinite_from_unknown_and_has_the_reason_of_a_failure() -> None:
+def test_json_separates_infinite_from_unknown_and_has_the_reason_of_a_failure():
     rows = [json.loads(line) for line in to_jsonl(Analysis(double.full_run())).splitlines()]
     undefended = next(row for row in rows if row["defense"]["name"] == "none" and row["status"] == "done")
     assert undefended["whole_run"]["epsilon"] == undefended["whole_run"]["proved"]["epsilon"] == "inf"
@@ -183,7 +181,7 @@ def test_json_separates_infinite_from_unknown_and_has_the_reason_of_a_failure() 
     assert failed["estimates"] == {}
 
 
-def test_json_of_a_training_that_did_not_finish_and_of_an_audit() -> None:
+def test_json_of_a_training_that_did_not_finish_and_of_an_audit():
     bare = dataclasses.replace(double.make_run(small()), trainings={})
     row = json.loads(to_jsonl(Analysis(bare)).splitlines()[0])
     assert (row["accuracy"], row["one_round"], row["whole_run"], row["audited"]) == (None, None, None, None)
@@ -197,6 +195,6 @@ def test_json_of_a_training_that_did_not_finish_and_of_an_audit() -> None:
     assert audits["sqsgd"] is None
 
 
-def test_a_line_end_of_another_script_ends_no_line() -> None:
+def test_a_line_end_of_another_script_ends_no_line():
     run = double.make_run(small(double.NONE, PartSpec("a\u2028b\x85c", {})))
     assert len(to_jsonl(Analysis(run)).splitlines()) == len(run.cells)

@@ -32,7 +32,7 @@ DESIGN = 0.05 * math.sqrt(0.2)
 
 
 @cache
-def world(runs: int, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def world(runs, n):
     """Images [runs, CHECKS, n], and the noise of two runs in units of its standard deviation."""
     shape, key = (runs, CHECKS, n), ROOT.child(runs, n)
     level = uniform(key.child("level"), (runs, CHECKS, 1), 0.05, 0.95).numpy()
@@ -40,7 +40,7 @@ def world(runs: int, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return level + math.sqrt(0.05**2 - DESIGN**2) * spread, before, now
 
 
-def simulate(noise: float, n: int = 16, rise: float = 0.0, runs: int = RUNS) -> tuple[np.ndarray, np.ndarray]:
+def simulate(noise, n=16, rise=0.0, runs=RUNS):
     """Both runs, [runs, CHECKS, n]; the first check truly rises."""
     images, before, now = world(runs, n)
     truth = images.copy()
@@ -48,12 +48,12 @@ def simulate(noise: float, n: int = 16, rise: float = 0.0, runs: int = RUNS) -> 
     return np.clip(images + noise * before, 0, 1), np.clip(truth + noise * now, 0, 1)
 
 
-def decide(before: np.ndarray, now: np.ndarray) -> tests.Decision:
+def decide(before, now):
     """What the gate decides of many runs at once."""
     return tests.decide(tests.paired(before, now), RULES)
 
 
-def most(share: float, cases: int) -> int:
+def most(share, cases):
     """The most hits of `cases` that a test of this level has, but for a false alarm of ALPHA."""
     return int(scipy_stats.binom.ppf(1 - ALPHA, cases, share))
 
@@ -147,13 +147,11 @@ def test_a_check_reports_what_it_would_have_seen():
     assert check.smallest == pytest.approx(tests.smallest(error, 15, 1, RULES))
 
 
-def normals(key: Key, *shape: int) -> np.ndarray:
+def normals(key, *shape):
     return normal(key, shape).numpy().astype(np.float64)
 
 
-def curves(
-    name: str, cases: int, sides: tuple[int, int], shifts: tuple[float, float], share: float
-) -> list[tuple[tests.Sides, tests.Sides]]:
+def curves(name, cases, sides, shifts, share):
     """Placements of the same records in two runs, whose scores correlate by `share`."""
     key = ROOT.child(name)
     drawn = {
@@ -170,7 +168,7 @@ def curves(
     return [*zip(*made, strict=True)]
 
 
-def stacked(rises: list[tests.Rise]) -> tests.Rise:
+def stacked(rises):
     """Many rises as one of arrays."""
     return tests.Rise(*(np.array(column, dtype=np.float64) for column in zip(*rises, strict=True)))
 

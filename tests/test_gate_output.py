@@ -1,7 +1,5 @@
 """What the gate writes for machines and job pages."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
@@ -13,7 +11,7 @@ import pytest
 
 from leakgauge.harness.core.cell import PartSpec
 from leakgauge.harness.gate.baseline import Baseline
-from leakgauge.harness.gate.judge import Check, Outcome, Verdict
+from leakgauge.harness.gate.judge import Outcome, Verdict
 from leakgauge.harness.gate.measure import titles
 from leakgauge.harness.gate.output import annotations, as_json, escaped, headline, junit, number, signed, summary
 from tests import gate_case
@@ -45,11 +43,11 @@ EACH = Outcome(
 NOTHING = Outcome((), ("other study", "other data"), ())
 
 
-def cases(text: str) -> list[ElementTree.Element]:
+def cases(text):
     return list(ElementTree.fromstring(text.encode()).iter("testcase"))
 
 
-def rows(text: str) -> list[str]:
+def rows(text):
     """The rows of all tables, without their heads."""
     return [line for line in text.splitlines() if line.startswith("| ") and not line.startswith(("| Verdict", "| ---"))]
 
@@ -67,17 +65,17 @@ def rows(text: str) -> list[str]:
     ((check(), check()), "No increase detected in 2 checks"),
     ((), "Nothing was checked"),
 )
-def test_the_headline_counts_the_worst_verdict(checks: tuple[Check, ...], expected: str) -> None:
+def test_the_headline_counts_the_worst_verdict(checks, expected):
     assert headline(Outcome(checks, (), ())) == expected
     assert headline(Outcome(checks, ("other data",), ())) == "Not comparable: nothing was checked"
 
 
-def test_numbers_have_no_minus_zero_and_no_nan() -> None:
+def test_numbers_have_no_minus_zero_and_no_nan():
     assert [number(-0.0001), number(None), number(math.nan), number(-0.5)] == ["0.000", "n/a", "n/a", "-0.500"]
     assert [signed(0.0001), signed(0.065), signed(-0.065), signed(None)] == ["0.000", "+0.065", "-0.065", "n/a"]
 
 
-def test_every_verdict_has_its_element() -> None:
+def test_every_verdict_has_its_element():
     found = cases(junit(EACH, RUN))
     tags = [[child.tag for child in case] for case in found]
     assert tags == [["failure"], ["error"], ["skipped"], ["skipped"], ["system-out"]]
@@ -92,12 +90,12 @@ def test_every_verdict_has_its_element() -> None:
     assert suite.findtext("system-err") == "another machine"
 
 
-def test_problems_are_errors() -> None:
+def test_problems_are_errors():
     found = [(case[0].tag, case[0].get("message")) for case in cases(junit(NOTHING, RUN))]
     assert found == [("error", "other study"), ("error", "other data")]
 
 
-def test_changes_that_nobody_accepted_are_errors_beside_the_checks() -> None:
+def test_changes_that_nobody_accepted_are_errors_beside_the_checks():
     found = Outcome((check(),), (), (), ("limit", "a key"))
     assert headline(found) == "Not accepted: 2 changes of the baseline, the rules or the code, with 1 check"
     assert headline(Outcome((check(Verdict.FAIL),), (), (), ("limit",))) == "Leakage increased in 1 of 1 check"
@@ -109,7 +107,7 @@ def test_changes_that_nobody_accepted_are_errors_beside_the_checks() -> None:
     assert (content["verdict"], content["exit_code"], content["unaccepted"]) == ("NOT ACCEPTED", 6, ["limit", "a key"])
 
 
-def test_hostile_names_leave_the_xml_whole() -> None:
+def test_hostile_names_leave_the_xml_whole():
     odd = check(Verdict.FAIL, key=HOSTILE, name=HOSTILE, reason=HOSTILE + "\nsecond line")
     text = junit(
         Outcome((odd,), (), (HOSTILE,)), run_of(measure(key=HOSTILE, defense=PartSpec(HOSTILE)), study=HOSTILE)
@@ -121,7 +119,7 @@ def test_hostile_names_leave_the_xml_whole() -> None:
         assert not re.search("[\x00\x1b\ud800\u202e]", said)
 
 
-def test_the_verdict_comes_first_then_what_did_not_pass_then_the_rest_folded() -> None:
+def test_the_verdict_comes_first_then_what_did_not_pass_then_the_rest_folded():
     text = summary(EACH, RUN, BASE)
     assert text.splitlines()[0] == "## ✕ leakgauge: Leakage increased in 1 of 5 checks"
     above, below = text.split("<details>")
@@ -139,13 +137,13 @@ def test_the_verdict_comes_first_then_what_did_not_pass_then_the_rest_folded() -
     assert "left out" not in text
 
 
-def test_a_summary_of_problems_has_no_empty_table() -> None:
+def test_a_summary_of_problems_has_no_empty_table():
     text = summary(NOTHING, RUN, BASE)
     assert "- **Not comparable:** other study" in text
     assert "| Verdict" not in text
 
 
-def test_a_hostile_name_ends_no_cell_and_opens_no_element() -> None:
+def test_a_hostile_name_ends_no_cell_and_opens_no_element():
     odd = check(Verdict.FAIL, 1, name=HOSTILE, reason=HOSTILE + "\n| x |")
     (row,) = rows(summary(Outcome((odd,), (), (HOSTILE,)), RUN, BASE))
     assert len(re.split(r"(?<!\\)(?:\\\\)*\|", row)) == 8 + 2
@@ -154,7 +152,7 @@ def test_a_hostile_name_ends_no_cell_and_opens_no_element() -> None:
     assert escaped("a|b\n<i> *x* \\") == "a\\|b &lt;i&gt; \\*x\\* \\\\"
 
 
-def test_a_long_summary_is_cut_at_a_row_and_counts_what_it_leaves_out() -> None:
+def test_a_long_summary_is_cut_at_a_row_and_counts_what_it_leaves_out():
     failed = tuple(check(Verdict.FAIL, at, reason="ü" * 300) for at in range(1, 2001))
     text = summary(Outcome((*failed, check(Verdict.PASS, 2001)), (), ("w" * 9000,) * 50), RUN, BASE)
     found = rows(text)
@@ -166,14 +164,14 @@ def test_a_long_summary_is_cut_at_a_row_and_counts_what_it_leaves_out() -> None:
 
 
 @pytest.mark.parametrize("most", [2_000, 3_000, 4_000, 5_000])
-def test_a_summary_is_never_longer_than_allowed(most: int) -> None:
+def test_a_summary_is_never_longer_than_allowed(most):
     checks = tuple(check(Verdict.FAIL if at < 15 else Verdict.PASS, at) for at in range(40))
     text = summary(Outcome(checks, (), ()), RUN, BASE, most=most)
     assert most - 500 < len(text.encode()) <= most
     assert f"{40 - len(rows(text))} checks left out" in text
 
 
-def test_the_json_holds_verdict_exit_code_sources_and_every_check() -> None:
+def test_the_json_holds_verdict_exit_code_sources_and_every_check():
     said = json.loads(as_json(EACH, RUN, BASE))
     assert (said["schema"], said["verdict"], said["exit_code"]) == (1, "FAIL", 1)
     assert (said["now"]["commit"], said["baseline"]["commit"]) == ("c" * 40, "b" * 40)
@@ -185,13 +183,13 @@ def test_the_json_holds_verdict_exit_code_sources_and_every_check() -> None:
     assert said["warnings"] == ["another machine"]
 
 
-def test_the_exit_code_follows_what_inconclusive_means() -> None:
+def test_the_exit_code_follows_what_inconclusive_means():
     outcome = Outcome((check(Verdict.INCONCLUSIVE),), (), ())
     assert json.loads(as_json(outcome, RUN, BASE))["exit_code"] == 0
     assert json.loads(as_json(outcome, RUN, BASE, inconclusive_fails=True))["exit_code"] == 3
 
 
-def test_a_number_that_is_none_is_null_and_the_order_is_fixed() -> None:
+def test_a_number_that_is_none_is_null_and_the_order_is_fixed():
     outcome = Outcome((check(Verdict.FAIL, now=math.nan, rise=math.inf, name=HOSTILE),), (), ())
     text = as_json(outcome, RUN, BASE)
     assert "NaN" not in text
@@ -201,7 +199,7 @@ def test_a_number_that_is_none_is_null_and_the_order_is_fixed() -> None:
     assert text.isascii()
 
 
-def test_annotations_are_worst_first_with_their_levels() -> None:
+def test_annotations_are_worst_first_with_their_levels():
     found = annotations(EACH)
     levels = ["::error ", "::error ", "::warning ", "::warning ", "::warning "]
     assert [line.split("title=")[0] for line in found] == levels
@@ -210,8 +208,8 @@ def test_annotations_are_worst_first_with_their_levels() -> None:
     assert annotations(Outcome((check(),), (), ())) == []
 
 
-def test_there_are_at_most_ten_and_the_last_counts_the_rest() -> None:
-    def many(count: int) -> list[str]:
+def test_there_are_at_most_ten_and_the_last_counts_the_rest():
+    def many(count):
         return annotations(Outcome(tuple(check(Verdict.FAIL, at) for at in range(count)), (), ("note",)))
 
     assert len(many(9)) == 10
@@ -220,7 +218,7 @@ def test_there_are_at_most_ten_and_the_last_counts_the_rest() -> None:
     assert many(30)[-1] == "::error title=leakgauge::22 more: see the summary"
 
 
-def test_a_text_cannot_end_a_command_or_begin_another() -> None:
+def test_a_text_cannot_end_a_command_or_begin_another():
     odd = check(Verdict.FAIL, name="100 %, a: b", reason="first\r\n::error::second", metric="auc")
     (line,) = annotations(Outcome((odd,), (), ()))
     assert line.endswith("::100 %25, a: b: first%0D%0A::error::second")
@@ -229,7 +227,7 @@ def test_a_text_cannot_end_a_command_or_begin_another() -> None:
     assert line.split("::")[1] == "error title=leakgauge%3A leakage increased"
 
 
-def test_names_say_only_the_parameters_in_which_measures_differ() -> None:
+def test_names_say_only_the_parameters_in_which_measures_differ():
     parts = [PartSpec("gaussian", {"clip": 1.0, "epsilon": epsilon}) for epsilon in (1.0, 4.0)]
     one, two = (measure(key=key, defense=part) for key, part in zip("ab", parts, strict=True))
     assert titles([one, two]) == {
@@ -238,7 +236,7 @@ def test_names_say_only_the_parameters_in_which_measures_differ() -> None:
     }
 
 
-def test_names_say_the_setting_where_there_are_several_and_never_coincide() -> None:
+def test_names_say_the_setting_where_there_are_several_and_never_coincide():
     one, two = measure(key="a/000001"), measure(key="b/000002", setting="digits")
     assert titles([one, two])["b/000002"].endswith(": ssim (digits)")
     assert list(titles([one, measure(key="b/000002")]).values()) == [
@@ -246,7 +244,7 @@ def test_names_say_the_setting_where_there_are_several_and_never_coincide() -> N
     ]
 
 
-def test_images_of_several_seeds_are_told_apart() -> None:
+def test_images_of_several_seeds_are_told_apart():
     key = EACH.checks[0].key
     seeded = run_of(measure(key=key, items=("d0", "d1", "d2"), values=(0.2,) * 18))
     outcome = Outcome((check(Verdict.FAIL, 0, images=(0, 7)),), (), ())
@@ -254,7 +252,7 @@ def test_images_of_several_seeds_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("verdict", list(Verdict))
-def test_nothing_is_called_safe_or_private(verdict: Verdict) -> None:
+def test_nothing_is_called_safe_or_private(verdict):
     for metric in ("ssim", "auc", "epsilon", "bits", "accuracy"):
         outcome = Outcome((check(verdict, metric=metric),), (), ())
         said = summary(outcome, RUN, BASE) + junit(outcome, RUN) + as_json(outcome, RUN, BASE) + headline(outcome)

@@ -1,7 +1,5 @@
 """What becomes of a measure, rule by rule."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 
@@ -11,8 +9,8 @@ import pytest
 from leakgauge.harness.core.result import Scores
 from leakgauge.harness.core.rng import Key, normal
 from leakgauge.harness.gate import measure as measures
-from leakgauge.harness.gate.judge import Check, Outcome, Rules, Verdict, judge
-from leakgauge.harness.gate.measure import Measure, placements
+from leakgauge.harness.gate.judge import Rules, Verdict, judge
+from leakgauge.harness.gate.measure import placements
 from tests import report_fixtures
 from tests.by_rows import by_rows
 from tests.gate_case import IMAGES, measure, measured
@@ -22,11 +20,11 @@ SPREAD = np.array([-0.03, 0.02, 0.01, -0.01, 0.03, -0.02, 0.0, 0.0] * 2)
 """What 16 pairs differ by, with mean 0 and a standard deviation of 0.019."""
 
 
-def outcome(now: Measure, base: Measure, rules: Rules | None = None, **more) -> Outcome:
+def outcome(now, base, rules=None, **more):
     return judge(measured(now), measured(base), rules or Rules(), **more)
 
 
-def verdict(now: Measure, base: Measure, **more) -> Check:
+def verdict(now, base, **more):
     (check,) = outcome(now, base, **more).checks
     return check
 
@@ -174,7 +172,7 @@ def test_a_measure_that_one_side_lacks():
     assert failed.exit_code() == 5
 
 
-def scores(name: str, shift: float, n: tuple[int, int] = (60, 90)) -> tuple[np.ndarray, np.ndarray]:
+def scores(name, shift, n=(60, 90)):
     """Placements of a run's members and others; runs share most of their noise."""
     sides = []
     for side, size, moved in (("members", n[0], shift), ("others", n[1], 0.0)):
@@ -183,7 +181,7 @@ def scores(name: str, shift: float, n: tuple[int, int] = (60, 90)) -> tuple[np.n
     return placements(Scores(*sides))
 
 
-def membership(name: str, shift: float, seeds: int = 1, n: tuple[int, int] = (60, 90), **changes) -> Measure:
+def membership(name, shift, seeds=1, n=(60, 90), **changes):
     found = [scores(f"{name}{seed}", shift, n) for seed in range(seeds)]
     return measure(
         "auc",
@@ -221,7 +219,7 @@ def test_other_sides_are_not_comparable():
     assert verdict(few, few).verdict is Verdict.NOT_COMPARABLE
 
 
-def rate(curve: Measure, value: float) -> Measure:
+def rate(curve, value):
     return measure("tpr@1%", (), value=value, sides=curve.sides)
 
 

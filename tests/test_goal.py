@@ -1,10 +1,7 @@
 """Goals of defenses: a proved epsilon or a loss of accuracy, solved for the free parameter."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from pathlib import Path
 from statistics import median
 
 import pytest
@@ -103,7 +100,7 @@ def test_each_goal_of_a_sweep_is_solved():
     assert len(notes) == 2
 
 
-def test_a_clip_at_the_median_norm_is_that_of_undefended_trainings_and_leaves_the_rest_as_it_is(tmp_path: Path):
+def test_a_clip_at_the_median_norm_is_that_of_undefended_trainings_and_leaves_the_rest_as_it_is(tmp_path):
     goal = {"clip": "median"}
     asked = study(
         {"name": "gaussian", "target": goal, "epsilon": 3.0},
@@ -124,7 +121,7 @@ def test_a_clip_at_the_median_norm_is_that_of_undefended_trainings_and_leaves_th
 
 
 @pytest.mark.matrix
-def test_a_loss_of_accuracy_is_found_by_trainings_that_the_study_uses_again(tmp_path: Path):
+def test_a_loss_of_accuracy_is_found_by_trainings_that_the_study_uses_again(tmp_path):
     asked = study(
         {"name": "none"},
         {"name": "gaussian", "target": {"accuracy_loss": 0.15}},
@@ -158,7 +155,7 @@ def test_a_loss_of_accuracy_is_found_by_trainings_that_the_study_uses_again(tmp_
 
 
 @pytest.mark.slow
-def test_defenses_that_are_not_in_the_study_frontier_lose_what_was_asked(tmp_path: Path):
+def test_defenses_that_are_not_in_the_study_frontier_lose_what_was_asked(tmp_path):
     names = ["laplace+sdq", "cepam-clip", "cepam-laplace", "ota-orthogonal", "udp-lei"]
     federation = {"clients": 40, "rounds": 30, "algorithm": "fedsgd", "batch": 0, "lr": 3.0, "evaluate_every": 30}
     goals = [{"name": name, "target": {"accuracy_loss": 0.05}} for name in names]
@@ -169,7 +166,7 @@ def test_defenses_that_are_not_in_the_study_frontier_lose_what_was_asked(tmp_pat
         assert abs(loss - 0.05) <= width < 0.05, note
 
 
-def test_a_search_that_cannot_train_ends_with_a_line(tmp_path: Path):
+def test_a_search_that_cannot_train_ends_with_a_line(tmp_path):
     federation = FEDERATION | {"local_steps": 3, "algorithm": "fedavg"}
     asked = study({"name": "ota", "target": {"accuracy_loss": 0.1}}, federation=federation)
     broken = dataclasses.replace(asked.cells[0].training.task, model="no-such")
@@ -181,7 +178,7 @@ def test_a_search_that_cannot_train_ends_with_a_line(tmp_path: Path):
     assert Store(tmp_path).folder == tmp_path
 
 
-def test_nothing_in_reach_is_an_error(tmp_path: Path):
+def test_nothing_in_reach_is_an_error(tmp_path):
     asked = study({"name": "jopeq", "target": {"proved_epsilon": 8.0, "unit": "client"}})
     with pytest.raises(StudyError, match="out of reach; the proved epsilon is infinite"):
         run_study(asked, tmp_path, workers=0)

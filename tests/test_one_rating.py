@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 import leakgauge
-from leakgauge.harness.core.cell import Cell, PartSpec
 from leakgauge.harness.core.labels import unpromised
-from leakgauge.harness.core.result import AuditRecord, Estimate, Result, Run
+from leakgauge.harness.core.result import AuditRecord, Estimate
 from leakgauge.reports.export import rows_as, to_jsonl
 from leakgauge.reports.html import render
 from leakgauge.reports.sections.claims import claims
@@ -33,18 +32,18 @@ QUIET = {"limit": False, "progress": False, "minutes": 0.1}
 ATTACKS = [(attack, double.PROBE, "server") for attack in (double.MATCHING, double.MAP, double.PRIOR)]
 
 
-def of_values(table: dict[tuple[str, str], list[float]], *defenses: PartSpec, hits: int = 0) -> Run:
+def of_values(table, *defenses, hits=0):
     """A run with these SSIMs by defense and attack; the first images of `gaussian` under `map` are identified."""
     make = with_ssim(lambda cell: table.get((cell.training.defense.name, cell.attack.name), [0.6] * 8))
 
-    def made(cell: Cell) -> Result:
+    def made(cell):
         found = hits if (cell.training.defense.name, cell.attack.name) == ("gaussian", "map") else 0
         return double.with_estimates(make(cell), make(cell).estimates[0], *double.of_lineups([1.0] * found + [0.0] * 8))
 
     return double.make_run(double.grid(defenses, ATTACKS, seeds=(0,)), make=made)
 
 
-def strongest(run: Run) -> dict[str, tuple[set[str], str]]:
+def strongest(run):
     """By defense: the attacks that the page marks, and the last column of the matrix for other programs."""
     analysis = Analysis(run)
     (matrix,) = leakage(analysis).matrices
@@ -69,9 +68,7 @@ CEILING = {("none", "map"): [0.9, 0.95] * 4, ("none", "matching"): [0.85, 0.9] *
     # below the floor on average, but people are identified: stronger than a higher mean without a person
     ({"matching": [0.62, 0.63] * 4, "map": [0.2, 0.3] * 4}, 4, {"map"}, "map 0.250, High"),
 )
-def test_export_and_page_name_the_same_strongest_attack(
-    gaussian: dict[str, list[float]], hits: int, marked: set[str], said: str
-) -> None:
+def test_export_and_page_name_the_same_strongest_attack(gaussian, hits, marked, said):
     table = CEILING | {("gaussian", attack): values for attack, values in gaussian.items()}
     run = of_values(table, double.NONE, double.GAUSSIAN[0], hits=hits)
     assert strongest(run)["gaussian"] == (marked, said)
@@ -79,7 +76,7 @@ def test_export_and_page_name_the_same_strongest_attack(
     assert bool(words & {*LEAKING}) == bool(marked)
 
 
-def test_an_undefended_row_whose_attack_misses_the_floor_is_too_weak_to_tell_everywhere() -> None:
+def test_an_undefended_row_whose_attack_misses_the_floor_is_too_weak_to_tell_everywhere():
     run = of_values({("none", "map"): [0.5, 0.7] * 4}, double.NONE, double.GAUSSIAN[0])
     assert strongest(run)["no defense"] == (set(), "too weak to tell")
     assert strongest(run)["gaussian"] == (set(), "too weak to tell")
@@ -90,7 +87,7 @@ def test_an_undefended_row_whose_attack_misses_the_floor_is_too_weak_to_tell_eve
     assert "nothing beats the floor" not in to_matrix(Analysis(run))
 
 
-def test_without_a_floor_no_surface_says_that_nothing_beats_it() -> None:
+def test_without_a_floor_no_surface_says_that_nothing_beats_it():
     cells = double.grid([double.NONE], ATTACKS[:1], seeds=(0,))
     run = double.make_run(cells, make=with_ssim(lambda cell: [0.1, 0.2] * 4))
     run = dataclasses.replace(
@@ -100,7 +97,7 @@ def test_without_a_floor_no_surface_says_that_nothing_beats_it() -> None:
     assert verdict(Analysis(run)).sentence == "The numbers allow no verdict"
 
 
-def against(run: Run, *names: str) -> Run:
+def against(run, *names):
     """The same run, with claims against these adversaries only."""
 
     def claimed(one):
@@ -120,7 +117,7 @@ def against(run: Run, *names: str) -> Run:
     (("server",), "public", ""),
     (("malicious-server",), "server+broadcast", ""),
 )
-def test_a_row_says_whether_its_adversary_is_one_of_the_claim(names: tuple[str, ...], threat: str, said: str) -> None:
+def test_a_row_says_whether_its_adversary_is_one_of_the_claim(names, threat, said):
     attacks = [(attack, double.PROBE, threat) for attack in (double.MATCHING, double.PRIOR)]
     run = against(double.make_run(small(attacks=attacks)), *names)
     analysis = Analysis(run)
@@ -138,7 +135,7 @@ def test_a_row_says_whether_its_adversary_is_one_of_the_claim(names: tuple[str, 
     assert (said in verdict(analysis).support) or not said
 
 
-def test_an_adversary_of_another_version_is_nobody_s_promise() -> None:
+def test_an_adversary_of_another_version_is_nobody_s_promise():
     run = double.make_run(small())
     cell = dataclasses.replace(run.cells[0], threat="oracle")
     training = next(one for one in against(run, "server").trainings.values() if one.spec.defense.name == "gaussian")
@@ -146,7 +143,7 @@ def test_an_adversary_of_another_version_is_nobody_s_promise() -> None:
     assert unpromised(cell, training) == "not promised against oracle"
 
 
-def audited(change: dict[str, object]) -> Run:
+def audited(change):
     """`generous` claims 2 and proves 1 in its own federation; its audit differs by `change`."""
     run = double.audited_run((0, 1))
     here = next(one.one_round for one in run.trainings.values() if one.spec.defense.name == "generous")
@@ -160,7 +157,7 @@ def audited(change: dict[str, object]) -> Run:
     [{}, {"horizon": "whole run", "rounds": 20}, {"delta": 1e-9}, {"proved": 84.36}, {"threat": "oracle"},
      {"unit": "client"}, {"claimed": None}, {"horizon": "5 rounds"}],
 )  # fmt: skip
-def test_a_bound_has_claim_and_proof_of_its_own_audit_in_its_own_line(change: dict[str, object]) -> None:
+def test_a_bound_has_claim_and_proof_of_its_own_audit_in_its_own_line(change):
     run = audited(change)
     row = next(row for row in claims(Analysis(run)).rows if row.defense.name == "generous")
     (line,) = [line for line in row.lines if line.audited]
@@ -174,7 +171,7 @@ def test_a_bound_has_claim_and_proof_of_its_own_audit_in_its_own_line(change: di
         assert text in said
 
 
-def test_rows_of_an_audit_have_its_federation_and_each_bound_its_confidence() -> None:
+def test_rows_of_an_audit_have_its_federation_and_each_bound_its_confidence():
     run = audited({"rounds": 20, "clients": 3})
     lines = [one for one in run.frame().to_dict("records") if one["quantity"].startswith("audit")]
     assert {(one["clients"], one["rounds"]) for one in lines} == {(3, 20)}
@@ -183,7 +180,7 @@ def test_rows_of_an_audit_have_its_federation_and_each_bound_its_confidence() ->
 
 
 @pytest.mark.parametrize("name", ["laplace", "piecewise"])
-def test_the_audit_command_states_its_federation_and_the_bound_that_decides(name: str) -> None:
+def test_the_audit_command_states_its_federation_and_the_bound_that_decides(name):
     said = call("audit", name, "--trials", "30").stdout
     found = json.loads(call("audit", name, "--trials", "30", "--json").stdout)
     size = "clients {clients}, rounds {rounds}, d {dim}".format(**found["setting"])
@@ -198,24 +195,24 @@ def test_the_audit_command_states_its_federation_and_the_bound_that_decides(name
 class Product(nn.Module):
     """No dense last layer, so that no label can be inferred."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.linspace(-0.1, 0.1, 640).reshape(64, 10))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return torch.tanh(x.flatten(1) @ self.weight)
 
 
-def records() -> tuple[torch.Tensor, torch.Tensor]:
+def records():
     """Records of nobody."""
     return (torch.arange(60 * 64).reshape(60, 1, 8, 8) * 0.618) % 1.0, torch.arange(60) % 10
 
 
-def net() -> nn.Module:
+def net():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
 
-def inspected(tmp_path, model: nn.Module, attacks, **changes) -> Run:
+def inspected(tmp_path, model, attacks, **changes):
     return leakgauge.inspect(model, records(), folder=tmp_path / "x", attacks=attacks, **QUIET, **changes)
 
 
@@ -223,7 +220,7 @@ IDLG = {"name": "idlg", "evaluations": 40, "restarts": 1}
 
 
 @pytest.mark.parametrize("public", [True, False])
-def test_the_headline_of_an_app_that_leaks_says_so_with_pictures_of_granted_records(tmp_path, public: bool) -> None:
+def test_the_headline_of_an_app_that_leaks_says_so_with_pictures_of_granted_records(tmp_path, public):
     run = inspected(tmp_path, net(), ["prior", IDLG], victims=4, public=public)
     analysis = Analysis(run)
     found, (grid,) = verdict(analysis), gallery(analysis).grids
@@ -245,12 +242,12 @@ def test_the_headline_of_an_app_that_leaks_says_so_with_pictures_of_granted_reco
          "1 of 1 defense leaks under the attacks that ran"),
         (["prior", IDLG], {"victims": 4, "defense": {"name": "gaussian", "epsilon": 0.5}},
          "Too weak to tell: no attack beats the floor"),)  # fmt: skip
-def test_the_headline_of_an_inspection_is_what_was_found(attacks, changes, sentence: str, tmp_path) -> None:
+def test_the_headline_of_an_inspection_is_what_was_found(attacks, changes, sentence, tmp_path):
     assert verdict(Analysis(inspected(tmp_path, net(), attacks, **changes))).sentence == sentence
 
 
 @pytest.mark.parametrize("defense", [None, "top-k"])
-def test_the_headline_says_that_no_attack_fits_and_the_body_why(tmp_path, defense: str | None) -> None:
+def test_the_headline_says_that_no_attack_fits_and_the_body_why(tmp_path, defense):
     run = inspected(tmp_path, Product(), None, victims=2, batch=2, defense=defense)
     found = verdict(Analysis(run))
     assert found.sentence == "No attack fits this model"
@@ -259,13 +256,13 @@ def test_the_headline_says_that_no_attack_fits_and_the_body_why(tmp_path, defens
     assert "No attack fits this model" in plain(run)
 
 
-def test_an_attack_whose_cells_all_failed_found_nothing_to_say() -> None:
+def test_an_attack_whose_cells_all_failed_found_nothing_to_say():
     run = double.make_run(small(double.NONE), failed=lambda cell: cell.attack != double.PRIOR)
     assert verdict(Analysis(run)).sentence == "No attack returned a value"
 
 
-def test_a_membership_attack_that_does_not_exceed_chance_is_too_weak_to_tell() -> None:
-    def made(cell: Cell) -> Result:
+def test_a_membership_attack_that_does_not_exceed_chance_is_too_weak_to_tell():
+    def made(cell):
         auc = Estimate("auc", 0.52, 0.4, 0.6, 40, "DeLong", higher_leaks=True)
         return double.with_estimates(double.result_of(cell), auc)
 

@@ -1,7 +1,5 @@
 """Bounds from one run: printed values, exact and simulated coverage, known defects, and the estimate from cosines."""
 
-from __future__ import annotations
-
 import bisect
 import math
 
@@ -46,7 +44,7 @@ P_VALUES = [
 ]
 
 
-def fewest_refuting(m: int, r: int, epsilon: float, delta: float, confidence: float) -> int:
+def fewest_refuting(m, r, epsilon, delta, confidence):
     """The fewest right guesses of r that refute epsilon; r + 1 if even r do not."""
     return bisect.bisect_left(range(r + 1), True, key=lambda v: p_value(m, r, v, epsilon, delta) < 1 - confidence)
 
@@ -153,7 +151,7 @@ def test_the_recursion_reaches_its_limit_at_the_found_mu(m, r, v):
     assert total(mu - 1e-6) > r / m > total(mu + 1e-6)
 
 
-def canary_run(name: str, m: int, r: int, mu: float, runs: int) -> list[int]:
+def canary_run(name, m, r, mu, runs):
     """Right guesses of each run: the r / 2 highest and lowest of m scores, N(mu, 1) for canaries that are in."""
     coins = uniform(ROOT.child(name, "coins"), (runs, m)).numpy() < 0.5
     scores = normal(ROOT.child(name, "scores"), (runs, m)).numpy() + mu * coins
@@ -180,7 +178,7 @@ def test_runs_of_gaussian_canaries_end_above_the_truth_in_few_cases(mu):
     assert sum(steinke_epsilon(500, 50, v, 1e-5) > gaussian_epsilon(mu, 1e-5) for v in right) <= at_most(0.05, 200)
 
 
-def cosines(name: str, k: int, d: int, sigma: float) -> np.ndarray:
+def cosines(name, k, d, sigma):
     """[k] cosines of canaries of norm 1 with their sum plus noise of standard deviation sigma."""
     canaries = normal(ROOT.child(name, "canaries"), (k, d)).double().numpy()
     canaries /= np.linalg.norm(canaries, axis=1, keepdims=True)

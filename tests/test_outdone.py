@@ -3,7 +3,6 @@
 import pytest
 
 from leakgauge.harness.core.cell import Target
-from leakgauge.harness.core.result import Result
 from leakgauge.harness.core.stats import mean
 from leakgauge.reports.html import render
 from leakgauge.reports.select import Analysis
@@ -17,7 +16,7 @@ def run_with(aware, *, of_naive="server", naive=NAIVE):
     """A naive and an aware attack, with one defense and without."""
     attacks = [(double.MATCHING, PROBE, of_naive), (double.MAP, PROBE, "server"), (double.PRIOR, PROBE, "server")]
 
-    def make(cell) -> Result:
+    def make(cell):
         values = {"matching": naive, "map": aware, "prior": (0.1,) * 6}[cell.attack.name]
         return double.with_estimates(double.result_of(cell), mean("ssim", values))
 

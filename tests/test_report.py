@@ -1,7 +1,5 @@
 """The report as a page: the whole page, and runs of unusual shapes."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import hashlib
@@ -22,16 +20,16 @@ from tests.test_report_layout import in_another_process
 
 
 @pytest.fixture(scope="module")
-def page() -> Page:
+def page():
     return Page(full_source())
 
 
-def test_every_section_of_a_full_run_is_there_in_order() -> None:
+def test_every_section_of_a_full_run_is_there_in_order():
     assert sections(complete(full_source())) == SECTIONS
 
 
 @pytest.mark.matrix
-def test_the_page_is_the_same_in_every_process_and_torch_is_never_imported() -> None:
+def test_the_page_is_the_same_in_every_process_and_torch_is_never_imported():
     script = (
         "import hashlib, sys\nfrom leakgauge.reports.html import render\n"
         "from leakgauge.reports.text.tables import plain\nfrom tests import report_fixtures\n"
@@ -43,7 +41,7 @@ def test_the_page_is_the_same_in_every_process_and_torch_is_never_imported() -> 
     assert in_another_process(script).split("\n")[:2] == [hashlib.sha256(full_source().encode()).hexdigest(), "[]"]
 
 
-def test_the_page_loads_nothing(page: Page) -> None:
+def test_the_page_loads_nothing(page):
     for tag, attributes in page.tags:
         assert tag not in ("link", "iframe", "object", "embed", "base", "form", "audio", "video", "use-external")
         for name, value in attributes.items():
@@ -59,7 +57,7 @@ def test_the_page_loads_nothing(page: Page) -> None:
         assert not re.search(r"https?:|url\(|@import|fetch|XMLHttpRequest|import\(", content)
 
 
-def test_the_policy_allows_exactly_the_one_style_and_the_one_script(page: Page) -> None:
+def test_the_policy_allows_exactly_the_one_style_and_the_one_script(page):
     assert "unsafe" not in page.policy
     assert page.policy.startswith("default-src 'none'; img-src data:;")
     assert len(page.all("style")) == len(page.all("script")) == 1
@@ -70,16 +68,16 @@ def test_the_policy_allows_exactly_the_one_style_and_the_one_script(page: Page) 
         assert not [name for name in attributes if name == "style" or name.startswith("on")], tag
 
 
-def test_the_page_never_says_safe_or_private(page: Page) -> None:
+def test_the_page_never_says_safe_or_private(page):
     assert not re.search(r"\b(safe|safely|private|privately)\b", page.text, re.IGNORECASE)
 
 
-def skips_a_heading(page: Page) -> bool:
+def skips_a_heading(page):
     levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch("h[1-6]", tag)]
     return levels[0] != 1 or levels.count(1) != 1 or any(b > a + 1 for a, b in itertools.pairwise(levels))
 
 
-def test_headings_do_not_skip_a_level_and_tables_are_labeled(page: Page) -> None:
+def test_headings_do_not_skip_a_level_and_tables_are_labeled(page):
     assert not skips_a_heading(page)
     assert len(page.all("caption")) == len(page.all("table"))
     assert all(attributes.get("scope") in ("col", "row", "rowgroup") for attributes in page.all("th"))
@@ -90,19 +88,19 @@ def test_headings_do_not_skip_a_level_and_tables_are_labeled(page: Page) -> None
     assert labels <= set(ids)
 
 
-def luminance(color: str) -> float:
+def luminance(color):
     parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(one, other):
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
 
 @pytest.mark.parametrize("selector", [":root", ':root[data-theme="dark"]'])
-def test_text_has_a_contrast_over_four_and_a_half_and_lines_over_three(page: Page, selector: str) -> None:
+def test_text_has_a_contrast_over_four_and_a_half_and_lines_over_three(page, selector):
     block = page.inline["style"][0].split(f"\n{selector} {{", 1)[1].split("}", 1)[0]
     colors = dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-fA-F]{6});", block))
     for ground, ink in itertools.product(("surface", "page", "soft"), ("ink", "muted", "link")):
@@ -114,13 +112,13 @@ def test_text_has_a_contrast_over_four_and_a_half_and_lines_over_three(page: Pag
         assert contrast(colors[line], colors["surface"]) > 2.9
 
 
-def test_a_run_that_cannot_be_grouped_still_makes_a_page() -> None:
+def test_a_run_that_cannot_be_grouped_still_makes_a_page():
     text = render(dataclasses.replace(double.make_run(small()), results=None))
     assert text.count("could not be built") >= 6
     assert Page(text).all("h1")
 
 
-def test_one_defense_without_any_control_and_no_defense_alone() -> None:
+def test_one_defense_without_any_control_and_no_defense_alone():
     attacks = [(double.MAP, double.PROBE, "server")]
     page = complete(render(double.make_run(small(double.LAPLACE[0], attacks=attacks))))
     for text in (
@@ -136,7 +134,7 @@ def test_one_defense_without_any_control_and_no_defense_alone() -> None:
     assert all(text in page.text for text in ("No defense was measured", "✕ Leaks", "this training leaks"))
 
 
-def test_membership_only_has_no_pictures_and_states_what_is_lacking() -> None:
+def test_membership_only_has_no_pictures_and_states_what_is_lacking():
     cells = small(attacks=[(double.THRESHOLD, Target("members", count=200), "public")])
     page = complete(render(double.make_run(cells)))
     assert "pictures" not in sections(page)
@@ -146,7 +144,7 @@ def test_membership_only_has_no_pictures_and_states_what_is_lacking() -> None:
 
 
 @pytest.mark.parametrize("what", ["failed", "missing"])
-def test_a_run_without_any_result_is_a_page_that_names_every_cell(what: str) -> None:
+def test_a_run_without_any_result_is_a_page_that_names_every_cell(what):
     run = double.make_run(small(), **{what: lambda cell: True})
     text = render(run)
     page = complete(text)
@@ -159,19 +157,19 @@ def test_a_run_without_any_result_is_a_page_that_names_every_cell(what: str) -> 
     assert page.all("img") == []
 
 
-def test_a_run_without_cells_or_without_trainings() -> None:
+def test_a_run_without_cells_or_without_trainings():
     assert "0 of 0 cells" in complete(render(double.make_run(()))).text
     page = complete(render(dataclasses.replace(double.make_run(small()), trainings={})))
     assert sections(page) == [name for name in SECTIONS if name not in ("frontier", "tradeoffs")]
     assert page.text.count("no training finished") == 2
 
 
-def test_a_number_that_means_nothing_is_na_with_its_reason() -> None:
+def test_a_number_that_means_nothing_is_na_with_its_reason():
     page = complete(render(double.make_run(small(), make=with_ssim(lambda cell: [None] * 6))))
     assert all(text in page.text for text in ("n/a", "no item finished"))
 
 
-def test_an_attack_that_the_run_does_not_describe_is_taken_for_a_reconstruction() -> None:
+def test_an_attack_that_the_run_does_not_describe_is_taken_for_a_reconstruction():
     floor = {double.PRIOR.key: PartInfo("prior", "", floor=True)}
     made = dataclasses.replace(double.make_run(small()), attacks=floor)
     assert [group.case.kind for group in Analysis(made).attacked] == ["reconstruction"] * 2
@@ -179,7 +177,7 @@ def test_an_attack_that_the_run_does_not_describe_is_taken_for_a_reconstruction(
 
 
 @pytest.mark.matrix
-def test_each_of_a_hundred_defenses_is_in_every_table() -> None:
+def test_each_of_a_hundred_defenses_is_in_every_table():
     many = [double.NONE, *(PartSpec("gaussian", {"epsilon": float(e)}) for e in range(1, 101))]
     run = double.make_run(small(*many))
     text = render(run)
@@ -200,7 +198,7 @@ def test_each_of_a_hundred_defenses_is_in_every_table() -> None:
     ("changes", "caution"),
     [({"dirty": True}, "The checkout differed from its commit"), ({"machine": "other"}, "from several environments")],
 )
-def test_the_provenance_warns_of_environments_and_cuts_a_long_study(changes: dict[str, object], caution: str) -> None:
+def test_the_provenance_warns_of_environments_and_cuts_a_long_study(changes, caution):
     run = double.make_run(small())
     first, *rest = run.results.values()
     other = dataclasses.replace(first, environment=dataclasses.replace(first.environment, **changes))
@@ -211,7 +209,7 @@ def test_the_provenance_warns_of_environments_and_cuts_a_long_study(changes: dic
     assert "x" * 1000 not in page.text
 
 
-def test_two_settings_are_never_mixed() -> None:
+def test_two_settings_are_never_mixed():
     questions = [(double.MATCHING, double.PROBE, "server"), (double.PRIOR, double.PROBE, "server")]
     one = double.grid([double.NONE, double.GAUSSIAN[0]], questions, (0,))
     two = double.grid([double.GAUSSIAN[0]], questions, (0,), federation=FederationSpec(clients=3, rounds=2, lr=0.5))
@@ -226,7 +224,7 @@ def test_two_settings_are_never_mixed() -> None:
 
 
 @pytest.mark.matrix
-def test_a_thousand_cells_take_under_ten_seconds_and_five_megabytes() -> None:
+def test_a_thousand_cells_take_under_ten_seconds_and_five_megabytes():
     many = [double.NONE, *(PartSpec("gaussian", {"epsilon": float(e)}) for e in range(1, 42))]
     attacks = [(attack, Target("probe", at, 8), "server") for attack in (double.MATCHING, double.MAP, double.PRIOR)
                for at in range(4)]  # fmt: skip

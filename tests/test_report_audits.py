@@ -1,59 +1,54 @@
 """Audited epsilon next to claimed and proved: the table of claims, the top of the page, the download, the terminal."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
-from collections.abc import Callable
 
 import pytest
 
 from leakgauge.harness.core.labels import part_text
-from leakgauge.harness.core.result import AssumedBound, AuditRecord, Run
+from leakgauge.harness.core.result import AssumedBound
 from leakgauge.reports.html import render
 from leakgauge.reports.sections.checked import BADGES, BY_AUDIT, broken, checked, overview, tally
-from leakgauge.reports.sections.claims import ClaimRow, claims
+from leakgauge.reports.sections.claims import claims
 from leakgauge.reports.sections.limits import limits
 from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.tables import plain
 from tests import report_fixtures as double
 from tests.by_rows import by_rows
-from tests.report_page import Page, complete, full_source, with_trainings
+from tests.report_page import complete, full_source, with_trainings
 
 
 @pytest.fixture(scope="module")
-def run() -> Run:
+def run():
     return double.audited_run()
 
 
 @pytest.fixture(scope="module")
-def page(run: Run) -> Page:
+def page(run):
     return complete(render(run))
 
 
-def rows_of(run: Run) -> dict[str, ClaimRow]:
+def rows_of(run):
     return {row.defense.text: row for row in claims(Analysis(run)).rows}
 
 
 @pytest.fixture(scope="module")
-def rows(run: Run) -> dict[str, ClaimRow]:
+def rows(run):
     return rows_of(run)
 
 
-def with_audits(run: Run, change: Callable[[AuditRecord, int], AuditRecord | None]) -> Run:
+def with_audits(run, change):
     """The same run with other audits, by audit and seed."""
     return with_trainings(
         run, lambda one: dataclasses.replace(one, audited=one.audited and change(one.audited, one.spec.seed))
     )
 
 
-def badges(row: ClaimRow) -> list[list[str]]:
+def badges(row):
     return [[state.badge.words for state in line.states] for line in row.lines]
 
 
-def test_a_bound_stands_with_its_confidence_its_trials_its_adversary_and_its_federation(
-    rows: dict[str, ClaimRow],
-) -> None:
+def test_a_bound_stands_with_its_confidence_its_trials_its_adversary_and_its_federation(rows):
     one, whole, audit = rows["dithered"].lines
     assert (one.audited, whole.audited) == (None, None)
     notes = "per sub-vector, δ = 1e−5, one round", "3 clients, d = 36"
@@ -65,14 +60,14 @@ def test_a_bound_stands_with_its_confidence_its_trials_its_adversary_and_its_fed
     assert rows["no defense"].lines[0].audited.notes == ("per message, δ = 0, one round", "3 clients, d = 36")
 
 
-def test_an_audit_stands_beside_the_claim_of_its_horizon(rows: dict[str, ClaimRow]) -> None:
+def test_an_audit_stands_beside_the_claim_of_its_horizon(rows):
     one, whole, audit = rows["generous"].lines
     assert [line.horizon for line in (one, whole, audit)] == ["one round", "whole run", "whole run, audit"]
     assert (one.audited, whole.audited, audit.claimed.epsilon, audit.proved.epsilon) == (None, None, "9", "4.5")
     assert audit.audited.notes == ("per record, δ = 1e−5, whole run", "3 clients, d = 36, 5 rounds")
 
 
-def test_what_promises_nothing_keeps_its_one_line_with_the_audit_on_it(rows: dict[str, ClaimRow]) -> None:
+def test_what_promises_nothing_keeps_its_one_line_with_the_audit_on_it(rows):
     (line,) = rows["no defense"].lines
     assert line.horizon == "one round and whole run"
     assert line.audited is not None
@@ -81,7 +76,7 @@ def test_what_promises_nothing_keeps_its_one_line_with_the_audit_on_it(rows: dic
     assert other.audited is None
 
 
-def test_how_an_audit_was_made_stands_below(rows: dict[str, ClaimRow]) -> None:
+def test_how_an_audit_was_made_stands_below(rows):
     assert rows["generous"].audits == (
         "Audited over a whole run of 5 rounds in a separate small federation: 3 clients with 20 records each, "
         "d = 36. Neighbors: any-two-inputs, one record "
@@ -93,8 +88,8 @@ def test_how_an_audit_was_made_stands_below(rows: dict[str, ClaimRow]) -> None:
     assert rows["sqsgd"].audits == ()
 
 
-def test_bounds_that_assume_a_part_of_the_distribution_stand_below_with_what_they_assume() -> None:
-    def assuming(audit: AuditRecord, seed: int) -> AuditRecord:
+def test_bounds_that_assume_a_part_of_the_distribution_stand_below_with_what_they_assume():
+    def assuming(audit, seed):
         low = 270.0 + 4 * seed
         one = AssumedBound(low, low - 1, "a declared product", "message", 288.0, 36, 5000, "all coordinates")
         return dataclasses.replace(audit, assuming=(one,))
@@ -106,9 +101,7 @@ def test_bounds_that_assume_a_part_of_the_distribution_stand_below_with_what_the
     )
 
 
-def test_an_audit_above_the_claim_of_its_federation_breaks_it_and_no_other_verdict_changes(
-    rows: dict[str, ClaimRow],
-) -> None:
+def test_an_audit_above_the_claim_of_its_federation_breaks_it_and_no_other_verdict_changes(rows):
     assert badges(rows["dithered"]) == [["BROKEN (audit)"], ["BROKEN"], ["BROKEN (audit)"]]
     assert badges(rows["generous"]) == [["LOOSE"], ["LOOSE"], ["HOLDS"]]
     assert badges(rows["points"]) == [["BROKEN"], ["BROKEN"]]
@@ -124,14 +117,14 @@ def test_an_audit_above_the_claim_of_its_federation_breaks_it_and_no_other_verdi
     ({"horizon": "two rounds"}, "BROKEN"),
     ({"claimed": 40.0, "epsilon_lower": 30.0}, "BROKEN"),  # the training claims 2
 )
-def test_an_audit_breaks_only_a_claim_of_its_own_unit_horizon_and_federation(changes, verdict: str) -> None:
+def test_an_audit_breaks_only_a_claim_of_its_own_unit_horizon_and_federation(changes, verdict):
     found = with_audits(double.audited_run(), lambda audit, _: dataclasses.replace(audit, **changes))
     record = next(r for r in found.trainings.values() if r.spec.defense.name == "dithered")
     assert [claim.verdict for claim in checked(record)] == [verdict, "BROKEN"]
 
 
-def test_bounds_of_several_seeds_are_a_range_and_a_missing_one_is_counted() -> None:
-    def vary(audit: AuditRecord, seed: int) -> AuditRecord | None:
+def test_bounds_of_several_seeds_are_a_range_and_a_missing_one_is_counted():
+    def vary(audit, seed):
         return None if seed == 2 else dataclasses.replace(audit, epsilon_lower=audit.epsilon_lower + seed)
 
     row = rows_of(with_audits(double.audited_run((0, 1, 2)), vary))["dithered"]
@@ -142,8 +135,8 @@ def test_bounds_of_several_seeds_are_a_range_and_a_missing_one_is_counted() -> N
     assert len(row.audits) == 2
 
 
-def test_audits_of_different_units_are_not_merged() -> None:
-    def vary(audit: AuditRecord, seed: int) -> AuditRecord:
+def test_audits_of_different_units_are_not_merged():
+    def vary(audit, seed):
         return dataclasses.replace(audit, unit="message", epsilon_lower=9.0) if seed else audit
 
     row = rows_of(with_audits(double.audited_run((0, 1)), vary))["dithered"]
@@ -152,7 +145,7 @@ def test_audits_of_different_units_are_not_merged() -> None:
     assert len(row.audits) == 4
 
 
-def test_a_contradiction_is_on_the_page() -> None:
+def test_a_contradiction_is_on_the_page():
     contradicted = {"code": "CONTRADICTED", "contradictions": ("too quiet",), "seen": "too quiet"}
     found = with_audits(double.audited_run(), lambda audit, _: dataclasses.replace(audit, **contradicted))
     text = complete(render(found)).text
@@ -160,7 +153,7 @@ def test_a_contradiction_is_on_the_page() -> None:
     assert "✕ code CONTRADICTED" in text
 
 
-def test_the_page_has_a_column_of_audits_and_every_cell_its_name(page: Page) -> None:
+def test_the_page_has_a_column_of_audits_and_every_cell_its_name(page):
     names = [attributes["data-name"] for attributes in page.all("td") if "data-name" in attributes]
     assert (
         names == ["ε claimed", "ε proved", "ε audited", "Verdict"] * 10
@@ -177,7 +170,7 @@ def test_the_page_has_a_column_of_audits_and_every_cell_its_name(page: Page) -> 
     assert "n trials cannot show more than about log(n / 3.7)" in page.text
 
 
-def test_a_report_without_audits_has_neither_the_column_nor_its_words() -> None:
+def test_a_report_without_audits_has_neither_the_column_nor_its_words():
     text = complete(full_source()).text
     assert "No epsilon in this report is audited." in text
     assert "ε audited" not in text
@@ -185,7 +178,7 @@ def test_a_report_without_audits_has_neither_the_column_nor_its_words() -> None:
     assert BADGES[BY_AUDIT].tone == BADGES["BROKEN"].tone
 
 
-def test_the_top_of_the_page_names_the_claims_that_an_audit_broke(run: Run) -> None:
+def test_the_top_of_the_page_names_the_claims_that_an_audit_broke(run):
     analysis = Analysis(run)
     found = broken(analysis)
     assert found.heading == "2 of 3 claims are broken"
@@ -199,7 +192,7 @@ def test_the_top_of_the_page_names_the_claims_that_an_audit_broke(run: Run) -> N
     assert any("in a separate small federation" in text for text in limits(analysis))
 
 
-def test_the_download_has_the_audit_with_its_own_claim_and_federation(run: Run) -> None:
+def test_the_download_has_the_audit_with_its_own_claim_and_federation(run):
     rows = {(row["defense"], row["quantity"]): row for row in run.frame().to_dict("records")}
     bound = rows["dithered epsilon=2", "audited_epsilon"]
     names = ("value", "low", "n", "level", "privacy_unit", "horizon")
@@ -211,7 +204,7 @@ def test_the_download_has_the_audit_with_its_own_claim_and_federation(run: Run) 
     assert (part_text(double.SQSGD), "audited_epsilon") not in rows
 
 
-def test_the_terminal_table_shows_which_claims_an_audit_broke(run: Run) -> None:
+def test_the_terminal_table_shows_which_claims_an_audit_broke(run):
     text = plain(run)
     assert max(map(len, text.splitlines())) <= 100
     assert "(audit)" in text

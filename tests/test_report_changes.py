@@ -1,42 +1,39 @@
 """The section on the changes since the baseline."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
-from collections.abc import Sequence
 
 import pytest
 
 from leakgauge.harness.core.cell import PartSpec
 from leakgauge.harness.gate.baseline import Baseline
-from leakgauge.harness.gate.judge import Check, Outcome, Rules, Verdict, judge
-from leakgauge.harness.gate.measure import Measure, Measured, measured
+from leakgauge.harness.gate.judge import Outcome, Rules, Verdict, judge
+from leakgauge.harness.gate.measure import measured
 from leakgauge.reports.html import _environment
-from leakgauge.reports.sections.changes import MOST, WIDTH, Changes, changes, moved
+from leakgauge.reports.sections.changes import MOST, WIDTH, changes, moved
 from tests import gate_case
 from tests import report_fixtures as double
 from tests.by_rows import by_rows
-from tests.report_page import Page, complete
+from tests.report_page import complete
 
 
-def check(verdict: Verdict = Verdict.FAIL, at: int = 0, **changed: object) -> Check:
+def check(verdict=Verdict.FAIL, at=0, **changed):
     return gate_case.check(verdict, at, **({"reason": f"Reason {at}."} | changed))
 
 
 GAUSSIAN, MAP = PartSpec("gaussian", {"epsilon": 1.0}), PartSpec("map", {"tv": 5.0})
 
 
-def still(at: int = 0) -> Check:
+def still(at=0):
     return check(Verdict.PASS, at, rise=0.001, low=-0.01, high=0.012)
 
 
-def measure(key: str, **changed: object) -> Measure:
+def measure(key, **changed):
     case = {"key": key, "defense": GAUSSIAN, "attack": MAP, "target": "probe, round 0", "aware": True}
     return gate_case.measure(**(case | changed))
 
 
-def run_of(*measures: Measure, **changed: object) -> Measured:
+def run_of(*measures, **changed):
     return gate_case.measured(*measures, **({"commit": "c" * 40} | changed))
 
 
@@ -44,16 +41,16 @@ NOW = run_of(measure("gaussian/map/server/ssim/000000"))
 BASE = Baseline(run_of(commit="b" * 40), "first numbers")
 
 
-def build(checks: Sequence[Check], problems: tuple[str, ...] = (), warnings: tuple[str, ...] = ()) -> Changes:
+def build(checks, problems=(), warnings=()):
     return changes(Outcome(tuple(checks), problems, warnings), NOW, BASE)
 
 
-def page_of(data: Changes) -> Page:
+def page_of(data):
     return complete(_environment().get_template("changes.html").render(data=data, title="Changes"))
 
 
 @pytest.mark.parametrize("verdict", [one for one in Verdict if one is not Verdict.PASS])
-def test_what_did_not_pass_has_a_row(verdict: Verdict) -> None:
+def test_what_did_not_pass_has_a_row(verdict):
     assert moved(check(verdict, rise=None, low=None, high=None))
 
 
@@ -67,27 +64,25 @@ def test_what_did_not_pass_has_a_row(verdict: Verdict) -> None:
     (0.0, None, None, False),
     (None, None, None, False),
 )
-def test_a_pass_has_a_row_where_its_change_is_surely_one(
-    rise: float | None, low: float | None, high: float | None, expected: bool
-) -> None:
+def test_a_pass_has_a_row_where_its_change_is_surely_one(rise, low, high, expected):
     assert moved(check(Verdict.PASS, rise=rise, low=low, high=high)) is expected
 
 
-def test_the_others_are_counted() -> None:
+def test_the_others_are_counted():
     found = build([check(), still(1), still(2)])
     assert [row.word for row in found.rows] == ["leakage increased"]
     assert found.unmoved == "2 of 3 checks without a clear change."
     assert found.headline == "Leakage increased in 1 of 3 checks"
 
 
-def test_rows_keep_the_order_of_the_gate_and_the_last_ones_are_counted() -> None:
+def test_rows_keep_the_order_of_the_gate_and_the_last_ones_are_counted():
     found = build([check(at=at, name=f"case {at}") for at in range(1, MOST + 8)])
     assert [row.defense for row in found.rows] == [f"case {at}" for at in range(1, MOST + 1)]
     assert found.hidden == 7
     assert "7 more checks with a clear change" in page_of(found).text
 
 
-def test_a_row_has_case_numbers_interval_images_n_and_the_smallest_detectable_rise() -> None:
+def test_a_row_has_case_numbers_interval_images_n_and_the_smallest_detectable_rise():
     text = page_of(build([check(images=(2, 4))])).text
     for part in (
         "✕ leakage increased",
@@ -102,7 +97,7 @@ def test_a_row_has_case_numbers_interval_images_n_and_the_smallest_detectable_ri
     assert "Baseline: smoke at commit bbbbbbbbbb, now cccccccccc (first numbers)." in text
 
 
-def test_names_are_those_of_the_page() -> None:
+def test_names_are_those_of_the_page():
     outcome = Outcome((check(),), (), ())
     (row,) = changes(outcome, NOW, BASE).rows
     assert (row.defense, row.case) == ("gaussian", "map, server, probe, round 0")
@@ -124,27 +119,25 @@ def test_names_are_those_of_the_page() -> None:
     ("ssim", Verdict.INCOMPLETE, None, "incomplete", "!"),
     ("ssim", Verdict.NOT_COMPARABLE, None, "not comparable", "≠"),
 )
-def test_a_verdict_is_an_icon_and_words(
-    metric: str, verdict: Verdict, rise: float | None, word: str, icon: str
-) -> None:
+def test_a_verdict_is_an_icon_and_words(metric, verdict, rise, word, icon):
     (row,) = build([check(verdict, metric=metric, rise=rise, low=None, high=None)]).rows
     assert (row.word, row.icon) == (word, icon)
 
 
-def test_accuracy_is_in_percent_and_its_change_in_points() -> None:
+def test_accuracy_is_in_percent_and_its_change_in_points():
     (row,) = build([check(metric="accuracy", before=0.8, now=0.751, rise=-0.049, low=-0.06, high=-0.03)]).rows
     assert (row.before, row.now, row.rise) == ("80.0 %", "75.1 %", "−4.9 points")
     assert row.interval == "−6.0 to −3.0 points"
 
 
-def test_a_check_that_could_not_be_made_has_no_drawing() -> None:
+def test_a_check_that_could_not_be_made_has_no_drawing():
     gone = check(Verdict.INCOMPLETE, now=None, rise=None, low=None, high=None, p=None, n=0, smallest=None)
     (row,) = build([gone]).rows
     assert (row.now, row.rise, row.interval, row.plot, row.smallest) == ("n/a", "n/a", "", None, "")
     assert page_of(build([gone])).all("svg") == []
 
 
-def test_drawings_of_a_metric_share_one_scale_with_zero_on_it() -> None:
+def test_drawings_of_a_metric_share_one_scale_with_zero_on_it():
     wide, narrow = check(at=1, rise=0.4, low=0.3, high=0.5), check(at=2, rise=-0.1, low=-0.2, high=-0.05)
     other = check(at=3, metric="auc", rise=0.01, low=0.005, high=0.015)
     first, second, third = (row.plot for row in build([wide, narrow, other]).rows)
@@ -158,7 +151,7 @@ def test_drawings_of_a_metric_share_one_scale_with_zero_on_it() -> None:
     assert first.label == "change +0.400, 90 % interval +0.300 to +0.500"
 
 
-def test_a_change_without_an_interval_is_a_point_and_no_change_at_all_can_be_drawn() -> None:
+def test_a_change_without_an_interval_is_a_point_and_no_change_at_all_can_be_drawn():
     found = build([check(metric="bits", rise=1.0, low=None, high=None)])
     plot = found.rows[0].plot
     assert (plot.low, plot.high) == (None, None)
@@ -167,7 +160,7 @@ def test_a_change_without_an_interval_is_a_point_and_no_change_at_all_can_be_dra
     assert plot.at == plot.zero == f"{WIDTH / 2:.1f}"
 
 
-def test_problems_and_warnings_stand_above_the_table() -> None:
+def test_problems_and_warnings_stand_above_the_table():
     text = page_of(build([check()], warnings=("another machine",))).text
     assert text.index("another machine") < text.index("Checks with a clear change")
     page = page_of(build([], problems=("other study",)))
@@ -175,14 +168,14 @@ def test_problems_and_warnings_stand_above_the_table() -> None:
     assert page.all("table") == []
 
 
-def test_without_a_clear_change_there_is_no_table() -> None:
+def test_without_a_clear_change_there_is_no_table():
     page = page_of(build([still(1), still(2)]))
     for text in ("✓ No increase detected in 2 checks", "2 of 2 checks without a clear change."):
         assert text in page.text
     assert page.all("table") == []
 
 
-def test_hostile_names_are_escaped_and_no_style_is_inline() -> None:
+def test_hostile_names_are_escaped_and_no_style_is_inline():
     odd = "<script>alert(1)</script>\"'&"
     now = run_of(measure("k", defense=PartSpec(odd), attack=PartSpec(odd)), study=odd, commit=odd)
     base = dataclasses.replace(BASE, reason=odd)
@@ -193,12 +186,12 @@ def test_hostile_names_are_escaped_and_no_style_is_inline() -> None:
 
 
 @pytest.mark.parametrize("verdict", list(Verdict))
-def test_no_text_calls_anything_safe_or_private(verdict: Verdict) -> None:
+def test_no_text_calls_anything_safe_or_private(verdict):
     found = [check(verdict, metric=name) for name in ("ssim", "auc", "epsilon", "bits", "accuracy")]
     assert not re.search(r"\b(safe|private|secure)", page_of(build(found)).text, re.IGNORECASE)
 
 
-def test_the_gate_s_outcome_on_two_runs_can_be_shown() -> None:
+def test_the_gate_s_outcome_on_two_runs_can_be_shown():
     cells = double.grid([double.NONE, double.GAUSSIAN[0]], [(double.MAP, double.Target("probe", 0, 12), "server")])
     before = double.make_run(cells)
     raised = {

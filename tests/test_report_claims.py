@@ -1,18 +1,15 @@
 """Claimed and proved epsilon: the table of claims, the charts, the download, the terminal."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable
 
 import pytest
 
-from leakgauge.harness.core.cell import Cell, FederationSpec
+from leakgauge.harness.core.cell import FederationSpec
 from leakgauge.harness.core.labels import part_text
-from leakgauge.harness.core.result import ClaimRecord, Flag, Run, TrainingRecord
+from leakgauge.harness.core.result import Flag
 from leakgauge.harness.core.rows import rows as all_rows
 from leakgauge.reports.charts import figures
 from leakgauge.reports.charts.epsilon import SSIM, accuracy_charts, leakage_charts
@@ -29,7 +26,7 @@ from leakgauge.reports.sections.checked import (
     tally,
     verdict_of,
 )
-from leakgauge.reports.sections.claims import ClaimRow, Line, claims
+from leakgauge.reports.sections.claims import claims
 from leakgauge.reports.sections.limits import limits
 from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.notation import bound, epsilon
@@ -41,40 +38,40 @@ POINTS, _, DITHERED, _, SAMPLED, _, GENEROUS, _ = double.CHECKED_PARTS
 
 
 @pytest.fixture(scope="module")
-def analysis() -> Analysis:
+def analysis():
     return Analysis(double.checked_run())
 
 
 @pytest.fixture(scope="module")
-def rows(analysis: Analysis) -> dict[str, ClaimRow]:
+def rows(analysis):
     return {row.defense.text: row for row in claims(analysis).rows}
 
 
 @pytest.fixture(scope="module")
-def source() -> str:
+def source():
     return render(double.checked_run())
 
 
-def changed(cells: tuple[Cell, ...], change: Callable[[ClaimRecord, int], ClaimRecord]) -> Run:
+def changed(cells, change):
     """A run with other claims, by claim and seed."""
 
-    def both(record: TrainingRecord) -> TrainingRecord:
+    def both(record):
         one, whole = (change(claim, record.spec.seed) for claim in (record.one_round, record.whole_run))
         return dataclasses.replace(record, one_round=one, whole_run=whole)
 
     return with_trainings(double.make_run(cells), both)
 
 
-def first_line(run: Run) -> Line:
+def first_line(run):
     """The first line of the table of claims."""
     return claims(Analysis(run)).rows[0].lines[0]
 
 
-def with_proved(claim: ClaimRecord, **changes: object) -> ClaimRecord:
+def with_proved(claim, **changes):
     return dataclasses.replace(claim, proved=dataclasses.replace(claim.proved, **changes))
 
 
-def test_claimed_and_proved_stand_side_by_side_with_unit_and_delta(rows: dict[str, ClaimRow]) -> None:
+def test_claimed_and_proved_stand_side_by_side_with_unit_and_delta(rows):
     one, whole = rows["gaussian epsilon=4"].lines
     assert (one.horizon, one.claimed[:3]) == ("one round", ("4", "per record, δ = 1e−5", True))
     assert one.claimed.notes == ("adversary right up to 98.2 %",)
@@ -88,7 +85,7 @@ def test_claimed_and_proved_stand_side_by_side_with_unit_and_delta(rows: dict[st
     assert rows["sampled epsilon=2"].lines[1].proved.notes[1:] == ("privacy loss distribution, upper bound",)
 
 
-def test_every_verdict_is_a_badge_with_its_word(rows: dict[str, ClaimRow], source: str) -> None:
+def test_every_verdict_is_a_badge_with_its_word(rows, source):
     found = {name: [[s.badge.words for s in line.states] for line in row.lines] for name, row in rows.items()}
     assert found["gaussian epsilon=1"] == [["HOLDS"], ["HOLDS"]]
     assert found["generous epsilon=2"] == [["LOOSE"], ["LOOSE"]]
@@ -107,7 +104,7 @@ def test_every_verdict_is_a_badge_with_its_word(rows: dict[str, ClaimRow], sourc
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_a_claim_is_green_only_if_it_holds_and_its_code_is_consistent(code: str) -> None:
+def test_a_claim_is_green_only_if_it_holds_and_its_code_is_consistent(code):
     audit = dataclasses.replace(double.audit(2.0, 2.0, 1.0, "record"), code=code)
     run = double.checked_run()
     audited = {key: dataclasses.replace(record, audited=audit) for key, record in run.trainings.items()}
@@ -118,7 +115,7 @@ def test_a_claim_is_green_only_if_it_holds_and_its_code_is_consistent(code: str)
         assert [state.badge.tone for state in line.states] == ["good" if code == "CONSISTENT" else "info"]
 
 
-def test_the_page_holds_all_of_it_and_no_infinite_number_by_name(source: str) -> None:
+def test_the_page_holds_all_of_it_and_no_infinite_number_by_name(source):
     page = complete(source)
     for text in (
         "Claimed in an article, Algorithm 1. Neighbors: add-remove. Against participant and public.",
@@ -132,7 +129,7 @@ def test_the_page_holds_all_of_it_and_no_infinite_number_by_name(source: str) ->
     assert not re.search(r"proves or audits|∞[^.]{0,30}HOLDS", page.text)
 
 
-def test_an_infinite_epsilon_never_holds() -> None:
+def test_an_infinite_epsilon_never_holds():
     wrong = dataclasses.replace(double.claim_of(double.NONE, "one round"), verdict="HOLDS")
     assert verdict_of(wrong) == "NOTHING PROMISED"
     made = changed(small(double.NONE), lambda claim, _: dataclasses.replace(claim, verdict="HOLDS"))
@@ -141,7 +138,7 @@ def test_an_infinite_epsilon_never_holds() -> None:
     assert "HOLDS" not in plain(made)
 
 
-def test_a_narrow_page_names_every_cell_as_its_column_does(source: str) -> None:
+def test_a_narrow_page_names_every_cell_as_its_column_does(source):
     table = source[source.index('<table class="claims"') :]
     page = Page(table[: table.index("</table>") + len("</table>")])
     heads = re.findall(r'role="columnheader">([^<]+)<', table)
@@ -152,7 +149,7 @@ def test_a_narrow_page_names_every_cell_as_its_column_does(source: str) -> None:
         assert all("role" in attributes for attributes in page.all(tag)), tag
 
 
-def test_proofs_of_other_units_and_horizons_stay_apart(rows: dict[str, ClaimRow]) -> None:
+def test_proofs_of_other_units_and_horizons_stay_apart(rows):
     assert [proof[:2] for proof in rows["laplace"].further] == [
         ("48\u00a0000", "per message, δ = 0, against every adversary, one round (closed form, attained)"),
         ("384\u00a0000", "per message, δ = 0, against every adversary, whole run (closed form, attained)"),
@@ -162,8 +159,8 @@ def test_proofs_of_other_units_and_horizons_stay_apart(rows: dict[str, ClaimRow]
     assert rows["points epsilon=2"].further == ()
 
 
-def test_two_proofs_of_different_deltas_are_not_merged_over_the_seeds() -> None:
-    def other(claim: ClaimRecord, seed: int) -> ClaimRecord:
+def test_two_proofs_of_different_deltas_are_not_merged_over_the_seeds():
+    def other(claim, seed):
         further = tuple(dataclasses.replace(proof, delta=1e-7 * seed) for proof in claim.further)
         return dataclasses.replace(claim, further=further)
 
@@ -172,20 +169,20 @@ def test_two_proofs_of_different_deltas_are_not_merged_over_the_seeds() -> None:
     assert [("1e−7" in proof.scope) for proof in row.further] == [False, True, False, True]
 
 
-def test_a_study_of_one_round_has_one_line() -> None:
+def test_a_study_of_one_round_has_one_line():
     cells = double.grid([double.GAUSSIAN[1]], [(double.MATCHING, double.PROBE, "server")], (0, 1),
                         federation=FederationSpec(clients=3, rounds=1))  # fmt: skip
     (row,) = claims(Analysis(changed(cells, lambda *_: double.claim_of(double.GAUSSIAN[1], "one round")))).rows
     assert [line.horizon for line in row.lines] == ["one round"]
 
 
-def test_a_defense_without_a_training_has_a_row() -> None:
+def test_a_defense_without_a_training_has_a_row():
     made = double.make_run(small(), failed=lambda cell: cell.training.defense != double.NONE)
     assert [len(row.lines) for row in claims(Analysis(made)).rows] == [1, 0]
     assert "no training finished" in complete(render(made)).text
 
 
-def test_an_epsilon_that_differs_between_seeds_is_a_range() -> None:
+def test_an_epsilon_that_differs_between_seeds_is_a_range():
     claim = double.claim_of(double.GAUSSIAN[0], "one round")
     other = dataclasses.replace(claim, epsilon=1.25)
     assert epsilon([claim, other]) == "1 to 1.25 over the seeds"
@@ -196,8 +193,8 @@ def test_an_epsilon_that_differs_between_seeds_is_a_range() -> None:
     assert bound([without, without]) == "∞"
 
 
-def test_verdicts_that_differ_between_seeds_are_counted_the_worst_first() -> None:
-    def worse(claim: ClaimRecord, seed: int) -> ClaimRecord:
+def test_verdicts_that_differ_between_seeds_are_counted_the_worst_first():
+    def worse(claim, seed):
         new = with_proved(claim, epsilon=9.0, reason="the second seed stopped later.")
         return dataclasses.replace(new, verdict="BROKEN") if seed else claim
 
@@ -210,15 +207,15 @@ def test_verdicts_that_differ_between_seeds_are_counted_the_worst_first() -> Non
     assert "✕ BROKEN in 2 of 3 seeds" in complete(render(made)).text
 
 
-def test_two_epsilons_that_round_to_the_same_have_more_digits_if_the_claim_is_broken() -> None:
-    def closely(claim: ClaimRecord, _: int) -> ClaimRecord:
+def test_two_epsilons_that_round_to_the_same_have_more_digits_if_the_claim_is_broken():
+    def closely(claim, _):
         return dataclasses.replace(with_proved(claim, epsilon=4.0004), epsilon=4.0, verdict="BROKEN")
 
     line = first_line(changed(small(double.GAUSSIAN[1]), closely))
     assert (line.claimed.epsilon, line.proved.epsilon) == ("4", "4.0004")
 
 
-def test_a_proof_at_another_delta_shows_its_own_and_the_numbers_of_the_verdict() -> None:
+def test_a_proof_at_another_delta_shows_its_own_and_the_numbers_of_the_verdict():
     made = changed(small(DITHERED), lambda claim, _: with_proved(claim, delta=1e-3, epsilon=5.0))
     line = first_line(made)
     assert line.proved[:2] == ("5", "per sub-vector, δ = 0.001")
@@ -226,7 +223,7 @@ def test_a_proof_at_another_delta_shows_its_own_and_the_numbers_of_the_verdict()
     complete(render(made))
 
 
-def test_broken_claims_stand_at_the_top(analysis: Analysis, source: str) -> None:
+def test_broken_claims_stand_at_the_top(analysis, source):
     found = broken(analysis)
     assert (found.heading, found.more, len(found.sentences)) == ("4 of 11 claims are broken", 0, 4)
     assert found.sentences[0] == (
@@ -241,8 +238,8 @@ def test_broken_claims_stand_at_the_top(analysis: Analysis, source: str) -> None
     assert overview(analysis) == f"Of 11 claims, {counts}"
 
 
-def test_a_claim_that_is_broken_over_the_whole_run_only_is_broken() -> None:
-    def longer(claim: ClaimRecord, _: int) -> ClaimRecord:
+def test_a_claim_that_is_broken_over_the_whole_run_only_is_broken():
+    def longer(claim, _):
         return dataclasses.replace(claim, verdict="BROKEN") if claim.horizon == "whole run" else claim
 
     found = broken(Analysis(changed(small(double.GAUSSIAN[1]), longer)))
@@ -250,13 +247,13 @@ def test_a_claim_that_is_broken_over_the_whole_run_only_is_broken() -> None:
     assert found.sentences[0].startswith("gaussian, whole run: claimed 11.3137, proved 11.3137 a record")
 
 
-def test_without_a_broken_claim_the_page_has_no_such_list() -> None:
+def test_without_a_broken_claim_the_page_has_no_such_list():
     assert broken(Analysis(double.full_run())) is None
     assert 'class="flag bad"' not in full_source()
 
 
 @pytest.mark.matrix
-def test_many_broken_claims_are_counted_and_the_first_have_a_sentence() -> None:
+def test_many_broken_claims_are_counted_and_the_first_have_a_sentence():
     parts = [dataclasses.replace(POINTS, parameters={"epsilon": float(e)}) for e in range(1, 9)]
     made = double.make_run(small(*parts))
     found = broken(Analysis(made))
@@ -264,14 +261,14 @@ def test_many_broken_claims_are_counted_and_the_first_have_a_sentence() -> None:
     assert "3 more. See claimed and proved epsilon" in complete(render(made)).text
 
 
-def test_limits_state_that_nothing_is_audited_and_which_claims_are_open(analysis: Analysis) -> None:
+def test_limits_state_that_nothing_is_audited_and_which_claims_are_open(analysis):
     text = " ".join(limits(analysis))
     assert "No epsilon in this report is audited" in text
     assert "2 unproved claims may not hold: the proved upper bound is above the claim." in text
     assert "unproved" not in " ".join(limits(Analysis(double.make_run(small()))))
 
 
-def test_epsilons_of_different_units_never_share_a_chart(analysis: Analysis) -> None:
+def test_epsilons_of_different_units_never_share_a_chart(analysis):
     setting = next(iter(analysis.settings))
     found = leakage_charts(analysis, setting, SSIM) + accuracy_charts(analysis, setting)
     assert len({chart.title for chart in found}) == len(found) == 7
@@ -281,7 +278,7 @@ def test_epsilons_of_different_units_never_share_a_chart(analysis: Analysis) -> 
         assert ("one round" in chart.x_label) != ("whole run" in chart.x_label)
 
 
-def test_a_hollow_marker_stands_where_the_proved_epsilon_differs(analysis: Analysis) -> None:
+def test_a_hollow_marker_stands_where_the_proved_epsilon_differs(analysis):
     setting = next(iter(analysis.settings))
     charts = {c.title.rpartition("per ")[2]: c for c in leakage_charts(analysis, setting, SSIM)}
     marks = {s.label.split(",")[0]: [(p.x, p.proved) for p in s.points] for c in charts.values() for s in c.series}
@@ -300,7 +297,7 @@ def test_a_hollow_marker_stands_where_the_proved_epsilon_differs(analysis: Analy
     assert [p.proved for p in whole.series[0].points] == [pytest.approx(7.6), pytest.approx(30.4)]
 
 
-def test_what_is_proved_for_another_unit_gets_no_marker_but_stands_in_the_table() -> None:
+def test_what_is_proved_for_another_unit_gets_no_marker_but_stands_in_the_table():
     parts = [dataclasses.replace(POINTS, parameters={"epsilon": e}) for e in (1.0, 2.0)]
     made = changed(small(*parts), lambda claim, _: with_proved(claim, unit="record"))
     analysis = Analysis(made)
@@ -309,8 +306,8 @@ def test_what_is_proved_for_another_unit_gets_no_marker_but_stands_in_the_table(
     assert chart.rows[0][2] == "111.6 per record, δ = 0"
 
 
-def test_a_hollow_marker_is_drawn_within_the_axes() -> None:
-    def drawn(proved: float | None) -> str:
+def test_a_hollow_marker_is_drawn_within_the_axes():
+    def drawn(proved):
         points = (figures.Point(1.0, 0.2), figures.Point(2.0, 0.6, None, None, proved))
         series = (figures.Series("one", points),)
         return figures.svg(figures.Chart("a", "t", "x", "y", series, "", "", (), (), log_x=True), prefix="p-")
@@ -322,7 +319,7 @@ def test_a_hollow_marker_is_drawn_within_the_axes() -> None:
     assert [drawn(proved).count("<title>one: ") for proved in (200.0, None)] == [3, 2]
 
 
-def test_the_download_has_the_proved_epsilon(analysis: Analysis) -> None:
+def test_the_download_has_the_proved_epsilon(analysis):
     frame = analysis.run.frame()
 
     def rows(part, quantity, horizon="whole run"):
@@ -342,7 +339,7 @@ def test_the_download_has_the_proved_epsilon(analysis: Analysis) -> None:
     assert list(verdicts.values()) == ["UNPROVED", "LOOSE", "NOTHING PROMISED"]
 
 
-def test_the_terminal_table_has_bits_identified_images_and_trainings_that_did_not_learn() -> None:
+def test_the_terminal_table_has_bits_identified_images_and_trainings_that_did_not_learn():
     run = double.make_run(double.grid([double.NONE, double.SQSGD], [(double.MATCHING, double.PROBE, "server")], (0, 1)))
     text = plain(run)
     assert "12/12" in text
@@ -357,7 +354,7 @@ def test_the_terminal_table_has_bits_identified_images_and_trainings_that_did_no
 
 
 @pytest.mark.parametrize("width", [40, 60, 79])
-def test_a_narrow_terminal_shows_each_row_as_a_block_and_loses_no_word(width: int) -> None:
+def test_a_narrow_terminal_shows_each_row_as_a_block_and_loses_no_word(width):
     wide, narrow = (plain(double.checked_run(), width=columns) for columns in (140, width))
     assert max(map(len, narrow.splitlines())) <= width
     assert "Adversary" not in narrow
@@ -367,7 +364,7 @@ def test_a_narrow_terminal_shows_each_row_as_a_block_and_loses_no_word(width: in
     assert missing == set()
 
 
-def test_the_terminal_table_has_claimed_and_proved_epsilon_and_the_verdict() -> None:
+def test_the_terminal_table_has_claimed_and_proved_epsilon_and_the_verdict():
     text = plain(double.checked_run())
     assert max(map(len, text.splitlines())) <= 100
     for words in ("2 per message", "4 per record", "one round, δ 1e−5", "proved 223.1: BROKEN", "proved ∞: BROKEN",
@@ -375,7 +372,7 @@ def test_the_terminal_table_has_claimed_and_proved_epsilon_and_the_verdict() -> 
         assert words in text
 
 
-def test_the_short_form_names_the_whole_run_where_it_comes_out_otherwise() -> None:
+def test_the_short_form_names_the_whole_run_where_it_comes_out_otherwise():
     one, whole = double.claim_of(SAMPLED, "one round"), double.claim_of(SAMPLED, "whole run")
     text = "2 per client\none round, δ 1e−5\nproved 2: HOLDS"
     assert brief([one], [whole]) == (f"{text}\nwhole run: UNPROVED", "UNPROVED")
@@ -386,8 +383,8 @@ def test_the_short_form_names_the_whole_run_where_it_comes_out_otherwise() -> No
     assert [state.badge.words for state in states([one, whole, none])] == ["UNPROVED", "HOLDS", "NOTHING PROMISED"]
 
 
-def test_an_attained_epsilon_has_its_own_name_on_the_page_in_rows_and_in_the_download() -> None:
-    def lowered(claim: ClaimRecord, seed: int) -> ClaimRecord:
+def test_an_attained_epsilon_has_its_own_name_on_the_page_in_rows_and_in_the_download():
+    def lowered(claim, seed):
         bounded = with_proved(claim, epsilon=3.951, tight=False, method="closed form, post-processing")
         attained = dataclasses.replace(claim.proved, epsilon=3.098, delta=claim.delta, reason="two inputs show it.")
         return dataclasses.replace(bounded, epsilon=2.0, verdict="BROKEN", attained=attained)

@@ -1,7 +1,5 @@
 """The report as files: the folder, the charts, and the pictures that an option withholds."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
@@ -17,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from leakgauge.harness.core.result import Run
 from leakgauge.harness.core.stored import to_data
 from leakgauge.harness.study.store import Store
 from leakgauge.reports.charts.files import FORMATS, figure_files, formats
@@ -32,28 +29,28 @@ PNG = b"\x89PNG"
 
 
 @pytest.fixture(scope="module")
-def run() -> Run:
+def run():
     return double.make_run(small(double.NONE, *double.GAUSSIAN[:2]))
 
 
 @pytest.fixture(scope="module")
-def page(run: Run) -> str:
+def page(run):
     return render(run)
 
 
 @pytest.fixture(scope="module")
-def files(run: Run) -> dict[str, bytes]:
+def files(run):
     return folder_files(run)
 
 
 @pytest.fixture(scope="module")
-def charts(run: Run) -> dict[str, bytes]:
+def charts(run):
     found = list(figure_files(Analysis(run), ["svg"]))
     assert len(dict(found)) == len(found)
     return dict(found)
 
 
-def on_disk(run: Run, folder: Path) -> Path:
+def on_disk(run, folder):
     """A folder of results with everything that a report reads."""
     store = Store(folder)
     about = {"name": run.name, "text": "", "hash": run.study_hash, "public": sorted(run.public_data)}
@@ -68,7 +65,7 @@ def on_disk(run: Run, folder: Path) -> Path:
     return folder
 
 
-def in_another_process(script: str) -> str:
+def in_another_process(script):
     """What a script prints in a process with another order of sets."""
     environment, root = os.environ | {"PYTHONHASHSEED": "7"}, Path(__file__).parents[1]
     words = [sys.executable, "-c", script]
@@ -76,12 +73,12 @@ def in_another_process(script: str) -> str:
 
 
 @pytest.fixture
-def stored(run: Run, tmp_path: Path) -> Path:
+def stored(run, tmp_path):
     """The run without its trainings: no charts, which take most of the time."""
     return on_disk(dataclasses.replace(run, trainings={}), tmp_path / "runs")
 
 
-def test_nothing_in_the_folder_s_page_is_inline_and_its_policy_allows_its_folder_only(files: dict[str, bytes]) -> None:
+def test_nothing_in_the_folder_s_page_is_inline_and_its_policy_allows_its_folder_only(files):
     text = files[PAGE].decode()
     page = complete(text)
     assert page.all("style") == []
@@ -95,7 +92,7 @@ def test_nothing_in_the_folder_s_page_is_inline_and_its_policy_allows_its_folder
     )
 
 
-def test_the_folder_holds_the_files_that_the_page_names_and_no_other(run: Run, files: dict[str, bytes]) -> None:
+def test_the_folder_holds_the_files_that_the_page_names_and_no_other(run, files):
     page = Page(files[PAGE].decode())
     named = {a[name] for _, a in page.tags for name in ("src", "href") if name in a and not a[name].startswith("#")}
     assert named == set(files) - {PAGE}
@@ -106,9 +103,7 @@ def test_the_folder_holds_the_files_that_the_page_names_and_no_other(run: Run, f
     assert all(content.startswith(PNG) for content in pictures)
 
 
-def test_both_layouts_have_the_same_text_and_the_same_run_the_same_bytes(
-    run: Run, page: str, files: dict[str, bytes]
-) -> None:
+def test_both_layouts_have_the_same_text_and_the_same_run_the_same_bytes(run, page, files):
     one, other = complete(page), complete(files[PAGE].decode())
     assert sections(other) == sections(one) == SECTIONS
     assert other.text.split("Made by leakgauge")[0] == one.text.split("Made by leakgauge")[0]
@@ -116,7 +111,7 @@ def test_both_layouts_have_the_same_text_and_the_same_run_the_same_bytes(
     assert folder_files(run) == files
 
 
-def test_the_command_writes_the_folder_or_one_page_to_the_given_path(stored: Path, tmp_path: Path) -> None:
+def test_the_command_writes_the_folder_or_one_page_to_the_given_path(stored, tmp_path):
     done = call("report", stored, "--layout", "dir")
     assert done.exit_code == 0
     assert f"report: {stored / 'report' / PAGE}" in done.output
@@ -130,13 +125,13 @@ def test_the_command_writes_the_folder_or_one_page_to_the_given_path(stored: Pat
     assert "Is a directory" in done.stderr
 
 
-def contents(folder: Path) -> dict[Path, bytes]:
+def contents(folder):
     """Every file below a folder."""
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("images", ["redact", "none"])
-def test_pictures_of_an_earlier_report_go_when_this_one_withholds_them(stored: Path, images: str) -> None:
+def test_pictures_of_an_earlier_report_go_when_this_one_withholds_them(stored, images):
     assert call("report", stored, "--layout", "dir").exit_code == 0
     pictures = stored / "report" / "pictures"
     (pictures / "logo.png").write_bytes(PNG)
@@ -146,16 +141,14 @@ def test_pictures_of_an_earlier_report_go_when_this_one_withholds_them(stored: P
 
 
 @pytest.mark.matrix
-def test_the_command_writes_the_charts_and_withholds_pictures_all_the_same(
-    run: Run, charts: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_the_command_writes_the_charts_and_withholds_pictures_all_the_same(run, charts, tmp_path):
     folder = on_disk(run, tmp_path / "runs")
     assert call("report", folder, "--figures", "svg", "--images", "redact").exit_code == 0
     assert contents(folder / "figures") == {Path(name): content for name, content in charts.items()}
     assert b"data:image" not in (folder / "report.html").read_bytes()
 
 
-def test_an_unknown_format_is_a_usage_error_before_anything_is_written(stored: Path) -> None:
+def test_an_unknown_format_is_a_usage_error_before_anything_is_written(stored):
     done = call("report", stored, "--figures", "png,gif")
     assert done.exit_code == 2
     assert "expected some of png,pdf,svg, got 'gif'" in " ".join(done.stderr.replace("│", "").split())
@@ -163,20 +156,20 @@ def test_an_unknown_format_is_a_usage_error_before_anything_is_written(stored: P
     assert not (stored / "report.html").exists()
 
 
-def test_each_chart_of_the_page_is_a_file_with_a_harmless_name(page: str, charts: dict[str, bytes]) -> None:
+def test_each_chart_of_the_page_is_a_file_with_a_harmless_name(page, charts):
     assert [formats(text) for text in ("", "svg, png", "png,pdf,svg")] == [(), ("svg", "png"), tuple(FORMATS)]
     assert len(charts) == page.count('<figure class="chart"')
     assert all(re.fullmatch(r"1-[a-z0-9-]+\.svg", name) for name in charts)
 
 
-def test_the_files_have_the_format_of_their_name_and_no_date() -> None:
+def test_the_files_have_the_format_of_their_name_and_no_date():
     marks = {"png": PNG, "pdf": b"%PDF", "svg": b"<?xml"}
     for name, content in first_chart():
         assert content.startswith(marks[name.rpartition(".")[2]])
         assert not re.search(rb"CreationDate|ModDate|dc:date|tIME", content)
 
 
-def test_charts_are_in_the_page_s_light_colors_with_title_legend_and_direction(charts: dict[str, bytes]) -> None:
+def test_charts_are_in_the_page_s_light_colors_with_title_legend_and_direction(charts):
     text = next(content.decode() for name, content in charts.items() if "ssim" in name)
     assert "#0072b2" in text
     assert ">Leakage against claimed epsilon per record<" in text
@@ -187,7 +180,7 @@ def test_charts_are_in_the_page_s_light_colors_with_title_legend_and_direction(c
 
 
 @pytest.mark.matrix
-def test_a_chart_is_the_same_in_every_process() -> None:
+def test_a_chart_is_the_same_in_every_process():
     script = (
         "import hashlib\nfrom tests.test_report_layout import first_chart\n"
         "print([(name, hashlib.sha256(content).hexdigest()) for name, content in first_chart()])\n"
@@ -198,7 +191,7 @@ def test_a_chart_is_the_same_in_every_process() -> None:
 
 
 @functools.cache
-def first_chart() -> list[tuple[str, bytes]]:
+def first_chart():
     """One chart in every format."""
     analysis = Analysis(double.make_run(small()))
     return list(itertools.islice(figure_files(analysis, list(FORMATS)), len(FORMATS)))

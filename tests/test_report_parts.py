@@ -1,7 +1,5 @@
 """The parts of the report: verdict, leakage, charts, results, limits, and the table in the terminal."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import io
@@ -12,13 +10,13 @@ import zipfile
 import pytest
 from matplotlib.figure import Figure
 
-from leakgauge.harness.core.cell import Cell, PartSpec, Target
-from leakgauge.harness.core.result import Estimate, Result
+from leakgauge.harness.core.cell import PartSpec, Target
+from leakgauge.harness.core.result import Estimate
 from leakgauge.harness.core.stats import mean, pool
 from leakgauge.reports.charts import figures, svg
 from leakgauge.reports.export import rows_as
 from leakgauge.reports.html import render
-from leakgauge.reports.sections.leakage import Entry, leakage
+from leakgauge.reports.sections.leakage import leakage
 from leakgauge.reports.sections.limits import limits
 from leakgauge.reports.sections.tradeoffs import charts
 from leakgauge.reports.sections.verdict import verdict
@@ -34,7 +32,7 @@ RUN = double.full_run()
 
 @by_rows((0.36, "High", "Leaks"), (0.355, "Moderate", "Leaks in part"), (0.24, "Moderate", "Leaks in part"),
      (0.235, "Low", "Nothing recognizable"))  # fmt: skip
-def test_the_word_follows_from_the_way_between_floor_and_ceiling(ssim: float, word: str, badge: str) -> None:
+def test_the_word_follows_from_the_way_between_floor_and_ceiling(ssim, word, badge):
     table = {"none": [0.505, 0.495], "gaussian": [ssim, ssim], "prior": [0.21, 0.21]}
     analysis = Analysis(double.make_run(small(), make=ssim_of(table)))
     group = analysis.defended[0]
@@ -45,7 +43,7 @@ def test_the_word_follows_from_the_way_between_floor_and_ceiling(ssim: float, wo
 @by_rows((2, "High", "1 of 1 defense leaks under the attacks that ran"),
      # chance identifies one of sixteen in one study of seven
      (1, "at floor", "Every defended case is close to the floor"))  # fmt: skip
-def test_a_few_recognizable_images_are_high_although_the_mean_is_low(seen: int, word: str, sentence: str) -> None:
+def test_a_few_recognizable_images_are_high_although_the_mean_is_low(seen, word, sentence):
     table = {"none": [0.95] * 15 + [0.9], "gaussian": [0.1] * (16 - seen) + [0.6] * seen, "prior": [0.1] * 15 + [0.11]}
     analysis = Analysis(double.make_run(small(), make=ssim_of(table)))
     group = analysis.defended[0]
@@ -56,12 +54,12 @@ def test_a_few_recognizable_images_are_high_although_the_mean_is_low(seen: int, 
     assert found.sentence == sentence
 
 
-def unidentified(result: Result) -> Result:
+def unidentified(result):
     """The same without an image that is identified or recognizable."""
     return double.with_estimates(result, *result.estimates[:1], *double.of_lineups([0.0] * 4))
 
 
-def test_no_word_stands_on_an_interval_that_holds_the_floor() -> None:
+def test_no_word_stands_on_an_interval_that_holds_the_floor():
     # the mean is a quarter of the way to the ceiling, but four such images say nothing
     make = ssim_of({"none": [0.9, 0.91, 0.9, 0.92], "gaussian": [-0.2, 0.8, 0.1, 0.6], "prior": [0.1, 0.11, 0.1, 0.11]})
     analysis = Analysis(double.make_run(small(), make=lambda cell: unidentified(make(cell))))
@@ -69,14 +67,14 @@ def test_no_word_stands_on_an_interval_that_holds_the_floor() -> None:
     assert (found.word, found.place > 0.1) == ("at floor", True)
 
 
-def test_a_defense_at_several_settings_is_counted_once() -> None:
+def test_a_defense_at_several_settings_is_counted_once():
     table = {"none": [0.9] * 8, "gaussian": [0.8, 0.81] * 4, "prior": [0.1] * 8}
     attacks = [(attack, double.PROBE, "server") for attack in (double.MATCHING, double.PRIOR)]
     cells = double.grid([double.NONE, *double.GAUSSIAN[:2]], attacks, (0,))
     assert verdict(Analysis(double.make_run(cells, make=ssim_of(table)))).sentence.startswith("1 of 1 defense leaks")
 
 
-def test_an_attack_that_fails_without_a_defense_shows_nothing_about_defenses() -> None:
+def test_an_attack_that_fails_without_a_defense_shows_nothing_about_defenses():
     table = {"none": [0.2, 0.3, 0.25], "gaussian": [0.2, 0.2, 0.2], "prior": [0.25, 0.25, 0.25]}
     made = double.make_run(small(), make=ssim_of(table))
     page = complete(render(made))
@@ -87,11 +85,11 @@ def test_an_attack_that_fails_without_a_defense_shows_nothing_about_defenses() -
     assert any("fails without a defense too" in limit for limit in limits(Analysis(made)))
 
 
-def test_the_floor_is_the_best_guess_and_the_undefended_one() -> None:
+def test_the_floor_is_the_best_guess_and_the_undefended_one():
     other = PartSpec("prior", {"guess": "other"})
     attacks = [(a, double.PROBE, "server") for a in (double.MATCHING, double.PRIOR, other)]
 
-    def values(cell: Cell) -> list[float]:
+    def values(cell):
         value = 0.9 if cell.attack == double.MATCHING else 0.3 if cell.attack == other else 0.2
         return [value + 0.05 * (cell.training.defense != double.NONE)] * 3
 
@@ -99,14 +97,14 @@ def test_the_floor_is_the_best_guess_and_the_undefended_one() -> None:
     assert [analysis.floor_value(group) for group in analysis.attacked] == pytest.approx([0.3, 0.3])
 
 
-def test_seeds_are_pooled_into_one_sample() -> None:
+def test_seeds_are_pooled_into_one_sample():
     one, two = mean("ssim", [0.1, 0.2, None]), mean("ssim", [0.4, 0.5])
     pooled, direct = pool([one, two]), mean("ssim", [0.1, 0.2, 0.4, 0.5])
     assert (pooled.value, pooled.low, pooled.high, pooled.n) == (direct.value, direct.low, direct.high, 4)
     assert pooled.values == (0.1, 0.2, None, 0.4, 0.5)
 
 
-def test_numbers_without_items_are_averaged_over_the_seeds() -> None:
+def test_numbers_without_items_are_averaged_over_the_seeds():
     aucs = [Estimate("auc", value, 0.4, 0.9, 100, "DeLong", higher_leaks=True) for value in (0.6, 0.7)]
     pooled, direct = pool(aucs), mean("auc", [0.6, 0.7])
     assert (pooled.value, pooled.low, pooled.high) == (direct.value, direct.low, 1.0)
@@ -116,7 +114,7 @@ def test_numbers_without_items_are_averaged_over_the_seeds() -> None:
     assert pool([aucs[0], lost]).note == "no value in 1 of 2 seeds"
 
 
-def test_the_four_figures_are_the_numbers_of_the_run() -> None:
+def test_the_four_figures_are_the_numbers_of_the_run():
     worst, images, cost, cells = verdict(Analysis(RUN)).figures
     assert worst.value == "0.904"
     assert "gaussian epsilon=64" in worst.detail
@@ -126,12 +124,12 @@ def test_the_four_figures_are_the_numbers_of_the_run() -> None:
     assert cells.detail.startswith("2 failed, 1 missing")
 
 
-def rows_of(cells: tuple[Cell, ...], **changes: object) -> dict[str, tuple[Entry, ...]]:
+def rows_of(cells, **changes):
     (matrix,) = leakage(Analysis(double.make_run(cells, **changes))).matrices
     return {row.defense.name: row.entries for row in matrix.rows}
 
 
-def test_a_study_without_a_defense_has_its_ceiling_above_its_floor() -> None:
+def test_a_study_without_a_defense_has_its_ceiling_above_its_floor():
     rows = rows_of(small(double.NONE))
     found = [(name, entry.value, entry.word) for name, (entry,) in rows.items()]
     assert found == [("no defense", "0.925", "leaks"), ("floor", "0.147", "prior")]
@@ -141,9 +139,7 @@ def test_a_study_without_a_defense_has_its_ceiling_above_its_floor() -> None:
     (small(double.GAUSSIAN[0]), None, "too weak to tell", "no ceiling was measured"),
     (small(), double.PRIOR, "not rated", "no floor was measured"),
 )
-def test_an_entry_that_cannot_be_rated_names_what_is_lacking(
-    cells: tuple[Cell, ...], lost: PartSpec | None, word: str, why: str
-) -> None:
+def test_an_entry_that_cannot_be_rated_names_what_is_lacking(cells, lost, word, why):
     rows = rows_of(cells, failed=lambda cell: cell.attack == lost)
     (entry,) = rows["gaussian"]
     assert (entry.word, entry.tone, entry.notes[:2]) == (word, "none", (why, entry.notes[1]))
@@ -151,18 +147,18 @@ def test_an_entry_that_cannot_be_rated_names_what_is_lacking(
     assert rows["floor"][0].value == ("0.147" if lost is None else "n/a")
 
 
-def test_an_entry_that_was_not_planned_and_a_ceiling_of_other_seeds_have_their_words() -> None:
+def test_an_entry_that_was_not_planned_and_a_ceiling_of_other_seeds_have_their_words():
     extra = small(double.NONE, attacks=[(double.MAP, double.PROBE, "server")]), small(double.GAUSSIAN[0], seeds=(1,))
     first, second = rows_of((*small(), *itertools.chain(*extra)))["gaussian"]
     assert (first.notes[-1], second.word) == ("ceiling from other seeds", "not planned")
 
 
-def test_the_strongest_of_each_kind_is_marked_and_of_equals_each() -> None:
+def test_the_strongest_of_each_kind_is_marked_and_of_equals_each():
     threats = ("server", "eavesdropper")
     attacks = [(a, double.PROBE, t) for a in (double.MATCHING, double.MAP, double.PRIOR) for t in threats]
     attacks += [(double.THRESHOLD, Target("members", count=200), "public")]
 
-    def values(cell: Cell) -> list[float]:
+    def values(cell):
         first = cell.threat == "server" and cell.training.seed == 0
         return [0.2 + 0.2 * (cell.attack == double.MAP) + 0.1 * first] * 2
 
@@ -171,20 +167,20 @@ def test_the_strongest_of_each_kind_is_marked_and_of_equals_each() -> None:
         assert [entry.strongest for entry in rows["gaussian"]] == [False, False, True, ties, False]
 
 
-def test_charts_of_one_point_are_not_drawn() -> None:
+def test_charts_of_one_point_are_not_drawn():
     analysis = Analysis(double.make_run(small(double.NONE, double.GAUSSIAN[0])))
     titles = [chart.title for chart in charts(analysis, next(iter(analysis.settings)))]
     assert titles == ["Accuracy against leakage", "Test accuracy over the rounds", "Test loss over the rounds"]
 
 
-def a_chart(**changes: object) -> figures.Chart:
+def a_chart(**changes):
     points = (figures.Point(1.0, 0.2, 0.1, 0.3), figures.Point(8.0, 0.6))
     chart = figures.Chart("a", "A title", "x", "y", (figures.Series("one & only", points, 0),), "B.", "C.", ("h",), ())
     return dataclasses.replace(chart, **changes)
 
 
 @pytest.mark.parametrize("log", [True, False])
-def test_a_chart_has_no_inline_style_and_a_tooltip_for_each_marker(log: bool) -> None:
+def test_a_chart_has_no_inline_style_and_a_tooltip_for_each_marker(log):
     drawn = figures.svg(a_chart(log_x=log, lines=((0.5, "limit"),), x_label="数据 $x_1$ 🙂"), prefix="p-")
     assert not re.search("style|http", drawn)
     assert "数据" in drawn  # a name without a glyph does not stop a chart
@@ -198,7 +194,7 @@ def test_a_chart_has_no_inline_style_and_a_tooltip_for_each_marker(log: bool) ->
 
 
 @pytest.mark.parametrize("log", [True, False])
-def test_no_number_stands_beyond_infinity_and_no_name_on_it(log: bool) -> None:
+def test_no_number_stands_beyond_infinity_and_no_name_on_it(log):
     axes = Figure().subplots()
     figures.fill(axes, a_chart(log_x=log, infinity=20.0, lines=((0.5, "limit"),)))
     low, _ = axes.get_xlim()
@@ -207,7 +203,7 @@ def test_no_number_stands_beyond_infinity_and_no_name_on_it(log: bool) -> None:
     assert [text.get_ha() for text in axes.texts if text.get_text() == "limit"] == ["left"]
 
 
-def test_style_declarations_become_attributes() -> None:
+def test_style_declarations_become_attributes():
     source = (
         '<svg xmlns="http://www.w3.org/2000/svg" width="10pt" height="5pt" version="1.1"><style>*{}</style>'
         "<text style=\"font: bold 9px 'Sans'; fill: #0000a1; text-anchor: middle\">a</text></svg>"
@@ -219,7 +215,7 @@ def test_style_declarations_become_attributes() -> None:
     assert "&lt;l&gt;" in drawn
 
 
-def test_the_table_and_its_download_hold_every_cell_without_a_script() -> None:
+def test_the_table_and_its_download_hold_every_cell_without_a_script():
     page = Page(full_source())
     shown = [attributes for attributes in page.all("tr") if "data-status" in attributes]
     assert len(shown) == len(RUN.cells)
@@ -230,7 +226,7 @@ def test_the_table_and_its_download_hold_every_cell_without_a_script() -> None:
         assert file.read("results.csv") == rows_as("csv", RUN)
 
 
-def test_limits_name_the_attacks_that_know_the_defense() -> None:
+def test_limits_name_the_attacks_that_know_the_defense():
     text = " ".join(limits(Analysis(RUN)))
     assert "map uses knowledge of the defense; matching and threshold ignore the defense" in text
     naive = " ".join(limits(Analysis(double.make_run(small()))))
@@ -238,17 +234,17 @@ def test_limits_name_the_attacks_that_know_the_defense() -> None:
     assert "There is one seed" in naive
 
 
-def test_the_terminal_table_fits_a_hundred_columns_and_has_a_row_per_group() -> None:
+def test_the_terminal_table_fits_a_hundred_columns_and_has_a_row_per_group():
     assert max(map(len, plain(RUN).splitlines())) <= 100
     assert summary(RUN).row_count == len(Analysis(RUN).attacked)
 
 
 @pytest.mark.parametrize("cells", [(), small(), small(double.GAUSSIAN[0])], ids=["none", "two", "one"])
-def test_the_terminal_table_of_small_runs(cells: tuple[Cell, ...]) -> None:
+def test_the_terminal_table_of_small_runs(cells):
     assert "nan" not in plain(double.make_run(cells, failed=lambda cell: cell.training.defense != double.NONE)).lower()
 
 
-def test_numbers_are_written_with_a_real_minus_and_without_minus_zero() -> None:
+def test_numbers_are_written_with_a_real_minus_and_without_minus_zero():
     assert [fixed(-0.0001), fixed(-0.5), fixed(None), short(1e-5), short(-2.5e-7), short(57934.2), short(1e300)] == [
         "0.000", "−0.500", "n/a", "1e−5", "−2.5e−7", "57\u00a0930", "1e300",
     ]  # fmt: skip

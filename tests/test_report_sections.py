@@ -1,7 +1,6 @@
 """A new section of the report is one file: the page, the terminal and the Markdown show its tables."""
 
 import html
-from pathlib import Path
 
 import pytest
 
@@ -39,14 +38,14 @@ SECTION = of_tables("uploads", "What clients sent", "Uploads", 75, uploads)
 
 
 @pytest.fixture
-def with_toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def with_toy(tmp_path, monkeypatch):
     """One more file in the folder of the sections."""
     (tmp_path / "uploads.py").write_text(TOY)
     monkeypatch.setattr(sections, "__path__", [*sections.__path__, str(tmp_path)])
 
 
 @pytest.mark.usefixtures("with_toy")
-def test_a_section_of_tables_is_on_the_page_in_the_terminal_and_in_the_markdown() -> None:
+def test_a_section_of_tables_is_on_the_page_in_the_terminal_and_in_the_markdown():
     run = double.make_run(small())
     page = complete(render(run))
     assert ids(page) == [*SECTIONS[:6], "uploads", *SECTIONS[6:]]
@@ -65,7 +64,7 @@ def test_a_section_of_tables_is_on_the_page_in_the_terminal_and_in_the_markdown(
     assert text.endswith("\n\n- A note with a_name.")
 
 
-def test_a_section_that_fails_says_so_and_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_section_that_fails_says_so_and_stops_nothing(tmp_path, monkeypatch):
     text = "from leakgauge.reports.sections import of_tables\nSECTION = of_tables('broken', 'Odd', 'Odd', 75, len)\n"
     (tmp_path / "broken.py").write_text(text)
     monkeypatch.setattr(sections, "__path__", [*sections.__path__, str(tmp_path)])
@@ -76,19 +75,19 @@ def test_a_section_that_fails_says_so_and_stops_nothing(tmp_path: Path, monkeypa
 
 
 @pytest.mark.usefixtures("with_toy")
-def test_a_section_without_a_table_is_nowhere() -> None:
+def test_a_section_without_a_table_is_nowhere():
     run = double.make_run(small(), missing=lambda cell: True)
     shown = render(run), plain(run), to_matrix(Analysis(run))
     assert not any("Uploads" in text for text in shown)
 
 
-def test_without_a_new_file_the_sections_are_those_of_the_page() -> None:
+def test_without_a_new_file_the_sections_are_those_of_the_page():
     assert [s.id for s in sections.sections() if s.id not in ("changes", "asked")] == SECTIONS
     places = [s.place for s in sections.sections()]
     assert len(set(places)) == len(places)
 
 
-def test_a_table_in_the_terminal_has_bold_rows_and_numbers_on_the_right() -> None:
+def test_a_table_in_the_terminal_has_bold_rows_and_numbers_on_the_right():
     table = Table("t", ("a", Column("b", "num")), (("x", "1"), ("y", Cell("2", strong=True))), notes=("n",))
     drawn = table.terminal()
     assert [column.justify for column in drawn.columns] == ["left", "right"]

@@ -1,17 +1,15 @@
 """Counted assumptions beside their proof: the table of claims, its overview, the terminal, the downloads."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 
 import pytest
 
-from leakgauge.harness.core.result import Run, ViolationRecord
+from leakgauge.harness.core.result import ViolationRecord
 from leakgauge.reports.export import to_jsonl
 from leakgauge.reports.html import render
 from leakgauge.reports.sections.checked import overview
-from leakgauge.reports.sections.claims import ClaimRow, claims
+from leakgauge.reports.sections.claims import claims
 from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.tables import plain
 from tests import report_fixtures as double
@@ -24,7 +22,7 @@ COVERED = ViolationRecord(SINGLE, 2, 8, "round", covered=True)
 NARROW = "\u00a0"
 
 
-def run_of(*violations: ViolationRecord, seeds: tuple[int, ...] = (0,), only: int | None = None) -> Run:
+def run_of(*violations, seeds=(0,), only=None):
     """A defense whose claim HOLDS and whose code is CONSISTENT, with these counts, in one of the seeds or in all."""
     audit = double.audit(1.0, 1.0, 0.5, "record")
     return with_trainings(
@@ -35,12 +33,12 @@ def run_of(*violations: ViolationRecord, seeds: tuple[int, ...] = (0,), only: in
     )
 
 
-def row_of(run: Run) -> ClaimRow:
+def row_of(run):
     (row,) = claims(Analysis(run)).rows
     return row
 
 
-def test_an_assumption_stands_with_its_count_in_the_run() -> None:
+def test_an_assumption_stands_with_its_count_in_the_run():
     row = row_of(run_of(BROKEN))
     count = f"1{NARROW}204 of 3{NARROW}600{NARROW}000 coordinates of this run (0.0334 %)"
     assert row.assumes == (SINGLE, f"{CLIP}: broken by {count}")
@@ -55,7 +53,7 @@ def test_an_assumption_stands_with_its_count_in_the_run() -> None:
     assert f"{CLIP}: broken by {count}".replace(NARROW, " ") in text
 
 
-def test_a_claim_is_green_only_if_the_run_kept_what_its_proof_needs() -> None:
+def test_a_claim_is_green_only_if_the_run_kept_what_its_proof_needs():
     for violations, tone in (((), "good"), ((KEPT,), "good"), ((COVERED,), "good"), ((BROKEN, COVERED), "info")):
         row = row_of(run_of(*violations))
         for line in row.lines[:2]:
@@ -72,7 +70,7 @@ def test_a_claim_is_green_only_if_the_run_kept_what_its_proof_needs() -> None:
     assert "> assumption broken" not in kept
 
 
-def test_only_claims_that_make_the_assumption_are_marked() -> None:
+def test_only_claims_that_make_the_assumption_are_marked():
     run = with_trainings(
         run_of(BROKEN),
         lambda one: dataclasses.replace(one, one_round=dataclasses.replace(one.one_round, assumes=(SINGLE,))),
@@ -85,7 +83,7 @@ def test_only_claims_that_make_the_assumption_are_marked() -> None:
     assert not any(line.unkept for line in row_of(bare).lines)
 
 
-def test_counts_add_up_over_the_seeds_and_the_mark_names_how_many_broke_it() -> None:
+def test_counts_add_up_over_the_seeds_and_the_mark_names_how_many_broke_it():
     row = row_of(run_of(BROKEN, seeds=(0, 1), only=1))
     count = f"1{NARROW}204 of 7{NARROW}200{NARROW}000 coordinates of these 2 runs (0.0167 %)"
     assert row.assumes[1] == f"{CLIP}: broken by {count}"
@@ -93,14 +91,14 @@ def test_counts_add_up_over_the_seeds_and_the_mark_names_how_many_broke_it() -> 
 
 
 @pytest.mark.parametrize(("violation", "broken"), [(BROKEN, True), (KEPT, False), (COVERED, False)])
-def test_the_overview_and_the_terminal_name_a_broken_assumption(violation: ViolationRecord, broken: bool) -> None:
+def test_the_overview_and_the_terminal_name_a_broken_assumption(violation, broken):
     run = run_of(violation, seeds=(0, 1))
     said = overview(Analysis(run))
     assert said == "Of 1 claim, 1 holds." + (" This run broke an assumption of 1 claim." if broken else "")
     assert ("assumption broken" in plain(run)) == broken
 
 
-def test_the_downloads_hold_the_counts() -> None:
+def test_the_downloads_hold_the_counts():
     run = run_of(BROKEN, COVERED)
     expected = [
         {"assumption": CLIP, "broken": 1204, "of": 3_600_000, "what": "coordinate", "covered": False},

@@ -1,7 +1,5 @@
 """ROC curves of the report, and its charts against epsilon that need more than a mean SSIM."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -11,8 +9,8 @@ import numpy as np
 import pytest
 
 from leakgauge.harness.core import stats
-from leakgauge.harness.core.cell import Cell, Target
-from leakgauge.harness.core.result import Result, Run, Scores
+from leakgauge.harness.core.cell import Target
+from leakgauge.harness.core.result import Scores
 from leakgauge.harness.core.stats import mean
 from leakgauge.reports.charts import figures
 from leakgauge.reports.charts.epsilon import MSE, leakage_charts
@@ -25,44 +23,44 @@ from tests.report_page import complete, small
 MEMBERS = Target("members", count=200)
 
 
-def drawn(key: int, members: int, outside: int, apart: float = 1.0, scale: float = 1.0) -> Scores:
+def drawn(key, members, outside, apart=1.0, scale=1.0):
     """Normal scores, `apart` apart, on a scale of their own."""
     draws = np.random.Generator(np.random.Philox(key=key))
     return Scores(scale * (apart + draws.standard_normal(members)), scale * draws.standard_normal(outside))
 
 
-def membership(seeds: tuple[int, ...] = (0,), target: Target = MEMBERS) -> tuple[Cell, ...]:
+def membership(seeds=(0,), target=MEMBERS):
     return small(double.NONE, double.GAUSSIAN[0], attacks=[(double.THRESHOLD, target, "public")], seeds=seeds)
 
 
-def only_chart(run: Run) -> figures.Chart:
+def only_chart(run):
     analysis = Analysis(run)
     (chart,) = roc_charts(analysis, next(iter(analysis.settings)))
     return chart
 
 
-def chart_of(*scores: Scores) -> figures.Chart:
+def chart_of(*scores):
     """The chart of a run whose trainings have these scores, by seed."""
     run = double.make_run(membership(tuple(range(len(scores)))))
     found = {cell.id: scores[cell.training.seed] for cell in run.cells}
     return only_chart(dataclasses.replace(run, scores=found.__getitem__))
 
 
-def height(trace: tuple[tuple[float, float], ...], x: float) -> float:
+def height(trace, x):
     """Of a line on log axes, at the right of a step."""
     left, right = next((a, b) for a, b in itertools.pairwise(trace) if a[0] <= x < b[0])
     share = math.log(x / left[0]) / math.log(right[0] / left[0])
     return math.exp((1 - share) * math.log(left[1]) + share * math.log(right[1]))
 
 
-def test_the_curve_of_one_training_is_its_roc_curve() -> None:
+def test_the_curve_of_one_training_is_its_roc_curve():
     scores = drawn(1, 40, 60)
     curve, full = vertical_average([scores]), stats.roc(scores.members, scores.outside)
     assert curve.fpr.tolist() == sorted(set(full.fpr.tolist()))
     assert curve.tpr.tolist() == [full.tpr[full.fpr == rate].max() for rate in curve.fpr]
 
 
-def test_at_each_rate_the_members_found_are_the_sum_over_the_trainings() -> None:
+def test_at_each_rate_the_members_found_are_the_sum_over_the_trainings():
     trained = [drawn(2, 30, 100), drawn(3, 50, 60, 0.4)]
     curve = vertical_average(trained)
     for rate in (0.02, 0.05, 0.2, 0.5):
@@ -72,7 +70,7 @@ def test_at_each_rate_the_members_found_are_the_sum_over_the_trainings() -> None
         assert rate_of(trained, rate).value == hits / 80
 
 
-def test_trainings_whose_scores_are_on_other_scales_are_not_mixed() -> None:
+def test_trainings_whose_scores_are_on_other_scales_are_not_mixed():
     # by one threshold for both, the members of the second stand below the others of the first
     low, high = drawn(4, 100, 100, 3.0), drawn(4, 100, 100, 3.0, scale=0.01)
     members, outside = np.append(low.members, high.members), np.append(low.outside, high.outside)
@@ -82,20 +80,20 @@ def test_trainings_whose_scores_are_on_other_scales_are_not_mixed() -> None:
     assert rate_of([low, high], 0.05).value > 0.9
 
 
-def test_equal_scores_are_one_step_at_the_end() -> None:
+def test_equal_scores_are_one_step_at_the_end():
     curve = vertical_average([Scores(np.zeros(10), np.zeros(20))])
     assert (curve.fpr.tolist(), curve.tpr.tolist()) == ([0.0, 1.0], [0.0, 1.0])
     assert staircase(curve, 0.05).tolist() == [[1.0, 0.05], [1.0, 1.0]]
 
 
-def test_a_staircase_enters_at_the_edge_and_never_falls() -> None:
+def test_a_staircase_enters_at_the_edge_and_never_falls():
     curve = stats.Roc(np.array([0.0, 0.1, 0.4, 1.0]), np.array([0.2, 0.2, 0.7, 1.0]))
     assert staircase(curve, 0.1).tolist() == [[0.1, 0.2], [0.4, 0.2], [0.4, 0.7], [1.0, 0.7], [1.0, 1.0]]
     curve = stats.Roc(np.array([0.0, 0.25, 0.5, 1.0]), np.array([0.0, 0.0, 0.5, 1.0]))
     assert staircase(curve, 0.125).tolist() == [[0.5, 0.125], [0.5, 0.5], [1.0, 0.5], [1.0, 1.0]]
 
 
-def test_a_line_of_ten_thousand_records_has_few_corners_and_none_left_out_is_seen() -> None:
+def test_a_line_of_ten_thousand_records_has_few_corners_and_none_left_out_is_seen():
     scores = drawn(5, 10_000, 10_000)
     corners = np.log10(staircase(vertical_average([scores]), 1e-4)) * [85.0, 47.5]
     few = thinned(corners, 0.35)
@@ -110,7 +108,7 @@ def test_a_line_of_ten_thousand_records_has_few_corners_and_none_left_out_is_see
         assert away.max() <= 0.35 + 1e-9
 
 
-def test_markers_are_on_the_line_and_their_intervals_are_of_the_members() -> None:
+def test_markers_are_on_the_line_and_their_intervals_are_of_the_members():
     chart = chart_of(drawn(6, 2_000, 5_000, 1.5))
     undefended = chart.series[0]
     assert (undefended.label, undefended.look) == ("no defense", -1)
@@ -123,7 +121,7 @@ def test_markers_are_on_the_line_and_their_intervals_are_of_the_members() -> Non
     assert chart.series[1].trace[0][0] >= 1 / 5_000
 
 
-def test_with_few_non_members_there_is_no_marker_and_the_table_says_why() -> None:
+def test_with_few_non_members_there_is_no_marker_and_the_table_says_why():
     chart = chart_of(drawn(7, 200, 60))
     assert all(series.points == () for series in chart.series)
     assert all(row[-1] == "n/a: 0.1 % of 60 non-members is less than one record" for row in chart.rows)
@@ -131,7 +129,7 @@ def test_with_few_non_members_there_is_no_marker_and_the_table_says_why() -> Non
     assert "Markers:" not in chart.caption
 
 
-def test_over_several_seeds_the_table_has_a_row_for_all_and_one_for_each() -> None:
+def test_over_several_seeds_the_table_has_a_row_for_all_and_one_for_each():
     scores = [drawn(8 + seed, 200, 1_000) for seed in (0, 1)]
     chart = chart_of(*scores)
     counts = [row[2:5] for row in chart.rows[:3]]
@@ -144,7 +142,7 @@ def test_over_several_seeds_the_table_has_a_row_for_all_and_one_for_each() -> No
     assert "Each of 2 seeds has its own threshold" in chart.caption
 
 
-def test_a_defense_whose_scores_are_lost_or_not_finite_has_no_line_and_a_row_that_says_so() -> None:
+def test_a_defense_whose_scores_are_lost_or_not_finite_has_no_line_and_a_row_that_says_so():
     lost = Scores(np.array([0.0, np.nan]), np.zeros(3))
     for other in (None, lost, Scores(np.zeros(0), np.zeros(3))):
         run = double.make_run(membership())
@@ -157,11 +155,11 @@ def test_a_defense_whose_scores_are_lost_or_not_finite_has_no_line_and_a_row_tha
     complete(render(dataclasses.replace(run, scores=given.__getitem__)))
 
 
-def test_each_target_has_a_chart_of_its_own_with_the_strongest_attack() -> None:
+def test_each_target_has_a_chart_of_its_own_with_the_strongest_attack():
     targets = [Target("members", round=0, rounds=8, count=50, client=client) for client in (0, 1)]
     attacks = [(double.THRESHOLD, target, threat) for target in targets for threat in ("public", "server")]
 
-    def make(cell: Cell) -> Result:
+    def make(cell):
         value = 0.6 if cell.threat == "server" else 0.7 if cell.training.defense == double.NONE else 0.55
         return double.with_estimates(double.result_of(cell), mean("auc", [value, value]))
 
@@ -172,7 +170,7 @@ def test_each_target_has_a_chart_of_its_own_with_the_strongest_attack() -> None:
     assert [row[1] for row in charts[0].rows] == ["threshold, public", "threshold, server"]
 
 
-def test_a_marker_below_the_axis_is_drawn_at_its_edge_with_its_true_value_in_words() -> None:
+def test_a_marker_below_the_axis_is_drawn_at_its_edge_with_its_true_value_in_words():
     chart = chart_of(Scores(np.zeros(300), np.linspace(1.0, 2.0, 200)))
     assert "A marker at the lower edge stands for a value below it." in chart.caption
     drawing = figures.svg(chart, prefix="p-")
@@ -180,7 +178,7 @@ def test_a_marker_below_the_axis_is_drawn_at_its_edge_with_its_true_value_in_wor
     assert not re.search("nan|inf", drawing)
 
 
-def test_log_log_axes_have_the_random_line_and_decades() -> None:
+def test_log_log_axes_have_the_random_line_and_decades():
     chart = chart_of(drawn(11, 2_000, 10_000))
     drawing = figures.svg(chart, prefix="p-")
     assert [drawing.count(f">{tick}</text>") for tick in ("0.001", "0.01", "0.1", "1")] == [2] * 4
@@ -189,11 +187,11 @@ def test_log_log_axes_have_the_random_line_and_decades() -> None:
     assert drawing == figures.svg(chart, prefix="p-")
 
 
-def test_two_lines_close_together_have_their_names_on_two_sides() -> None:
+def test_two_lines_close_together_have_their_names_on_two_sides():
     points = (figures.Point(1.0, 0.2), figures.Point(8.0, 0.9))
     made = figures.Chart("a", "A", "x", "y", (figures.Series("s", points),), "B.", "C.", ("h",), ())
 
-    def places(*lines: tuple[float, str]) -> list[float]:
+    def places(*lines):
         drawing = figures.svg(dataclasses.replace(made, lines=lines), prefix="p-")
         return [float(re.search(rf'y="([0-9.]+)"[^>]*>{name}<', drawing)[1]) for _, name in lines]
 
@@ -202,10 +200,10 @@ def test_two_lines_close_together_have_their_names_on_two_sides() -> None:
     assert apart[0] > apart[1]
 
 
-def distances(table: dict[str, float]) -> list[figures.Chart]:
+def distances(table):
     """The charts of a run with these mean squared errors, by defense."""
 
-    def make(cell: Cell) -> Result:
+    def make(cell):
         value = table[cell.training.defense.key] * (0.5 if cell.attack == double.MAP else 1.0)
         estimates = mean("ssim", [0.5, 0.5]), mean("mse", [value, value])
         return double.with_estimates(double.result_of(cell), *estimates)
@@ -215,7 +213,7 @@ def distances(table: dict[str, float]) -> list[figures.Chart]:
     return leakage_charts(analysis, next(iter(analysis.settings)), MSE)
 
 
-def test_the_distance_is_that_of_the_attack_that_gets_nearest() -> None:
+def test_the_distance_is_that_of_the_attack_that_gets_nearest():
     none, one, four = (part.key for part in (double.NONE, *double.GAUSSIAN[:2]))
     (chart,) = distances({none: 0.004, one: 0.2, four: 0.06})
     assert [point.y for point in chart.series[0].points] == pytest.approx([0.1, 0.03])
@@ -227,7 +225,7 @@ def test_the_distance_is_that_of_the_attack_that_gets_nearest() -> None:
     assert "Far below the axis: no defense 0.0002." in chart.caption
 
 
-def test_a_distance_of_zero_is_drawn_on_a_plain_axis() -> None:
+def test_a_distance_of_zero_is_drawn_on_a_plain_axis():
     none, one, four = (part.key for part in (double.NONE, *double.GAUSSIAN[:2]))
     (chart,) = distances({none: 0.0, one: 0.2, four: 0.0})
     assert not chart.log_y

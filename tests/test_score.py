@@ -1,7 +1,5 @@
 """Scores of guesses against a known truth."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from pathlib import Path
@@ -10,10 +8,8 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import binomtest
-from torch import Tensor
 
 from leakgauge.harness.core.contract import Guess
-from leakgauge.harness.core.result import Estimate
 from leakgauge.harness.core.rng import Key, normal, permutation, permutations, uniform
 from leakgauge.harness.data.embedded import digits
 from leakgauge.harness.study.score import (
@@ -29,27 +25,27 @@ from tests.by_rows import by_rows
 ROOT = Key(7, ("test_score",))
 
 
-def images(name: str, *shape: int) -> Tensor:
+def images(name, *shape):
     """Uniform noise in [0, 1)."""
     return uniform(ROOT.child(name), shape)
 
 
-def guess(x: Tensor, y: Tensor, failure: str = "") -> Guess:
+def guess(x, y, failure=""):
     """What an attack would say."""
     return Guess(x, y, objective=0.0, evaluations=1, failure=failure)
 
 
-def labels(*values: int) -> Tensor:
+def labels(*values):
     """[b] int64."""
     return torch.tensor(values, dtype=torch.int64)
 
 
-def by_name(estimates: tuple[Estimate, ...]) -> dict[str, Estimate]:
+def by_name(estimates):
     """The estimates by name."""
     return {estimate.name: estimate for estimate in estimates}
 
 
-def three_victims() -> tuple[list[Tensor], list[Tensor], list[Guess]]:
+def three_victims():
     """Batches of two: the first found exactly but shuffled, the second failed, the third all gray and wrong."""
     x = [images(f"victim-{i}", 2, 1, 8, 8) for i in range(3)]
     y = [labels(3, 4), labels(5, 6), labels(7, 8)]
@@ -70,7 +66,7 @@ def test_truth_against_itself_is_ssim_one_mse_zero_and_the_psnr_cap(shape):
     assert psnr.tolist() == [PSNR_CAP] * shape[0]
 
 
-def ssim_of_one_window(x: Tensor, y: Tensor) -> float:
+def ssim_of_one_window(x, y):
     """Wang et al. 2004, eq. (13), of a single window, with sample covariances."""
     a, b = x.double().flatten(), y.double().flatten()
     n, c1, c2 = len(a), 0.01**2, 0.03**2
@@ -282,7 +278,7 @@ def test_membership_scores_that_are_not_finite_are_counted():
         score_membership(scores, np.array([True]))
 
 
-def lineup_of(x: Tensor, size: int = 99) -> Tensor:
+def lineup_of(x, size=99):
     return torch.stack([images(f"other {at}", size, *x.shape[1:]) for at in range(len(x))])
 
 

@@ -1,14 +1,11 @@
 """What leaves the program: no text of a hostile run or baseline is more than a text, in any sink."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import dataclasses
 import io
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -20,7 +17,6 @@ from rich.console import Console
 
 from leakgauge.harness.cli.progress import _view, logged
 from leakgauge.harness.cli.report import comparison_markdown, comparison_table
-from leakgauge.harness.core.result import Run
 from leakgauge.harness.core.rows import COLUMNS, rows
 from leakgauge.harness.core.sinks import (
     clean,
@@ -38,7 +34,7 @@ from leakgauge.harness.core.sinks import (
 from leakgauge.harness.gate import compare as comparing
 from leakgauge.harness.gate.baseline import Baseline, to_text, write
 from leakgauge.harness.gate.judge import Outcome, Rules, Verdict, judge
-from leakgauge.harness.gate.measure import Measured, measured
+from leakgauge.harness.gate.measure import measured
 from leakgauge.harness.gate.output import annotations, as_json, junit, summary
 from leakgauge.harness.study.jobs import Outcome as Ended
 from leakgauge.harness.study.schedule import Progress
@@ -64,7 +60,7 @@ PARTS = TEXTS.map(lambda text: text.encode(errors="ignore").decode())
 """Texts of cells: without lone surrogates, which no reader of results accepts."""
 
 
-def said_well(text: str, *, ours: int = 0) -> None:
+def said_well(text, *, ours=0):
     """No hidden character; no line is a workflow command, but for the last so many, which are ours."""
     assert not RAW.search(text)
     assert not re.search(r"##\w*\[", text)
@@ -73,7 +69,7 @@ def said_well(text: str, *, ours: int = 0) -> None:
     assert all(OURS.match(one) for one in commands)
 
 
-def outcome_of(run: Run, base: Baseline) -> tuple[Measured, Outcome]:
+def outcome_of(run, base):
     """A comparison with every verdict, each check, problem and warning with the hostile texts."""
     now = measured(run)
     text = base.reason
@@ -85,7 +81,7 @@ def outcome_of(run: Run, base: Baseline) -> tuple[Measured, Outcome]:
 TABLE = MarkdownIt("commonmark").enable("table").enable("strikethrough")
 
 
-def markdown_well(text: str, *, ours: tuple[str, ...] = ()) -> None:
+def markdown_well(text, *, ours=()):
     """No element, link, picture or code; every row of a table has as many cells as its head."""
     said_well(text)
     tokens = TABLE.parse(text)
@@ -106,7 +102,7 @@ def markdown_well(text: str, *, ours: tuple[str, ...] = ()) -> None:
             }
 
 
-def latex_well(text: str, columns: int) -> None:
+def latex_well(text, columns):
     """Every row has its cells, and no character is active but ours."""
     said_well(text)
     body = text.split("\\endhead\n")[1].split("\\bottomrule")[0]
@@ -122,7 +118,7 @@ def latex_well(text: str, columns: int) -> None:
         assert not re.search(r"[\\{}%$#^~<>_&]", row.replace(" & ", ""))
 
 
-def element_well(text: str, like: str) -> None:
+def element_well(text, like):
     """The page has the elements that a page of harmless texts may have, no handler and no address of a stranger."""
     assert not RAW.search(text)
     page, tame = Page(text), Page(like)
@@ -135,7 +131,7 @@ def element_well(text: str, like: str) -> None:
     assert page.inline == tame.inline
 
 
-def table_of(run: Run, found: comparing.Comparison) -> str:
+def table_of(run, found):
     """What the terminal shows of a run, narrow and wide, and of a comparison."""
     buffer = io.StringIO()
     for width in (30, 140):
@@ -148,7 +144,7 @@ def table_of(run: Run, found: comparing.Comparison) -> str:
 @example(ALL, ALL + "\ud800")
 @example("::error::x", "::error::x")
 @pytest.mark.matrix
-def test_no_text_of_a_hostile_run_or_baseline_is_more_than_a_text(cells: str, reason: str) -> None:
+def test_no_text_of_a_hostile_run_or_baseline_is_more_than_a_text(cells, reason):
     run = dataclasses.replace(hostile_run(cells), name=reason)
     base = dataclasses.replace(hostile_baseline(cells), reason=reason)
     now, outcome = outcome_of(run, base)
@@ -175,7 +171,7 @@ def test_no_text_of_a_hostile_run_or_baseline_is_more_than_a_text(cells: str, re
 @settings(max_examples=5, phases=FAST)
 @given(PARTS)
 @example(ALL)
-def test_a_csv_reads_back_as_the_cleaned_texts_with_no_formula(text: str) -> None:
+def test_a_csv_reads_back_as_the_cleaned_texts_with_no_formula(text):
     run = hostile_run(text)
     lines = list(csv.DictReader(io.StringIO(rows_as("csv", run).decode(), newline="")))
     found = list(rows(run))
@@ -191,7 +187,7 @@ def test_a_csv_reads_back_as_the_cleaned_texts_with_no_formula(text: str) -> Non
 
 @pytest.mark.parametrize("text", [ALL, '</script><b>" onload="x'])
 @pytest.mark.matrix
-def test_a_page_of_hostile_texts_has_no_element_of_theirs(text: str) -> None:
+def test_a_page_of_hostile_texts_has_no_element_of_theirs(text):
     run, base = hostile_run(text), hostile_baseline(text)
     tame = tame_run()
     like = outcome_of(tame, Baseline(measured(tame), "why"))
@@ -204,7 +200,7 @@ def test_a_page_of_hostile_texts_has_no_element_of_theirs(text: str) -> None:
     element_well(f"<body>{run._repr_html_()}</body>", f"<body>{tame._repr_html_()}</body>")
 
 
-def calls(folder: Path, other: Path, base: Path) -> Iterator[tuple[str, ...]]:
+def calls(folder, other, base):
     """Every command that shows results, a baseline or a study."""
     yield from (("report", str(folder)), ("report", str(folder), "--against", str(base)))
     yield from (("export", str(folder), "--to", to) for to in ("csv", "tex", "md", "jsonl", "matrix"))
@@ -217,7 +213,7 @@ def calls(folder: Path, other: Path, base: Path) -> Iterator[tuple[str, ...]]:
 
 
 @pytest.mark.matrix
-def test_no_command_prints_a_stranger_s_control_characters_or_workflow_commands(tmp_path: Path) -> None:
+def test_no_command_prints_a_stranger_s_control_characters_or_workflow_commands(tmp_path):
     folder, other = on_disk(hostile_run(ALL), tmp_path / "a"), on_disk(tame_run(), tmp_path / "b")
     base = tmp_path / "base.json"
     write(hostile_baseline(ALL), base)
@@ -233,7 +229,7 @@ def test_no_command_prints_a_stranger_s_control_characters_or_workflow_commands(
     assert json.loads(shown) == json.loads(base.read_text())
 
 
-def test_progress_of_hostile_jobs_is_lines_of_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_of_hostile_jobs_is_lines_of_text(tmp_path, capsys):
     class Job:
         label, sort = ALL, "x"
 
@@ -249,7 +245,7 @@ def test_progress_of_hostile_jobs_is_lines_of_text(tmp_path: Path, capsys: pytes
 
 @given(TEXTS)
 @example(ALL)
-def test_each_sink_s_function_leaves_only_text(text: str) -> None:
+def test_each_sink_s_function_leaves_only_text(text):
     for made in (line(text), markdown(text), markdown(text, bare=True), latex(text), styled(text).plain):
         said_well(made)
     for made in (line(text), markdown(text), latex(text)):
@@ -266,7 +262,7 @@ def test_each_sink_s_function_leaves_only_text(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["gaussian clip=1, epsilon=1e-5", "rose by 0.1 (90: 0.09 to 0.2)", "  a   b", "é 数据 عربي"]
 )
-def test_a_harmless_text_stays_as_it_is(text: str) -> None:
+def test_a_harmless_text_stays_as_it_is(text):
     every = clean, line, visible, spelled, harmless, latex, element, lambda one: markdown(one, bare=True)
     assert {made(text) for made in every} == {styled(text).plain, text}
     assert markdown("_x_ noise_std, a::b", bare=True) == r"\_x\_ noise_std, a::b"
@@ -293,7 +289,7 @@ OWNERS = {
 """Who may call what a text leaves by. The sinks clean; the others get their texts from the sinks, or own none."""
 
 
-def uses(source: str) -> set[str]:
+def uses(source):
     """The names of `OWNERS` that a module calls, or whose methods it calls."""
     found = set()
     for node in ast.walk(ast.parse(source)):
@@ -303,7 +299,7 @@ def uses(source: str) -> set[str]:
     return found & OWNERS.keys()
 
 
-def test_no_other_path_prints_a_text() -> None:
+def test_no_other_path_prints_a_text():
     loose = []
     for path in sorted(
         one for top in ("harness", "reports", "attacks", "defenses") for one in (ROOT / top).rglob("*.py")

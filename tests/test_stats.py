@@ -1,9 +1,6 @@
 """Intervals against exact coverage, printed values and simulated coverage."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,7 +9,6 @@ from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
 from leakgauge.harness.core import stats
-from leakgauge.harness.core.result import Estimate
 from leakgauge.harness.core.rng import Key, normal
 from tests.by_rows import by_rows
 
@@ -25,12 +21,12 @@ CASES = 3000
 """Simulated data sets behind each coverage test."""
 
 
-def fewest(coverage: float, cases: int = CASES) -> int:
+def fewest(coverage, cases=CASES):
     """The fewest hits of `cases` that an interval of this coverage reaches, but for a false alarm of ALPHA."""
     return int(scipy_stats.binom.ppf(ALPHA, cases, coverage))
 
 
-def hits(true: float, interval: Callable[[int], tuple[float | None, float | None]], cases: int = CASES) -> int:
+def hits(true, interval, cases=CASES):
     """In how many cases the interval holds the true value."""
     found = 0
     for case in range(cases):
@@ -39,12 +35,12 @@ def hits(true: float, interval: Callable[[int], tuple[float | None, float | None
     return found
 
 
-def ends(estimate: Estimate) -> tuple[float | None, float | None]:
+def ends(estimate):
     """The interval of an estimate."""
     return estimate.low, estimate.high
 
 
-def draws(name: str, n: int, cases: int = CASES) -> np.ndarray:
+def draws(name, n, cases=CASES):
     """[cases, n] standard normal numbers."""
     return normal(ROOT.child(name), (cases, n)).numpy().astype(np.float64)
 
@@ -66,7 +62,7 @@ def test_clopper_pearson_inverts_the_two_binomial_tails(successes, n, level):
     assert high == 1 if successes == n else above == pytest.approx(tail, rel=1e-9)
 
 
-def covered(n: int, p: float, low: np.ndarray, high: np.ndarray) -> float:
+def covered(n, p, low, high):
     """Exact coverage of a proportion p by the intervals [low_k, high_k] of k = 0..n successes."""
     return float(scipy_stats.binom.pmf(np.arange(n + 1), n, p)[(low <= p) & (p <= high)].sum())
 
@@ -238,7 +234,7 @@ def test_twin_pairs_taken_as_independent_are_found_out():
     members, others = draws("members", 50), draws("others", 50)
     half = 1.96 * math.sqrt(0.25 / 50**2)
 
-    def wrong(case: int) -> tuple[float, float]:
+    def wrong(case):
         value = stats.auc(members[case], others[case]).value
         return value - half, value + half
 
@@ -287,7 +283,7 @@ def test_twin_a_binomial_interval_around_the_best_threshold_is_found_out():
     assert scipy_stats.binom.sf(fewest(0.8, 500) - 1, 500, 0.6) <= BETA
     members, others = draws("members", 50, 500), draws("others", 50, 500)
 
-    def wrong(case: int) -> tuple[float | None, float | None]:
+    def wrong(case):
         value = stats.balanced_accuracy(members[case], others[case]).value
         return stats.clopper_pearson(round(value * 100), 100, 0.8)
 
