@@ -15,11 +15,14 @@ def setting_of(d, **changes):
 
 
 def encode(defense, update, private=PRIVATE, shared=SHARED, memory=None):
-    return defense.encode(None, memory, update, Link(setting_of(len(update)), SENDERS[0], shared), private)
+    setting = setting_of(len(update))
+    memory = defense.remember(setting) if memory is None else memory
+    return defense.encode(defense.init(setting), memory, update, Link(setting, SENDERS[0], shared), private)
 
 
 def estimate(defense, wire, d, shared=SHARED):
-    return defense.estimate(None, wire, Link(setting_of(d), SENDERS[0], shared))
+    setting = setting_of(d)
+    return defense.estimate(defense.init(setting), wire, Link(setting, SENDERS[0], shared))
 
 
 def score(defense, wires, d, candidates, shared=SHARED):

@@ -212,18 +212,3 @@ def test_the_likelihood_of_a_clipped_message_ignores_the_norm():
     wire = encode(CLIPS[1], update)
     assert score(CLIPS[1], wire, update) == pytest.approx(float(score(CLIPS[1], wire, 2 * update)), rel=1e-4)
     assert score(CLIPS[1], wire, update) < score(CLIPS[1], wire, -update)
-
-
-@by_rows(
-    (CepamGaussian, {"noise_std": 0.0}, "expected noise_std > 0"),
-    (CepamGaussian, {"gamma": math.inf}, "expected gamma > 0"),
-    (CepamGaussian, {"local_epsilon": -1.0}, "expected local_epsilon > 0"),
-    (CepamGaussian, {"dimension": 4}, "expected dimension 1, 2 or 3, got dimension=4"),
-    (CepamLaplace, {"noise_scale": math.nan}, "expected noise_scale > 0"),
-    (CepamLaplace, {"gamma": 0.0}, "expected gamma > 0"),
-    (CepamClip, {"clip": 0.0}, "expected clip > 0"),
-    (CepamClip, {"dimension": 0}, "expected dimension 1, 2 or 3, got dimension=0"),
-)
-def test_parameters_out_of_range_are_named(kind, parameters, message):
-    with pytest.raises(ValueError, match=message):
-        kind(**parameters)

@@ -10,14 +10,9 @@ from scipy import stats
 from leakgauge import Key, Layout, Link, Links, MessageError, Sender, Setting, rng
 from leakgauge.defenses._common.clip import clip_coordinates, clip_l2
 from leakgauge.defenses._common.plain import Plain
-from leakgauge.defenses.dp_fedavg import DPFedAvg
-from leakgauge.defenses.dp_sgd import DPSGD
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.laplace import Laplace
 from leakgauge.defenses.none import NoDefense
-from leakgauge.defenses.piecewise import Piecewise
-from leakgauge.defenses.top_k import TopK
-from leakgauge.defenses.vqsgd import VQSGD
 from leakgauge.harness.core.claim import Verdict, judge, nothing_promised
 from leakgauge.harness.federation import registry
 from leakgauge.testing import Effort, checks_of
@@ -170,32 +165,107 @@ def test_laplace_claims_a_coordinate_and_rounds_add_up():
     assert whole.epsilon(0.0) == pytest.approx(6.0 * D, rel=1e-12)
 
 
+UDPS = ("udp", "udp-crd", "udp-lei")
+
+
 @by_rows(
-    (Gaussian, {"epsilon": 0.0}, "expected epsilon > 0, got epsilon=0.0"),
-    (Gaussian, {"epsilon": -1.0}, "expected epsilon > 0"),
-    (Gaussian, {"epsilon": math.inf}, "expected epsilon > 0"),
-    (Gaussian, {"clip": 0.0}, "expected clip > 0"),
-    (Gaussian, {"delta": 1.0}, "expected 0 < delta < 1"),
-    (Gaussian, {"epsilon": 1.0, "noise_std": 1.0}, "expected epsilon or noise_std, got both"),
-    (DPSGD, {"clip": 0.0}, "expected clip > 0"),
-    (DPSGD, {"noise_std": math.inf}, "expected noise_std > 0"),
-    (DPSGD, {"delta": 0.0}, "expected 0 < delta < 1"),
-    (Laplace, {"noise_std": math.nan}, "expected noise_std > 0"),
-    (Laplace, {"epsilon": 1.0, "noise_std": 1.0}, "expected epsilon or noise_std, got both"),
-    (Piecewise, {"epsilon": 0.0}, "expected epsilon > 0, got epsilon=0.0"),
-    (Piecewise, {"clip": math.inf}, "expected clip > 0"),
-    (VQSGD, {"repeats": 0}, "expected repeats > 0, got repeats=0"),
-    (VQSGD, {"epsilon": math.nan}, "expected epsilon > 0"),
-    (VQSGD, {"clip": -1.0}, "expected clip > 0"),
-    (TopK, {"fraction": 0.0}, "expected 0 < fraction <= 1, got fraction=0.0"),
-    (TopK, {"fraction": 1.5}, "expected 0 < fraction <= 1"),
-    (DPFedAvg, {"epsilon": 1.0, "noise_std": 1.0}, "expected epsilon or noise_std, got both"),
-    (DPFedAvg, {"delta": 0.0}, "expected 0 < delta < 1"),
-    (DPFedAvg, {"clip": 0.0}, "expected clip > 0"),
+    ("gaussian", {"epsilon": 0.0}, "expected epsilon > 0, got epsilon=0.0"),
+    ("gaussian", {"epsilon": -1.0}, "expected epsilon > 0"),
+    ("gaussian", {"epsilon": math.inf}, "expected epsilon > 0"),
+    ("gaussian", {"clip": 0.0}, "expected clip > 0"),
+    ("gaussian", {"delta": 1.0}, "expected 0 < delta < 1"),
+    ("gaussian", {"epsilon": 1.0, "noise_std": 1.0}, "expected epsilon or noise_std, got both"),
+    ("dp-sgd", {"clip": 0.0}, "expected clip > 0"),
+    ("dp-sgd", {"noise_std": math.inf}, "expected noise_std > 0"),
+    ("dp-sgd", {"delta": 0.0}, "expected 0 < delta < 1"),
+    ("laplace", {"noise_std": math.nan}, "expected noise_std > 0"),
+    ("laplace", {"epsilon": 1.0, "noise_std": 1.0}, "expected epsilon or noise_std, got both"),
+    ("piecewise", {"epsilon": 0.0}, "expected epsilon > 0, got epsilon=0.0"),
+    ("piecewise", {"clip": math.inf}, "expected clip > 0"),
+    ("vqsgd", {"repeats": 0}, "expected repeats > 0, got repeats=0"),
+    ("vqsgd", {"epsilon": math.nan}, "expected epsilon > 0"),
+    ("vqsgd", {"clip": -1.0}, "expected clip > 0"),
+    ("top-k", {"fraction": 0.0}, "expected 0 < fraction <= 1, got fraction=0.0"),
+    ("top-k", {"fraction": 1.5}, "expected 0 < fraction <= 1"),
+    ("dp-fedavg", {"epsilon": 1.0, "noise_std": 1.0}, "expected epsilon or noise_std, got both"),
+    ("dp-fedavg", {"delta": 0.0}, "expected 0 < delta < 1"),
+    ("dp-fedavg", {"clip": 0.0}, "expected clip > 0"),
+    ("cepam-gaussian", {"noise_std": 0.0}, "expected noise_std > 0"),
+    ("cepam-gaussian", {"gamma": math.inf}, "expected gamma > 0"),
+    ("cepam-gaussian", {"local_epsilon": -1.0}, "expected local_epsilon > 0"),
+    ("cepam-gaussian", {"dimension": 4}, "expected dimension 1, 2 or 3, got dimension=4"),
+    ("cepam-laplace", {"noise_scale": math.nan}, "expected noise_scale > 0"),
+    ("cepam-laplace", {"gamma": 0.0}, "expected gamma > 0"),
+    ("cepam-clip", {"clip": 0.0}, "expected clip > 0"),
+    ("cepam-clip", {"dimension": 0}, "expected dimension 1, 2 or 3, got dimension=0"),
+    ("jopeq", {"epsilon": 0.0}, "expected epsilon > 0, got epsilon=0.0"),
+    ("jopeq", {"bits": 0}, "expected 1 to 16 bits, got bits=0"),
+    ("jopeq", {"bits": 17}, "expected 1 to 16 bits, got bits=17"),
+    ("jopeq", {"gamma": 0.0}, "expected gamma > 0, got gamma=0.0"),
+    ("jopeq", {"gamma": "printed"}, "expected gamma reference, paper or a number, got gamma='printed'"),
+    ("jopeq", {"clip": -1.0}, "expected clip > 0"),
+    ("jopeq-sound", {"epsilon": math.inf}, "expected epsilon > 0"),
+    ("jopeq-sound", {"clip": 0.0}, "expected clip > 0"),
+    ("sdq", {"gamma": -1.0}, "expected gamma > 0"),
+    ("sdq-lattice", {"bits": 17}, "expected 1 to 16 bits"),
+    ("t-noise", {"epsilon": 5.0}, "expected epsilon 0.84, 1, 2, 3, 4, or another with s2 and nu, got epsilon=5.0"),
+    ("t-noise", {"s2": 1.0}, "expected both s2 and nu or neither, got s2=1.0 and nu=None"),
+    ("t-noise", {"s2": 1.0, "nu": 2.0}, "more than 2 degrees of freedom"),
+    ("t-noise", {"s2": -1.0, "nu": 3.0}, "expected s2 > 0"),
+    ("t-noise", {"epsilon": -2.0, "s2": 1.0, "nu": 3.0}, "expected epsilon > 0"),
+    ("jopeq-t", {"epsilon": 5.0}, "expected epsilon 0.84"),
+    ("jopeq-t", {"nu": 4.0}, "expected both s2 and nu or neither"),
+    ("jopeq-t", {"bits": 1, "gamma": "paper"}, r"expected a step below 2.44949, .* got step=3; use more bits"),
+    ("jopeq-t", {"clip": 0.0}, "expected clip > 0"),
+    ("mvu", {"epsilon": 0.0}, "expected epsilon > 0"),
+    ("mvu", {"epsilon": 100.0}, "expected 0.01 <= epsilon <= 24"),
+    ("mvu", {"bits": 5}, "expected bits_in between 1 and 4"),
+    ("mvu", {"clip": -1.0}, "expected clip > 0"),
+    ("sqsgd", {"epsilon": 0.0}, "expected epsilon > 0"),
+    ("sqsgd", {"clip": -1.0}, "expected clip > 0"),
+    ("sqsgd", {"bits": 0}, "expected 1 to 16 bits, got bits=0"),
+    ("sqsgd", {"ratio": 1.5}, "expected 0 < ratio <= 1"),
+    ("sqsgd", {"share": 1.0}, "expected 0 < share < 1"),
+    ("sqsgd", {"alpha": -1.0}, "expected alpha >= 0"),
+    ("sqsgd", {"beta": 0.0}, "expected beta > 0"),
+    *(
+        (name, *row)
+        for name in ("ota", "ota-orthogonal")
+        for row in (
+            ({"clip": 0.0}, "expected clip > 0, got clip=0.0"),
+            ({"epsilon": math.inf}, "expected epsilon > 0"),
+            ({"delta": 1.0}, "expected 0 < delta < 1, got delta=1.0"),
+            ({"delta": 0.0}, "expected 0 < delta < 1"),
+            ({"power": -1.0}, "expected power > 0"),
+            ({"noise_variance": -1.0}, "expected noise_variance >= 0"),
+            ({"fading": "rician"}, "expected fading rayleigh or equal, got 'rician'"),
+            ({"gains": "1;2"}, "expected comma-separated squared gains, got gains='1;2'"),
+            ({"gains": "1,,2"}, "expected comma-separated squared gains"),
+            ({"gains": "1,0"}, r"expected squared gains > 0, got \(1.0, 0.0\)"),
+        )
+    ),
+    *((name, {"epsilon": value}, "expected epsilon > 0") for name in UDPS for value in (0.0, -1.0)),
+    *((name, {"delta": value}, "expected 0 < delta < 1") for name in UDPS for value in (0.0, 1.0)),
+    *((name, {"rounds": 0}, "expected rounds >= 1, got rounds=0") for name in UDPS),
+    *((name, {"clip": 0.0}, "expected clip > 0") for name in UDPS),
+    ("udp", {"epsilon": math.inf}, "expected epsilon > 0"),
+    ("udp", {"calibration": "rdp"}, "expected calibration paper, zcdp or tight, got 'rdp'"),
+    ("udp", {"clips": "layers"}, "expected clips records or update, got 'layers'"),
+    ("udp-crd", {"beta": 0.0}, "expected 0 < beta < 1, got beta=0.0"),
+    ("udp-crd", {"beta": 1.0}, "expected 0 < beta < 1, got beta=1.0"),
+    ("udp-crd", {"zeta": -0.1}, "expected zeta >= 0, got zeta=-0.1"),
+    ("udp-crd", {"zeta": math.nan}, "expected zeta >= 0"),
+    ("udp-lei", {"first": 0.0}, "expected first > 0"),
+    ("udp-lei", {"first": 0.5}, "expected a first round within the budget"),
+    ("udp-lei", {"slope": -0.1}, "expected slope >= 0, got slope=-0.1"),
+    *(
+        ("random-mask", {"share": share}, rf"expected 0 < share <= 1, got share={share}")
+        for share in (0.0, -0.1, 1.5, math.nan)
+    ),
 )
-def test_parameters_out_of_range_are_named(kind, parameters, message):
+def test_parameters_out_of_range_are_named(name, parameters, message):
     with pytest.raises(ValueError, match=message):
-        kind(**parameters)
+        registry.classes("defense")[name](**parameters)
 
 
 def test_clipping_never_grows_a_norm_and_leaves_short_updates_alone():

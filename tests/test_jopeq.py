@@ -20,7 +20,6 @@ from leakgauge.defenses.sdq_lattice import LatticeSDQ
 from leakgauge.defenses.t_noise import TNoise
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.registry import ParameterError
-from tests.by_rows import by_rows
 from tests.jopeq_case import PRIVATE, SHARED, decode, encode, levels_of, round_trip, setting_of
 
 INF = math.inf
@@ -144,32 +143,6 @@ def test_both_sides_follow_the_formula_on_the_lattice(bits):
     expected = means + scale * defense.lattice.step * generator @ (levels - dither)
     found = round_trip(defense, update).double().reshape(2, -1)
     assert torch.allclose(found[:, clear], expected[:, clear], rtol=1e-6, atol=1e-5)
-
-
-@by_rows(
-    (JoPEQ, {"epsilon": 0.0}, "expected epsilon > 0, got epsilon=0.0"),
-    (JoPEQ, {"bits": 0}, "expected 1 to 16 bits, got bits=0"),
-    (JoPEQ, {"bits": 17}, "expected 1 to 16 bits, got bits=17"),
-    (JoPEQ, {"gamma": 0.0}, "expected gamma > 0, got gamma=0.0"),
-    (JoPEQ, {"gamma": "printed"}, "expected gamma reference, paper or a number, got gamma='printed'"),
-    (JoPEQ, {"clip": -1.0}, "expected clip > 0"),
-    (SoundJoPEQ, {"epsilon": INF}, "expected epsilon > 0"),
-    (SoundJoPEQ, {"clip": 0.0}, "expected clip > 0"),
-    (SDQ, {"gamma": -1.0}, "expected gamma > 0"),
-    (LatticeSDQ, {"bits": 17}, "expected 1 to 16 bits"),
-    (TNoise, {"epsilon": 5.0}, "expected epsilon 0.84, 1, 2, 3, 4, or another with s2 and nu, got epsilon=5.0"),
-    (TNoise, {"s2": 1.0}, "expected both s2 and nu or neither, got s2=1.0 and nu=None"),
-    (TNoise, {"s2": 1.0, "nu": 2.0}, "more than 2 degrees of freedom"),
-    (TNoise, {"s2": -1.0, "nu": 3.0}, "expected s2 > 0"),
-    (TNoise, {"epsilon": -2.0, "s2": 1.0, "nu": 3.0}, "expected epsilon > 0"),
-    (JoPEQT, {"epsilon": 5.0}, "expected epsilon 0.84"),
-    (JoPEQT, {"nu": 4.0}, "expected both s2 and nu or neither"),
-    (JoPEQT, {"bits": 1, "gamma": "paper"}, r"expected a step below 2.44949, .* got step=3; use more bits"),
-    (JoPEQT, {"clip": 0.0}, "expected clip > 0"),
-)
-def test_parameters_out_of_range_are_named(kind, parameters, message):
-    with pytest.raises(ValueError, match=message):
-        kind(**parameters)
 
 
 def test_gamma_is_a_rule_or_a_number_in_a_study():

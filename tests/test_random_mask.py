@@ -64,9 +64,3 @@ def test_the_likelihood_counts_only_the_sent_coordinates(rescale, shared):
 
 def test_a_random_mask_promises_nothing():
     assert judge(RandomMask().claim([None], setting_of(200))).verdict is Verdict.NOTHING_PROMISED
-
-
-@pytest.mark.parametrize("share", [0.0, -0.1, 1.5, float("nan")])
-def test_a_share_out_of_range_is_named(share):
-    with pytest.raises(ValueError, match=rf"expected 0 < share <= 1, got share={share}"):
-        RandomMask(share=share)

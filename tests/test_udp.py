@@ -291,24 +291,3 @@ def test_lei_ends_a_federation_within_the_budget():
     assert 0 < len(training.feedback) < 12
     states, _ = history(UDPLei(), training.setting)
     assert len(training.feedback) == len(states)
-
-
-@by_rows(
-    *((kind, {"epsilon": value}, "expected epsilon > 0") for kind in ALL for value in (0.0, -1.0)),
-    *((kind, {"delta": value}, "expected 0 < delta < 1") for kind in ALL for value in (0.0, 1.0)),
-    *((kind, {"rounds": 0}, "expected rounds >= 1, got rounds=0") for kind in ALL),
-    *((kind, {"clip": 0.0}, "expected clip > 0") for kind in ALL),
-    (UDP, {"epsilon": math.inf}, "expected epsilon > 0"),
-    (UDP, {"calibration": "rdp"}, "expected calibration paper, zcdp or tight, got 'rdp'"),
-    (UDP, {"clips": "layers"}, "expected clips records or update, got 'layers'"),
-    (UDPCRD, {"beta": 0.0}, "expected 0 < beta < 1, got beta=0.0"),
-    (UDPCRD, {"beta": 1.0}, "expected 0 < beta < 1, got beta=1.0"),
-    (UDPCRD, {"zeta": -0.1}, "expected zeta >= 0, got zeta=-0.1"),
-    (UDPCRD, {"zeta": math.nan}, "expected zeta >= 0"),
-    (UDPLei, {"first": 0.0}, "expected first > 0"),
-    (UDPLei, {"first": 0.5}, "expected a first round within the budget"),
-    (UDPLei, {"slope": -0.1}, "expected slope >= 0, got slope=-0.1"),
-)
-def test_parameters_out_of_range_are_named(kind, parameters, message):
-    with pytest.raises(ValueError, match=message):
-        kind(**parameters)
