@@ -7,3 +7,12 @@ from leakgauge.harness.cli.main import app
 
 def call(*words, **environment):
     return CliRunner().invoke(app, [str(word) for word in words], env=environment)
+
+
+def refused(*words):
+    """The one line on standard error of a call that ends with code 2."""
+    done = call(*words)
+    assert (done.exit_code, "Traceback" in done.output) == (2, False), done.output
+    (line,) = done.stderr.splitlines()
+    assert len(line) < 400
+    return line

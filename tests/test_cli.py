@@ -18,7 +18,7 @@ from leakgauge.harness.cli.progress import listener
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.schedule import Progress
 from tests.by_rows import by_rows
-from tests.command import call
+from tests.command import call, refused
 
 STUDY = textwrap.dedent("""
     name = "tiny"
@@ -35,15 +35,6 @@ STUDY = textwrap.dedent("""
 """)
 RUNNING = Progress(total=1, running=["a job"])
 FAILING = STUDY.replace('name = "membership-loss"', 'name = "tests.doubles:Coin"').replace("10}", "999}")
-
-
-def refused(*words):
-    """The one line on standard error of a call that ends with code 2."""
-    done = call(*words)
-    assert done.exit_code == 2
-    assert "Traceback" not in done.output
-    (line,) = done.stderr.splitlines()
-    return line
 
 
 def imported_by(*words):
@@ -144,15 +135,6 @@ def test_only_some_cells_run_and_a_dry_run_shows_which_are_finished(study, tmp_p
 def test_a_verbose_run_prints_the_trace_of_a_failure(study, tmp_path):
     study.write_text(FAILING)
     assert "Traceback" in call("run", study, "-o", tmp_path / "out", "--workers", 0, "--verbose").output
-
-
-def test_a_folder_with_the_results_of_another_study_is_refused(finished, tmp_path):
-    out, other = finished[1], tmp_path / "other.toml"
-    before = (out / "study.json").read_bytes()
-    other.write_text(STUDY.replace('name = "tiny"', 'name = "other"'))
-    text = "holds the results of the study 'tiny': use another folder, or --merge to keep both"
-    assert refused("run", other, "-o", out).endswith(text)
-    assert (out / "study.json").read_bytes() == before
 
 
 def test_a_failed_cell_is_printed_with_its_reason_and_exit_code_5(study, tmp_path):

@@ -22,15 +22,13 @@ from leakgauge.harness.core.contract import Examples, Link
 from leakgauge.harness.core.stats import auc
 from leakgauge.harness.core.threats import Threat, ThreatMismatch, View, require
 from leakgauge.harness.federation import registry
-from leakgauge.harness.federation.loop import Keep, train
-from leakgauge.harness.federation.observe import TrainedFederation, observe
+from leakgauge.harness.federation.observe import observe
 from tests.by_rows import by_rows
 from tests.doubles import Ruled, Summing, random_examples, small_task
-from tests.victims import Says, make
+from tests.victims import Says, make, trained_federation
 
 TASK = small_task()
 TRAIN, TEST = random_examples(80, seed=1), random_examples(10, seed=2)
-CLIENTS = {k: np.arange(10 * k, 10 * k + 10) for k in range(4)}
 KEY, SERVER, ROUNDS = Key(0), View(Threat.SERVER), 6
 RATIOS = [MembershipCosine("likelihood"), FedMIA(ratio=True)]
 SINGLE = [MembershipCosine(), MembershipCosine("difference"), FedMIA(), FedMIA(pooled=False), *RATIOS]
@@ -44,11 +42,8 @@ every = pytest.mark.parametrize("attack", SINGLE + SUMS, ids=repr)
 def federation(defense=None, **federation):
     """A federation on noise images with labels in turn, which the model can only memorize."""
     base = {"clients": 4, "rounds": ROUNDS, "batch": 5, "local_epochs": 2, "lr": 0.5, "evaluate_every": ROUNDS}
-    spec, kept = FederationSpec(**(base | federation)), frozenset(range(ROUNDS))
-    holdings = {k: Examples(TRAIN.x[rows], TRAIN.y[rows]) for k, rows in CLIENTS.items()}
-    defense, key = defense or NoDefense(), Key(0).child("training")
-    training = train(TASK, spec, defense, holdings, TEST, key, engine="loop", keep=Keep(kept, kept))
-    return TrainedFederation(TASK, spec, defense, training, TRAIN, TEST, CLIENTS, "loop", Key(0))
+    spec = FederationSpec(**(base | federation))
+    return trained_federation(TASK, spec, defense or NoDefense(), TRAIN, TEST, range(ROUNDS))
 
 
 def look(here, client=0, rounds=ROUNDS):

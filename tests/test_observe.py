@@ -1,33 +1,27 @@
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
 
-from leakgauge import Key, unpack_float32
+from leakgauge import unpack_float32
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.none import NoDefense
 from leakgauge.harness.core.cell import FederationSpec, Target
-from leakgauge.harness.core.contract import Examples, Sender
+from leakgauge.harness.core.contract import Sender
 from leakgauge.harness.core.threats import SEES, Threat, ThreatMismatch, View, require
-from leakgauge.harness.federation.loop import Keep, train
-from leakgauge.harness.federation.observe import TrainedFederation, observe
+from leakgauge.harness.federation.observe import observe
 from tests.by_rows import by_rows
 from tests.doubles import Counting, Echo, Summing, random_examples, small_task
+from tests.victims import trained_federation
 
 TASK = small_task()
 TRAIN, TEST = random_examples(60, seed=1), random_examples(40, seed=2)
-CLIENTS = {k: np.arange(10 * k, 10 * k + 10) for k in range(4)}
 PROBE = Target(round=1, count=3, batch=2)
 
 
-def federation(defense=None, train_set=TRAIN, **federation):
+def federation(defense=None, **federation):
     spec = FederationSpec(**{"clients": 4, "rounds": 3, "batch": 4, "algorithm": "fedsgd", **federation})
-    defense = defense or NoDefense()
-    holdings = {k: Examples(train_set.x[rows], train_set.y[rows]) for k, rows in CLIENTS.items()}
-    keep = Keep(frozenset({0, 1, 2}), frozenset({1}))
-    training = train(TASK, spec, defense, holdings, TEST, Key(0).child("training"), engine="loop", keep=keep)
-    return TrainedFederation(TASK, spec, defense, training, train_set, TEST, CLIENTS, "loop", Key(0))
+    return trained_federation(TASK, spec, defense or NoDefense(), TRAIN, TEST, range(3), messages={1})
 
 
 def gradient_of(here, victim):
@@ -177,7 +171,7 @@ def test_members_are_held_by_clients_and_the_others_by_nobody():
 def test_members_of_one_clients_data_are_its_records():
     target = Target(kind="members", client=2, count=10, outside=15)
     seen, truth = observe(federation(), View(Threat.COLLUDING_SERVER), target)
-    assert torch.equal(distances(seen.candidates.x, TRAIN.x[CLIENTS[2]]) == 0, truth.is_member)
+    assert torch.equal(distances(seen.candidates.x, TRAIN.x[20:30]) == 0, truth.is_member)
     assert (int(truth.is_member.sum()), len(truth.is_member)) == (10, 25)
     assert seen.suspect == 2
     assert set(seen.others) == {0, 1, 3}

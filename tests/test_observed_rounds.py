@@ -1,6 +1,5 @@
 """Observations of several rounds of one victim, and of sums of several users."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -10,30 +9,24 @@ from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.ota import OTA
 from leakgauge.defenses.top_k import TopK
 from leakgauge.harness.core.cell import Cell, FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec
-from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.threats import Threat, View
-from leakgauge.harness.federation.loop import Keep, train
-from leakgauge.harness.federation.observe import TrainedFederation, observe
+from leakgauge.harness.federation.loop import Keep
+from leakgauge.harness.federation.observe import observe
 from leakgauge.harness.study.study import resolve
 from leakgauge.harness.study.training import keep_for
 from tests.by_rows import by_rows
 from tests.doubles import Ruled, Summing, random_examples, small_task, study_table
+from tests.victims import trained_federation
 
 TASK = small_task()
 TRAIN, TEST = random_examples(60, seed=1), random_examples(40, seed=2)
-CLIENTS = {k: np.arange(10 * k, 10 * k + 10) for k in range(4)}
 SERVER = View(Threat.SERVER)
 
 
 def federation(defense, **federation):
     spec = FederationSpec(**{"clients": 4, "rounds": 4, "batch": 4, "algorithm": "fedsgd", **federation})
-    holdings = {k: Examples(TRAIN.x[rows], TRAIN.y[rows]) for k, rows in CLIENTS.items()}
-    every = frozenset(range(4))
-    training = train(
-        TASK, spec, defense, holdings, TEST, Key(0).child("training"), engine="loop", keep=Keep(every, every)
-    )
-    return TrainedFederation(TASK, spec, defense, training, TRAIN, TEST, CLIENTS, "loop", Key(0))
+    return trained_federation(TASK, spec, defense, TRAIN, TEST, range(4))
 
 
 def gradient(params, x, y):

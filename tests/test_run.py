@@ -4,10 +4,6 @@ import errno
 import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -17,7 +13,7 @@ from leakgauge.harness.core.gaussian import gaussian_epsilon
 from leakgauge.harness.core.rng import Key, uniform
 from leakgauge.harness.study.engines.workers import cores
 from leakgauge.harness.study.run import run_study
-from leakgauge.harness.study.store import Store, load_run
+from leakgauge.harness.study.store import load_run
 from leakgauge.harness.study.study import resolve
 from tests.by_rows import by_rows
 from tests.doubles import study_table
@@ -254,19 +250,6 @@ def test_changed_data_under_old_results_is_refused(tmp_path):
 def test_an_unknown_device_is_one_line(tmp_path):
     with pytest.raises(StudyError, match="device: got 'tpu', expected cpu, or cuda if there is one"):
         run_study(study(), tmp_path, device="tpu")
-
-
-@pytest.mark.slow
-def test_ctrl_c_is_exit_code_130_and_keeps_finished_results(tmp_path):
-    words = [sys.executable, "-m", "leakgauge", "run", "smoke", "--workers", "1", "--out", str(tmp_path)]
-    process = subprocess.Popen(words, start_new_session=True, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("trainings/*/record.json")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.communicate(timeout=30)[1].startswith("leakgauge: stopped; finished results are kept")
-    assert process.returncode == 130
-    assert all(Store(tmp_path).read_training(path.parent.name) for path in tmp_path.glob("trainings/*/record.json"))
 
 
 def test_workers_are_one_a_core():

@@ -8,6 +8,7 @@ import pytest
 from leakgauge.harness.core.result import Environment, Estimate, Execution, Failure, Result
 from leakgauge.harness.gate.baseline import Baseline, write
 from leakgauge.harness.study.store import Store, StoreError, arrays_digest, write_atomically
+from tests.by_rows import by_rows
 from tests.gate_case import measure, measured
 from tests.test_run import study
 
@@ -51,9 +52,9 @@ def test_a_truncated_result_counts_as_missing(tmp_path, keep):
 def test_truncated_arrays_count_as_missing(tmp_path):
     store = Store(tmp_path)
     store.write_result(RESULT, ARRAYS, 1.0)
-    path = store.cell(CELL.id) / "arrays.npz"
-    path.write_bytes(path.read_bytes()[:-30])
-    assert store.pictures(CELL.id) is None
+    path = store.cell(CELL.id) / name
+    path.write_bytes(path.read_bytes()[:end])
+    assert (store.read_result if name == "result.json" else store.pictures)(CELL.id) is None
 
 
 def test_a_result_removes_an_earlier_failure(tmp_path):

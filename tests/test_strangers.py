@@ -23,7 +23,7 @@ from leakgauge.harness.gate import rerun
 from leakgauge.harness.gate.rerun import Bench
 from leakgauge.harness.study.study import load_study, resolve
 from tests.by_rows import by_rows
-from tests.command import call
+from tests.command import call, refused
 
 STUDY = textwrap.dedent("""
     name = "tiny"
@@ -46,15 +46,6 @@ def _strict(monkeypatch):
 def write(folder, text):
     (folder / "s.toml").write_text(text)
     return folder / "s.toml"
-
-
-def refused(*words):
-    """The one line on standard error of a call that ends with code 2."""
-    done = call(*words)
-    assert (done.exit_code, "Traceback" in done.output) == (2, False), done.output
-    (line,) = done.stderr.splitlines()
-    assert len(line) < 400
-    return line
 
 
 def a_list(count):

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
@@ -10,6 +11,8 @@ from leakgauge import Key, rng
 from leakgauge.defenses.none import NoDefense
 from leakgauge.harness.core.contract import Defense, Examples, Link, Message, Observation, Sender, Setting, Snapshot
 from leakgauge.harness.core.threats import View
+from leakgauge.harness.federation.loop import Keep, train
+from leakgauge.harness.federation.observe import TrainedFederation
 from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
@@ -143,3 +146,12 @@ def only(seen, needs):
     if "shared" not in needs and "messages" in needs:
         hidden["messages"] = tuple(message._replace(shared=None) for message in seen.messages)
     return dataclasses.replace(seen, **hidden)
+
+
+def trained_federation(task, spec, defense, train_set, test_set, kept, messages=None):
+    """Four clients with ten examples each; `kept` are the rounds whose models are kept, and messages, unless named."""
+    clients = {k: np.arange(10 * k, 10 * k + 10) for k in range(4)}
+    holdings = {k: Examples(train_set.x[rows], train_set.y[rows]) for k, rows in clients.items()}
+    keep = Keep(frozenset(kept), frozenset(kept if messages is None else messages))
+    training = train(task, spec, defense, holdings, test_set, Key(0).child("training"), engine="loop", keep=keep)
+    return TrainedFederation(task, spec, defense, training, train_set, test_set, clients, "loop", Key(0))
