@@ -231,11 +231,6 @@ def test_the_budget_ends_the_search(samples):  # the first round alone would dra
     assert guess.evaluations <= samples
 
 
-def test_samples_out_of_range_are_refused():
-    with pytest.raises(ValueError, match="expected samples >= 1, got samples=0"):
-        Spear(samples=0)
-
-
 def first_layer(x, slopes, key):
     """A layer whose inputs x [b, n] have `slopes` [b, m] at the units that they activate."""
     weight = rng.normal(key.child("weight"), (slopes.shape[1], x.shape[1]), dtype=torch.float64)
