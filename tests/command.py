@@ -9,10 +9,10 @@ def call(*words, **environment):
     return CliRunner().invoke(app, [str(word) for word in words], env=environment)
 
 
-def refused(*words):
-    """The one line on standard error of a call that ends with code 2."""
+def refused(*words, most=400):
+    """The one line, of at most so many characters, on standard error of a call that ends with code 2."""
     done = call(*words)
     assert (done.exit_code, "Traceback" in done.output) == (2, False), done.output
     (line,) = done.stderr.splitlines()
-    assert len(line) < 400
+    assert len(line) <= most
     return line

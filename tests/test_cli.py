@@ -174,7 +174,7 @@ def test_a_terminal_shows_finished_running_and_failed_jobs(study, tmp_path):
 )
 def test_an_invalid_study_is_one_clear_line_and_exit_code_2(old, new, message, study, tmp_path):
     study.write_text(STUDY.replace(old, new, 1))
-    assert message in refused("run", study, "-o", tmp_path / "out", "--data", tmp_path)
+    assert message in refused("run", study, "-o", tmp_path / "out", "--data", tmp_path, most=800)
 
 
 def test_a_missing_study_or_folder_is_one_line_and_exit_code_2(study, tmp_path):

@@ -135,9 +135,3 @@ def test_rounds_beyond_the_last_are_refused_before_anything_runs():
     attack = {"name": "map", "target": {"kind": "probe", "round": 1, "rounds": 3}}
     with pytest.raises(StudyError, match="looks at round 3, expected less than 3"):
         resolve(study_table({"rounds": 3}, ["none"], [attack]))
-
-
-@pytest.mark.parametrize("wrong", [{"rounds": 0}, {"users": 0}, {"kind": "messages", "users": 2}])
-def test_targets_out_of_range_are_refused(wrong):
-    with pytest.raises(ValueError, match="expected"):
-        Target(**wrong)

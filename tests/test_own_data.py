@@ -333,52 +333,33 @@ def fails(number):
     raise SystemExit("out of\ntape")
 
 
-BAD = {
-    "a stream": (Stream(), "expected items (x, y), got none from a Stream"),
-    "a number": (3, "expected a torch Dataset with a length, a pair (train, test) of them, arrays (x, y)"),
-    "a text": ("mnist", "or a leakgauge DataSet, got str"),
-    "nothing": (None, "got NoneType"),
-    "a base class": (Dataset(), "got Dataset"),
-    "three arrays": ((X, ODD, X), "got 3 arrays"),
-    "items that fail": (Items(fails), "train item 0: SystemExit: out of tape"),
-    "items of three": (Items(lambda i: (X[i], 0, 0)), "train item 0: expected (x, y), or a dictionary with an input"),
-    "items alone": (Items(lambda i: X[i]), "train item 0: expected (x, y), or a dictionary"),
-    "other keys": (
-        Items(lambda i: {"a": 1, "b": 2}),
-        "expected one input and one label, as in {'image': ..., 'label': ",
-    ),
-    "no label": (Items(lambda i: (X[i], None)), "train item 0: expected a label of one number or text, got NoneType"),
-    "many labels": (Items(lambda i: (X[i], X[i])), "expected a label of one number or text, got ndarray of shape (3,)"),
-    "mixed labels": (
-        Items(lambda i: (X[i], "a" if i else 0)),
-        "expected train labels of one kind, got numbers and texts",
-    ),
-    "mixed sizes": (
+@by_rows(
+    (Stream(), "expected items (x, y), got none from a Stream"),
+    (3, "expected a torch Dataset with a length, a pair (train, test) of them, arrays (x, y)"),
+    ("mnist", "or a leakgauge DataSet, got str"),
+    (None, "got NoneType"),
+    (Dataset(), "got Dataset"),
+    ((X, ODD, X), "got 3 arrays"),
+    (Items(fails), "train item 0: SystemExit: out of tape"),
+    (Items(lambda i: (X[i], 0, 0)), "train item 0: expected (x, y), or a dictionary with an input"),
+    (Items(lambda i: X[i]), "train item 0: expected (x, y), or a dictionary"),
+    (Items(lambda i: {"a": 1, "b": 2}), "expected one input and one label, as in {'image': ..., 'label': "),
+    (Items(lambda i: (X[i], None)), "train item 0: expected a label of one number or text, got NoneType"),
+    (Items(lambda i: (X[i], X[i])), "expected a label of one number or text, got ndarray of shape (3,)"),
+    (Items(lambda i: (X[i], "a" if i else 0)), "expected train labels of one kind, got numbers and texts"),
+    (
         Items(lambda i: (photo(4 + i, 4), 0)),
         "train item 1: expected the shape of the first, (3, 4, 4), got (3, 4, 5); resize them in the dataset's transf",
     ),
-    "a test set that fails": ((Items(lambda i: (X[i], 0)), Items(fails)), "test item 0: SystemExit"),
-    "no item": (Items(fails, 0), "expected"),
-    "too many items": (
-        Items(fails, 10**12),
-        "got 1,000,000,000,000 items, expected at most 1,000,000; take fewer, or set",
-    ),
-    "too large items": (
-        Items(lambda i: (np.zeros(10**6), 0), 10**6),
-        "the inputs take 4,000,000,000,000 bytes or more",
-    ),
-    "videos": (
-        Items(lambda i: (np.zeros((2, 3, 4, 4)), 0)),
-        "expected x with 2, 3 or 4 axes, got shape (20, 2, 3, 4, 4)",
-    ),
-    "not finite": ((X * np.nan, ODD), "expected finite x, got 60 of 60 values that are NaN, infinite or huge"),
-    "objects": ((np.array([None] * 20)[:, None], ODD), "expected x of numbers, got object"),
-}
-
-
-@pytest.mark.parametrize("kind", BAD)
-def test_objects_that_are_no_data_are_refused_in_one_line(kind):
-    what, words = BAD[kind]
+    ((Items(lambda i: (X[i], 0)), Items(fails)), "test item 0: SystemExit"),
+    (Items(fails, 0), "expected"),
+    (Items(fails, 10**12), "got 1,000,000,000,000 items, expected at most 1,000,000; take fewer, or set"),
+    (Items(lambda i: (np.zeros(10**6), 0), 10**6), "the inputs take 4,000,000,000,000 bytes or more"),
+    (Items(lambda i: (np.zeros((2, 3, 4, 4)), 0)), "expected x with 2, 3 or 4 axes, got shape (20, 2, 3, 4, 4)"),
+    ((X * np.nan, ODD), "expected finite x, got 60 of 60 values that are NaN, infinite or huge"),
+    ((np.array([None] * 20)[:, None], ODD), "expected x of numbers, got object"),
+)
+def test_objects_that_are_no_data_are_refused_in_one_line(what, words):
     refused(lambda: given("bad", what), words)
     refused(lambda: load("given:bad"), "no data 'given:bad' in this process", UnknownNameError)
 

@@ -192,17 +192,6 @@ def test_given_sizes_are_repeated():
         partition(dataclasses.replace(spec, sizes=(240,)), TEN, KEY)
 
 
-@by_rows(
-    ({"sizes": (4,)}, "expected sizes >= 1 with partition sizes, and none otherwise, got \\[4\\]"),
-    ({"partition": "sizes"}, "expected sizes >= 1 with partition sizes"),
-    ({"partition": "sizes", "sizes": (4, 0)}, "expected sizes >= 1 with partition sizes"),
-    ({"partition": "sizes", "sizes": (4,), "samples": 8}, "expected no samples beside sizes"),
-)
-def test_sizes_stand_alone(wrong, why):
-    with pytest.raises(ValueError, match=why):
-        FederationSpec(**wrong)
-
-
 def test_a_study_names_sizes_as_a_list_of_lists_and_older_cells_keep_their_ids():
     table = {"name": "sizes", "tasks": [{"data": "digits", "model": "linear"}], "defenses": [{"name": "none"}]}
     sizes = {"clients": 4, "rounds": 1, "partition": "sizes", "sizes": [[40, 60], [50]]}

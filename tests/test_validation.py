@@ -20,7 +20,6 @@ from leakgauge.harness.learn.partition import partition
 from leakgauge.harness.study.prepare import load_data, make_task, prepare
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import resolve
-from tests.by_rows import by_rows
 
 HELD = 300
 SPEC = TrainingSpec(
@@ -56,15 +55,6 @@ def test_test_and_train_evaluations_and_the_number_of_samples_count_the_remainin
     assert len(own.y) == len(made.data.train.y) - HELD
     with pytest.raises(ValueError, match=f"expected samples <= {len(own.y)} training samples"):
         ready(samples=len(own.y) + 1)
-
-
-@by_rows(
-    ({"evaluate_on": "validation"}, "expected validation > 0 with evaluate_on=validation, got validation=0"),
-    ({"validation": -1}, "expected validation >= 0, got validation=-1"),
-)
-def test_a_validation_set_without_samples_is_refused(changes, why):
-    with pytest.raises(ValueError, match=why):
-        FederationSpec(**changes)
 
 
 def test_a_validation_set_larger_than_the_data_is_refused():
