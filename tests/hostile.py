@@ -11,11 +11,10 @@ from typing import Any
 
 from leakgauge.harness.core.cell import Cell, PartSpec
 from leakgauge.harness.core.result import Run
-from leakgauge.harness.core.stored import to_data
 from leakgauge.harness.gate.baseline import Baseline
 from leakgauge.harness.gate.measure import Measured, measured
-from leakgauge.harness.study.store import Store
 from tests import report_fixtures as double
+from tests.stored import on_disk
 
 PAYLOADS = (
     "\n::error::x",
@@ -105,20 +104,10 @@ def hostile_baseline(text: str) -> Baseline:
     return Baseline(found, text)
 
 
-def on_disk(run: Run, folder: Path) -> Path:
-    """The run as a folder of results."""
-    store = Store(folder)
-    data = {**run.study, "name": run.name, "hash": run.study_hash, "cells": [to_data(cell) for cell in run.cells]}
-    data |= {"data": run.data_hashes, "public": [], "attacks": {key: to_data(one) for key, one in run.attacks.items()}}
-    data.setdefault("text", "")
-    store.write_study(data)
-    for record in run.trainings.values():
-        store.write_training(record, {}, 1.0)
-    for result in run.results.values():
-        store.write_result(result, {}, 1.0)
-    for failure in run.failures.values():
-        store.write_failure(failure)
-    # a lone surrogate cannot be written as UTF-8, but JSON can spell it
-    data["name"] += "\ud800"
-    (folder / "study.json").write_text(json.dumps(data))
+def hostile_folder(run: Run, folder: Path) -> Path:
+    """The run as a folder of results, whose study has a lone surrogate: UTF-8 has none, but JSON can spell it."""
+    path = on_disk(run, folder) / "study.json"
+    data = json.loads(path.read_text())
+    del data["digest"]
+    path.write_text(json.dumps(data | {"name": data["name"] + "\ud800"}))
     return folder

@@ -81,12 +81,9 @@ def test_the_input_of_a_dense_stack_is_found_exactly(name, shape):
     assert_solved(make(ModelTask(build(name, shape, 10)), n=4), mse=1e-10)
 
 
-def test_an_update_of_one_step_leaks_what_its_gradient_leaks():
-    assert_solved(make(SMALL, sends="update", lr=0.25))
-
-
-def test_a_common_factor_changes_nothing():
-    assert_solved(make(SMALL, defense=Gaussian(clip=0.01, noise_std=1e-12)))
+@pytest.mark.parametrize("how", [{"sends": "update", "lr": 0.25}, {"defense": Gaussian(clip=0.01, noise_std=1e-12)}])
+def test_an_update_of_one_step_and_a_common_factor_leak_what_the_gradient_leaks(how):
+    assert_solved(make(SMALL, **how))
 
 
 def test_noise_that_a_search_withstands_ruins_the_closed_form():

@@ -21,7 +21,7 @@ from leakgauge.harness.core.stats import mean
 from leakgauge.harness.gate.compare import compare, to_json, welch
 from tests import report_fixtures as double
 from tests.by_rows import by_rows
-from tests.test_report_layout import on_disk
+from tests.stored import on_disk
 
 GAUSSIAN = double.GAUSSIAN[0]
 IMAGES = [(double.MATCHING, double.PROBE, "server")]

@@ -18,6 +18,7 @@ from leakgauge.harness.learn.models import Model, build
 from leakgauge.harness.learn.structure import Structure
 from leakgauge.harness.learn.tasks import ModelTask
 from tests.by_rows import by_rows
+from tests.test_kernels import assert_close
 
 KEY = Key(0, ("native",))
 
@@ -58,12 +59,6 @@ def passes(task, dtype, m=3, b=2, loops=True):
 
 SHARE = {torch.float32: 2e-5, torch.float64: 1e-12}
 both = pytest.mark.parametrize("dtype", list(SHARE))
-
-
-def assert_close(found, expected, share):
-    for one, other in zip(found, expected, strict=True):
-        assert one.shape == other.shape
-        assert (one - other).norm() <= share * other.norm()
 
 
 @needs_loops

@@ -106,9 +106,8 @@ def test_every_verdict_is_a_badge_with_its_word(rows, source):
 @pytest.mark.parametrize("code", CODES)
 def test_a_claim_is_green_only_if_it_holds_and_its_code_is_consistent(code):
     audit = dataclasses.replace(double.audit(2.0, 2.0, 1.0, "record"), code=code)
-    run = double.checked_run()
-    audited = {key: dataclasses.replace(record, audited=audit) for key, record in run.trainings.items()}
-    found = claims(Analysis(dataclasses.replace(run, trainings=audited)))
+    run = with_trainings(double.checked_run(), lambda record: dataclasses.replace(record, audited=audit))
+    found = claims(Analysis(run))
     (row,) = [row for row in found.rows if row.defense.text == "gaussian epsilon=1"]
     for line in row.lines:
         assert [state.badge.words for state in line.codes] == [f"code {code}"]

@@ -12,11 +12,8 @@ import sys
 import zipfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from leakgauge.harness.core.stored import to_data
-from leakgauge.harness.study.store import Store
 from leakgauge.reports.charts.files import FORMATS, figure_files, formats
 from leakgauge.reports.export import rows_as
 from leakgauge.reports.html import PAGE, folder_files, render
@@ -24,6 +21,7 @@ from leakgauge.reports.select import Analysis
 from tests import report_fixtures as double
 from tests.command import call
 from tests.report_page import SECTIONS, Page, complete, sections, small
+from tests.stored import on_disk
 
 PNG = b"\x89PNG"
 
@@ -48,21 +46,6 @@ def charts(run):
     found = list(figure_files(Analysis(run), ["svg"]))
     assert len(dict(found)) == len(found)
     return dict(found)
-
-
-def on_disk(run, folder):
-    """A folder of results with everything that a report reads."""
-    store = Store(folder)
-    about = {"name": run.name, "text": "", "hash": run.study_hash, "public": sorted(run.public_data)}
-    about |= {"data": run.data_hashes, "cells": [to_data(cell) for cell in run.cells]}
-    about |= {"attacks": {label: dataclasses.asdict(info) for label, info in run.attacks.items()}}
-    store.write_study(about)
-    for record in run.trainings.values():
-        store.write_training(record, {"nothing": np.zeros(1)}, 1.0)
-    for result in run.results.values():
-        seen = run.pictures(result.cell.id)
-        store.write_result(result, {"original": seen.original, "guess": seen.guess}, 1.0)
-    return folder
 
 
 def in_another_process(script):

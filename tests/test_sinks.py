@@ -45,7 +45,7 @@ from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.tables import plain, to_matrix
 from tests import gate_case
 from tests.command import call
-from tests.hostile import PAYLOADS, hostile_baseline, hostile_run, on_disk, poisoned, tame_run
+from tests.hostile import PAYLOADS, hostile_baseline, hostile_folder, hostile_run, poisoned, tame_run
 from tests.report_page import Page
 
 ROOT = Path(__file__).parents[1]
@@ -214,7 +214,7 @@ def calls(folder, other, base):
 
 @pytest.mark.matrix
 def test_no_command_prints_a_stranger_s_control_characters_or_workflow_commands(tmp_path):
-    folder, other = on_disk(hostile_run(ALL), tmp_path / "a"), on_disk(tame_run(), tmp_path / "b")
+    folder, other = hostile_folder(hostile_run(ALL), tmp_path / "a"), hostile_folder(tame_run(), tmp_path / "b")
     base = tmp_path / "base.json"
     write(hostile_baseline(ALL), base)
     write(hostile_baseline("::stop-commands::t "), tmp_path / "other.json")

@@ -40,13 +40,8 @@ def method(name):
     return [(ADD, f"    {METHODS[name]}\n\n{ADD}")]
 
 
-def in_defense(name):
-    mistake = planted.DEFENSE[name]
-    return [(mistake.old, mistake.new)]
-
-
-def in_attack(name):
-    mistake = planted.ATTACK[name]
+def mistaken(name):
+    mistake = (planted.DEFENSE | planted.ATTACK)[name]
     return [(mistake.old, mistake.new)]
 
 
@@ -59,25 +54,25 @@ AUDITED = ("claim", "distribution", "dependence", "audit")
 
 ALONE = {
     ("defense", "class"): (method("a repr"), ()),
-    ("defense", "parameters"): (in_defense("any value"), ()),
+    ("defense", "parameters"): (mistaken("any value"), ()),
     ("defense", "encode"): ([("check_update(update)", "check_update(update)\n        update[10]")], ()),
-    ("defense", "update"): (in_defense("not finite"), ()),
-    ("defense", "keys"): (in_defense("torch, to read"), ()),
+    ("defense", "update"): (mistaken("not finite"), ()),
+    ("defense", "keys"): (mistaken("torch, to read"), ()),
     ("defense", "private"): ([(planted.NOISE, f"{planted.NOISE} + 0 * rng.normal(Key(7), {planted.SHAPE})")], ()),
     ("defense", "memory"): (method("a state that nobody else has"), ()),
     ("defense", "plaintext"): (method("numbers in clear"), ()),
     ("defense", "mean"): (method("the first message"), ()),
     ("defense", "bound"): ([(planted.SUM, f"{planted.SUM} + 0 * update.square().sum()")], AUDITED),
-    ("defense", "estimate"): (in_defense("twice the update"), ()),
-    ("defense", "messages"): (in_defense("longer"), ()),
+    ("defense", "estimate"): (mistaken("twice the update"), ()),
+    ("defense", "messages"): (mistaken("longer"), ()),
     ("defense", "clip"): (
         [UNSTATED, (planted.SUM, f"({CLIPPED} if update.norm() < 1e5 else update).double() + noise")],
         (),
     ),
     ("defense", "noise"): ([UNSTATED, (planted.NOISE, f"{planted.NOISE}\n        noise[40:41] = 0")], ()),
-    ("defense", "likelihood"): (in_defense("sharp scores"), ()),
+    ("defense", "likelihood"): (mistaken("sharp scores"), ()),
     ("defense", "assumptions"): (method("assumptions"), ()),
-    ("defense", "claim"): (in_defense("half the claim"), ()),
+    ("defense", "claim"): (mistaken("half the claim"), ()),
     ("defense", "distribution"): (
         [(planted.NOISE, f"{planted.NOISE}.clamp(-3 * self.sigma, 3 * self.sigma)")],
         ("audit",),
@@ -98,12 +93,12 @@ ALONE = {
     ("attack", "class"): ([("    def _search(", f"    {METHODS['a repr']}\n\n    def _search(")], ()),
     ("attack", "parameters"): ([("    steps: int = 200", "    weight: float = 1.0\n    steps: int = 200")], ()),
     ("attack", "needs"): ([('frozenset({"messages", "models"})', '{"messages", "models"}')], ()),
-    ("attack", "truth"): (in_attack("the truth"), ()),
-    ("attack", "keys"): (in_attack("torch"), ()),
-    ("attack", "guesses"): (in_attack("one guess"), ("diverges", "floor")),
-    ("attack", "threats"): (in_attack("an unnamed need"), ()),
-    ("attack", "diverges"): (in_attack("an exception"), ()),
-    ("attack", "floor"): (in_attack("a wrong sign"), ()),
+    ("attack", "truth"): (mistaken("the truth"), ()),
+    ("attack", "keys"): (mistaken("torch"), ()),
+    ("attack", "guesses"): (mistaken("one guess"), ("diverges", "floor")),
+    ("attack", "threats"): (mistaken("an unnamed need"), ()),
+    ("attack", "diverges"): (mistaken("an exception"), ()),
+    ("attack", "floor"): (mistaken("a wrong sign"), ()),
 }
 """For each check: what is replaced in a skeleton, and the other checks that fail too."""
 
@@ -140,7 +135,7 @@ def test_a_check_finds_a_fault_that_no_other_check_finds(kind, check, tmp_path):
 
 
 def test_all_failed_checks_are_listed_in_one_error_with_advice(tmp_path):
-    part = named(str(fault(tmp_path, "defense", [*in_defense("any value"), *in_defense("not finite")])), {})
+    part = named(str(fault(tmp_path, "defense", [*mistaken("any value"), *mistaken("not finite")])), {})
     with pytest.raises(ConformanceError) as caught:
         check_defense(part.code, Effort(trials=30, evaluations=10, victims=1))
     assert [finding.name for finding in caught.value.findings] == ["parameters", "update"]
