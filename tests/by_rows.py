@@ -6,11 +6,15 @@ import pytest
 
 
 def by_rows(*rows, **options):
-    """`pytest.mark.parametrize` for a table; each row has the values of the first arguments of the test."""
+    """`pytest.mark.parametrize` for a table: each row has the values of the first arguments of the test.
+
+    A row is a tuple, a `pytest.param`, or anything else, which is the value of the first argument alone.
+    """
 
     def parametrized(test):
-        values = getattr(rows[0], "values", rows[0])  # those of a `pytest.param`, or the row itself
-        names = list(inspect.signature(test).parameters)[: len(values)]
+        values = rows[0].values if isinstance(rows[0], type(pytest.param())) else rows[0]
+        names = list(inspect.signature(test).parameters)
+        names = names[: len(values)] if type(values) is tuple else names[0]  # a `NamedTuple` is one value
         return pytest.mark.parametrize(names, rows, **options)(test)
 
     return parametrized

@@ -235,15 +235,12 @@ def test_a_randomized_response_of_a_huge_epsilon_is_finite():
     assert epsilon(event, 1e-5) == pytest.approx(9400 * 400, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
-        dp.UnsupportedDpEvent(),
-        dp.ZCDpEvent(1.0),
-        dp.ComposedDpEvent([dp.GaussianDpEvent(1.0), dp.UnsupportedDpEvent()]),
-        dp.PoissonSampledDpEvent(0.1, dp.UnsupportedDpEvent()),
-        dp.ComposedDpEvent([dp.GaussianDpEvent(1.0), dp.RandomizedResponseDpEvent(0.5, 2)]),
-    ],
+@by_rows(
+    dp.UnsupportedDpEvent(),
+    dp.ZCDpEvent(1.0),
+    dp.ComposedDpEvent([dp.GaussianDpEvent(1.0), dp.UnsupportedDpEvent()]),
+    dp.PoissonSampledDpEvent(0.1, dp.UnsupportedDpEvent()),
+    dp.ComposedDpEvent([dp.GaussianDpEvent(1.0), dp.RandomizedResponseDpEvent(0.5, 2)]),
 )
 def test_an_event_without_a_known_distribution_is_refused_by_name(event):
     with pytest.raises(ValueError, match=r"no distribution is known for (Unsupp|ZCDp|Poisson|Randomized)\w*Event"):

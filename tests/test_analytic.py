@@ -16,6 +16,7 @@ from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.score import image_scores
 from tests import victims
+from tests.by_rows import by_rows
 from tests.doubles import function_task, small_task
 from tests.victims import EXACT, KEY, Case, Says, assert_found, make
 
@@ -177,9 +178,7 @@ def test_an_image_that_the_lenet_does_not_determine_is_a_failure():
     assert guess.failure == "a convolution's gradient gives fewer equations than its input has pixels"
 
 
-@pytest.mark.parametrize(
-    "geometry", [Geometry((2, 9, 9), 2, 2), Geometry((2, 20, 23), 2, 2), Geometry((3, 8, 8), 1, 2)]
-)
+@by_rows(Geometry((2, 9, 9), 2, 2), Geometry((2, 20, 23), 2, 2), Geometry((3, 8, 8), 1, 2))
 def test_a_convolution_is_inverted_to_many_digits_in_double_precision(geometry):
     kernel = rng.uniform(KEY.child("kernel"), (12, geometry.shape[0], 5, 5), -0.5, 0.5, dtype=torch.float64)
     truth = rng.uniform(KEY.child("input"), geometry.shape, dtype=torch.float64)

@@ -23,6 +23,7 @@ from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.testing import Effort, checks_of
+from tests.by_rows import by_rows
 from tests.doubles import function_task, small_task
 from tests.victims import KEY, LENET, SHAPE, Case, Says, make, only
 
@@ -162,9 +163,7 @@ def sent_by(case):
     return gradients(case.seen.task, case.seen.model.params, case.x, one_hot(case.y, 10).float())
 
 
-@pytest.mark.parametrize(
-    "task", [LENET, small_task(), small_task("mlp"), small_task("cnn-udp")], ids=lambda t: t.model.name
-)
+@by_rows(LENET, small_task(), small_task("mlp"), small_task("cnn-udp"), ids=lambda t: t.model.name)
 def test_the_label_of_one_image_is_right_without_noise(task):
     case = make(task, n=40)
     found = restore(task, case.seen.model.params, sent_by(case), [1] * 40, KEY)

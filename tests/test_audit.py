@@ -20,6 +20,7 @@ from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.core.claim import Code, Relation, Unit, Verdict
 from leakgauge.harness.federation import registry
 from tests.audit_case import deployed, setting_of
+from tests.by_rows import by_rows
 from tests.faulty import Faulty
 
 KEY = Key(0, ("audit",))
@@ -44,9 +45,7 @@ def test_no_audit_is_above_what_is_proved(name):
     assert proved == "inf" or 0 <= lower <= max(float(p["epsilon"]) for p in (found["proved"], *found["further"]))
 
 
-@pytest.mark.parametrize(
-    "defense", [Gaussian(epsilon=4.0), Laplace(epsilon=1.0), MVU(epsilon=1.0)], ids=["gaussian", "laplace", "mvu"]
-)
+@by_rows(Gaussian(epsilon=4.0), Laplace(epsilon=1.0), MVU(epsilon=1.0), ids=["gaussian", "laplace", "mvu"])
 @pytest.mark.table(3)
 def test_an_honest_mechanism_is_bounded_from_below_and_not_refuted(defense):
     claim, found = audited(defense, 1000)

@@ -23,6 +23,7 @@ from leakgauge.harness.study.store import sealed, to_json, unsealed
 from leakgauge.harness.study.study import resolve
 from leakgauge.harness.study.training import known
 from tests.audit_case import setting_of
+from tests.by_rows import by_rows
 from tests.command import call
 from tests.doubles import study_table
 from tests.test_run import ECHO
@@ -90,10 +91,8 @@ TRAINING = {"dim": 500, "clients": 4, "participants": 4, "samples": 20, "steps":
 }
 
 
-@pytest.mark.parametrize(
-    "change", ["digit", "cut", "empty", "question", "sealed again with another question", "another entry", "not JSON"]
-)
-def test_an_entry_that_is_not_what_was_written_is_computed_again(folder, fresh, change):
+@by_rows("digit", "cut", "empty", "question", "sealed again with another question", "another entry", "not JSON")
+def test_an_entry_that_is_not_what_was_written_is_computed_again(change, folder, fresh):
     ask(lambda: fresh)
     path = entry(folder)
     content = path.read_bytes()

@@ -126,9 +126,7 @@ def test_inconclusive_is_exit_code_3_where_it_is_to_fail(folder, base):
     assert call(*words, "fail").exit_code == 1
 
 
-@pytest.mark.parametrize(
-    "words", [[], ["--baseline"], ["--baseline", "x", "--inconclusive", "perhaps"], ["--bsaeline"]]
-)
+@by_rows([], ["--baseline"], ["--baseline", "x", "--inconclusive", "perhaps"], ["--bsaeline"])
 def test_a_wrong_call_is_exit_code_2(words, folder):
     assert call("check", folder, *words).exit_code == 2
 
@@ -178,9 +176,7 @@ def test_a_baseline_is_never_updated_under_ci(said, folder, base):
     assert call("baseline", "update", folder, "--reason", "x", "--baseline", base, CI="false").exit_code == 0
 
 
-@pytest.mark.parametrize(
-    "words", [[], ["--reason", " "], ["--reason", "two\nlines"], ["--reason", "x", "--accept-increase", "gaussian/*"]]
-)
+@by_rows([], ["--reason", " "], ["--reason", "two\nlines"], ["--reason", "x", "--accept-increase", "gaussian/*"])
 def test_an_update_that_is_asked_for_wrongly_is_exit_code_2(words, folder, tmp_path):
     assert call("baseline", "update", folder, "--baseline", tmp_path / "x.json", *words).exit_code == 2
     assert not (tmp_path / "x.json").exists()

@@ -17,6 +17,7 @@ from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
 from leakgauge.harness.learn.clipping import UnknownUse, clipped_gradient
 from leakgauge.harness.learn.models import build, names
 from leakgauge.harness.learn.tasks import ModelTask
+from tests.by_rows import by_rows
 from tests.clipping_case import assert_near, clipped_sum, median_norm, record_gradients, shape_of
 from tests.doubles import function_task, random_examples, small_task
 from tests.torch_models import TWINS
@@ -56,12 +57,8 @@ def test_a_recorded_dense_stack_has_the_same_sum():
 
 
 @pytest.mark.parametrize("model", ["cnn2", "lenet-dlg", "cnn-udp", "resnet20"])  # stride, padding, kernel without bias
-@pytest.mark.parametrize(
-    "sizes",
-    [{"_CACHE": 1}, {"_KEPT": 0}, {"_GRAM": 0}, {"_CACHE": 3000, "_KEPT": 0}],
-    ids=lambda sizes: "-".join(sizes),
-)
-def test_a_kernel_has_the_same_sum_by_every_method(model, sizes, monkeypatch):
+@by_rows({"_CACHE": 1}, {"_KEPT": 0}, {"_GRAM": 0}, {"_CACHE": 3000, "_KEPT": 0}, ids=lambda sizes: "-".join(sizes))
+def test_a_kernel_has_the_same_sum_by_every_method(sizes, model, monkeypatch):
     for name, value in sizes.items():
         monkeypatch.setattr(clipping, name, value)
     assert_is_the_naive_sum(small_task(model, shape_of(model)))

@@ -162,13 +162,10 @@ def shared(make, levels=34):
     return part
 
 
-@pytest.mark.parametrize(
-    "built",
-    [
-        {"data": shared(list), "labels": [0]},
-        {"data": np.zeros((1, 3072), np.uint8), "labels": shared(tuple)},
-        {b"label_names": [shared(list)] * 3},
-    ],
+@by_rows(
+    {"data": shared(list), "labels": [0]},
+    {"data": np.zeros((1, 3072), np.uint8), "labels": shared(tuple)},
+    {b"label_names": [shared(list)] * 3},
 )
 def test_a_pickle_of_shared_parts_is_refused_before_it_is_unpacked(built, tmp_path, small):
     (tmp_path / "x").write_bytes(pickle.dumps(built))
@@ -363,18 +360,15 @@ def test_a_batch_norm_is_inspected_with_batches(batch, records, limit, tmp_path)
 # classes
 
 
-@pytest.mark.parametrize(
-    "labels",
-    [
-        Y % 5,
-        np.where(Y == 4, 9, Y),
-        np.where(Y == 9, 8, Y),
-        Y * 0 + 7,
-        Y * 0,
-        np.where(Y < 5, 3, 9),
-        Y % 5 + 2,
-        (Y > 4) * 9,
-    ],
+@by_rows(
+    Y % 5,
+    np.where(Y == 4, 9, Y),
+    np.where(Y == 9, 8, Y),
+    Y * 0 + 7,
+    Y * 0,
+    np.where(Y < 5, 3, 9),
+    Y % 5 + 2,
+    (Y > 4) * 9,
 )
 def test_labels_that_miss_classes_of_the_network_are_the_outputs_that_they_name(labels, tmp_path):
     run = inspected(tmp_path, net(), (X, labels), attacks=["label-restoration", "analytic"], victims=6)

@@ -198,9 +198,7 @@ def test_edge_cases_come_back(values):
         assert np.array_equal(values, kept)
 
 
-@pytest.mark.parametrize(
-    "distributions", [[0.9, 0.05, 0.05], [0.3, 0.4, 0.3]], ids=["one context prevails", "none does"]
-)
+@by_rows([0.9, 0.05, 0.05], [0.3, 0.4, 0.3], ids=["one context prevails", "none does"])
 def test_blocks_change_nothing(distributions, monkeypatch):
     values = integers(ROOT.child("blocks"), 1000, 7) - 3
     context = np.searchsorted(np.cumsum(distributions), uniform(ROOT.child("blocks", "of"), (1000,)).numpy()) * 3

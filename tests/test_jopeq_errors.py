@@ -17,6 +17,7 @@ from leakgauge.defenses.jopeq_t import JoPEQT
 from leakgauge.defenses.sdq import SDQ
 from leakgauge.defenses.sdq_lattice import LatticeSDQ
 from leakgauge.defenses.t_noise import TNoise
+from tests.by_rows import by_rows
 from tests.jopeq_case import FROM_PAIRS, decode, encode, like_one_bit, round_trip, setting_of
 from tests.oracles import follows
 
@@ -51,14 +52,11 @@ def assert_uncorrelated(one, other):
     assert abs(stats.pearsonr(one, other).statistic) < 5 / math.sqrt(len(one))
 
 
-@pytest.mark.parametrize(
-    "defense",
-    [
-        like_one_bit(JoPEQ(epsilon=4.0)),
-        like_one_bit(JoPEQ(epsilon=4.0, gamma="paper", scale="vector")),
-        like_one_bit(JoPEQ(epsilon=3.0, scale="public", clip=4.0)),
-        like_one_bit(JoPEQ(epsilon=10.0)),  # no private noise: uniform
-    ],
+@by_rows(
+    like_one_bit(JoPEQ(epsilon=4.0)),
+    like_one_bit(JoPEQ(epsilon=4.0, gamma="paper", scale="vector")),
+    like_one_bit(JoPEQ(epsilon=3.0, scale="public", clip=4.0)),
+    like_one_bit(JoPEQ(epsilon=10.0)),  # no private noise: uniform
     ids=["reference", "paper", "public", "no noise"],
 )
 def test_the_error_of_jopeq_is_laplace_plus_uniform(defense):

@@ -15,6 +15,7 @@ from leakgauge.defenses.jopeq_t import JoPEQT
 from leakgauge.defenses.sdq import SDQ
 from leakgauge.defenses.sdq_lattice import LatticeSDQ
 from leakgauge.defenses.t_noise import TNoise
+from tests.by_rows import by_rows
 from tests.jopeq_case import PRIVATE, SHARED, WHO, decode, encode, levels_of, like_one_bit, setting_of
 
 
@@ -53,13 +54,10 @@ def test_the_likelihood_without_noise_is_zero_in_the_cell_except_near_its_wall()
 
 
 @pytest.mark.parametrize("shared", [(SHARED,), None])
-@pytest.mark.parametrize(
-    "defense",
-    [
-        JoPEQ(epsilon=1000.0, bits=2, gamma=0.4, scale="public"),  # no private noise
-        JoPEQ(epsilon=40.0, bits=2, gamma=0.4, scale="public"),
-        JoPEQT(s2=0.001, nu=4.0, bits=2, gamma=0.2, scale="public"),
-    ],
+@by_rows(
+    JoPEQ(epsilon=1000.0, bits=2, gamma=0.4, scale="public"),  # no private noise
+    JoPEQ(epsilon=40.0, bits=2, gamma=0.4, scale="public"),
+    JoPEQT(s2=0.001, nu=4.0, bits=2, gamma=0.2, scale="public"),
 )
 def test_an_outermost_level_is_evidence_only_against_the_inside(defense, shared):
     # the pair (0.45, 0.8) is (0.45, 0.47) in the lattice, beyond the edge of 0.16; noise is a tenth of that

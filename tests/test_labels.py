@@ -172,13 +172,11 @@ def test_one_image_is_read_off_its_most_negative_row_beside_any_batch():
     assert torch.equal(torch.cat(beside[::2]), labels[::2, 0])
 
 
-@pytest.mark.parametrize(
-    "auxiliary", [None, AUXILIARY, Examples(AUXILIARY.x[:1], AUXILIARY.y[:1])], ids=["none", "many", "one"]
-)
+@by_rows(None, AUXILIARY, Examples(AUXILIARY.x[:1], AUXILIARY.y[:1]), ids=["none", "many", "one"])
 @pytest.mark.parametrize("value", [0.0, 1.0, -1e30, math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("images", [1, 4, 12])
 @pytest.mark.table(4)
-def test_labels_are_in_range_for_any_gradient_and_one_gradient_changes_no_other(images, value, auxiliary):
+def test_labels_are_in_range_for_any_gradient_and_one_gradient_changes_no_other(auxiliary, images, value):
     params, labels = MLP.init(KEY.child("model")), drawn("independent", images, n=3)
     received = sent(MLP, params, labels)
     before = found(MLP, params, received, labels, auxiliary)

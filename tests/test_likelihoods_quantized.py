@@ -25,6 +25,7 @@ from leakgauge.defenses.sdq import SDQ
 from leakgauge.defenses.sdq_lattice import LatticeSDQ
 from leakgauge.defenses.t_noise import TNoise
 from leakgauge.harness.federation import registry
+from tests.by_rows import by_rows
 from tests.jopeq_case import PRIVATE, SHARED, WHO, encode, setting_of
 from tests.oracles import ALPHA, follows
 from tests.victims import make
@@ -177,17 +178,14 @@ def test_the_servers_distribution_is_wrong_without_the_dither_and_the_outsiders_
 
 
 @pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize(
-    "defense",
-    [
-        JoPEQ(epsilon=1000.0, bits=2, gamma=0.2, scale="public"),  # no private noise
-        JoPEQ(epsilon=100.0, bits=2, gamma=0.2, scale="public"),
-        SoundJoPEQ(epsilon=200.0, bits=2, gamma=0.2),
-        JoPEQT(s2=0.001, nu=4.0, bits=2, gamma=0.2, scale="public"),
-        registry.build("defense", "laplace+sdq", {"noise_std": 0.01, "bits": 2, "gamma": 0.2}),
-        registry.build("defense", "laplace+sdq-lattice", {"noise_std": 0.01, "bits": 2, "gamma": 0.2}),
-        registry.build("defense", "gaussian+sdq", {"noise_std": 0.01, "clip": 8.0, "bits": 2, "gamma": 0.06}),
-    ],
+@by_rows(
+    JoPEQ(epsilon=1000.0, bits=2, gamma=0.2, scale="public"),  # no private noise
+    JoPEQ(epsilon=100.0, bits=2, gamma=0.2, scale="public"),
+    SoundJoPEQ(epsilon=200.0, bits=2, gamma=0.2),
+    JoPEQT(s2=0.001, nu=4.0, bits=2, gamma=0.2, scale="public"),
+    registry.build("defense", "laplace+sdq", {"noise_std": 0.01, "bits": 2, "gamma": 0.2}),
+    registry.build("defense", "laplace+sdq-lattice", {"noise_std": 0.01, "bits": 2, "gamma": 0.2}),
+    registry.build("defense", "gaussian+sdq", {"noise_std": 0.01, "clip": 8.0, "bits": 2, "gamma": 0.06}),
     ids=repr,
 )
 @pytest.mark.parametrize("sign", [1, -1])
@@ -255,14 +253,11 @@ def test_the_error_of_cepam_is_inside_its_balls_and_a_longer_one_is_not(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "defense",
-    [
-        JoPEQ(epsilon=1000.0, bits=8, gamma=12.0, scale="public"),
-        LatticeSDQ(bits=4),
-        CepamClip(noise_std=0.05, clip=100.0, dimension=3),
-        registry.build("defense", "laplace+sdq", {"noise_std": 0.05, "bits": 6}),
-    ],
+@by_rows(
+    JoPEQ(epsilon=1000.0, bits=8, gamma=12.0, scale="public"),
+    LatticeSDQ(bits=4),
+    CepamClip(noise_std=0.05, clip=100.0, dimension=3),
+    registry.build("defense", "laplace+sdq", {"noise_std": 0.05, "bits": 6}),
     ids=repr,
 )
 def test_a_defense_aware_attack_is_no_worse_than_a_naive_one(defense):

@@ -152,9 +152,7 @@ def test_information_of_t_noise():
     assert np.mean(found) == pytest.approx(6 / 8 / 0.01 / 100**2, rel=0.15)
 
 
-@pytest.mark.parametrize(
-    "defense", [SDQ(bits=3), LatticeSDQ(bits=3), CepamGaussian(), CepamClip(), Piecewise(clip=1.0, epsilon=400.0)]
-)
+@by_rows(SDQ(bits=3), LatticeSDQ(bits=3), CepamGaussian(), CepamClip(), Piecewise(clip=1.0, epsilon=400.0))
 def test_variances_are_those_of_the_errors(defense):
     task = ModelTask(build("mlp-small", (1, 8, 8), 10), "default")
     setting = Setting(task.layout, 8, 8, 1, "gradient", 1, 0.1, 0, 8)
@@ -380,18 +378,15 @@ def test_guesses_from_randomized_responses_keep_the_bound():
     assert 0.8 * bound < right <= bound
 
 
-@pytest.mark.parametrize(
-    "claim",
-    [
-        claim_over(1, 1.0, Proof.pure(1.0, 1, Unit.COORDINATE, ""), source=""),
-        claim_over(1, 1.0, Proof.pure(1.0, 1, Unit.MESSAGE, ""), source="", against=frozenset({Threat.PUBLIC})),
-        claim_over(1, 1.0, Proof.none(Unit.MESSAGE, ""), source=""),
-        claim_over(1, 50.0, Proof.pure(50.0, 1, Unit.MESSAGE, ""), source=""),
-        claim_over(
-            1, 1.0, Proof(PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0)), Unit.RECORD, "", ""), source="", delta=1e-5
-        ),
-        nothing_promised(1, "no noise"),
-    ],
+@by_rows(
+    claim_over(1, 1.0, Proof.pure(1.0, 1, Unit.COORDINATE, ""), source=""),
+    claim_over(1, 1.0, Proof.pure(1.0, 1, Unit.MESSAGE, ""), source="", against=frozenset({Threat.PUBLIC})),
+    claim_over(1, 1.0, Proof.none(Unit.MESSAGE, ""), source=""),
+    claim_over(1, 50.0, Proof.pure(50.0, 1, Unit.MESSAGE, ""), source=""),
+    claim_over(
+        1, 1.0, Proof(PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0)), Unit.RECORD, "", ""), source="", delta=1e-5
+    ),
+    nothing_promised(1, "no noise"),
 )
 def test_proofs_that_say_nothing_of_a_message(claim):
     assert proved_identification(claim, Threat.SERVER, 100) is None

@@ -36,16 +36,13 @@ def distances(images, others):
 
 
 @pytest.mark.parametrize("threat", list(Threat))
-@pytest.mark.parametrize(
-    "target",
-    [
-        PROBE,
-        Target(kind="messages", round=1, count=4),
-        Target(kind="members", count=5),
-        Target(kind="members", count=5, round=1),
-    ],
+@by_rows(
+    PROBE,
+    Target(kind="messages", round=1, count=4),
+    Target(kind="members", count=5),
+    Target(kind="members", count=5, round=1),
 )
-def test_an_observation_holds_what_its_threat_model_lists_and_no_more(threat, target):
+def test_an_observation_holds_what_its_threat_model_lists_and_no_more(target, threat):
     if threat is Threat.AGGREGATOR and target.kind == "messages":
         target = dataclasses.replace(target, count=1)
     seen, _ = observe(federation(), View(threat), target)
@@ -137,9 +134,7 @@ def test_auxiliary_data_of_another_kind_replace_those_of_the_victims_kind(target
         observe(federation(), view, target)
 
 
-@pytest.mark.parametrize(
-    "text", ["server+auxiliary=", "server+auxiliary=mnist+auxiliary=adult", "server+auxilary=mnist"]
-)
+@by_rows("server+auxiliary=", "server+auxiliary=mnist+auxiliary=adult", "server+auxilary=mnist")
 def test_a_wrong_grant_of_auxiliary_data_is_refused(text):
     with pytest.raises(ValueError, match=r"auxiliary="):
         View.parse(text)

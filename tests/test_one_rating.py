@@ -152,11 +152,8 @@ def audited(change):
     return with_trainings(run, lambda one: dataclasses.replace(one, audited=dataclasses.replace(audit, **terms)))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{}, {"horizon": "whole run", "rounds": 20}, {"delta": 1e-9}, {"proved": 84.36}, {"threat": "oracle"},
-     {"unit": "client"}, {"claimed": None}, {"horizon": "5 rounds"}],
-)  # fmt: skip
+@by_rows({}, {"horizon": "whole run", "rounds": 20}, {"delta": 1e-9}, {"proved": 84.36}, {"threat": "oracle"},
+     {"unit": "client"}, {"claimed": None}, {"horizon": "5 rounds"})  # fmt: skip
 def test_a_bound_has_claim_and_proof_of_its_own_audit_in_its_own_line(change):
     run = audited(change)
     row = next(row for row in claims(Analysis(run)).rows if row.defense.name == "generous")

@@ -80,14 +80,11 @@ def test_a_run_equals_a_federation_written_by_hand():
         assert (found[run] - start).abs().max() > 0.01
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"participants": 2},
-        {"algorithm": "fedsgd", "local_epochs": None, "momentum": 0.0},
-        {"clients": 4, "local_epochs": None, "local_steps": 5},  # of 7 and 8 records
-    ],
+@by_rows(
+    {},
+    {"participants": 2},
+    {"algorithm": "fedsgd", "local_epochs": None, "momentum": 0.0},
+    {"clients": 4, "local_epochs": None, "local_steps": 5},  # of 7 and 8 records
 )
 def test_a_run_equals_the_loop_with_the_same_key(changes):
     spec = dataclasses.replace(SPEC, **changes)

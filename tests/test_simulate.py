@@ -13,6 +13,7 @@ from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
+from tests.by_rows import by_rows
 from tests.doubles import small_task
 
 KEY = Key(3).child("test simulate")
@@ -44,19 +45,16 @@ def local(plan, nominal=False):
 
 
 @pytest.mark.parametrize("task", TASKS, ids=NAMES)
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"momentum": 0.5},
-        {"clip": 0.1},
-        {"batch": 0},
-        {"batch": 4, "steps": 1, "clip": 0.1},
-        {"gradient": True, "batch": 0},
-    ],
+@by_rows(
+    {},
+    {"momentum": 0.5},
+    {"clip": 0.1},
+    {"batch": 0},
+    {"batch": 4, "steps": 1, "clip": 0.1},
+    {"gradient": True, "batch": 0},
     ids=str,
 )
-def test_a_simulated_pass_equals_the_client_s_own(task, changes):
+def test_a_simulated_pass_equals_the_client_s_own(changes, task):
     plan = dataclasses.replace(PLAN, **changes)
     params = task.init(KEY.child("model"))
     sent, x, y = trained(task, params, *images(task, 3, 6), plan)

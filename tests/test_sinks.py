@@ -44,6 +44,7 @@ from leakgauge.reports.sections.changes import Against
 from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.tables import plain, to_matrix
 from tests import gate_case
+from tests.by_rows import by_rows
 from tests.command import call
 from tests.hostile import PAYLOADS, hostile_baseline, hostile_folder, hostile_run, poisoned, tame_run
 from tests.report_page import Page
@@ -259,9 +260,7 @@ def test_each_sink_s_function_leaves_only_text(text):
     said_well(harmless(text))
 
 
-@pytest.mark.parametrize(
-    "text", ["gaussian clip=1, epsilon=1e-5", "rose by 0.1 (90: 0.09 to 0.2)", "  a   b", "é 数据 عربي"]
-)
+@by_rows("gaussian clip=1, epsilon=1e-5", "rose by 0.1 (90: 0.09 to 0.2)", "  a   b", "é 数据 عربي")
 def test_a_harmless_text_stays_as_it_is(text):
     every = clean, line, visible, spelled, harmless, latex, element, lambda one: markdown(one, bare=True)
     assert {made(text) for made in every} == {styled(text).plain, text}
