@@ -45,7 +45,6 @@ def _as_in_a_terminal():
 
 
 def session_of(number):
-    """The living processes of a session."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -68,7 +67,6 @@ def ends_within(seconds, number):
 
 
 def until(true, seconds=300):
-    """Wait until something is true, at most so many seconds."""
     deadline = time.monotonic() + seconds
     while not true() and time.monotonic() < deadline:
         time.sleep(0.02)

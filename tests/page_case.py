@@ -45,7 +45,6 @@ def name_of(page):
 
 
 def blocks(page, *languages):
-    """The blocks of a page, or those in some languages."""
     text = page.read_text("utf-8")
     found = [
         Block(
@@ -133,7 +132,6 @@ def _importing(at):
 
 
 def _python(page, block, names):
-    """What a block prints."""
     code = "\n" * block.line + block.code  # tracebacks then name the line of the page
     with contextlib.redirect_stdout(io.StringIO()) as out:
         exec(compile(code, str(page), "exec"), names)
@@ -141,7 +139,6 @@ def _python(page, block, names):
 
 
 def _shell(page, block, at):
-    """What the commands of a block print."""
     script = "\n".join(line for line in block.code.splitlines() if line.split(" ")[0] not in _ELSEWHERE)
     script = script.replace("PYTHONPATH=.", f"PYTHONPATH=.{os.pathsep}{ROOT}")  # this checkout, installed or not
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

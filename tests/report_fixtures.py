@@ -111,7 +111,6 @@ def scores_of(cell: Cell) -> Scores:
 
 
 def reconstruction_estimates(cell: Cell) -> tuple[Estimate, ...]:
-    """The estimates of a reconstruction attack."""
     values = ssim_values(cell)
     mse = [0.12 * (1 - value) ** 2 for value in values]
     return (
@@ -144,7 +143,6 @@ def membership_estimates(cell: Cell) -> tuple[Estimate, ...]:
 
 
 def result_of(cell: Cell) -> Result:
-    """A finished cell."""
     estimates = membership_estimates(cell) if cell.attack.name == "threshold" else reconstruction_estimates(cell)
     few = Flag("few-images", f"{cell.target.count} images; a comparison needs 8 or more")
     flags = [few] * (cell.target.kind == "probe")
@@ -170,7 +168,6 @@ def claim(epsilon: float | None, horizon: str, proved: ProofRecord, verdict: str
 
 
 def claim_of(defense: PartSpec, horizon: str) -> ClaimRecord:
-    """The claim of a defense, and its proof."""
     rounds = 1 if horizon == "one round" else FEDERATION.rounds
     if defense.name == "gaussian":
         epsilon = float(defense.parameters["epsilon"] or 0.0) * math.sqrt(rounds)
@@ -230,7 +227,6 @@ CHECKED_PARTS = [PartSpec(name, {"epsilon": e}) for name in CHECKED for e in (2.
 
 
 def training_of(spec: TrainingSpec) -> TrainingRecord:
-    """A finished training."""
     keep = leak(spec.defense, MAP)
     best = 0.55 + 0.35 * keep + 0.02 * (wave("accuracy", spec.seed) - 0.5)
     rounds = range(spec.federation.rounds + 1)
@@ -358,5 +354,4 @@ def full_run() -> Run:
 
 
 def with_estimates(result: Result, *estimates: Estimate) -> Result:
-    """The same result with other numbers."""
     return dataclasses.replace(result, estimates=estimates)

@@ -53,7 +53,6 @@ class Page(HTMLParser):
 
     @property
     def policy(self) -> str:
-        """The content security policy."""
         return next(a["content"] for a in self.all("meta") if a.get("http-equiv") == "Content-Security-Policy")
 
     def all(self, tag: str) -> list[dict[str, str]]:
@@ -88,7 +87,6 @@ def ssim_of(table: dict[str, list[float | None]]) -> Callable[[Cell], Result]:
 
 
 def with_trainings(run: Run, change: Callable[[TrainingRecord], TrainingRecord]) -> Run:
-    """The same run with other records of its trainings."""
     return dataclasses.replace(run, trainings={key: change(record) for key, record in run.trainings.items()})
 
 

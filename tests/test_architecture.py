@@ -97,7 +97,6 @@ def imports(path):
 
 @functools.cache
 def graph():
-    """What each module imports."""
     return {name_of(path): imports(path) for path in FILES}
 
 

@@ -256,7 +256,6 @@ def above_proof(claim, found):
 
 @functools.cache
 def honest(promised, trials, dim, proof):
-    """The same audit without a fault."""
     return audited(Seeded(Faulty(promised, promised), trials, dim, proof))
 
 

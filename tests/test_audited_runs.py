@@ -46,7 +46,6 @@ def study(audit=20):
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    """The study, run in this process."""
     folder = tmp_path_factory.mktemp("audited")
     assert len(run_study(study(), folder, workers=0).results) == 3
     return folder

@@ -25,14 +25,12 @@ BASE = Baseline(measured(RUN), "first numbers, ε and <b>")
 
 
 def with_measure(base, at, **changes):
-    """The same baseline but for one measure."""
     measures = list(base.measured.measures)
     measures[at] = dataclasses.replace(measures[at], **changes)
     return dataclasses.replace(base, measured=dataclasses.replace(base.measured, measures=tuple(measures)))
 
 
 def many(count, images):
-    """So many checks of SSIM."""
     first = BASE.measured.measures[2]
     values = tuple(round(0.1 + at / 7, 6) for at in range(images))
     measures = [dataclasses.replace(first, key=f"{first.key}{at}", values=values) for at in range(count)]

@@ -34,7 +34,6 @@ KEY, IMAGE, TABLE, RGB = Key(5), (2, 8, 6), (7,), (3, 32, 32)
 
 @pytest.fixture(autouse=True)
 def same_weights():
-    """Networks are the same in every run."""
     with torch.random.fork_rng():
         torch.manual_seed(2)
         yield
@@ -424,7 +423,6 @@ class Hidden(nn.Module):
 
 
 def by_functions(net, x):
-    """Dropouts as functions."""
     h = functional.max_pool2d(functional.dropout(functional.relu(net.first(x)), 0.5, net.training), 2)
     return net.last(functional.dropout2d(h, p=0.3, training=net.training).flatten(1))
 

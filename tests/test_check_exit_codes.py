@@ -52,7 +52,6 @@ def outside(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory):
-    """A run and its baseline, made once."""
     place = tmp_path_factory.mktemp("template")
     write_run(place / "run")
     words = ["--reason", "first numbers", "--baseline", place / "base.json"]
@@ -62,13 +61,11 @@ def template(tmp_path_factory):
 
 @pytest.fixture
 def folder(template, tmp_path):
-    """The run, to change."""
     return shutil.copytree(template / "run", tmp_path / "run")
 
 
 @pytest.fixture
 def base(template, tmp_path):
-    """The baseline of that run, to change."""
     return shutil.copy(template / "base.json", tmp_path / "base.json")
 
 

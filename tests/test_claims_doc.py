@@ -14,7 +14,6 @@ ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in LINES 
 
 
 def parsed(command):
-    """The arguments of `audit` in a command."""
     name, *words = shlex.split(command.strip("`"))
     options = list(zip(words[::2], words[1::2], strict=True))
 

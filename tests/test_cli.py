@@ -151,7 +151,6 @@ def test_a_failed_cell_is_printed_with_its_reason_and_exit_code_5(study, tmp_pat
 
 def test_a_terminal_shows_finished_running_and_failed_jobs(study, tmp_path):
     def screen(work):
-        """What a terminal shows at last."""
         text = io.StringIO()
         with listener("tiny", Console(file=text, force_terminal=True, width=120)) as listen:
             work(listen)

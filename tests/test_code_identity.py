@@ -185,7 +185,6 @@ KINDS = {
 
 @pytest.fixture
 def code(folder, monkeypatch):
-    """The code behind the first cell of a study."""
     (folder / "sources_parts.py").write_text(PARTS)
 
     def found(changes):

@@ -28,8 +28,6 @@ IMAGES = [(double.MATCHING, double.PROBE, "server")]
 
 
 def ssim(table):
-    """A maker of results with these values by seed."""
-
     def make(cell):
         return double.with_estimates(double.result_of(cell), mean("ssim", table[cell.training.seed]))
 
@@ -286,7 +284,6 @@ def test_json_is_whole_and_in_a_fixed_order():
 
 @pytest.fixture
 def folder(tmp_path):
-    """A small run on disk."""
     return on_disk(attacked((0,)), tmp_path / "run")
 
 

@@ -43,7 +43,6 @@ class Broken(Counting):
 
 
 def study(defense="tests.test_cost:Slow", audit=0, data="digits", **federation):
-    """A study of one training and one attack."""
     one = {"clients": 20, "rounds": 50, "algorithm": "fedsgd", "batch": 8, "evaluate_every": 50, **federation}
     attack = {"name": "tests.test_cost:Patient", "evaluations": 4000, "target": {"count": 12}}
     defenses = defense if isinstance(defense, tuple) else [defense]

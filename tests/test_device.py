@@ -212,7 +212,6 @@ AUDITS = [
 
 
 def audited(name, asked, device):
-    """An audit on a device."""
     rest = {key: value for key, value in asked.items() if key != "rounds"}
     return standalone.audit(name, {}, {}, asked.get("rounds"), seed=1, device=device, **rest)["audited"]
 

@@ -73,7 +73,6 @@ def test_other_kernels_have_digests_of_their_own(compare):
 
 
 def commit(tree, text, *, digests=""):
-    """Commit code, and digests if any, to a repository."""
     (tree / "harness").mkdir(exist_ok=True)
     (tree / "harness" / "code.py").write_text(text)
     (tree / "tests" / "digests").mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,6 @@ def _paths(monkeypatch):
 
 
 def first_fault(path):
-    """The first finding about a file that is a fault."""
     return next((one for one in examine(str(path), {}, QUICK) if one.mark == "FAIL"), None)
 
 
@@ -148,7 +147,6 @@ def test_noise_that_one_coordinate_lacks_is_seen_without_a_distribution(tmp_path
 
 
 def examine_some(path, *names):
-    """The findings of some checks."""
     part = named(str(path), {})
     tested = DefenseUnderTest(part, QUICK)
     return [finding(name, suite._CHECKS["defense"][name], tested, part.folder) for name in names]

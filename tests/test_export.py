@@ -46,7 +46,6 @@ def hostile():
 
 
 def read(text):
-    """The lines of a CSV."""
     return list(csv.DictReader(io.StringIO(text, newline="")))
 
 

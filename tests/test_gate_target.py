@@ -44,7 +44,6 @@ def commit(text="a change"):
 
 @pytest.fixture(scope="module")
 def made_once(tmp_path_factory):
-    """The folder of which `run` is a copy."""
     folder = tmp_path_factory.mktemp("made")
     write_run(folder / "run")
     (folder / "repository").mkdir()
@@ -94,7 +93,6 @@ def edit(**fields):
 
 
 def with_measures(base, measures):
-    """Write the baseline with these measures."""
     write(dataclasses.replace(base, measured=dataclasses.replace(base.measured, measures=tuple(measures))), FILE)
 
 
@@ -126,7 +124,6 @@ def test_a_the_commit_that_a_baseline_names_is_no_base(run):
 
 
 def read_commit(text):
-    """The commit in a line of a baseline."""
     return text.split('"')[3]
 
 

@@ -29,7 +29,6 @@ def digits(tmp_path_factory):
 
 
 def cut(data, *sizes):
-    """Batches of these sizes."""
     total = sum(sizes)
     return list(zip(data.x[:total].split(sizes), data.y[:total].split(sizes), strict=True))
 

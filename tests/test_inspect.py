@@ -41,7 +41,6 @@ QUIET = {"progress": False, "limit": False}
 
 
 def seeded(key, module):
-    """The network with weights from a key."""
     with torch.no_grad():
         for number, (name, tensor) in enumerate(module.named_parameters()):
             if "norm" not in name:
@@ -90,7 +89,6 @@ def some(rows):
 
 
 def values(run, name="mse"):
-    """The values of each victim by attack."""
     assert not run.failures, [one.trace for one in run.failures.values()]
     return {cell.attack.name: run.results[cell.id].estimate(name).values for cell in run.cells}
 
@@ -533,7 +531,6 @@ def test_a_strangers_recording_names_no_code_that_is_imported(tmp_path, monkeypa
 
 
 def table_of(folder, **more):
-    """A study of the recorded folder."""
     federation = dataclasses.asdict(spec_of(read(folder)))
     attacks = [{"name": "prior", "target": {"kind": "messages", "round": 0, "count": 2}}]
     return study_table(federation, ["none"], attacks, data=f"recording:{folder}", model="linear") | more

@@ -75,7 +75,6 @@ def distributions(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def installed(distributions, tmp_path_factory):
-    """The folder with the installed wheel."""
     folder = tmp_path_factory.mktemp("installed")
     words = ["install", "--quiet", "--no-index", "--no-deps", "--disable-pip-version-check", "--target", folder]
     python("-m", "pip", *words, distributions[1], cwd=folder)

@@ -58,7 +58,6 @@ def notes(*words, **named):
 
 
 def files(folder):
-    """The files of results, by name."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.relative_to(folder).parts[0] != "quarantine":

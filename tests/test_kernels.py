@@ -82,7 +82,6 @@ def by_autograd(task, params, x, logits, v):
 
 
 def assert_both_agree(task, **how):
-    """By hand and by autograd."""
     scenery = federation(task, **how)
     assert_close(by_hand(task, *scenery), by_autograd(task, *scenery), 1e-10)
 

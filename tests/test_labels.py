@@ -67,7 +67,6 @@ def usual(images):
 
 @functools.cache
 def trained(task, steps=100):
-    """Parameters after `steps` steps on the digits."""
     params = task.init(KEY.child("model"))
     for step in range(steps):
         batch = torch.from_numpy(rng.integers(KEY.child("step", step), 32, len(DIGITS.y)))

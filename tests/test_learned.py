@@ -108,7 +108,6 @@ class Recording(Counting):
         return super().estimate(state, received, link)
 
     def forget(self):
-        """Clear the records."""
         for notes in (self.keys, self.read_with, self.updates):
             notes.clear()
 

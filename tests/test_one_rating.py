@@ -201,7 +201,6 @@ class Product(nn.Module):
 
 
 def records():
-    """Records of nobody."""
     return (torch.arange(60 * 64).reshape(60, 1, 8, 8) * 0.618) % 1.0, torch.arange(60) % 10
 
 

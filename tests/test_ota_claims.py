@@ -71,7 +71,6 @@ def test_a_receiver_that_is_noisy_enough_lowers_the_claim():
 
 
 def further(defense, clients=4, rounds=1):
-    """The further proofs, by adversary."""
     found = {}
     for proof in claim(defense, clients, rounds).further:
         (threat,) = proof.against

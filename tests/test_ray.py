@@ -52,7 +52,6 @@ attack = {{name = "{STUCK}", seconds = 600}}
 
 
 def census(folder, age):
-    """A small data set in a folder."""
     row = "{}, Private, 1, HS-grad, 9, Never-married, Sales, Husband, White, Male, 0, 0, 40, Peru, {}\n"
     rows = "".join(row.format(20 + n % age, ("<=50K", ">50K")[n % 2]) for n in range(40))
     (folder / "adult").mkdir(parents=True)
@@ -84,13 +83,11 @@ def cluster(tmp_path_factory):
 
 
 def family(node):
-    """All processes of a node."""
     started = [psutil.Process(one.process.pid) for group in node.all_processes.values() for one in group]
     return {process for one in started for process in (one, *one.children(recursive=True))}
 
 
 def lives(process):
-    """Whether a process does anything."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -165,7 +165,6 @@ def test_a_damaged_file_is_one_line_that_names_it(tmp_path, damage):
 
 
 def change(folder, which, **values):
-    """Change an entry of the list."""
     path = folder / LIST
     lines = [json.loads(line) for line in path.read_bytes().splitlines()]
     for line in lines:

@@ -63,7 +63,6 @@ def changed(cells, change):
 
 
 def first_line(run):
-    """The first line of the table of claims."""
     return claims(Analysis(run)).rows[0].lines[0]
 
 

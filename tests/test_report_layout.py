@@ -109,7 +109,6 @@ def test_the_command_writes_the_folder_or_one_page_to_the_given_path(stored, tmp
 
 
 def contents(folder):
-    """Every file below a folder."""
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -175,6 +174,5 @@ def test_a_chart_is_the_same_in_every_process():
 
 @functools.cache
 def first_chart():
-    """One chart in every format."""
     analysis = Analysis(double.make_run(small()))
     return list(itertools.islice(figure_files(analysis, list(FORMATS)), len(FORMATS)))

@@ -51,7 +51,6 @@ def outcomes(*words, **named):
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    """The study, run in this process."""
     folder = tmp_path_factory.mktemp("reference")
     run = run_study(study(), folder, workers=0)
     assert len(run.results) == 6
@@ -60,7 +59,6 @@ def reference(tmp_path_factory):
 
 @pytest.fixture
 def copy(reference, tmp_path):
-    """A copy of its results, to change."""
     return shutil.copytree(reference, tmp_path / "copy")
 
 

@@ -31,7 +31,6 @@ def images(name, *shape):
 
 
 def guess(x, y, failure=""):
-    """What an attack would say."""
     return Guess(x, y, objective=0.0, evaluations=1, failure=failure)
 
 
@@ -41,7 +40,6 @@ def labels(*values):
 
 
 def by_name(estimates):
-    """The estimates by name."""
     return {estimate.name: estimate for estimate in estimates}
 
 

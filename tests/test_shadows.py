@@ -46,7 +46,6 @@ def go(recipe=RECIPE, inside=INSIDE, key=KEY, task=TASK, pool=POOL, **how):
 
 
 def shares(run, clients=3):
-    """The records of each client of a run."""
     members = INSIDE[run].nonzero()[:, 0]
     dealt = members[torch.from_numpy(rng.permutation(KEY.child("run", run, "deal"), len(members)))]
     return [Examples(*(part[share.sort().values] for part in POOL)) for share in torch.tensor_split(dealt, clients)]

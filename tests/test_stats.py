@@ -36,7 +36,6 @@ def hits(true, interval, cases=CASES):
 
 
 def ends(estimate):
-    """The interval of an estimate."""
     return estimate.low, estimate.high
 
 

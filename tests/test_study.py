@@ -15,7 +15,6 @@ ECHO = "tests.doubles:Echo"
 
 
 def table(**changes):
-    """A small study."""
     defenses = ["none", {"name": "gaussian", "epsilon": [1.0, 8.0]}]
     attacks = [{"name": ECHO, "target": {"round": [0, 2]}}]
     return study_table({"clients": 4, "rounds": 3}, defenses, attacks, seeds=[0, 1]) | changes
@@ -27,7 +26,6 @@ def echo(**target):
 
 
 def problems(**changes):
-    """The problems of a changed study."""
     with pytest.raises(StudyError) as caught:
         resolve(table(**changes), "s.toml")
     return caught.value.problems

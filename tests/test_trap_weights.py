@@ -43,7 +43,6 @@ def energies(task, params, x):
 
 @pytest.fixture(scope="module", params=CHAINS)
 def trapped(request, pictures):
-    """A task, and its trap weights."""
     task = task_of(request.param)
     return task, trap(task, pictures.x[::40], KEY)
 

@@ -80,7 +80,6 @@ def poisoned(tmp_path):
 
 
 def executed(folder):
-    """The modules of the folder that were executed."""
     path = folder.parent / "executed"
     return path.read_text() if path.exists() else ""
 

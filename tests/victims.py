@@ -46,15 +46,12 @@ class Says(Defense):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """An observation, and the truth."""
-
     seen: Observation
     x: Tensor
     y: Tensor
 
     @property
     def batches(self):
-        """The images and labels of each victim."""
         return list(zip(self.x, self.y, strict=True))
 
     def mse(self, guesses):
