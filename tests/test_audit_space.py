@@ -141,7 +141,7 @@ def zero_or_not(liar, honest, state, memory, update, link, private):
 
 
 def again(liar, honest, state, memory, update, link, private):
-    """The noise of the first round in all rounds."""
+    """The noise of the first round in all rounds; the memory starts as None."""
     private = private if memory is None else memory
     return honest(state, None, update, link, private)[0], private
 

@@ -27,6 +27,7 @@ from tests.audit_case import at_most, deployed, setting_of
 from tests.by_rows import by_rows
 from tests.faults.library import ANY, last_bytes, lying
 from tests.faulty import Faulty
+from tests.test_audit_space import again
 
 KEY = Key(0, ("canaries",))
 
@@ -149,14 +150,8 @@ def test_a_client_remembers_its_real_messages_and_no_canary():
     assert sum(memory > 0 for memory in canaries) == 6  # two clients in the three rounds after the pilot's
 
 
-def reused(liar, honest, state, memory, update, link, private):
-    """The noise of the client's first message in all; the memory starts as None."""
-    private = private if memory is None else memory
-    return honest(state, None, update, link, private)[0], private
-
-
 UNSEEN = {
-    "noise of the first message in all": (reused, "rounds"),
+    "noise of the first message in all": (again, "rounds"),
     "none after the fifth message": (ANY["none after the fifth message"][1], None),
     "noise from the shared key": (ANY["the shared key's"][1], "replay"),
     "the norm in the last bytes": (last_bytes, None),
