@@ -4,8 +4,25 @@ import hashlib
 import json
 import shutil
 
-from leakgauge.harness.core.stored import RENAMED
-from leakgauge.harness.study.store import sealed, to_json
+from leakgauge.harness.core.stored import RENAMED, to_data
+from leakgauge.harness.study.store import Store, sealed, to_json
+
+
+def on_disk(run, folder):
+    """A folder with the results of a run."""
+    store = Store(folder)
+    attacks = {label: to_data(info) for label, info in run.attacks.items()}
+    data = {"text": "", **run.study, "name": run.name, "hash": run.study_hash, "public": sorted(run.public_data)}
+    data |= {"data": run.data_hashes, "cells": [to_data(cell) for cell in run.cells], "attacks": attacks}
+    store.write_study(data)
+    for record in run.trainings.values():
+        store.write_training(record, {}, 1.0)
+    for result in run.results.values():
+        seen = run.pictures(result.cell.id)
+        store.write_result(result, {"original": seen.original, "guess": seen.guess} if seen else {}, 1.0)
+    for failure in run.failures.values():
+        store.write_failure(failure)
+    return folder
 
 
 def as_written_by_version_1(source, folder, version=1):

@@ -18,7 +18,7 @@ from leakgauge import Key, pack_levels, rng
 from leakgauge.defenses import _privquant
 from leakgauge.defenses._privquant import Matched, PrivQuant, choose, levels_to_values, round_levels
 from leakgauge.harness.core.distribution import DistributionError
-from leakgauge.harness.core.rng import Key
+from tests.by_rows import by_rows
 from tests.oracles import ALPHA, coordinate_product
 
 """False-alarm rate of every statistical test in this file."""

@@ -19,6 +19,7 @@ from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.schedule import Limits
 from leakgauge.harness.study.store import Store, load_run, verify
 from leakgauge.harness.study.study import resolve
+from tests.by_rows import by_rows
 from tests.killed import STUDY, ends_within, litter, start, until
 from tests.test_run import COIN, study
 

@@ -21,6 +21,7 @@ from leakgauge.harness.study.jobs import Job
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.schedule import Limits
 from leakgauge.harness.study.store import verify
+from tests.by_rows import by_rows
 from tests.killed import STUDY, litter, start, until
 from tests.test_processes import STUCK, WAITS, finished, of, stuck
 from tests.test_run import COIN, ECHO, study

@@ -40,16 +40,8 @@ def test_the_same_result_is_the_same_bytes(tmp_path):
         assert (a.cell(CELL.id) / file).read_bytes() == (b.cell(CELL.id) / file).read_bytes()
 
 
-@pytest.mark.parametrize("keep", [0, 1, 100, -2])
-def test_a_truncated_result_counts_as_missing(tmp_path, keep):
-    store = Store(tmp_path)
-    store.write_result(RESULT, {}, 1.0)
-    path = store.cell(CELL.id) / "result.json"
-    path.write_bytes(path.read_bytes()[:keep])
-    assert store.examine(store.cell(CELL.id)).value is None
-
-
-def test_truncated_arrays_count_as_missing(tmp_path):
+@by_rows(*(("result.json", end) for end in (0, 1, 100, -2)), ("arrays.npz", -30))
+def test_a_truncated_file_counts_as_missing(name, end, tmp_path):
     store = Store(tmp_path)
     store.write_result(RESULT, ARRAYS, 1.0)
     path = store.cell(CELL.id) / name

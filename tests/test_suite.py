@@ -82,7 +82,7 @@ ALONE = {
         ("audit",),
     ),
     ("defense", "audit"): (
-        in_defense("half the noise"),
+        mistaken("half the noise"),
         ("noise", "likelihood", "claim", "distribution", "dependence"),
     ),
     ("defense", "training"): ([("check_update(update)", f"check_update(update)\n        {LARGE}")], ("attacks",)),
