@@ -10,10 +10,8 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, bu
 
 from leakgauge.attacks._engine.objective import received_gradients
 from leakgauge.attacks._engine.reconstruct import failed, unusable
-from leakgauge.attacks._labels.infer import restore
-from leakgauge.attacks._labels.last_layer import last_layer
+from leakgauge.attacks._labels.infer import last_layer, restore
 from leakgauge.attacks._solve.closed_form import RIDGE, ClosedForm, Unsolvable, closed_form
-from leakgauge.attacks._solve.layerwise import Underdetermined
 from leakgauge.harness.core.contract import Attack, Guess, Message, Observation, Reconstruction, Task
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
@@ -45,8 +43,8 @@ class Analytic(Attack):
         ValueError: ridge is not in (0, 1); in `run`: a loss that is neither softmax cross-entropy nor squared,
             or a last layer that is not dense.
 
-    Source: Zhu and Blaschko 2021 (R-GAP), for sigmoid and with weighted equations (see `attacks._solve.layerwise`); for
-        dense layers, Phong et al. 2017 and Geiping et al. 2020, Prop. 3.1.
+    Source: Zhu and Blaschko 2021 (R-GAP), for sigmoid and with weighted equations (see `attacks._solve.closed_form`);
+        for dense layers, Phong et al. 2017 and Geiping et al. 2020, Prop. 3.1.
     """
 
     kind: ClassVar[str] = "reconstruction"
@@ -72,7 +70,7 @@ class Analytic(Attack):
             try:
                 x = _solved(task, params, form, message, target)
                 guesses.append(_guess(task, params, x, target, key.child("dummies")))
-            except (Unsolvable, Underdetermined, LinAlgError) as error:
+            except (Unsolvable, LinAlgError) as error:
                 guesses.append(failed(task, message, str(error)))
         return Reconstruction(tuple(guesses))
 
@@ -81,7 +79,7 @@ def _solved(task: Task, params: Vector, form: ClosedForm | None, message: Messag
     """[1, *input_shape]: the image behind one message.
 
     Raises:
-        Unsolvable, Underdetermined, LinAlgError: there is none; the text states why.
+        Unsolvable, LinAlgError: there is none; the text states why.
     """
     if not bool(params.isfinite().all()):
         raise Unsolvable("the model is not finite")

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from leakgauge.attacks._engine.matching import SquaredDistance, evaluator
-from leakgauge.attacks._engine.shadows import Recipe, halves, train_shadows
+from leakgauge.attacks._members.shadowing import Recipe, halves, train_shadows
 from leakgauge.harness.audit import standalone
 from leakgauge.harness.audit.limit import limits
 from leakgauge.harness.core import rng

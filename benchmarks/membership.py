@@ -42,9 +42,8 @@ from membership_traffic import FEDERATION, WRONG, network
 from torch import Tensor
 from torch.nn.functional import interpolate, logsigmoid
 
-from leakgauge.attacks._engine.shadows import Recipe, halves, train_shadows
 from leakgauge.attacks._members.scores import confidence, lira_offline, lira_online, rmia
-from leakgauge.attacks._members.shadowing import outputs
+from leakgauge.attacks._members.shadowing import Recipe, halves, outputs, train_shadows
 from leakgauge.attacks.lira import LiRA
 from leakgauge.attacks.rmia import RMIA
 from leakgauge.defenses.none import NoDefense

@@ -8,9 +8,11 @@ import torch
 from torch.nn.functional import one_hot
 
 from leakgauge import Key, rng
-from leakgauge.attacks._engine.inverter import Pairs, Plan, fit
 from leakgauge.attacks._engine.simulate import Local, client_updates
 from leakgauge.attacks.learned import Learned, _altered, _apart
+from leakgauge.attacks.learned import _fit as fit
+from leakgauge.attacks.learned import _Pairs as Pairs
+from leakgauge.attacks.learned import _Plan as Plan
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.none import NoDefense
 from leakgauge.defenses.sdq import SDQ

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from leakgauge import Key, rng
-from leakgauge.attacks._engine.shadows import halves
+from leakgauge import Key
+from leakgauge.attacks._members.shadowing import halves
+from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import FederationSpec
 from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.core.stats import mean, tpr_at_fpr

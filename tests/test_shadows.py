@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from leakgauge import Key, pack_float32, rng, unpack_float32
-from leakgauge.attacks._engine.shadows import Recipe, halves, train_shadows
+from leakgauge import Key, rng
+from leakgauge.attacks._members.shadowing import Recipe, halves, train_shadows
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.none import NoDefense
 from leakgauge.defenses.top_k import TopK
@@ -132,7 +132,7 @@ def test_a_run_does_not_depend_on_the_others(monkeypatch, runs_at_once):
     together = go()
     alone = go(inside=INSIDE[:1])
     torch.testing.assert_close(together[:1], alone, rtol=0, atol=1e-6)
-    monkeypatch.setattr("leakgauge.attacks._engine.shadows._ENTRIES", runs_at_once * (30 * 64 + 6 * TASK.layout.dim))
+    monkeypatch.setattr("leakgauge.attacks._members.shadowing._ENTRIES", runs_at_once * (30 * 64 + 6 * TASK.layout.dim))
     torch.testing.assert_close(go(), together, rtol=0, atol=1e-6)
 
 

@@ -10,8 +10,10 @@ from torch.nn.functional import linear
 
 from leakgauge import Key, rng
 from leakgauge.attacks._engine.objective import received_gradients
-from leakgauge.attacks._solve.spear import FirstLayer, Undecided, find
 from leakgauge.attacks.spear import Spear
+from leakgauge.attacks.spear import _find as find
+from leakgauge.attacks.spear import _FirstLayer as FirstLayer
+from leakgauge.attacks.spear import _Undecided as Undecided
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.harness.data import load
 from leakgauge.harness.learn.layers import dense_stack

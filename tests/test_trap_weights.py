@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from leakgauge.attacks._engine.traps import trap
 from leakgauge.attacks.map import MAP
 from leakgauge.attacks.trap_weights import TrapWeights
+from leakgauge.attacks.trap_weights import _trap as trap
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.harness.core.contract import Examples, Observation, Setting, Snapshot
 from leakgauge.harness.core.rng import Key

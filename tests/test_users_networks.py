@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.functional import one_hot
 
-from leakgauge import inspect, rng
-from leakgauge.attacks._engine.softened import softened
+from leakgauge import rng
+from leakgauge.attacks._engine.reconstruct import softened
 from leakgauge.attacks._engine.tables import FirstLayer
 from leakgauge.attacks._search.features import Features
 from leakgauge.attacks.active_membership import ActiveMembership

@@ -1,24 +1,45 @@
-"""Shadow models, which the attacker trains on known records to learn how training on a record changes a model."""
+"""Shadow models, which the attacker trains on known records to learn how training on a record changes a model.
+
+All shadow federations train side by side: each round batches the clients of all runs. With the same key, a run makes
+the same draws as `harness.federation.loop`, so it equals the real federation except for what the public setting does
+not contain.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar, Literal, NamedTuple, get_args
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from leakgauge.attacks._engine.shadows import Recipe, halves, train_shadows
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Attack, Examples, Membership, Observation, Task
+from leakgauge.harness.core.contract import (
+    Attack,
+    Defense,
+    Examples,
+    Feedback,
+    Membership,
+    Observation,
+    Sender,
+    Setting,
+    Task,
+)
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.vec import Vector
+from leakgauge.harness.core.vec import Vector, weighted_mean
+from leakgauge.harness.federation.round import Client, Round, client_key
+from leakgauge.harness.learn.batch import Engine, LocalPlan, Work, choose_engine, train_clients
+from leakgauge.harness.learn.tasks import ModelTask
 
 _CHUNK = 1024  # number of records evaluated at once
 
 Mode = Literal["online", "offline"]
 """Whether shadow models may train on the candidates."""
+
+_ENTRIES = 2**27  # number of entries that the runs of one batch may hold: their clients' records, models and updates
 
 
 class Shadowing(NamedTuple):
@@ -124,3 +145,228 @@ def outputs(task: Task, models: Sequence[Tensor] | Tensor, x: Tensor) -> Tensor:
     with torch.no_grad():
         chunks = torch.split(x, _CHUNK)
         return torch.stack([torch.cat([task.outputs(model, chunk) for chunk in chunks]) for model in models])
+
+
+class Recipe(NamedTuple):
+    """How a shadow federation trains; clients are weighted by their numbers of samples.
+
+    Attributes:
+        plan: the plan of a client in a round; its learning rate holds in all rounds.
+        participants: number of clients per round, drawn anew in each round; None: all clients.
+    """
+
+    clients: int
+    rounds: int
+    plan: LocalPlan
+    participants: int | None = None
+
+    @classmethod
+    def of(cls, setting: Setting, records: int) -> Recipe:
+        """The recipe of a federation with this public setting.
+
+        Steps that make whole passes over a client's data become passes, so that a smaller shadow uses each record
+        equally often. A learning-rate schedule and unequal client sizes are not public and so not imitated.
+
+        Args:
+            records: number of records of all clients of the federation together, as far as known.
+
+        Raises:
+            ValueError: fewer records than clients.
+        """
+        if records < setting.clients:
+            raise ValueError(f"expected records >= clients={setting.clients}, got records={records}")
+        gradient = setting.sends == "gradient"
+        largest = max(setting.samples, -(-records // setting.clients))
+        size = largest if setting.batch == 0 else min(setting.batch, largest)
+        passes, rest = divmod(setting.steps, -(-largest // size))
+        steps, epochs = (setting.steps, None) if rest or gradient else (None, passes)
+        plan = LocalPlan(gradient, steps, epochs, setting.batch, setting.lr, setting.momentum)
+        return cls(setting.clients, setting.rounds, plan, setting.participants)
+
+
+def halves(key: Key, runs: int, records: int, inside: int) -> Tensor:
+    """[runs, records] bool: which run trains on which records.
+
+    Guarantees:
+        Each run takes exactly `inside` records; each subset has the same probability.
+        Runs 2i and 2i+1 share as few records as possible. With inside = records / 2, the two runs are complements, and
+        every record is in half of an even number of runs.
+
+    Raises:
+        ValueError: inside is not between 0 and records.
+    """
+    if not 0 <= inside <= records:
+        raise ValueError(f"expected 0 <= inside <= records={records}, got inside={inside}")
+    taken = torch.zeros(runs, records, dtype=torch.bool)
+    for first in range(0, runs, 2):
+        order = torch.from_numpy(rng.permutation(key.child("pair", first // 2), records))
+        taken[first, order[:inside]] = True
+        taken[first + 1 : first + 2, order[records - inside :]] = True
+    return taken
+
+
+def train_shadows(
+    task: Task,
+    recipe: Recipe,
+    pool: Examples,
+    inside: Tensor,
+    key: Key,
+    *,
+    defense: Defense[Any, Any] | None = None,
+    setting: Setting | None = None,
+    engine: Engine | None = None,
+) -> Tensor:
+    """[runs, d]: the models after the last round of one federation for each row of `inside`.
+
+    A run deals its records to the clients at random, as evenly as possible. Run i draws only from
+    `key.child("run", i)`; other runs change it at most by rounding. The model is NaN if an update was not finite.
+
+    Args:
+        inside: [runs, records of the pool] bool.
+        defense: each client's update passes through the defense's encoder and channel, with memory and state; local
+            training follows the defense's rule. Defenses that use test losses get the losses of the records left out. A
+            run that the defense ends keeps its model.
+        setting: setting of the defended federation; ignored without a defense.
+        engine: engine of local training; None: the fastest engine for the model on the pool's device.
+
+    Raises:
+        TypeError: the task is not a `ModelTask`.
+        ValueError: `inside` does not fit the pool, a run has fewer records than clients, or the setting is missing or
+            belongs to another federation.
+    """
+    if not isinstance(task, ModelTask):
+        raise TypeError(f"expected a ModelTask, which clients can train, got {type(task).__name__}")
+    _check(recipe, pool, inside)
+    protect: Callable[[], _Defended] | None = None
+    if defense is not None:
+        setting = _checked(recipe, setting)
+        protect = partial(_Defended, defense, setting, defense.init(setting))
+        recipe = recipe._replace(plan=recipe.plan.under(defense.local, defense.step_noise(setting)))
+    engine = engine or choose_engine(task, pool.x.device)
+    records = int(inside.sum(1).max()) * pool.x[0].numel()
+    models = 2 * (recipe.participants or recipe.clients) * task.layout.dim
+    final, size = torch.empty(len(inside), task.layout.dim), max(1, _ENTRIES // (records + models))
+    for first in range(0, len(inside), size):
+        numbers = range(first, min(first + size, len(inside)))
+        runs = [_Run(task, recipe, pool, inside[i], key.child("run", i), protect and protect()) for i in numbers]
+        for number in range(recipe.rounds):
+            _round(task, recipe, runs, number, engine)
+        final[first : first + size] = torch.stack([run.params for run in runs])
+    return final
+
+
+def _check(recipe: Recipe, pool: Examples, inside: Tensor) -> None:
+    if inside.dtype != torch.bool or inside.ndim != 2 or inside.shape[1] != len(pool.y) or not len(inside):
+        raise ValueError(
+            f"expected inside [runs, {len(pool.y)}] bool, got {list(inside.shape)} {str(inside.dtype)[len('torch.') :]}"
+        )
+    fewest = int(inside.sum(1).min())
+    if fewest < recipe.clients:
+        raise ValueError(f"expected at least {recipe.clients} records per run, one per client, got a run with {fewest}")
+
+
+def _checked(recipe: Recipe, setting: Setting | None) -> Setting:
+    """The setting of the defended federation; refuses none, or that of another federation."""
+    if setting is None:
+        raise ValueError("expected a setting, which the defense needs to encode, got None")
+    clients, participants = recipe.clients, recipe.participants or recipe.clients
+    if (clients, participants) != (setting.clients, setting.participants):
+        raise ValueError(
+            f"expected a setting with clients={clients} and participants={participants}, as in the recipe, "
+            f"got clients={setting.clients}, participants={setting.participants}"
+        )
+    return setting
+
+
+class _Defended:
+    """A defense in one run: its state, and each client's memory."""
+
+    def __init__(self, defense: Defense[Any, Any], setting: Setting, state: Any) -> None:
+        self.defense, self.setting, self.state = defense, setting, state
+        self.memories = [defense.remember(setting) for _ in range(setting.clients)]
+        self.loss: float | None = None
+
+    def mean(self, key: Key, number: int, senders: Sequence[Sender], updates: Tensor) -> Vector:
+        """[d]: the server's mean of updates [clients, d]; `key` is the run's key."""
+        here = Round(self.defense, self.setting, self.state, number)
+        clients = [
+            Client.of(who, update, self.memories[who.number], client_key(key, number, who.number))
+            for who, update in zip(senders, updates, strict=True)
+        ]
+        sent = here.exchange(clients, key.child("round", number, "channel"))
+        for who, memory in zip(senders, sent.memories, strict=True):
+            self.memories[who.number] = memory
+        return here.decode(sent, key.child("round", number, "server"))
+
+    def advance(self, number: int, run: _Run) -> None:
+        before = run.loss(run.before) if self.loss is None else self.loss
+        self.loss = run.loss(run.params)
+        self.state = self.defense.advance(self.state, Feedback(number, before, self.loss))
+
+    def stops(self) -> bool:
+        return self.defense.stops(self.state)
+
+
+class _Run:
+    """One federation in progress. params: [d], on the CPU; before: the parameters before its latest round."""
+
+    def __init__(
+        self, task: ModelTask, recipe: Recipe, pool: Examples, inside: Tensor, key: Key, defended: _Defended | None
+    ) -> None:
+        self.task, self.recipe, self.pool, self.key, self.defended = task, recipe, pool, key, defended
+        self.params = self.before = task.init(key.child("init"))
+        self.ended = self.defended is not None and self.defended.stops()
+        self.left_out = (~inside.cpu()).nonzero()[:, 0]
+        members = inside.cpu().numpy().nonzero()[0]
+        shares = np.array_split(members[rng.permutation(key.child("deal"), len(members))], recipe.clients)
+        self.clients = [_rows(pool, torch.from_numpy(np.sort(share))) for share in shares]
+
+    def senders(self, number: int) -> list[Sender]:
+        every = self.recipe.clients
+        chosen = rng.subset(self.key.child("round", number, "participants"), every, self.recipe.participants or every)
+        return [Sender(int(k), len(self.clients[k].y)) for k in chosen]
+
+    def take(self, number: int, senders: Sequence[Sender], updates: Tensor) -> None:
+        if not bool(updates.isfinite().all()):  # defenses refuse to encode these
+            self.params, self.ended = torch.full_like(self.params, torch.nan), True
+            return
+        if self.defended is None:
+            mean = weighted_mean(list(updates), [float(who.samples) for who in senders])
+        else:
+            mean = self.defended.mean(self.key, number, senders, updates)
+        plan, self.before = self.recipe.plan, self.params
+        self.params = self.params - plan.lr * mean if plan.gradient else self.params + mean
+        if self.defended is not None:
+            self.defended.advance(number, self)
+            self.ended = self.defended.stops()
+
+    def loss(self, params: Vector) -> float | None:
+        """Mean loss over the records that were left out; None if there are none."""
+        if not len(self.left_out):
+            return None
+        total, placed = 0.0, params.to(self.pool.x.device)
+        with torch.no_grad():
+            for rows in torch.split(self.left_out, 1000):
+                total += float(self.task.losses(placed, *_rows(self.pool, rows)).double().sum())
+        return total / len(self.left_out)
+
+
+def _round(task: ModelTask, recipe: Recipe, runs: Sequence[_Run], number: int, engine: Engine) -> None:
+    going = [run for run in runs if not run.ended]
+    if not going:
+        return
+    senders = [run.senders(number) for run in going]
+    work = [
+        Work(run.clients[who.number], client_key(run.key, number, who.number).child("train"))
+        for run, chosen in zip(going, senders, strict=True)
+        for who in chosen
+    ]
+    starts = torch.stack([run.params for run in going]).repeat_interleave(len(senders[0]), 0)
+    updates = train_clients(task, starts.to(work[0].data.x.device), work, recipe.plan, engine).updates.cpu()
+    for run, chosen, own in zip(going, senders, torch.split(updates, len(senders[0])), strict=True):
+        run.take(number, chosen, own)
+
+
+def _rows(data: Examples, index: Tensor) -> Examples:
+    index = index.to(data.x.device)
+    return Examples(data.x[index], data.y[index])

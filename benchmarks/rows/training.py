@@ -18,7 +18,7 @@ from _measure import Rows, Work
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from leakgauge.attacks._engine.shadows import Recipe, halves, train_shadows
+from leakgauge.attacks._members.shadowing import Recipe, halves, train_shadows
 from leakgauge.defenses.none import NoDefense
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import FederationSpec

@@ -71,7 +71,7 @@ _NOTHING = _Rows(None, 0)
 
 
 class _NativeConvStep:
-    """A `Step` of `harness.learn.steps`, by compiled loops."""
+    """A `Step` of `harness.learn.kernels`, by compiled loops."""
 
     def __init__(self, native: Library, layer: Conv, own: Sequence[Tensor], shape: Shape, scratch: Scratch) -> None:
         (m, ins, b, *_), new = shape, scratch.new
