@@ -23,8 +23,7 @@ from leakgauge.harness.learn.tasks import ModelTask
 
 Statistic = Literal["gradient", "norm"]
 
-_RIDGE = 0.3
-"""Ridge added to the variance of each input of the neurons, in units of the mean variance."""
+_RIDGE = 0.3  # ridge added to the variance of each input of the neurons, in units of the mean variance
 
 _FIRES = {"gradient": 0.85, "norm": 0.99}
 """Threshold of a neuron, for which an average record scores 0 and its candidates 1; a norm needs a stricter one."""

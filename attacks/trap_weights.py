@@ -26,29 +26,20 @@ from leakgauge.harness.learn.layers import Conv, Dense, Dropout, Relu, Tanh
 from leakgauge.harness.learn.structure import Structure
 from leakgauge.harness.learn.tasks import ModelTask
 
-_IMAGES = 1500
-"""Maximum number of auxiliary images to which the parameters are fitted."""
-
-_PATCHES = 500
-"""Maximum number of these images whose patches are analyzed."""
-
-_LINEAR = 0.3
-"""Standard deviation of a sigmoid's inputs around 0 where it passes an image on."""
-
-_RIDGE = 1e-3
-"""Least eigenvalue of a covariance, as a share of the largest."""
+_IMAGES = 1500  # maximum number of auxiliary images to which the parameters are fitted
+_PATCHES = 500  # maximum number of these images whose patches are analyzed
+_LINEAR = 0.3  # standard deviation of a sigmoid's inputs around 0 where it passes an image on
+_RIDGE = 1e-3  # least eigenvalue of a covariance, as a share of the largest
 
 _LEVEL, _SPREAD = -2.5, 1.2
 """Mean and standard deviation of the last sigmoid's inputs, for which its outputs have hardly any baseline."""
 
-_TINY = 1e-3
-"""Scale of the first dense layer's outputs, which hardly move."""
+_TINY = 1e-3  # scale of the first dense layer's outputs, which hardly move
 
 _ON = 1e-2
 """Output of a hidden unit, except those before the scores: the unit is on, and far below the slopes of 1 behind it."""
 
-_CALIBRATED = 50
-"""Number of auxiliary images over which energies are averaged."""
+_CALIBRATED = 50  # number of auxiliary images over which energies are averaged
 
 _SHOWN = 0.25
 """Share of the gradient's energy in the last layer behind hidden layers, enough to infer the label in noise."""

@@ -50,8 +50,7 @@ _CLOSE = 1e-4
 """At this share of the misfit for an update of zero, a candidate counts as right even if its misfit exceeds that of
 imitated messages: without noise, no search in single precision gets as close as these."""
 
-_TIMES = 8
-"""Number of imitated messages per candidate."""
+_TIMES = 8  # number of imitated messages per candidate
 
 _SURE = 4.0
 """Standard deviations above the mean misfit of imitated messages, up to which a candidate explains the real one."""

@@ -41,23 +41,12 @@ _EARLIER = 0.1
 step and the prior's weight were chosen for 96 CIFAR-10 training images behind three `lenet5` and three `cnn2`, trained
 and fresh, undefended: 0.03 and 0.3 cost 0.02 in SSIM, steps of 0.3 cost 0.02, weights of 0.3 to 1 differed by 0.01."""
 
-_STEP = 0.8
-"""Size of the first steps, in standard deviations."""
-
-_WEIGHT = 0.8
-"""Weight of the prior's mean energy, where zero features have a distance of 1."""
-
-_STARTS = 3
-"""Number of searches whose mean is returned."""
-
-_SPREAD = 0.5
-"""Distance of the other searches' starts from the first start, in standard deviations of each coordinate."""
-
-_TOGETHER = 8
-"""Number of candidates computed at once."""
-
-_TINY = 1e-14
-"""Added to the squared distance, whose root has no slope at zero."""
+_STEP = 0.8  # size of the first steps, in standard deviations
+_WEIGHT = 0.8  # weight of the prior's mean energy, where zero features have a distance of 1
+_STARTS = 3  # number of searches whose mean is returned
+_SPREAD = 0.5  # distance of the other searches' starts from the first start, in standard deviations of each coordinate
+_TOGETHER = 8  # number of candidates computed at once
+_TINY = 1e-14  # added to the squared distance, whose root has no slope at zero
 
 
 @dataclass(frozen=True, eq=False)

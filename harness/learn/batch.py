@@ -46,8 +46,7 @@ Measured on one thread for 784-256-10, 784-64-10 and 784-32-16-10 with batches o
 _CACHED = 2**19
 """Number of entries of per-record gradients that `vmap` on a CPU materializes for the clients of one chunk."""
 
-_ENTRIES = 2**26
-"""Maximum number of entries of per-record gradients that `vmap` materializes at once."""
+_ENTRIES = 2**26  # maximum number of entries of per-record gradients that `vmap` materializes at once
 
 
 @dataclass(frozen=True)

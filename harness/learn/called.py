@@ -63,8 +63,7 @@ _SMOOTH = (
 )
 """Modules whose outputs are smooth functions of their inputs."""
 
-_RELU = frozenset(("relu", "relu_"))
-"""Names of the functions that `Called.softened` softens."""
+_RELU = frozenset(("relu", "relu_"))  # names of the functions that `Called.softened` softens
 
 _KINKS = _RELU | {
     *("relu6", "leaky_relu", "leaky_relu_", "prelu", "rrelu", "threshold", "hardtanh", "hardshrink", "softshrink"),

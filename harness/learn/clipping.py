@@ -13,11 +13,10 @@ by the size of the layer. Differs: the threshold is measured.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,11 +29,8 @@ from leakgauge.harness.learn.tasks import ModelTask
 Squares = Callable[[torch.dtype], Tensor]
 """Squared norms of one part of each record's gradient, in the given type."""
 
-_CACHE = 2**19
-"""Number of patch entries that are materialized at once; patches beyond the cache cost up to four times as much."""
-
-_KEPT = 2**22
-"""Maximum entries (16 MiB) of one kernel's per-record gradients that are kept for the sum; else only norms are kept."""
+_CACHE = 2**19  # patch entries that are materialized at once; patches beyond the cache cost up to four times as much
+_KEPT = 2**22  # maximum entries (16 MiB) of one kernel's gradients that are kept for the sum; else only norms are
 
 _GRAM = 64
 """Inner products of positions are faster if the kernel's gradient has more than this many times as many entries as
@@ -76,12 +72,14 @@ def clipped_gradient(
     if not len(x):
         return [torch.zeros_like(tensor) for tensor in tensors]
     by_hand = task.model.widths is not None and task.softmax and y.ndim == 1
-    found = _dense_gradients(tensors, x, y) if by_hand else _watched_gradients(task, tensors, x, y, keep)
+    per_record, positions, scale = (
+        _dense_gradients(tensors, x, y) if by_hand else _watched_gradients(task, tensors, x, y, keep)
+    )
     with torch.no_grad():
-        squares = [one.squares for one in found.per_record]
-        factors = clip_factors(squares, tensors[0].dtype, clip / divisor, found.scale / divisor)
-        totals = [total for one in found.per_record for total in one.totals(factors)]
-    by_position = dict(zip(found.positions, totals, strict=True))
+        squares = [gradients.squares for gradients in per_record]
+        factors = clip_factors(squares, tensors[0].dtype, clip / divisor, scale / divisor)
+        totals = [total for gradients in per_record for total in gradients.totals(factors)]
+    by_position = dict(zip(positions, totals, strict=True))
     return [by_position[position] for position in range(len(tensors))]
 
 
@@ -133,29 +131,21 @@ def outer_squares(deltas: Tensor, inputs: Tensor, dtype: torch.dtype, *, bias: b
     return torch.addcmul(by_deltas, by_deltas, by_inputs) if bias else by_deltas * by_inputs
 
 
-class _Gradients(NamedTuple):
-    """Gradients of all parameters, to be multiplied by `scale`, and the parameters' `positions` in the layout."""
-
-    per_record: Sequence[_PerRecord]
-    positions: list[int]
-    scale: float
-
-
-def _dense_gradients(tensors: Sequence[Tensor], x: Tensor, y: Tensor) -> _Gradients:
-    """Gradients of a dense ReLU stack with cross-entropy, by hand.
+def _dense_gradients(tensors: Sequence[Tensor], x: Tensor, y: Tensor) -> tuple[Sequence[_PerRecord], list[int], float]:
+    """`_watched_gradients` of a dense ReLU stack with cross-entropy, by hand.
 
     Recording the layers instead would take a third of the time of a step of 32 records.
     """
     with torch.no_grad():
         inputs, deltas = dense_deltas([tensor[None] for tensor in tensors], x[None], y[None])
     outer = [_Outer(delta[0], entered[0], bias=True) for delta, entered in zip(deltas, inputs, strict=True)]
-    return _Gradients(outer, list(range(len(tensors))), 1.0)
+    return outer, list(range(len(tensors))), 1.0
 
 
 def _watched_gradients(
     task: ModelTask, tensors: Sequence[Tensor], x: Tensor, y: Tensor, keep: Sequence[Tensor] | None
-) -> _Gradients:
-    """Gradients of any model of the known layers."""
+) -> tuple[Sequence[_PerRecord], list[int], float]:
+    """Gradients of any model of the known layers, the parameters' positions, and a factor of all gradients."""
     pure = replace(task, model=replace(task.model, l2=0.0)) if task.model.l2 else task
     calls: list[_Call] = []
     watched = [tensor.detach().as_subclass(_Parameter) for tensor in tensors]
@@ -163,20 +153,12 @@ def _watched_gradients(
         parameter.position, parameter.calls = position, calls
     loss = pure.loss_at(watched, x, y, keep)
     positions = _positions(calls, len(tensors), len(x))
-    deltas = torch.autograd.grad(loss, [call.output for call in calls], materialize_grads=True)
+    deltas = torch.autograd.grad(loss, [output for _, output, _ in calls], materialize_grads=True)
     with torch.no_grad():
-        found = [one for call, delta in zip(calls, deltas, strict=True) for one in call.layer.per_record(delta)]
-    return _Gradients(found, positions, float(len(x)))  # the loss is a mean
-
-
-class _PerRecord(Protocol):
-    """The gradients of some parameters, one per record."""
-
-    def squares(self, dtype: torch.dtype) -> Tensor:
-        """[b] squared norms."""
-
-    def totals(self, factors: Tensor) -> list[Tensor]:
-        """Each parameter's sum of gradients over the records, with weights [b]."""
+        per_record = [
+            gradient for (layer, _, _), delta in zip(calls, deltas, strict=True) for gradient in layer.per_record(delta)
+        ]
+    return per_record, positions, float(len(x))  # the loss is a mean
 
 
 @dataclass(frozen=True)
@@ -186,11 +168,9 @@ class _Rows:
     rows: Tensor
 
     def squares(self, dtype: torch.dtype) -> Tensor:
-        """The squared norm of each row."""
         return row_squares(self.rows, dtype)
 
     def totals(self, factors: Tensor) -> list[Tensor]:
-        """The weighted sum of the rows."""
         return [factors @ self.rows]
 
 
@@ -203,11 +183,9 @@ class _Outer:
     bias: bool
 
     def squares(self, dtype: torch.dtype) -> Tensor:
-        """Products of the factors' squared norms."""
         return outer_squares(self.deltas, self.inputs, dtype, bias=self.bias)
 
     def totals(self, factors: Tensor) -> list[Tensor]:
-        """The sums for weight and bias, from the same weighted deltas."""
         weighted = self.deltas * factors[:, None]
         weight = torch.mm(weighted.t(), self.inputs)
         return [weight, weighted.sum(0)] if self.bias else [weight]
@@ -230,12 +208,14 @@ class _Kernel:
         by_gram = _GRAM * positions**2 < entries
         keeps = not by_gram and len(self.deltas) * entries <= _KEPT
         largest = max(entries // self.shape[0] * positions, 0 if by_gram or keeps else entries)
-        pieces = [torch.split(part, max(1, _CACHE // largest)) for part in (self.deltas.flatten(2), self.inputs)]
+        pieces = [torch.split(maps, max(1, _CACHE // largest)) for maps in (self.deltas.flatten(2), self.inputs)]
         squares, kept = [], []
         for deltas, inputs in zip(*pieces, strict=True):
             patches = self._patches(inputs)
             if by_gram:
-                squares.append(_gram_squares(deltas, patches, dtype))
+                grams = [torch.bmm(piece.transpose(1, 2), piece) for piece in (deltas.to(dtype), patches.to(dtype))]
+                # rounding may give a negative sum
+                squares.append((grams[0] * grams[1]).sum((1, 2)).clamp(min=0.0))
                 continue
             rows = torch.bmm(deltas, patches.transpose(1, 2)).flatten(1)
             squares.append(row_squares(rows, dtype))
@@ -259,104 +239,68 @@ class _Kernel:
         return windows.permute(0, 1, 4, 5, 2, 3).flatten(4).flatten(1, 3)
 
 
-def _gram_squares(deltas: Tensor, patches: Tensor, dtype: torch.dtype) -> Tensor:
-    """[b] squared norms of deltas [b, m, p] @ patches^T [b, p, n], from the inner products of the positions."""
-    grams = [torch.bmm(part.transpose(1, 2), part) for part in (deltas.to(dtype), patches.to(dtype))]
-    return (grams[0] * grams[1]).sum((1, 2)).clamp(min=0.0)  # rounding may give a negative sum
+_PerRecord = _Rows | _Outer | _Kernel
+"""The gradients of some parameters, one per record: their `squares` [b] of norms, and `totals` with weights [b]."""
 
 
-class _Layer(ABC):
-    """A call of a torch function that takes parameters; its fields have the names of the function's arguments."""
+class _Layer(NamedTuple):
+    """The tensors of a call that takes parameters; per_record: their gradients, from those of the output."""
 
     input: Tensor
     weight: Tensor
     bias: Tensor | None
-
-    @property
-    def is_known(self) -> bool:
-        """Whether `per_record` is correct for these arguments."""
-        return True
-
-    @abstractmethod
-    def per_record(self, deltas: Tensor) -> list[_PerRecord]:
-        """Gradients of the weight and, if present, the bias, from the gradients of the outputs."""
+    per_record: Callable[[Tensor], list[_PerRecord]]
 
 
-@dataclass
-class _Linear(_Layer):
-    """A dense layer."""
-
-    input: Tensor
-    weight: Tensor
-    bias: Tensor | None = None
-
-    @property
-    def is_known(self) -> bool:
-        """Whether the input has two axes; with more, a record's gradient is not an outer product."""
-        return self.input.ndim == 2
-
-    def per_record(self, deltas: Tensor) -> list[_PerRecord]:
-        """An outer product that is not materialized."""
-        return [_Outer(deltas, self.input, self.bias is not None)]
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> _Layer | None:
+    """A dense layer; with more than two axes, a record's gradient is not an outer product."""
+    layer = _Layer(input, weight, bias, lambda deltas: [_Outer(deltas, input, bias is not None)])
+    return layer if input.ndim == 2 else None
 
 
-@dataclass
-class _Convolution(_Layer):
-    """A convolution in two dimensions."""
+def _convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | tuple[int, int] = 1,
+    padding: int | str | tuple[int, int] = 0,
+    dilation: int | tuple[int, int] = 1,
+    groups: int = 1,
+) -> _Layer | None:
+    """A convolution in two dimensions, without dilation and groups, which would change the patches."""
+    if groups != 1 or dilation not in (1, (1, 1)) or isinstance(padding, str) or input.ndim != 4:
+        return None
+    # torch accepts one number for both dimensions
+    steps, margins = (pair if isinstance(pair, tuple) else (pair, pair) for pair in (stride, padding))
 
-    input: Tensor
-    weight: Tensor
-    bias: Tensor | None = None
-    stride: int | tuple[int, int] = 1
-    padding: int | str | tuple[int, int] = 0
-    dilation: int | tuple[int, int] = 1
-    groups: int = 1
+    def per_record(deltas: Tensor) -> list[_PerRecord]:
+        kernel = _Kernel(deltas, input, weight.shape, steps, margins)
+        return [kernel] if bias is None else [kernel, _Rows(deltas.flatten(2).sum(2))]
 
-    @property
-    def is_known(self) -> bool:
-        """Whether there are no dilation, no groups and no padding by name; the first two would change the patches."""
-        plain = self.groups == 1 and self.dilation in (1, (1, 1)) and not isinstance(self.padding, str)
-        return plain and self.input.ndim == 4
-
-    def per_record(self, deltas: Tensor) -> list[_PerRecord]:
-        """The kernel's gradients, and the bias's: sums over all positions."""
-        assert not isinstance(self.padding, str)
-        # torch accepts one number for both dimensions
-        stride, padding = (part if isinstance(part, tuple) else (part, part) for part in (self.stride, self.padding))
-        kernel = _Kernel(deltas, self.input, self.weight.shape, stride, padding)
-        return [kernel] if self.bias is None else [kernel, _Rows(_sum_positions(deltas))]
+    return _Layer(input, weight, bias, per_record)
 
 
-@dataclass
-class _GroupNorm(_Layer):
-    """A group norm with a scale."""
+def _group_norm(
+    input: Tensor, num_groups: int, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5
+) -> _Layer:
+    """A group norm with a scale; its small gradients are materialized, and the normalized input is recomputed."""
 
-    input: Tensor
-    num_groups: int
-    weight: Tensor
-    bias: Tensor | None = None
-    eps: float = 1e-5
+    def per_record(deltas: Tensor) -> list[_PerRecord]:
+        scale = _Rows((deltas * group_norm(input, num_groups, eps=eps)).flatten(2).sum(2))
+        return [scale] if bias is None else [scale, _Rows(deltas.flatten(2).sum(2))]
 
-    def per_record(self, deltas: Tensor) -> list[_PerRecord]:
-        """Materialized gradients, because they are small; the normalized input is recomputed."""
-        scale = _Rows(_sum_positions(deltas * group_norm(self.input, self.num_groups, eps=self.eps)))
-        return [scale] if self.bias is None else [scale, _Rows(_sum_positions(deltas))]
+    return _Layer(input, weight, bias, per_record)
 
 
-def _sum_positions(values: Tensor) -> Tensor:
-    """[b, channels] sums of [b, channels, ...]."""
-    return values.flatten(2).sum(2)
+_LAYERS: dict[object, Callable[..., _Layer | None]] = {
+    linear: _linear,
+    conv2d: _convolution,
+    group_norm: _group_norm,
+}
+"""What reads a call of a torch function, by its arguments; None: there are no per-record gradients for them."""
 
-
-_LAYERS: dict[object, Callable[..., _Layer]] = {linear: _Linear, conv2d: _Convolution, group_norm: _GroupNorm}
-
-
-class _Call(NamedTuple):
-    """A call of a layer: its arguments, its output, and the version of its input at the call."""
-
-    layer: _Layer
-    output: Tensor
-    version: int
+_Call = tuple[_Layer, Tensor, int]
+"""A call of a layer: its tensors, its output, and the version of its input at the call."""
 
 
 class _Parameter(Tensor):
@@ -381,9 +325,9 @@ class _Parameter(Tensor):
             return result
         layer = _LAYERS[func](*args, **named) if func in _LAYERS else None
         if layer is None or not isinstance(result, Tensor) or not isinstance(layer.weight, _Parameter):
-            raise UnknownUse(f"no per-record gradients of a parameter in {func}")
+            raise UnknownUse(f"no per-record gradients of a parameter in {func} with these arguments")
         # if no earlier tensor requires a gradient, the output itself must
-        layer.weight.calls.append(_Call(layer, result.requires_grad_(), layer.input._version))
+        layer.weight.calls.append((layer, result.requires_grad_(), layer.input._version))
         return result
 
 
@@ -398,13 +342,13 @@ def _positions(calls: Sequence[_Call], parameters: int, records: int) -> list[in
     Raises:
         UnknownUse: a parameter is not used exactly once, in a known layer with one row per record.
     """
-    tensors = [one for call in calls for one in (call.layer.weight, call.layer.bias) if one is not None]
-    positions = [one.position if isinstance(one, _Parameter) else -1 for one in tensors]
+    tensors = [tensor for layer, _, _ in calls for tensor in (layer.weight, layer.bias) if tensor is not None]
+    positions = [tensor.position if isinstance(tensor, _Parameter) else -1 for tensor in tensors]
     if sorted(positions) != list(range(parameters)):
         raise UnknownUse("expected every parameter in exactly one layer")
     for layer, output, version in calls:
-        if isinstance(layer.input, _Parameter) or not layer.is_known or len(layer.input) != records:
-            raise UnknownUse(f"no per-record gradients of {type(layer).__name__} with these arguments")
+        if isinstance(layer.input, _Parameter) or len(layer.input) != records:
+            raise UnknownUse("expected layers that take one row per record")
         if output._version or layer.input._version != version:
             raise UnknownUse("expected layers whose inputs and outputs are not overwritten")
     return positions

@@ -26,8 +26,7 @@ from leakgauge.harness.learn.structure import Structure
 Loss = Literal["cross-entropy", "hinge", "squared"]
 Initialization = Literal["default", "dlg", "zero"]
 
-_STAGES = (16, 32, 64)
-"""Channels of the three stages of a ResNet."""
+_STAGES = (16, 32, 64)  # channels of the three stages of a ResNet
 
 _GROUPS = 2
 """Groups of a norm; best for ResNet-20 on label-skewed clients (Hsieh et al. 2020; issue 1 of their repository)."""

@@ -50,8 +50,7 @@ _STEPS = (1e-8, 1e-9, 1e-8, 1e-9)
 """Step sizes of the numerical slope in each direction, in float64; so short that steps cross few kinks. One direction
 that agrees is enough: a kink spoils few directions, a wrong backward spoils all."""
 
-_AGREES = 1e-3
-"""Maximum relative difference of the two slopes; it is about 1e-6 for a ResNet-18."""
+_AGREES = 1e-3  # maximum relative difference of the two slopes; it is about 1e-6 for a ResNet-18
 
 _UNSENT = "?statistics=no"
 """Suffix of the name of a network whose running statistics are constants and are not sent, although a batch norm in

@@ -46,8 +46,7 @@ from leakgauge.harness.learn.layers import (
 )
 from leakgauge.harness.learn.structure import Structure
 
-_KEY = Key(0, ("structure",))
-"""Key of the inputs and the factors of dry runs."""
+_KEY = Key(0, ("structure",))  # key of the inputs and the factors of dry runs
 
 _SHAPES = {
     *("size", "dim", "ndimension", "numel", "nelement", "stride", "is_contiguous", "is_floating_point", "is_complex"),

@@ -18,8 +18,7 @@ from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.learn.models import Initialization, Model
 from leakgauge.harness.learn.structure import Structure
 
-_DLG_BOUND = 0.5
-"""The bound of the initialization `dlg`: Zhu et al. 2019, and JoPEQ's inversion experiment."""
+_DLG_BOUND = 0.5  # the bound of the initialization `dlg`: Zhu et al. 2019, and JoPEQ's inversion experiment
 
 
 @dataclass(frozen=True)
