@@ -235,7 +235,6 @@ def train_clients(task: ModelTask, params: Tensor, work: Sequence[Work], plan: L
 
 
 def _train_one(task: ModelTask, params: Vector, work: Work, batches: Sequence[Indices], plan: LocalPlan) -> Vector:
-    """One client, step by step, on views of one flat vector."""
     local = params.clone()
     tensors = [part.detach().requires_grad_() for part in task.layout.split(local)]
     velocity: list[Tensor] | None = None
@@ -280,7 +279,6 @@ def _gradient(
 
 
 def _noise(task: ModelTask, work: Work, number: int, plan: LocalPlan) -> Vector:
-    """[d] noise of step `number`."""
     assert plan.clip is not None  # the plan refuses noise without a clip
     std = plan.noise_multiplier * plan.clip / plan.size(work.samples)
     return std * rng.normal(work.key.child("noise", number), (task.layout.dim,)).to(work.data.x.device)

@@ -136,7 +136,10 @@ class _State:
             raise ValueError(f"expected {layer.num_features} channels, got inputs {tuple(h.shape)}")
         mean, variance = layer.running_mean, layer.running_var
         if mean is None or variance is None or (live and self.training):
-            now = self._of_batch(h)
+            if h.numel() == h.shape[1]:
+                raise ValueError(f"a batch norm needs more than one value per channel, got inputs {tuple(h.shape)}")
+            axes = [axis for axis in range(h.ndim) if axis != 1]
+            now = h.mean(axes), h.var(axes, correction=0)
             if mean is not None and variance is not None and self.sent:
                 rate = 1.0 if self.pace is None else self.pace * (layer.momentum or 0.0)
                 count = h.numel() // h.shape[1]
@@ -144,13 +147,6 @@ class _State:
                 self.terms.append(rate * moved)
             mean, variance = now
         return normal(h, mean, variance.clamp_min(0.0), layer.weight, layer.bias, layer.eps)
-
-    def _of_batch(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and biased variance of each channel."""
-        axes = [axis for axis in range(h.ndim) if axis != 1]
-        if h.numel() == h.shape[1]:
-            raise ValueError(f"a batch norm needs more than one value per channel, got inputs {tuple(h.shape)}")
-        return h.mean(axes), h.var(axes, correction=0)
 
     def drop(self, path: str, rate: float, axes: int, depth: str, h: Tensor) -> Tensor:
         """The forward of a dropout, or of a stochastic depth.
@@ -184,7 +180,6 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call the function, or what takes its place."""
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         self.state.kinks |= {name} & _KINKS
         if self.soft is not None and name in _RELU:
@@ -278,7 +273,6 @@ class Called:
         return InTraining(scores, torch.stack(terms).sum() if terms else None)
 
     def _scores(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None, *, training: bool) -> Tensor:
-        """Call the network with its layers in train or eval mode."""
         state = self.state
         if state.training != training:
             for layer, mode in self.modes:

@@ -163,8 +163,6 @@ def _watched_gradients(
 
 @dataclass(frozen=True)
 class _Rows:
-    """Materialized gradients [b, n]."""
-
     rows: Tensor
 
     def squares(self, dtype: torch.dtype) -> Tensor:
@@ -317,7 +315,6 @@ class _Parameter(Tensor):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        """Record the call; torch calls this instead of `func` if an argument is, or contains, a parameter."""
         named = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **named)

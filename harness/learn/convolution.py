@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from typing import NamedTuple
 
 import torch
@@ -63,7 +63,6 @@ class _Rows(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> _Rows:
-        """The rows of a tensor [m, ...]."""
         return cls(tensor.data_ptr(), tensor.stride(0))
 
 
@@ -77,8 +76,8 @@ class _NativeConvStep:
         (m, ins, b, *_), new = shape, scratch.new
         self.native, self.m, self.plans, self.biased = native, m, _plans(layer, native.lanes, *shape[1:]), layer.bias
         self.shape: Shape = (m, layer.outputs, b, *self.plans.sides)
-        self.own = [one.contiguous() for one in own]
-        self.weight, *bias = (_Rows(one.data_ptr(), 0) for one in self.own)
+        self.own = [tensor.contiguous() for tensor in own]
+        self.weight, *bias = (_Rows(tensor.data_ptr(), 0) for tensor in self.own)
         self.bias = bias[0] if self.biased else _NOTHING
         self.ahead, self.ahead_of_t = (new(m * ins * b, self.plans.ahead) for _ in range(2))
         self.behind, self.behind_of_a = (new(m * layer.outputs * b, self.plans.behind) for _ in range(2))
@@ -140,7 +139,6 @@ class _Axis(NamedTuple):
 
     @property
     def outputs(self) -> int:
-        """Number of outputs."""
         return (self.size + 2 * self.padding - self.kernel) // self.stride + 1
 
     def places(self, phase: int) -> range:
@@ -149,11 +147,9 @@ class _Axis(NamedTuple):
         return range(-(-first // self.stride), -(-after // self.stride))
 
     def input(self, phase: int, place: int) -> int:
-        """The input at this place, counted without the padding."""
         return self.stride * place + phase - self.padding
 
     def taps(self, phase: int) -> range:
-        """The entries of the kernel that read a phase."""
         return range(phase, self.kernel, self.stride)
 
     def whole(self, count: int) -> int:
@@ -222,7 +218,7 @@ def _plans(layer: Conv, lanes: int, ins: int, b: int, height: int, width: int) -
         (columns.input(g, q), cell(0, layer.stride * q + g), len(columns.places(g)))
         for g, q in zip(phases, firsts, strict=True)
     ]
-    spread = [height, layer.stride, layer.stride, inputs, width, ahead, *_flat(parts)]
+    spread = [height, layer.stride, layer.stride, inputs, width, ahead, *chain.from_iterable(parts)]
     spread += [cell(row + layer.padding, 0) for row in range(height)]
     spread_back = [rows.outputs, 1, 1, outputs, columns.outputs, behind, 0, columns.margin, columns.outputs]
     spread_back += [slope(y, 0) - columns.margin for y in range(rows.outputs)]
@@ -238,9 +234,14 @@ def _plans(layer: Conv, lanes: int, ins: int, b: int, height: int, width: int) -
     of_weights, of_inputs = (ins * square, square), (b * ahead, ins * b * ahead)
     of_slopes = b * behind, layer.outputs * b * behind
     forward = [layer.outputs, ins, *of_weights, *of_inputs, b * outputs, layer.outputs * b * outputs, 1, 1]
-    forward += [len(taps), len(places), *_flat(taps), *_flat(zip(read, written, (p[3] for p in places), strict=True))]
+    forward += [
+        len(taps),
+        len(places),
+        *chain.from_iterable(taps),
+        *chain.from_iterable(zip(read, written, (p[3] for p in places), strict=True)),
+    ]
     weights = [layer.outputs, ins, *of_weights, *of_inputs, *of_slopes, len(taps), len(places)]
-    weights += [*_flat(taps), *_flat(zip(read, slopes, strict=True))]
+    weights += [*chain.from_iterable(taps), *chain.from_iterable(zip(read, slopes, strict=True))]
 
     backward = [ins, layer.outputs, *reversed(of_weights), *of_slopes, b * inputs, ins * b * inputs]
     backward += [layer.stride, layer.stride**2]
@@ -258,14 +259,9 @@ def _plans(layer: Conv, lanes: int, ins: int, b: int, height: int, width: int) -
             )
             for image, q, r in product(range(b), rows.places(f), across[::lanes])
         ]
-        backward += [len(taps), len(targets), *_flat(taps), *_flat(targets)]
+        backward += [len(taps), len(targets), *chain.from_iterable(taps), *chain.from_iterable(targets)]
     plans = (torch.tensor(plan) for plan in (spread, spread_back, forward, backward, weights))
     return _Plans((rows.outputs, columns.outputs), ahead, behind, *plans)
-
-
-def _flat(rows: Iterable[tuple[int, ...]]) -> Iterator[int]:
-    """All entries of the rows."""
-    return (entry for row in rows for entry in row)
 
 
 class _PatchConvStep:
@@ -275,8 +271,8 @@ class _PatchConvStep:
         layer, (m, inputs, b, *sides) = filters.layer, shape
         after = [(side + 2 * layer.padding - layer.kernel) // layer.stride + 1 for side in sides]
         self.filters, self.shape = filters, (m, layer.outputs, b, *after)
-        self.bias, shared = filters.bias, (filters.forth, filters.back)
-        self.forth, self.back = (one.expand(m, -1, -1) for one in shared)
+        self.bias = filters.bias
+        self.forth, self.back = (matrix.expand(m, -1, -1) for matrix in (filters.forth, filters.back))
         self.patches, self.patches_of_t = (filters.ahead(shape, scratch, keep) for keep in (True, False))
         self.patches_back, self.patches_of_a = (
             filters.behind(self.shape, sides, scratch, keep) for keep in (True, False)
@@ -353,18 +349,13 @@ class _Filters:
         self.start = layer.padding // layer.stride
         self.forth = weight.permute(0, 2, 3, 1).reshape(1, layer.outputs, -1)
         places = torch.arange(weight.numel(), device=weight.device).view(layer.outputs, *weight.shape[2:], -1)
-        self.turned = self._turn(places.permute(0, 3, 1, 2))
+        missing = layer.stride * self.reach - layer.kernel
+        full = pad(places.permute(0, 3, 1, 2), (0, missing, 0, missing), value=places.numel())
+        phases = full.view(*full.shape[:2], self.reach, layer.stride, self.reach, layer.stride).flip(2, 4)
+        self.turned = phases.permute(3, 5, 1, 2, 4, 0).flatten()
         zeroed = torch.cat([self.forth.flatten(), weight.new_zeros(1)])
         self.back = zeroed[self.turned].view(1, layer.stride**2 * layer.inputs, -1)
         self._unphased: dict[tuple[int, ...], Tensor] = {}
-
-    def _turn(self, places: Tensor) -> Tensor:
-        """Compute `turned` from the places of the weights' entries."""
-        stride, reach = self.layer.stride, self.reach
-        missing = stride * reach - self.layer.kernel
-        full = pad(places, (0, missing, 0, missing), value=places.numel())
-        split = full.view(*places.shape[:2], reach, stride, reach, stride).flip(2, 4)
-        return split.permute(3, 5, 1, 2, 4, 0).flatten()
 
     def ahead(self, shape: Shape, scratch: Scratch, keep: bool) -> _Windows:
         """The patches of maps of this shape, [m, kernel * kernel * inputs, positions of the output]."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -112,13 +113,12 @@ class Kernel:
     def _outer(self, tape: _Tape, d: Tensor) -> Outer | None:
         """The outer product of the last layer, if it is dense and the instances have one input each."""
         step = tape.steps[-1]
-        if not isinstance(step, DenseStep) or d.shape[1] != 1:
+        if not isinstance(step, _DenseStep) or d.shape[1] != 1:
             return None
         step.product = False
         return Outer(self._before, d[:, 0].contiguous(), step.h[:, 0].contiguous())
 
     def _tape(self, x: Tensor) -> _Tape:
-        """A free tape for inputs like x, or a new one."""
         for place, tape in enumerate(self._free):
             if tape.shape == x.shape:
                 return self._free.pop(place)
@@ -145,23 +145,19 @@ class _Tape(NamedTuple):
     steps: list[Step]
 
 
+@dataclass(eq=False)
 class Trace:
     """The intermediate results of one `Kernel.trace`; `pull` may be called any number of times.
 
     Its memory is reused after the trace is deleted.
     """
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        tape: _Tape,
-        head: _Softmax | _Linear,
-        gradients: Tensor,
-        parts: list[list[Tensor]],
-        outer: Outer | None,
-    ) -> None:
-        self._kernel, self._tape, self._head, self._gradients, self._parts = kernel, tape, head, gradients, parts
-        self.outer = outer
+    _kernel: Kernel
+    _tape: _Tape
+    _head: _Softmax | _Linear
+    _gradients: Tensor
+    _split: list[list[Tensor]]
+    outer: Outer | None
 
     def __del__(self) -> None:
         self._kernel.give_back(self._tape)
@@ -176,7 +172,7 @@ class Trace:
         """The slopes of sum_i <slopes_i, gradients_i> + <of_outputs_i, outputs_i>, with both [m, ...] held fixed."""
         first, steps = self._kernel.first, self._tape.steps
         with torch.inference_mode():
-            along = self._parts if slopes is self._gradients else self._kernel.split(slopes.contiguous())
+            along = self._split if slopes is self._gradients else self._kernel.split(slopes.contiguous())
             t: Tensor | None = None
             for step, directions in zip(steps[first:], along[first:], strict=True):
                 t = step.tangent(t, directions)
@@ -255,14 +251,18 @@ Maker = Callable[[Shape, Scratch], Step]
 def maker_of(layer: Layer, tensors: Iterator[Tensor]) -> Maker:
     """The maker of the layer's steps; work that is the same in every evaluation is done here, once."""
     if isinstance(layer, Block):
-        return partial(_BlockStep, [_path(path, tensors) for path in (layer.layers, layer.shortcut)])
+        paths = [
+            [(maker_of(each, tensors), each.owns) for each in path if not isinstance(each, Dropout)]
+            for path in (layer.layers, layer.shortcut)
+        ]
+        return partial(_BlockStep, paths)
     own = list(itertools.islice(tensors, layer.owns))
     match layer:
         case Conv():
             return conv_maker(layer, own)
         case Dense():
             weight, *bias = own
-            return partial(DenseStep, weight, bias[0] if bias else None)
+            return partial(_DenseStep, weight, bias[0] if bias else None)
         case Norm():
             return partial(_NormStep, layer, own)
         case SoftRelu() | MaxPool() | MeanPool() | Widen():
@@ -270,20 +270,7 @@ def maker_of(layer: Layer, tensors: Iterator[Tensor]) -> Maker:
     return _STEPS[type(layer)]
 
 
-class _Path(NamedTuple):
-    """One path of a residual block: the makers of its steps, and how many tensors each of its layers owns."""
-
-    makers: list[Maker]
-    owns: list[int]
-
-
-def _path(layers: Sequence[Layer], tensors: Iterator[Tensor]) -> _Path:
-    """The path of these layers, without dropouts."""
-    kept = [layer for layer in layers if not isinstance(layer, Dropout)]
-    return _Path([maker_of(layer, tensors) for layer in kept], [layer.owns for layer in kept])
-
-
-class DenseStep:
+class _DenseStep:
     """A dense layer."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, shape: Shape, scratch: Scratch) -> None:
@@ -293,12 +280,10 @@ class DenseStep:
         """Whether the next backward pass computes the weights' gradient."""
 
     def forward(self, h: Tensor) -> Tensor:
-        """Implement `Step`."""
         self.h = h
         return linear(h, self.weight, self.bias)
 
     def backward(self, d: Tensor, into: Sequence[Tensor], on: bool) -> Tensor:
-        """Implement `Step`."""
         self.d = d
         if self.product:
             product = torch.mul if d.shape[1] == 1 else torch.bmm  # for one row, mul takes half the time
@@ -309,7 +294,6 @@ class DenseStep:
         return torch.matmul(d, self.weight) if on else d
 
     def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
-        """Implement `Step`."""
         self.along = along[0]
         if self.bias is None:
             torch.bmm(self.h, along[0].transpose(1, 2), out=self.moved)
@@ -318,13 +302,10 @@ class DenseStep:
         return self.moved if t is None else self.moved.add_(linear(t, self.weight))
 
     def reverse(self, a: Tensor) -> Tensor:
-        """Implement `Step`."""
         return torch.matmul(a, self.weight, out=self.back).baddbmm_(self.d, self.along)
 
 
 class _Smooth:
-    """An entry-by-entry function."""
-
     def __init__(self, shape: Shape, scratch: Scratch) -> None:
         self.shape, self.one = shape, scratch.new().fill_(1.0)
         self.h, self.slope, self.d, self.t, self.a, self.bend = (scratch.new(*shape) for _ in range(6))
@@ -393,8 +374,6 @@ class _SoftReluStep(_Smooth):
 
 
 class _ReluStep(_Smooth):
-    """max(z, 0); its second derivative is zero."""
-
     def forward(self, h: Tensor) -> Tensor:
         torch.clamp_min(h, 0.0, out=self.h)
         torch.sign(self.h, out=self.slope)
@@ -406,11 +385,21 @@ class _ReluStep(_Smooth):
 
 
 def _pooled(layer: MaxPool | MeanPool, shape: Shape) -> Shape:
-    """The shape of the output of a pooling."""
     return (*shape[:3], *((side + 2 * layer.padding - layer.size) // layer.stride + 1 for side in shape[3:]))
 
 
-class _MaxPoolStep:
+class _FixedStep:
+    """A map without parameters: its `backward` is `reverse`; if it is linear, its `tangent` is `forward`."""
+
+    def backward(self: Step, d: Tensor, into: Sequence[Tensor], on: bool) -> Tensor:
+        return self.reverse(d)
+
+    def tangent(self: Step, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
+        assert t is not None
+        return self.forward(t)
+
+
+class _MaxPoolStep(_FixedStep):
     """The maximum of each window; the choice of the entry is treated as constant."""
 
     def __init__(self, layer: MaxPool, shape: Shape, scratch: Scratch) -> None:
@@ -421,9 +410,6 @@ class _MaxPoolStep:
         pooled, taken = max_pool2d(h.flatten(0, 1), *window, return_indices=True)
         self.taken = taken.view(*self.shape[:3], -1)
         return pooled.view(self.shape)
-
-    def backward(self, d: Tensor, into: Sequence[Tensor], on: bool) -> Tensor:
-        return self.reverse(d)
 
     def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
         assert t is not None
@@ -439,26 +425,7 @@ class _MaxPoolStep:
         return empty
 
 
-class _FixedStep:
-    """A linear map without parameters: its `tangent` is `forward`, its `backward` is `reverse`."""
-
-    def forward(self, h: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def reverse(self, a: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def backward(self, d: Tensor, into: Sequence[Tensor], on: bool) -> Tensor:
-        return self.reverse(d)
-
-    def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
-        assert t is not None
-        return self.forward(t)
-
-
 class _FlattenStep(_FixedStep):
-    """Turns maps into rows."""
-
     def __init__(self, shape: Shape, scratch: Scratch) -> None:
         self.before = (shape[0], shape[2], shape[1], *shape[3:])
         self.shape = (*self.before[:2], math.prod(self.before[2:]))
@@ -485,8 +452,6 @@ class _MeanStep(_FixedStep):
 
 
 class _MeanPoolStep(_FixedStep):
-    """The mean of each window."""
-
     def __init__(self, layer: MeanPool, shape: Shape, scratch: Scratch) -> None:
         self.layer, self.window = layer, [[side, side] for side in (layer.size, layer.stride, layer.padding)]
         self.before, self.shape = scratch.new(*shape), _pooled(layer, shape)
@@ -501,8 +466,6 @@ class _MeanPoolStep(_FixedStep):
 
 
 class _WidenStep(_FixedStep):
-    """Every stride-th row and column, between channels of zeros."""
-
     def __init__(self, layer: Widen, shape: Shape, scratch: Scratch) -> None:
         m, channels, b, *sides = self.before = shape
         self.stride, self.inner = layer.stride, slice(layer.before, layer.before + channels)
@@ -563,7 +526,7 @@ class _NormStep:
 
     def reverse(self, a: Tensor) -> Tensor:
         back, _ = self._along(torch.addcmul(self.d * self.along, a, self.scale))
-        both = (self._sets(self.d * self.scale) * self.t).mean(self.over, keepdim=True)
+        both = ((self.d * self.scale).reshape(self.sets) * self.t).mean(self.over, keepdim=True)
         bend = torch.addcmul(self.u * both, self.of_t, self.e).addcmul_(self.of_e, self.t)
         back.addcmul_(bend, self.factor, value=-1)
         if self.moves:
@@ -573,28 +536,20 @@ class _NormStep:
 
     def _along(self, w: Tensor) -> tuple[Tensor, Tensor]:
         """J w, and mean(u w)."""
-        w = self._sets(w)
+        w = w.reshape(self.sets)
         of_w = (self.u * w).mean(self.over, keepdim=True)
         return (w - w.mean(self.over, keepdim=True)).addcmul_(self.u, of_w, value=-1).mul_(self.factor), of_w
 
-    def _sets(self, w: Tensor) -> Tensor:
-        """Maps, split into the sets of entries that are normalized together."""
-        return w.reshape(self.sets)
-
 
 class _BlockStep:
-    """The sum of two paths of layers."""
-
-    def __init__(self, paths: Sequence[_Path], shape: Shape, scratch: Scratch) -> None:
-        self.before, self.paths, start = shape, list[tuple[list[Step], list[slice]]](), 0
+    def __init__(self, paths: Sequence[Sequence[tuple[Maker, int]]], shape: Shape, scratch: Scratch) -> None:
+        self.before, self.paths, start = shape, list[list[tuple[Step, slice]]](), 0
         for path in paths:
-            steps, after = list[Step](), shape
-            for make in path.makers:
-                steps.append(make(after, scratch))
-                after = steps[-1].shape
-            ends = list(itertools.accumulate(path.owns, initial=start))
-            self.paths.append((steps, [slice(*pair) for pair in itertools.pairwise(ends)]))
-            self.shape, start = after, ends[-1]
+            steps, self.shape = list[tuple[Step, slice]](), shape
+            for make, owns in path:
+                steps.append((make(self.shape, scratch), slice(start, start + owns)))
+                self.shape, start = steps[-1][0].shape, start + owns
+            self.paths.append(steps)
 
     def forward(self, h: Tensor) -> Tensor:
         return self._sum(h, lambda step, _, after: step.forward(after))
@@ -612,9 +567,9 @@ class _BlockStep:
     def _sum(self, h: Tensor, through: Callable[[Step, slice, Tensor], Tensor], *, back: bool = False) -> Tensor:
         """The sum of both paths, each from h; `back`: from its last step to its first."""
         ends = []
-        for steps, owns in self.paths:
+        for steps in self.paths:
             end = h
-            for step, own in list(zip(steps, owns, strict=True))[:: -1 if back else 1]:
+            for step, own in reversed(steps) if back else steps:
                 end = through(step, own, end)
             ends.append(end)
         return ends[0] + ends[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -74,10 +75,10 @@ class Layer:
         """Its tensors, in the order in which `apply` takes them."""
         return ()
 
-    @property
+    @functools.cached_property
     def owns(self) -> int:
         """Number of its tensors."""
-        return 0
+        return len(self.slots)
 
 
 @dataclass(frozen=True)
@@ -101,11 +102,6 @@ class Conv(Layer):
             raise ValueError(f"expected stride >= 1 and 0 <= padding < kernel, got {self}")
 
     @property
-    def owns(self) -> int:
-        """Number of tensors: weight and, if present, bias."""
-        return 1 + self.bias
-
-    @property
     def slots(self) -> list[Slot]:
         """Weight and, if present, bias."""
         return weights(self.name, self.outputs, self.inputs, self.kernel, self.kernel, bias=self.bias)
@@ -123,11 +119,6 @@ class Dense(Layer):
     inputs: int
     outputs: int
     bias: bool = True
-
-    @property
-    def owns(self) -> int:
-        """Number of tensors: weight and, if present, bias."""
-        return 1 + self.bias
 
     @property
     def slots(self) -> list[Slot]:
@@ -161,16 +152,13 @@ class Norm(Layer):
     rate: float = 1.0
 
     @property
-    def owns(self) -> int:
-        """Number of tensors: scale and bias; a batch norm also has a running mean and variance."""
-        return 2 if self.groups else 4
-
-    @property
     def slots(self) -> list[Slot]:
         """[channels] each: scale (initially 1) and bias (0); of a batch norm also running mean (0) and variance (1)."""
         names = ("weight", "bias", "running_mean", "running_var")
         initial = zip(names, (0, -1, -1, 0), strict=True)
-        return [Slot(f"{self.name}.{name}", (self.channels,), fan_in) for name, fan_in in initial][: self.owns]
+        return [Slot(f"{self.name}.{name}", (self.channels,), fan_in) for name, fan_in in initial][
+            : 2 if self.groups else 4
+        ]
 
     def apply(self, h: Tensor, *own: Tensor) -> Tensor:
         """[b, channels, height, width] to the same shape."""
@@ -372,11 +360,6 @@ class Block(Layer):
 
     layers: tuple[Layer, ...]
     shortcut: tuple[Layer, ...] = ()
-
-    @property
-    def owns(self) -> int:
-        """Number of tensors of both paths."""
-        return sum(layer.owns for layer in self.layers + self.shortcut)
 
     @property
     def slots(self) -> list[Slot]:

@@ -181,7 +181,6 @@ def _dense_layers(widths: Sequence[int]) -> list[nn.Module | tuple[str, nn.Modul
 
 
 def _dense(hidden: tuple[int, ...], input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Dense layers with biases and ReLU between them."""
     return _named(*_dense_layers((math.prod(input_shape), *hidden, classes)))
 
 
@@ -251,7 +250,6 @@ class _Norm(nn.Module):
             self.register_buffer("running_var", torch.ones(channels))
 
     def forward(self, h: Tensor) -> Tensor:
-        """[b, channels, height, width] to the same shape."""
         if self.groups:
             return group_norm(h, self.groups, self.scale, self.bias)
         own = self.scale, self.bias, self.get_buffer("running_mean"), self.get_buffer("running_var")
@@ -271,7 +269,6 @@ class _Residual(nn.Module):
         self.conv2, self.norm2 = _conv3(outputs, outputs), _Norm(outputs, groups)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[b, inputs, height, width] to [b, outputs, ...]."""
         h = self.norm2(self.conv2(relu(self.norm1(self.conv1(x)))))
         return relu(h + (pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 0, self.new)) if self.new else x))
 
@@ -298,15 +295,11 @@ def _resnet(blocks: int, groups: int, input_shape: tuple[int, ...], classes: int
 
 
 class _Margin(nn.Module):
-    """The scores of two classes from their difference."""
-
     def forward(self, h: Tensor) -> Tensor:
-        """[b, 1] to [b, 2]."""
         return margin(h)
 
 
 def _without_bias(input_shape: tuple[int, ...], outputs: int) -> nn.Sequential:
-    """W x."""
     return _named(nn.Flatten(), ("fc", nn.Linear(math.prod(input_shape), outputs, bias=False)))
 
 

@@ -162,7 +162,6 @@ def origin(name: str) -> Origin:
 
 
 def _source(name: str) -> Make | nn.Module:
-    """The factory or the network of a name."""
     name = name.removesuffix(_UNSENT)
     kind, _, rest = name.partition(":")
     if kind == "given":
@@ -197,9 +196,13 @@ class _Fresh:
     outputs: int
 
     def __call__(self) -> nn.Module:
-        """The network, drawn from the global generators."""
+        accepted: dict[str, object] = {"classes": self.outputs, "num_classes": self.outputs}
+        accepted |= {"channels": self.input_shape[0], "input_shape": self.input_shape}
         with theirs(self.name, "the factory fails"):
-            made = self.source if isinstance(self.source, nn.Module) else self.source(**self._arguments(self.source))
+            made = self.source
+            if not isinstance(made, nn.Module):
+                named = inspect.signature(made).parameters
+                made = made(**{key: value for key, value in accepted.items() if key in named})
         if not isinstance(made, nn.Module):
             raise refusal(self.name, f"expected a factory of a torch.nn.Module, got {type(made).__name__}")
         if isinstance(made, torch.jit.ScriptModule):
@@ -210,12 +213,6 @@ class _Fresh:
             self._materialize(made)
         with theirs(self.name, "the network cannot be copied to the CPU"):
             return copy.deepcopy(made).cpu()
-
-    def _arguments(self, make: Make) -> dict[str, object]:
-        """The arguments that the factory accepts."""
-        known = {"classes": self.outputs, "num_classes": self.outputs, "channels": self.input_shape[0]}
-        named = inspect.signature(make).parameters
-        return {key: value for key, value in {**known, "input_shape": self.input_shape}.items() if key in named}
 
     def _materialize(self, module: nn.Module) -> None:
         """Give lazy layers their shapes by a forward pass in eval mode."""
@@ -230,7 +227,6 @@ class _Fresh:
 
 
 def _owned(layout: Layout, module: nn.Module) -> list[Tensor]:
-    """A network's tensors in the order of a layout."""
     tensors = tensors_of(module)
     for name, shape in zip(layout.names, layout.shapes, strict=True):
         if name not in tensors or tuple(tensors[name].shape) != shape:

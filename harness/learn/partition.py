@@ -19,10 +19,12 @@ Indices = npt.NDArray[np.int64]
 
 
 class Holdings(Mapping[int, Examples]):
-    """The data of each client as rows of one data set; rows are copied only when a client is looked up."""
+    """The data of each client as rows of one data set; rows are copied only when a client is looked up.
+
+    rows: for each client, indices into `data`.
+    """
 
     def __init__(self, data: Examples, rows: Mapping[int, Indices]) -> None:
-        """rows: for each client, indices into `data`."""
         self.data, self.rows = data, rows
 
     def __getitem__(self, number: int) -> Examples:

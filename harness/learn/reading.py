@@ -135,7 +135,6 @@ class _Value(NamedTuple):
     rows: bool
 
     def then(self, tensor: Tensor, *calls: _Call, rows: bool | None = None) -> _Value:
-        """The result of further calls."""
         return _Value(tensor, self.calls + calls, self.rows if rows is None else rows)
 
 
@@ -159,7 +158,6 @@ class _Recorder(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call the function, and record it if it gets a value."""
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         dropped = name in ("dropout", "dropout2d") and func in (dropout, dropout2d)
         values = [self.values[id(leaf)] for leaf in tree_leaves((args, kwargs)) if id(leaf) in self.values]
@@ -175,19 +173,14 @@ class _Recorder(TorchFunctionMode):
             self.unread = self.unread or name
         return result
 
-    def value(self, tensor: Tensor) -> _Value:
-        """The value of an argument."""
-        return self.values[id(tensor)]
-
     def owned(self, *tensors: Tensor | None) -> tuple[str, ...]:
-        """The names of a layer's tensors."""
         return tuple(self.names[id(tensor)] for tensor in tensors if tensor is not None)
 
     def layer(
         self, result: Tensor, h: Tensor, layer: Layer, *own: Tensor | None, axes: int = 0, rows: bool | None = None
     ) -> _Value:
         """The value after a layer that takes inputs of this many axes (0: any)."""
-        value = self.value(h)
+        value = self.values[id(h)]
         _require(axes in (0, h.ndim) and value.rows == (h.ndim == 2))
         return value.then(result, _Call(layer, self.owned(*own)), rows=rows)
 
@@ -284,7 +277,7 @@ def _mean_pool(to: _Recorder, result: Tensor, h: Tensor, kernel_size: Any, *rest
 
 def _pool_to(to: _Recorder, result: Tensor, h: Tensor, output_size: Any) -> _Value:
     if result.shape[2:] == h.shape[2:] != (1, 1):
-        return to.value(h).then(result)
+        return to.values[id(h)].then(result)
     if result.shape[2:] == (1, 1):
         return to.layer(result, h, Mean(), axes=4, rows=True)
     _require(not any(side % after for side, after in zip(h.shape[2:], result.shape[2:], strict=True)))
@@ -304,7 +297,7 @@ def _mean(to: _Recorder, result: Tensor, h: Tensor, dim: Any, keepdim: bool = Fa
 
 def _reshaped(to: _Recorder, result: Tensor, h: Tensor, *args: Any, **kwargs: Any) -> _Value:
     """A function that changes at most the shape: from maps to rows."""
-    value = to.value(h)
+    value = to.values[id(h)]
     if result.shape == h.shape and result.dtype == h.dtype:
         return value.then(result)
     _require(result.dtype == h.dtype and result.ndim == 2 and len(result) == len(h))
@@ -312,12 +305,10 @@ def _reshaped(to: _Recorder, result: Tensor, h: Tensor, *args: Any, **kwargs: An
 
 
 def _dropped(channels: bool) -> Callable[..., _Value]:
-    """The reader of a dropout of entries, or of whole channels."""
-
     def read(to: _Recorder, result: Tensor, h: Tensor, *rest: Any, **named: Any) -> _Value:
         p, training, _ = _rest("p training inplace", (0.5, True, False), rest, named)
         if not training or not p:
-            return to.value(h).then(result)
+            return to.values[id(h)].then(result)
         _require(p < 1)
         shape = (h.shape[1], 1, 1) if channels else tuple(h.shape[1:])
         return to.layer(result, h, Dropout(shape, float(p)), axes=4 if channels else 0)
@@ -326,7 +317,6 @@ def _dropped(channels: bool) -> Callable[..., _Value]:
 
 
 def _slice(to: _Recorder, result: Tensor, h: Tensor, index: Any) -> _Value:
-    """Every stride-th row and column."""
     _require(h.ndim == 4 and isinstance(index, tuple))
     rows, columns = index[-2:]
     _require(index in ((slice(None), slice(None), rows, columns), (..., rows, columns)))
@@ -343,7 +333,6 @@ def _padded(
 
 
 def _joined(to: _Recorder, result: Tensor, tensors: Sequence[Tensor], dim: int = 0) -> _Value:
-    """Channels of zeros before and after, joined with those of a value."""
     (at,) = (number for number, tensor in enumerate(tensors) if id(tensor) in to.values)
     zeros = [tensor for number, tensor in enumerate(tensors) if number != at]
     _require(dim == 1 and tensors[at].ndim == 4 and not any(bool(zero.any()) for zero in zeros))
@@ -353,7 +342,7 @@ def _joined(to: _Recorder, result: Tensor, tensors: Sequence[Tensor], dim: int =
 
 def _widened(to: _Recorder, result: Tensor, h: Tensor, widen: Widen) -> _Value:
     """The value after a `Widen`, which continues one directly before it."""
-    value = to.value(h)
+    value = to.values[id(h)]
     _require(not value.rows and min(widen.stride - 1, widen.before, widen.after) >= 0)
     last = value.calls[-1].layer if value.calls else None
     if isinstance(last, Widen) and widen.stride == 1:
@@ -368,7 +357,7 @@ def _added(to: _Recorder, result: Tensor, h: Any, other: Any, alpha: float = 1, 
         value, constant = (h, other) if id(h) in to.values else (other, h)
         _require(value is h or sign == 1.0)
         return _scaled(to, result, value, 1.0, sign * alpha * torch.as_tensor(constant))
-    left, right = to.value(h), to.value(other)
+    left, right = to.values[id(h)], to.values[id(other)]
     _require(alpha == sign == 1 and left.rows == right.rows == (h.ndim == 2) and h.shape == other.shape)
     pairs = zip(left.calls, right.calls, strict=False)
     shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] is pair[1], pairs))
@@ -390,7 +379,7 @@ def _divided(to: _Recorder, result: Tensor, h: Tensor, other: Any) -> _Value:
 
 def _scaled(to: _Recorder, result: Tensor, h: Tensor, span: Any, low: Any) -> _Value:
     """Inputs times `span` plus `low`, before any other layer."""
-    value = to.value(h)
+    value = to.values[id(h)]
     _require(all(isinstance(call.layer, Scale) for call in value.calls) and result.shape == h.shape)
     low, span = (_constant(number, h) for number in (low, span))
     _require(bool((span != 0).all()))

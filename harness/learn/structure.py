@@ -46,7 +46,6 @@ class Structure:
 
     @functools.cached_property
     def _slots(self) -> tuple[Slot, ...]:
-        """The tensors, in the order of the flat vector."""
         slots = [slot for layer in self.layers for slot in layer.slots]
         if self.names:
             slots = [slot._replace(name=name) for slot, name in zip(slots, self.names, strict=True)]
@@ -146,20 +145,18 @@ class Structure:
 
     def softened(self, width: float) -> Structure:
         """The same layers with `SoftRelu` for ReLU."""
-        return self._with(lambda layer: SoftRelu(width) if isinstance(layer, Relu) else layer)
+        layers = _changed(self.layers, lambda layer: SoftRelu(width) if isinstance(layer, Relu) else layer)
+        return replace(self, layers=layers)
 
     def paced(self, lr: float) -> Structure:
         """Batch norms with a momentum move their statistics by it in a step of rate `lr`."""
-        return self._with(
-            lambda layer: (
-                replace(layer, rate=layer.momentum / lr)
-                if isinstance(layer, Norm) and layer.momentum is not None
-                else layer
-            )
-        )
 
-    def _with(self, change: Callable[[Layer], Layer]) -> Structure:
-        return replace(self, layers=_changed(self.layers, change))
+        def pace(layer: Layer) -> Layer:
+            if isinstance(layer, Norm) and layer.momentum is not None:
+                return replace(layer, rate=layer.momentum / lr)
+            return layer
+
+        return replace(self, layers=_changed(self.layers, pace))
 
     def __call__(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
         """Scores [b, classes] of x [b, *input_shape], from the tensors of the layout.

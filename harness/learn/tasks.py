@@ -186,7 +186,6 @@ class ModelTask(Task):
 
 
 def _hinge(scores: Tensor, y: Tensor) -> Tensor:
-    """[b] hinge losses of scores [b, classes]."""
     itself = torch.eye(scores.shape[1], dtype=torch.bool, device=scores.device)
     rivals = scores[:, None, :].masked_fill(itself, -torch.inf).amax(-1)
     losses = relu(1.0 + rivals - scores)  # [b, classes], one per possible label
