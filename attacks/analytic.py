@@ -100,7 +100,6 @@ def _solved(task: Task, params: Vector, form: ClosedForm | None, message: Messag
 
 
 def _guess(task: Task, params: Vector, x: Tensor, target: Tensor, key: Key) -> Guess:
-    """The image x with its label; the objective is its distance to the received gradient."""
     if takes_numbers(task):  # the gradient is 2 (score - y) times the score's own
         score = task.outputs(params, x)[:, 0]
         (own,) = gradients(task, params, x[None], (score - 0.5)[None])

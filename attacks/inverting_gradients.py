@@ -102,7 +102,6 @@ class InvertingGradients(ByLabels):
         return Reconstruction(in_order(task, messages, gradients, guesses), words)
 
     def _starts(self, task: Task, messages: Sequence[Message], key: Key, restart: int) -> Tensor:
-        """[n, D]: the first dummy inputs of one restart."""
         draw = rng.normal if self.start == "normal" else rng.uniform
         keys = [key.child("start", message.sender.number, restart) for message in messages]
         return torch.stack([draw(own, (messages[0].images, *task.input_shape)).flatten() for own in keys])

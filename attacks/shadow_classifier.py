@@ -63,7 +63,6 @@ class ShadowClassifier(ByShadows):
 
 
 def _features(scores: Tensor, y: Tensor) -> Tensor:
-    """[..., n, features] float64: the features of a model's outputs [..., n, classes]."""
     top = scores.double().softmax(-1).sort(-1, descending=True).values[..., :_TOP]
     phi = confidence(scores, y)
     # softplus(-phi) is -log p of the label

@@ -122,7 +122,6 @@ def _refusal(task: Task, params: Vector) -> str:
 
 
 def _guess(task: Task, params: Vector, message: Message, target: Tensor, samples: int, key: Key) -> Guess:
-    """The batch behind one message; the objective is its distance to the received gradient."""
     structure = dense_stack_of(task)
     assert structure is not None  # else `_refusal` gave a reason
     assert isinstance(task, ModelTask)
@@ -361,7 +360,6 @@ class _Factors:
         return q[self.zeros(q).sum(dim=1) >= images - 1]
 
     def refine(self, q: Tensor) -> Tensor:
-        """The sparsest candidates, each fitted twice to all its zeros."""
         q = self.distinct(q, _REFINED)
         for _ in range(2):
             q = self.fit(self.zeros(q))

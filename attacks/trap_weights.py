@@ -159,7 +159,6 @@ def _placed(layer: Conv, weight: Tensor, h: Tensor, mean: float, std: Tensor) ->
 
 
 def _spread(h: Tensor, weight: Tensor, layer: Conv) -> Tensor:
-    """[outputs]: standard deviation of each output channel over h."""
     return conv2d(h, weight, stride=layer.stride, padding=layer.padding).std((0, 2, 3))
 
 

@@ -164,7 +164,6 @@ def _distance(targets: Tensor, per_gradient: Tensor, scale: float, gradients: Te
 
 
 def _of_gradients(misfit: Misfit, per_gradient: Tensor, gradients: Tensor, instances: Tensor) -> Tensor:
-    """A `Misfit` of messages as a function of mean gradients."""
     return misfit(per_gradient[instances, None] * gradients, instances)
 
 
@@ -191,7 +190,6 @@ class _Unlikelihood:
 
 
 def _sum(functions: Sequence[Function], candidates: Tensor, instances: Tensor) -> Evaluation:
-    """The sum of several functions of the same candidates."""
     each = [function(candidates, instances) for function in functions]
     return Evaluation(*(torch.stack(terms).sum(dim=0) for terms in zip(*each, strict=True)))
 

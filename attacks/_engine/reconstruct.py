@@ -243,7 +243,6 @@ class _Group:
         return objective(self.observation, self.observed_rounds, labels, self.search.explains)
 
     def _restore(self, best: Minima, labels: Tensor | None, mixture: Mixture, key: Key) -> None:
-        """Replace `best` by the restored records of a table."""
         layer = FirstLayer.of(self.observation.task, self.targets) if self._one_image else None
         records = self._each(best.x).nan_to_num(0.0)
         settled = restore(self._goal(labels).messages, mixture, records, layer, key)
@@ -376,7 +375,6 @@ class _Group:
         return _finite(minima, z), minima.evaluations
 
     def _coordinates(self, x: Tensor) -> Tensor:
-        """The prior's coordinates of inputs [m, D]."""
         prior = self.search.explains.prior
         return x if prior is None else self._mapped(x, prior.coordinates)
 
@@ -511,7 +509,6 @@ def explained_at(
 
 
 def _imitated(seen: Observation, observed: ObservedRound, x: Tensor, labels: Tensor, key: Key) -> ObservedRound:
-    """The observed round with messages of the candidates instead of the victims."""
     params, here = observed.model.params, Round(seen.defense, seen.setting, observed.model.state, observed.model.round)
     with torch.no_grad():
         each = gradients(seen.task, params, x, targets_of(seen.task, labels, params.dtype))

@@ -338,5 +338,4 @@ class FirstLayer:
 
 
 def _with_one(x: Tensor) -> Tensor:
-    """[n, p + 1]: inputs with a 1 for the bias."""
     return torch.cat([x, x.new_ones(len(x), 1)], 1)

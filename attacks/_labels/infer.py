@@ -316,7 +316,6 @@ def _proven(rows: Tensor, noise: Tensor, to: _Directions, layer: LastLayer) -> T
 
 
 def _shown(layer: LastLayer, params: Vector, auxiliary: Examples) -> _Shown:
-    """The model's outputs for evenly spaced examples."""
     task = layer.task
     spread = torch.linspace(0, len(auxiliary.y) - 1, min(len(auxiliary.y), _EXAMPLES)).long()
     x = auxiliary.x[spread]

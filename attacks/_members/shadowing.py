@@ -266,7 +266,6 @@ def _check(recipe: Recipe, pool: Examples, inside: Tensor) -> None:
 
 
 def _checked(recipe: Recipe, setting: Setting | None) -> Setting:
-    """The setting of the defended federation; refuses none, or that of another federation."""
     if setting is None:
         raise ValueError("expected a setting, which the defense needs to encode, got None")
     clients, participants = recipe.clients, recipe.participants or recipe.clients

@@ -246,7 +246,6 @@ def _finite_rows(vectors: Tensor) -> Tensor:
 
 
 def _samples(message: Message) -> int:
-    """Number of records that the senders of a message train on."""
     return message.sender.samples + sum(other.samples for other in message.others)
 
 

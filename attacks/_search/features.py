@@ -126,7 +126,6 @@ class Features:
         return Evaluation(trust * torch.cat(values), trust[:, None] * torch.cat(slopes))
 
     def _evaluate(self, candidates: Tensor, instances: Tensor) -> Evaluation:
-        """Evaluate one chunk."""
         features = self.features[instances]
         scale = 1 / features.square().sum(1)
         if self.kernel is None:

@@ -159,7 +159,6 @@ class DenseForm:
 
 
 def _lenet(model: Model, structure: Structure, params: Tensor, ridge: float) -> ClosedForm:
-    """The closed form of `lenet-dlg`, with prepared convolutions."""
     channels, height, width = model.input_shape
     layers, tensors = [], structure.split(params)
     for i, stride in enumerate(_STRIDES):
@@ -172,10 +171,8 @@ def _lenet(model: Model, structure: Structure, params: Tensor, ridge: float) -> 
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """A convolution and a sigmoid. bias: [o, 1, 1]."""
-
     kernel: Tensor
-    bias: Tensor
+    bias: Tensor  # [o, 1, 1]
     geometry: Geometry
     inverse: Inverse
 
@@ -194,7 +191,6 @@ class _LeNet:
     shape: tuple[int, int, int]
 
     def solve(self, gradient: Tensor) -> Tensor:
-        """Implement `ClosedForm`."""
         *kernels, weight, bias = self.structure.split(gradient)
         h = _quotient(weight, bias)
         # the scores' slopes again, from all weights and not only the biases, so that noise averages out
