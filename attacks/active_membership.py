@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from leakgauge.attacks._engine.objective import gradients_of_round
+from leakgauge.attacks._engine.objective import received_gradients
 from leakgauge.attacks._members import clear
 from leakgauge.attacks._members.traffic import over_rounds, weight_of
 from leakgauge.harness.core import rng
@@ -187,7 +187,7 @@ def _ratios(seen: Observation, observed: ObservedRound) -> Tensor:
     gram = (back @ back.T) * (rows @ rows.T)
     values, vectors = torch.linalg.eigh(gram)
     values, lengths = values.clamp(min=0), gram.diagonal().clamp(min=1e-30)
-    layers = [_layer(structure.split(gradient), len(head)) for gradient in gradients_of_round(seen, observed)]
+    layers = [_layer(structure.split(gradient), len(head)) for gradient in received_gradients(seen, observed)]
     products = torch.stack([((back @ layer) * rows).sum(1) for layer in layers])  # [k, n]
     # a clip or a quantizer's range lowers the weight of a message's records; not all messages have a candidate
     seems = (products / lengths).amax(1)

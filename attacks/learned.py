@@ -133,8 +133,7 @@ class Learned(ByLabels):
         many = imitation.pairs(train, self.samples, "train")
         few = imitation.pairs(held, min(len(held.x), max(1, self.samples // _HELD)), "held")
         made = (len(many.images) + len(few.images)) // labels.shape[1]
-        plan = _Plan(self.components, self.hidden, self.epochs, self.lr)
-        network = _fit(many, few, plan, pixels=len(observation.task.input_shape) == 3, key=key.child("fit"))
+        network = _fit(many, few, self, pixels=len(observation.task.input_shape) == 3, key=key.child("fit"))
         features = imitation.features(targets, labels)
         images = network(features.flatten(0, 1)).view(*labels.shape, *observation.task.input_shape)
         if not math.isfinite(network.error):
@@ -324,16 +323,7 @@ class _Inverter(NamedTuple):
         return flat.clamp(0.0, 1.0) if self.pixels else flat
 
 
-class _Plan(NamedTuple):
-    """Maximum components of an image; hidden units, or 0; maximum epochs; and lr, the first step size."""
-
-    components: int
-    hidden: int
-    epochs: int
-    lr: float
-
-
-def _fit(train: _Pairs, held: _Pairs, plan: _Plan, *, pixels: bool, key: Key) -> _Inverter:
+def _fit(train: _Pairs, held: _Pairs, plan: Learned, *, pixels: bool, key: Key) -> _Inverter:
     """The network with the least squared error on `train`, regularized by the error on `held`.
 
     Images are represented by their principal components. The linear part is a ridge regression with one penalty per
@@ -395,7 +385,7 @@ def _ridge(train: _Pairs, held: _Pairs) -> Tensor:
     return chosen.to(inputs.dtype)
 
 
-def _learn(train: _Pairs, held: _Pairs, plan: _Plan, key: Key) -> tuple[Tensor, Tensor, Tensor]:
+def _learn(train: _Pairs, held: _Pairs, plan: Learned, key: Key) -> tuple[Tensor, Tensor, Tensor]:
     """The hidden layer: weights [f, h], bias [h] and weights [h, k]; `images` are residual components [n, k]."""
     f, k = train.features.shape[1], train.images.shape[1]
     first = rng.normal(key.child("first"), (f, plan.hidden)).mul_(math.sqrt(2 / f)).to(train.features).requires_grad_()

@@ -43,7 +43,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate, logsigmoid
 
 from leakgauge.attacks._members.scores import confidence, lira_offline, lira_online, rmia
-from leakgauge.attacks._members.shadowing import Recipe, halves, outputs, train_shadows
+from leakgauge.attacks._members.shadowing import ShadowPlan, halves, outputs, train_shadows
 from leakgauge.attacks.lira import LiRA
 from leakgauge.attacks.rmia import RMIA
 from leakgauge.defenses.none import NoDefense
@@ -164,7 +164,7 @@ def train_runs(pool: Examples, rest: Examples, key: Key) -> Runs:
     pairs = max(TARGETS, 1 + -(-max(SHADOWS) // 2))
     inside = halves(key.child("halves"), 2 * pairs, len(pool.y), INSIDE)
     task = network()
-    models = train_shadows(task, Recipe(1, 1, PLAN), pool, inside, key.child("train"))
+    models = train_shadows(task, ShadowPlan(1, 1, PLAN), pool, inside, key.child("train"))
     scores = outputs(task, models, pool.x)
     aside = confidence(outputs(task, models, rest.x), rest.y)
     return Runs(inside, confidence(scores, pool.y), aside, scores.argmax(-1) == pool.y)

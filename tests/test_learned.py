@@ -12,7 +12,6 @@ from leakgauge.attacks._engine.simulate import Local, client_updates
 from leakgauge.attacks.learned import Learned, _altered, _apart
 from leakgauge.attacks.learned import _fit as fit
 from leakgauge.attacks.learned import _Pairs as Pairs
-from leakgauge.attacks.learned import _Plan as Plan
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.none import NoDefense
 from leakgauge.defenses.sdq import SDQ
@@ -39,7 +38,7 @@ KEY = Key(0)
 SHAPE = (1, 6, 6)
 TASK = ModelTask(build("mlp", SHAPE, 10))
 QUICK = Learned(samples=300, components=36, hidden=16, epochs=3)
-PLAN = Plan(components=4, hidden=8, epochs=4, lr=3e-3)
+PLAN = Learned(components=4, hidden=8, epochs=4, lr=3e-3)
 
 
 def slopes(key, n):
@@ -272,12 +271,15 @@ def test_a_hidden_layer_learns_a_nonlinear_map_and_never_raises_the_held_out_err
 
     train, held = bent(KEY.child("train")), bent(KEY.child("held"))
     straight, network = (
-        fit(train, held, PLAN._replace(hidden=hidden, epochs=40, lr=1e-2), pixels=False, key=KEY) for hidden in (0, 32)
+        fit(train, held, dataclasses.replace(PLAN, hidden=hidden, epochs=40, lr=1e-2), pixels=False, key=KEY)
+        for hidden in (0, 32)
     )
     assert network.error < 0.2 * straight.error
     noise = Pairs(train.features, rng.normal(KEY, (600, 1, 2, 2)))
     unknown = Pairs(held.features, rng.normal(Key(1), (600, 1, 2, 2)))
-    straight, network = (fit(noise, unknown, PLAN._replace(hidden=hidden), pixels=False, key=KEY) for hidden in (0, 32))
+    straight, network = (
+        fit(noise, unknown, dataclasses.replace(PLAN, hidden=hidden), pixels=False, key=KEY) for hidden in (0, 32)
+    )
     assert network.error <= straight.error * (1 + 1e-6)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from leakgauge import Key, rng
-from leakgauge.attacks._members.shadowing import Recipe, halves, train_shadows
+from leakgauge.attacks._members.shadowing import ShadowPlan, halves, train_shadows
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.none import NoDefense
 from leakgauge.defenses.top_k import TopK
@@ -23,7 +23,7 @@ TASK = small_task()
 POOL = random_examples(60, seed=3)
 KEY = Key(7)
 PLAN = LocalPlan(gradient=False, steps=None, epochs=2, batch=4, lr=0.2, momentum=0.9)
-RECIPE = Recipe(clients=3, rounds=3, plan=PLAN)
+SHADOWS = ShadowPlan(clients=3, rounds=3, local=PLAN)
 INSIDE = halves(KEY.child("halves"), 4, 60, 30)
 SPEC = FederationSpec(clients=3, rounds=3, batch=4, lr=0.2, momentum=0.9, local_epochs=2)
 
@@ -41,8 +41,8 @@ class Hissing(Summing):
         return super().decode(state, received, links, private) + 0.1 * rng.normal(private, (links.setting.dim,))
 
 
-def go(recipe=RECIPE, inside=INSIDE, key=KEY, task=TASK, pool=POOL, **how):
-    return train_shadows(task, recipe, pool, inside, key, **how)
+def go(plan=SHADOWS, inside=INSIDE, key=KEY, task=TASK, pool=POOL, **how):
+    return train_shadows(task, plan, pool, inside, key, **how)
 
 
 def shares(run, clients=3):
@@ -87,7 +87,7 @@ def test_a_run_equals_a_federation_written_by_hand():
 )
 def test_a_run_equals_the_loop_with_the_same_key(changes):
     spec = dataclasses.replace(SPEC, **changes)
-    assert_runs_as_the_loop(go(Recipe.of(setting_of(spec), 30)), spec, NoDefense())
+    assert_runs_as_the_loop(go(ShadowPlan.of(setting_of(spec), 30)), spec, NoDefense())
 
 
 @by_rows(
@@ -106,9 +106,9 @@ def test_a_run_equals_the_loop_with_the_same_key(changes):
 def test_a_defended_run_equals_the_loop_with_the_same_key(defense, differs):
     spec = dataclasses.replace(SPEC, participants=2)
     setting = setting_of(spec, defense)
-    found = go(Recipe.of(setting, 30), defense=defense, setting=setting)
+    found = go(ShadowPlan.of(setting, 30), defense=defense, setting=setting)
     assert_runs_as_the_loop(found, spec, defense)
-    plain = go(Recipe.of(setting_of(spec), 30))
+    plain = go(ShadowPlan.of(setting_of(spec), 30))
     assert differs != torch.allclose(found, plain, rtol=0, atol=1e-6)
 
 
@@ -140,10 +140,10 @@ def test_a_run_does_not_depend_on_the_others(monkeypatch, runs_at_once):
 def test_models_other_than_dense_stacks_train_too(model, shape):
     task, pool = small_task(model, shape), random_examples(12, shape)
     inside = halves(KEY, 2, 12, 6)
-    recipe = Recipe(2, 2, LocalPlan(False, 2, None, 0, 0.1, 0.5))
-    found = go(recipe, inside, task=task, pool=pool)
-    assert torch.equal(found, go(recipe, inside, task=task, pool=pool, engine="loop"))
-    torch.testing.assert_close(found, go(recipe, inside, task=task, pool=pool, engine="vmap"))
+    plan = ShadowPlan(2, 2, LocalPlan(False, 2, None, 0, 0.1, 0.5))
+    found = go(plan, inside, task=task, pool=pool)
+    assert torch.equal(found, go(plan, inside, task=task, pool=pool, engine="loop"))
+    torch.testing.assert_close(found, go(plan, inside, task=task, pool=pool, engine="vmap"))
 
 
 def test_a_run_that_diverges_is_nan_and_does_not_affect_the_others():
@@ -191,23 +191,26 @@ SETTING = Setting(TASK.layout, 10, 6, 30, "update", 10, 0.1, 10, 50, 0.9)
     ({"batch": 50, "steps": 2, "samples": 50}, 509, None, 1),  # clients with 51 records make two steps
     ({"sends": "gradient", "steps": 1, "batch": 50}, 500, 1, None),
 )
-def test_a_recipe_follows_the_setting(changes, records, steps, epochs):
-    recipe = Recipe.of(dataclasses.replace(SETTING, **changes), records)
-    assert (recipe.clients, recipe.participants, recipe.rounds) == (10, 6, 30)
+def test_a_plan_follows_the_setting(changes, records, steps, epochs):
+    plan = ShadowPlan.of(dataclasses.replace(SETTING, **changes), records)
+    assert (plan.clients, plan.participants, plan.rounds) == (10, 6, 30)
     gradient, batch = changes.get("sends") == "gradient", changes.get("batch", 10)
-    assert recipe.plan == LocalPlan(gradient, steps, epochs, batch, 0.1, 0.9)
+    assert plan.local == LocalPlan(gradient, steps, epochs, batch, 0.1, 0.9)
 
 
-@by_rows(
-    ({"inside": INSIDE[:, 1:]}, r"expected inside \[runs, 60\] bool, got \[4, 59\] bool"),
-    ({"inside": INSIDE[:0]}, r"got \[0, 60\] bool"),
-    ({"inside": INSIDE.int()}, r"got \[4, 60\] int32"),
-    ({"inside": INSIDE & (torch.arange(60) < 2)}, "at least 3 records per run, one per client, got a run with"),
-    ({"defense": NoDefense()}, "expected a setting, which the defense needs to encode, got None"),
-    (
-        {"defense": NoDefense(), "setting": SETTING},
-        "clients=3 and participants=3, as in the recipe, got clients=10, participants=6",
-    ),
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"inside": INSIDE[:, 1:]}, r"expected inside \[runs, 60\] bool, got \[4, 59\] bool"),
+        ({"inside": INSIDE[:0]}, r"got \[0, 60\] bool"),
+        ({"inside": INSIDE.int()}, r"got \[4, 60\] int32"),
+        ({"inside": INSIDE & (torch.arange(60) < 2)}, "at least 3 records per run, one per client, got a run with"),
+        ({"defense": NoDefense()}, "expected a setting, which the defense needs to encode, got None"),
+        (
+            {"defense": NoDefense(), "setting": SETTING},
+            "clients=3 and participants=3, as in the plan, got clients=10, participants=6",
+        ),
+    ],
 )
 def test_arguments_that_form_no_federation_are_refused(how, message):
     with pytest.raises(ValueError, match=message):
@@ -218,6 +221,6 @@ def test_other_errors_are_refused():
     with pytest.raises(ValueError, match="expected 0 <= inside <= records=4, got inside=5"):
         halves(KEY, 2, 4, 5)
     with pytest.raises(ValueError, match="expected records >= clients=10, got records=9"):
-        Recipe.of(SETTING, 9)
+        ShadowPlan.of(SETTING, 9)
     with pytest.raises(TypeError, match="expected a ModelTask"):
         go(task=object())

@@ -58,13 +58,16 @@ def update_per_gradient(setting: Setting, observed: ObservedRound) -> Tensor:
     )
 
 
-def received_gradients(observation: Observation, *, numbers: bool = False) -> Tensor:
-    """[n, d]: the defense's own estimate of the gradient behind each message of the first round, in the model's dtype.
+def received_gradients(
+    observation: Observation, observed: ObservedRound | None = None, *, numbers: bool = False
+) -> Tensor:
+    """[n, d]: the defense's own estimate of the gradient behind each message of a round, in the model's dtype.
 
     An update of several steps counts as one step of their total length, -update / (lr * steps): the gradient at the
     round's model up to first order in lr * steps. A sum of several users' messages counts as their mean.
 
     Args:
+        observed: None: the first round.
         numbers: whether the attack also accepts the squared loss of a regression, whose labels are numbers.
 
     Raises:
@@ -72,17 +75,13 @@ def received_gradients(observation: Observation, *, numbers: bool = False) -> Te
 
     Source: Geiping et al. 2020, sec. 6, attacks updates by unrolling the steps; this is the first-order approximation.
     """
-    return gradients_of_round(observation, observation.observed_rounds[0], numbers=numbers)
-
-
-def gradients_of_round(observation: Observation, observed: ObservedRound, *, numbers: bool = False) -> Tensor:
-    """Same as `received_gradients`, for any round."""
+    observed = observed or observation.observed_rounds[0]
     regression = takes_numbers(observation.task)
     if not (observation.task.softmax or (numbers and regression)):
         advice = "; for a regression, use analytic, dlg, or map with given labels" if regression else ""
         raise ValueError(f"expected a softmax cross-entropy loss for gradient matching, got another loss{advice}")
-    here = Round(observation.defense, observation.setting, observed.model.state, observed.model.round)
-    estimates = torch.stack([here.read(message) for message in observed.messages])
+    server = Round(observation.defense, observation.setting, observed.model.state, observed.model.round)
+    estimates = torch.stack([server.read(message) for message in observed.messages])
     return estimates.to(observed.model.params.dtype) / update_per_gradient(observation.setting, observed)[:, None]
 
 
@@ -140,13 +139,13 @@ def _of_round(
         if aware:
             misfit = partial(_of_gradients, unlikely, factor)
         else:
-            estimates = gradients_of_round(observation, observed, numbers=True)
+            estimates = received_gradients(observation, observed, numbers=True)
             misfit = SquaredDistance(estimates.to(params), explains.scale)
         function = evaluator(observation.task, params, misfit, images=message.images, labels=labels)
         return function, misfit(zero, each)
     misfit = unlikely
     if not aware:
-        estimates = gradients_of_round(observation, observed, numbers=True).to(factor.device)
+        estimates = received_gradients(observation, observed, numbers=True).to(factor.device)
         misfit = partial(_distance, estimates * factor[:, None], factor, explains.scale)
     function = update_evaluator(
         observation.task, params, misfit, local, images=message.images, users=message.users, labels=labels

@@ -87,8 +87,6 @@ class ImagePrior:
         return self.tv * variation + box
 
 
-_Pull = Callable[[Tensor, Tensor, Tensor, float], Tensor]
-
 PRIORS: dict[str, Callable[[Tensor, float], Prior]] = {"gaussian": gaussian_prior}
 """Priors that are fitted to auxiliary inputs [n, *input_shape], given the weight of the box. A user's own prior is
 `module:function`."""
@@ -105,11 +103,6 @@ def check_prior(name: str, *, without: bool = False) -> None:
     """
     if name != "tv" and not (without and name == "none"):
         fitting(name)
-
-
-def needs_of(name: str) -> frozenset[str]:
-    """What an adversary must see for this prior: auxiliary data if the prior is fitted to them."""
-    return frozenset() if name in ("none", "tv") else frozenset({"auxiliary"})
 
 
 def prior_of(name: str, observation: Observation, tv: float = TV, box: float = BOX) -> Prior:
@@ -160,7 +153,7 @@ class Believed:
 
     def __call__(self, candidates: Tensor, instances: Tensor) -> Evaluation:
         kept = candidates.shape[1] - self.others
-        pull: _Pull | None = getattr(self.prior, "pull", None)
+        pull: Callable[[Tensor, Tensor, Tensor, float], Tensor] | None = getattr(self.prior, "pull", None)
         z = candidates[:, :kept].detach().view(len(candidates), self.images, -1).requires_grad_(pull is None)
         x = self.prior.inputs(z)
         energy = self.weight * self.prior.energy(z, x.view(len(x), self.images, *self.shape))

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.distributions import Binomial
 from torch.nn.functional import one_hot
 
-from leakgauge.attacks._engine.objective import Kind, gradients_of_round
-from leakgauge.attacks._engine.prior import needs_of
+from leakgauge.attacks._engine.objective import Kind, received_gradients
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Attack, Examples, Observation, ObservedRound, Task
 from leakgauge.harness.core.rng import Key
@@ -55,7 +54,8 @@ class ByLabels(Attack):
     def needs(self) -> frozenset[str]:
         """Messages, the round's model, the labels if given, and auxiliary data to infer them or to fit the prior."""
         of_labels = {None: set[str](), "given": {"labels"}, "inferred": {"auxiliary"}}[self.labels]
-        return frozenset({"messages", "models"}) | of_labels | needs_of(self.prior)
+        of_prior = set[str]() if self.prior in ("none", "tv") else {"auxiliary"}
+        return frozenset({"messages", "models"}) | of_labels | of_prior
 
 
 def check_source(source: str) -> None:
@@ -76,7 +76,7 @@ def labels_over_rounds(observation: Observation, source: LabelSource, key: Key) 
     if source == "given":
         return _granted(observation)
     rounds = [
-        _of_round(observation, observed, gradients_of_round(observation, observed), key.child(number))
+        _of_round(observation, observed, received_gradients(observation, observed), key.child(number))
         for number, observed in enumerate(observation.observed_rounds)
     ]
     if len(rounds) == 1:

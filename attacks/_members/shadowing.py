@@ -130,7 +130,7 @@ def shadow(observation: Observation, key: Key, *, runs: int, online: bool, simul
         raise ValueError(f"expected more than {clients} records, one per client, to train shadow models, got {size}")
     inside = halves(key.child("halves"), runs, size, min(records, max(size // 2, clients)))
     setting, defense = observation.setting, observation.defense if simulate else None
-    given = observation.task, Recipe.of(setting, records), pool.on(observation.device), inside
+    given = observation.task, ShadowPlan.of(setting, records), pool.on(observation.device), inside
     final = train_shadows(*given, key.child("train"), defense=defense, setting=setting)
     usable = final.isfinite().all(1)
     if not bool(usable.any()):
@@ -147,22 +147,22 @@ def outputs(task: Task, models: Sequence[Tensor] | Tensor, x: Tensor) -> Tensor:
         return torch.stack([torch.cat([task.outputs(model, chunk) for chunk in chunks]) for model in models])
 
 
-class Recipe(NamedTuple):
+class ShadowPlan(NamedTuple):
     """How a shadow federation trains; clients are weighted by their numbers of samples.
 
     Attributes:
-        plan: the plan of a client in a round; its learning rate holds in all rounds.
+        local: the plan of a client in a round; its learning rate holds in all rounds.
         participants: number of clients per round, drawn anew in each round; None: all clients.
     """
 
     clients: int
     rounds: int
-    plan: LocalPlan
+    local: LocalPlan
     participants: int | None = None
 
     @classmethod
-    def of(cls, setting: Setting, records: int) -> Recipe:
-        """The recipe of a federation with this public setting.
+    def of(cls, setting: Setting, records: int) -> ShadowPlan:
+        """The plan of a federation with this public setting.
 
         Steps that make whole passes over a client's data become passes, so that a smaller shadow uses each record
         equally often. A learning-rate schedule and unequal client sizes are not public and so not imitated.
@@ -180,8 +180,8 @@ class Recipe(NamedTuple):
         size = largest if setting.batch == 0 else min(setting.batch, largest)
         passes, rest = divmod(setting.steps, -(-largest // size))
         steps, epochs = (setting.steps, None) if rest or gradient else (None, passes)
-        plan = LocalPlan(gradient, steps, epochs, setting.batch, setting.lr, setting.momentum)
-        return cls(setting.clients, setting.rounds, plan, setting.participants)
+        local = LocalPlan(gradient, steps, epochs, setting.batch, setting.lr, setting.momentum)
+        return cls(setting.clients, setting.rounds, local, setting.participants)
 
 
 def halves(key: Key, runs: int, records: int, inside: int) -> Tensor:
@@ -207,7 +207,7 @@ def halves(key: Key, runs: int, records: int, inside: int) -> Tensor:
 
 def train_shadows(
     task: Task,
-    recipe: Recipe,
+    plan: ShadowPlan,
     pool: Examples,
     inside: Tensor,
     key: Key,
@@ -236,42 +236,42 @@ def train_shadows(
     """
     if not isinstance(task, ModelTask):
         raise TypeError(f"expected a ModelTask, which clients can train, got {type(task).__name__}")
-    _check(recipe, pool, inside)
+    _check(plan, pool, inside)
     protect: Callable[[], _Defended] | None = None
     if defense is not None:
-        setting = _checked(recipe, setting)
+        setting = _checked(plan, setting)
         protect = partial(_Defended, defense, setting, defense.init(setting))
-        recipe = recipe._replace(plan=recipe.plan.under(defense.local, defense.step_noise(setting)))
+        plan = plan._replace(local=plan.local.under(defense.local, defense.step_noise(setting)))
     engine = engine or choose_engine(task, pool.x.device)
     records = int(inside.sum(1).max()) * pool.x[0].numel()
-    models = 2 * (recipe.participants or recipe.clients) * task.layout.dim
+    models = 2 * (plan.participants or plan.clients) * task.layout.dim
     final, size = torch.empty(len(inside), task.layout.dim), max(1, _ENTRIES // (records + models))
     for first in range(0, len(inside), size):
         numbers = range(first, min(first + size, len(inside)))
-        runs = [_Run(task, recipe, pool, inside[i], key.child("run", i), protect and protect()) for i in numbers]
-        for number in range(recipe.rounds):
-            _round(task, recipe, runs, number, engine)
+        runs = [_Run(task, plan, pool, inside[i], key.child("run", i), protect and protect()) for i in numbers]
+        for number in range(plan.rounds):
+            _round(task, plan, runs, number, engine)
         final[first : first + size] = torch.stack([run.params for run in runs])
     return final
 
 
-def _check(recipe: Recipe, pool: Examples, inside: Tensor) -> None:
+def _check(plan: ShadowPlan, pool: Examples, inside: Tensor) -> None:
     if inside.dtype != torch.bool or inside.ndim != 2 or inside.shape[1] != len(pool.y) or not len(inside):
         raise ValueError(
             f"expected inside [runs, {len(pool.y)}] bool, got {list(inside.shape)} {str(inside.dtype)[len('torch.') :]}"
         )
     fewest = int(inside.sum(1).min())
-    if fewest < recipe.clients:
-        raise ValueError(f"expected at least {recipe.clients} records per run, one per client, got a run with {fewest}")
+    if fewest < plan.clients:
+        raise ValueError(f"expected at least {plan.clients} records per run, one per client, got a run with {fewest}")
 
 
-def _checked(recipe: Recipe, setting: Setting | None) -> Setting:
+def _checked(plan: ShadowPlan, setting: Setting | None) -> Setting:
     if setting is None:
         raise ValueError("expected a setting, which the defense needs to encode, got None")
-    clients, participants = recipe.clients, recipe.participants or recipe.clients
+    clients, participants = plan.clients, plan.participants or plan.clients
     if (clients, participants) != (setting.clients, setting.participants):
         raise ValueError(
-            f"expected a setting with clients={clients} and participants={participants}, as in the recipe, "
+            f"expected a setting with clients={clients} and participants={participants}, as in the plan, "
             f"got clients={setting.clients}, participants={setting.participants}"
         )
     return setting
@@ -310,19 +310,19 @@ class _Run:
     """One federation in progress. params: [d], on the CPU; before: the parameters before its latest round."""
 
     def __init__(
-        self, task: ModelTask, recipe: Recipe, pool: Examples, inside: Tensor, key: Key, defended: _Defended | None
+        self, task: ModelTask, plan: ShadowPlan, pool: Examples, inside: Tensor, key: Key, defended: _Defended | None
     ) -> None:
-        self.task, self.recipe, self.pool, self.key, self.defended = task, recipe, pool, key, defended
+        self.task, self.plan, self.pool, self.key, self.defended = task, plan, pool, key, defended
         self.params = self.before = task.init(key.child("init"))
         self.ended = self.defended is not None and self.defended.stops()
         self.left_out = (~inside.cpu()).nonzero()[:, 0]
         members = inside.cpu().numpy().nonzero()[0]
-        shares = np.array_split(members[rng.permutation(key.child("deal"), len(members))], recipe.clients)
+        shares = np.array_split(members[rng.permutation(key.child("deal"), len(members))], plan.clients)
         self.clients = [_rows(pool, torch.from_numpy(np.sort(share))) for share in shares]
 
     def senders(self, number: int) -> list[Sender]:
-        every = self.recipe.clients
-        chosen = rng.subset(self.key.child("round", number, "participants"), every, self.recipe.participants or every)
+        every = self.plan.clients
+        chosen = rng.subset(self.key.child("round", number, "participants"), every, self.plan.participants or every)
         return [Sender(int(k), len(self.clients[k].y)) for k in chosen]
 
     def take(self, number: int, senders: Sequence[Sender], updates: Tensor) -> None:
@@ -333,8 +333,8 @@ class _Run:
             mean = weighted_mean(list(updates), [float(who.samples) for who in senders])
         else:
             mean = self.defended.mean(self.key, number, senders, updates)
-        plan, self.before = self.recipe.plan, self.params
-        self.params = self.params - plan.lr * mean if plan.gradient else self.params + mean
+        local, self.before = self.plan.local, self.params
+        self.params = self.params - local.lr * mean if local.gradient else self.params + mean
         if self.defended is not None:
             self.defended.advance(number, self)
             self.ended = self.defended.stops()
@@ -350,7 +350,7 @@ class _Run:
         return total / len(self.left_out)
 
 
-def _round(task: ModelTask, recipe: Recipe, runs: Sequence[_Run], number: int, engine: Engine) -> None:
+def _round(task: ModelTask, plan: ShadowPlan, runs: Sequence[_Run], number: int, engine: Engine) -> None:
     going = [run for run in runs if not run.ended]
     if not going:
         return
@@ -361,7 +361,7 @@ def _round(task: ModelTask, recipe: Recipe, runs: Sequence[_Run], number: int, e
         for who in chosen
     ]
     starts = torch.stack([run.params for run in going]).repeat_interleave(len(senders[0]), 0)
-    updates = train_clients(task, starts.to(work[0].data.x.device), work, recipe.plan, engine).updates.cpu()
+    updates = train_clients(task, starts.to(work[0].data.x.device), work, plan.local, engine).updates.cpu()
     for run, chosen, own in zip(going, senders, torch.split(updates, len(senders[0])), strict=True):
         run.take(number, chosen, own)
 

@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leakgauge.attacks._engine.objective import gradients_of_round
+from leakgauge.attacks._engine.objective import received_gradients
 from leakgauge.attacks._members.scores import finite
 from leakgauge.harness.core.contract import (
     Attack,
@@ -212,7 +212,7 @@ def _read_round(observation: Observation, observed: ObservedRound, sent: bool, t
     """Read one round; the candidates' gradients are computed in chunks and not kept."""
     assert observation.candidates is not None
     messages, params = observed.messages, observed.model.params
-    received = _finite_rows(gradients_of_round(observation, observed, numbers=True).to(params.dtype))
+    received = _finite_rows(received_gradients(observation, observed, numbers=True).to(params.dtype))
     known = _sent_coordinates(observation, observed, received) if sent else None
     weight = torch.tensor([weight_of(observation.setting, message) for message in messages], dtype=torch.float64)
     chance = torch.tensor([chance_of(message) for message in messages], dtype=torch.float64)

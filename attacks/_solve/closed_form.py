@@ -174,7 +174,7 @@ class _Layer:
     kernel: Tensor
     bias: Tensor  # [o, 1, 1]
     geometry: Geometry
-    inverse: Inverse
+    inverse: _OutputFirst | _KernelFirst
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,18 +232,7 @@ class Evidence(NamedTuple):
     gradient: Tensor
 
 
-class Inverse(Protocol):
-    """A convolution with a known kernel that is prepared for many inputs."""
-
-    def solve(self, evidence: Evidence) -> Tensor:
-        """The input [i, h, w].
-
-        Raises:
-            Unsolvable: the two systems do not determine the input.
-        """
-
-
-def inverse(kernel: Tensor, geometry: Geometry, ridge: float) -> Inverse:
+def inverse(kernel: Tensor, geometry: Geometry, ridge: float) -> _OutputFirst | _KernelFirst:
     """The better of two inversions of the convolution with `kernel` [o, i, k, k] float64.
 
     Kernel equations are more precise, because they come directly from the received gradient, but each channel has only
