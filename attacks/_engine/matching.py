@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -45,11 +45,9 @@ Function = Callable[[Tensor, Tensor], Evaluation]
 """(candidates [m, D], instances [m] int64) -> Evaluation; `instances` names the instance of each candidate."""
 
 
-class Misfit(Protocol):
-    """How badly a gradient explains the received message."""
-
-    def __call__(self, gradients: Tensor, instances: Tensor) -> Tensor:
-        """The misfit [m], differentiable in `gradients` [m, d]; there is one gradient for each of `instances` [m]."""
+Misfit = Callable[[Tensor, Tensor], Tensor]
+"""How badly gradients explain the received messages: (gradients [m, d], instances [m]) -> [m], differentiable in the
+gradients; there is one gradient for each instance."""
 
 
 class Sloped(NamedTuple):

@@ -244,7 +244,7 @@ class _Group:
 
     def _restore(self, best: Minima, labels: Tensor | None, mixture: Mixture, key: Key) -> None:
         layer = FirstLayer.of(self.observation.task, self.targets) if self._one_image else None
-        records = self._each(best.x).nan_to_num(0.0)
+        records = best.x.view(len(best.x), self._message.images, -1).nan_to_num(0.0)
         settled = restore(self._goal(labels).messages, mixture, records, layer, key)
         best.x[:], best.value[:] = settled.x.flatten(1), settled.value
         best.evaluations[:] += settled.evaluations
@@ -293,7 +293,7 @@ class _Group:
         minima = self._staged(goal, rows, z, int(_LAST * search.evaluations), lambda strength: least)
         best.evaluations[rows] += minima.evaluations
         x = self._mapped(minima.x, prior.inputs)
-        images = self._each(x).view(len(rows), labels.shape[1], *self.observation.task.input_shape)
+        images = x.view(len(rows), labels.shape[1], *self.observation.task.input_shape)
         chosen = [_of(observed, rows.tolist()) for observed in self.observed_rounds]
         bound = explained_at(self.observation, chosen, images.nan_to_num(0.0), labels[rows], search.explains, key)
         bound = torch.maximum(bound, _share(_CLOSE, goal)[rows])
@@ -382,10 +382,6 @@ class _Group:
         """Rows with `change` applied to each image's inputs or coordinates; searched labels stay unchanged."""
         images = self._message.images
         return mapped(rows, images, 0 if self.labels is not None else images * self.observation.task.classes, change)
-
-    def _each(self, rows: Tensor) -> Tensor:
-        """[m, b, ...]: rows [m, D] with a separate row for each image."""
-        return rows.view(len(rows), self._message.images, -1)
 
     def _refined(self, minima: Minima, labels: Tensor | None, rows: Tensor, tolerance: Tensor) -> Minima:
         """The minima after searches that stalled near zero continue in float64; `evaluations` counts only these."""

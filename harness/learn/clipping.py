@@ -290,11 +290,7 @@ def _group_norm(
     return _Layer(input, weight, bias, per_record)
 
 
-_LAYERS: dict[object, Callable[..., _Layer | None]] = {
-    linear: _linear,
-    conv2d: _convolution,
-    group_norm: _group_norm,
-}
+_LAYERS: dict[object, Callable[..., _Layer | None]] = {linear: _linear, conv2d: _convolution, group_norm: _group_norm}
 """What reads a call of a torch function, by its arguments; None: there are no per-record gradients for them."""
 
 _Call = tuple[_Layer, Tensor, int]

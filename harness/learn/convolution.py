@@ -273,7 +273,10 @@ class _PatchConvStep:
         self.filters, self.shape = filters, (m, layer.outputs, b, *after)
         self.bias = filters.bias
         self.forth, self.back = (matrix.expand(m, -1, -1) for matrix in (filters.forth, filters.back))
-        self.patches, self.patches_of_t = (filters.ahead(shape, scratch, keep) for keep in (True, False))
+        margins = [(layer.padding, layer.padding)] * 2
+        self.patches, self.patches_of_t = (
+            _Windows(shape, margins, layer.kernel, layer.stride, scratch, keep) for keep in (True, False)
+        )
         self.patches_back, self.patches_of_a = (
             filters.behind(self.shape, sides, scratch, keep) for keep in (True, False)
         )
@@ -357,11 +360,6 @@ class _Filters:
         self.back = zeroed[self.turned].view(1, layer.stride**2 * layer.inputs, -1)
         self._unphased: dict[tuple[int, ...], Tensor] = {}
 
-    def ahead(self, shape: Shape, scratch: Scratch, keep: bool) -> _Windows:
-        """The patches of maps of this shape, [m, kernel * kernel * inputs, positions of the output]."""
-        margins = [(self.layer.padding, self.layer.padding)] * 2
-        return _Windows(shape, margins, self.layer.kernel, self.layer.stride, scratch, keep)
-
     def behind(self, shape: Shape, sides: Sequence[int], scratch: Scratch, keep: bool) -> _Windows:
         """The patches of outputs, [m, reach * reach * outputs, positions of the input / stride].
 
@@ -403,13 +401,7 @@ class _Windows:
     """
 
     def __init__(
-        self,
-        shape: Shape,
-        margins: Sequence[tuple[int, int]],
-        kernel: int,
-        stride: int,
-        scratch: Scratch,
-        keep: bool,
+        self, shape: Shape, margins: Sequence[tuple[int, int]], kernel: int, stride: int, scratch: Scratch, keep: bool
     ) -> None:
         m, channels, b, height, width = shape
         (top, bottom), (left, right) = margins

@@ -20,25 +20,9 @@ from torch import Tensor
 from torch.nn.functional import linear, max_pool2d, softplus
 
 from leakgauge.harness.core.vec import Vector
+from leakgauge.harness.learn import layers
 from leakgauge.harness.learn.convolution import Scratch, Shape, conv_maker
-from leakgauge.harness.learn.layers import (
-    Block,
-    Conv,
-    Dense,
-    Dropout,
-    Flatten,
-    Layer,
-    MaxPool,
-    Mean,
-    MeanPool,
-    Norm,
-    Relu,
-    Scale,
-    Sigmoid,
-    SoftRelu,
-    Tanh,
-    Widen,
-)
+from leakgauge.harness.learn.layers import Layer
 from leakgauge.harness.learn.structure import Structure
 
 
@@ -78,7 +62,7 @@ class Kernel:
     def __init__(self, structure: Structure, params: Vector, *, linear: bool = False) -> None:
         self._structure, self._head = structure, _Linear if linear else _Softmax
         tensors = iter(structure.split(params.detach().clone()))
-        self.scale = structure.scale if isinstance(structure.layers[0], Scale) else None
+        self.scale = structure.scale if isinstance(structure.layers[0], layers.Scale) else None
         self._makers = [maker_of(layer, tensors) for layer in structure.core]
         self._owns = [layer.owns for layer in structure.core]
         self.first = next(position for position, owns in enumerate(self._owns) if owns)
@@ -250,22 +234,22 @@ Maker = Callable[[Shape, Scratch], Step]
 
 def maker_of(layer: Layer, tensors: Iterator[Tensor]) -> Maker:
     """The maker of the layer's steps; work that is the same in every evaluation is done here, once."""
-    if isinstance(layer, Block):
+    if isinstance(layer, layers.Block):
         paths = [
-            [(maker_of(each, tensors), each.owns) for each in path if not isinstance(each, Dropout)]
+            [(maker_of(each, tensors), each.owns) for each in path if not isinstance(each, layers.Dropout)]
             for path in (layer.layers, layer.shortcut)
         ]
         return partial(_BlockStep, paths)
     own = list(itertools.islice(tensors, layer.owns))
     match layer:
-        case Conv():
+        case layers.Conv():
             return conv_maker(layer, own)
-        case Dense():
+        case layers.Dense():
             weight, *bias = own
             return partial(_DenseStep, weight, bias[0] if bias else None)
-        case Norm():
+        case layers.Norm():
             return partial(_NormStep, layer, own)
-        case SoftRelu() | MaxPool() | MeanPool() | Widen():
+        case layers.SoftRelu() | layers.MaxPool() | layers.MeanPool() | layers.Widen():
             return partial(_STEPS[type(layer)], layer)
     return _STEPS[type(layer)]
 
@@ -356,7 +340,7 @@ class _TanhStep(_Smooth):
 class _SoftReluStep(_Smooth):
     """softplus(z / width) width, whose slope is the sigmoid of z / width."""
 
-    def __init__(self, layer: SoftRelu, shape: Shape, scratch: Scratch) -> None:
+    def __init__(self, layer: layers.SoftRelu, shape: Shape, scratch: Scratch) -> None:
         super().__init__(shape, scratch)
         self.width = layer.width
 
@@ -384,7 +368,7 @@ class _ReluStep(_Smooth):
         return torch.mul(t, self.slope, out=self.t)
 
 
-def _pooled(layer: MaxPool | MeanPool, shape: Shape) -> Shape:
+def _pooled(layer: layers.MaxPool | layers.MeanPool, shape: Shape) -> Shape:
     return (*shape[:3], *((side + 2 * layer.padding - layer.size) // layer.stride + 1 for side in shape[3:]))
 
 
@@ -402,7 +386,7 @@ class _FixedStep:
 class _MaxPoolStep(_FixedStep):
     """The maximum of each window; the choice of the entry is treated as constant."""
 
-    def __init__(self, layer: MaxPool, shape: Shape, scratch: Scratch) -> None:
+    def __init__(self, layer: layers.MaxPool, shape: Shape, scratch: Scratch) -> None:
         self.layer, self.before, self.shape = layer, shape, _pooled(layer, shape)
 
     def forward(self, h: Tensor) -> Tensor:
@@ -452,7 +436,7 @@ class _MeanStep(_FixedStep):
 
 
 class _MeanPoolStep(_FixedStep):
-    def __init__(self, layer: MeanPool, shape: Shape, scratch: Scratch) -> None:
+    def __init__(self, layer: layers.MeanPool, shape: Shape, scratch: Scratch) -> None:
         self.layer, self.window = layer, [[side, side] for side in (layer.size, layer.stride, layer.padding)]
         self.before, self.shape = scratch.new(*shape), _pooled(layer, shape)
 
@@ -466,7 +450,7 @@ class _MeanPoolStep(_FixedStep):
 
 
 class _WidenStep(_FixedStep):
-    def __init__(self, layer: Widen, shape: Shape, scratch: Scratch) -> None:
+    def __init__(self, layer: layers.Widen, shape: Shape, scratch: Scratch) -> None:
         m, channels, b, *sides = self.before = shape
         self.stride, self.inner = layer.stride, slice(layer.before, layer.before + channels)
         sides = [-(-side // layer.stride) for side in sides]
@@ -490,7 +474,7 @@ class _NormStep:
     along an error e and a tangent t, both held fixed, is -(u mean(e J t) + mean(u t) J e + mean(u e) J t) / deviation.
     """
 
-    def __init__(self, layer: Norm, tensors: Sequence[Tensor], shape: Shape, scratch: Scratch) -> None:
+    def __init__(self, layer: layers.Norm, tensors: Sequence[Tensor], shape: Shape, scratch: Scratch) -> None:
         self.shape, self.running, m = shape, tensors[2:], shape[0]
         self.scale, self.bias = (one[:, None, None, None] for one in tensors[:2])
         self.sets = (m, layer.groups or layer.channels, -1, shape[2], math.prod(shape[3:]))
@@ -576,14 +560,14 @@ class _BlockStep:
 
 
 _STEPS: dict[type[Layer], Callable[..., Step]] = {
-    Sigmoid: _SigmoidStep,
-    Tanh: _TanhStep,
-    Relu: _ReluStep,
-    SoftRelu: _SoftReluStep,
-    MaxPool: _MaxPoolStep,
-    MeanPool: _MeanPoolStep,
-    Flatten: _FlattenStep,
-    Mean: _MeanStep,
-    Widen: _WidenStep,
+    layers.Sigmoid: _SigmoidStep,
+    layers.Tanh: _TanhStep,
+    layers.Relu: _ReluStep,
+    layers.SoftRelu: _SoftReluStep,
+    layers.MaxPool: _MaxPoolStep,
+    layers.MeanPool: _MeanPoolStep,
+    layers.Flatten: _FlattenStep,
+    layers.Mean: _MeanStep,
+    layers.Widen: _WidenStep,
 }
 """The steps of layers without tensors."""

@@ -24,26 +24,8 @@ from torch.utils._pytree import tree_leaves
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.learn.layers import (
-    UNSCALED,
-    Block,
-    Conv,
-    Dense,
-    Dropout,
-    Flatten,
-    Layer,
-    LogSoftmax,
-    Margin,
-    MaxPool,
-    Mean,
-    MeanPool,
-    Norm,
-    Relu,
-    Scale,
-    Sigmoid,
-    Tanh,
-    Widen,
-)
+from leakgauge.harness.learn import layers
+from leakgauge.harness.learn.layers import Layer
 from leakgauge.harness.learn.structure import Structure
 
 _KEY = Key(0, ("structure",))  # key of the inputs and the factors of dry runs
@@ -103,7 +85,7 @@ def follow(h: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tens
         every = weight, bias, mean, variance
         normalized: Tensor = handle_torch_function(follow, (h,), h, *every, training=training)
         return normalized
-    norm = Norm("", len(weight))
+    norm = layers.Norm("", len(weight))
     own = weight, bias, mean, variance
     return norm.by_batch(h, *own).scores if training else norm.apply(h, *own)
 
@@ -113,7 +95,7 @@ def margin(h: Tensor) -> Tensor:
     if has_torch_function_unary(h):
         scores: Tensor = handle_torch_function(margin, (h,), h)
         return scores
-    return Margin().apply(h)
+    return layers.Margin().apply(h)
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +192,7 @@ def _rest(names: str, defaults: Sequence[Any], rest: Sequence[Any], named: dict[
 
 
 def _linear(to: _Recorder, result: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None = None) -> _Value:
-    layer = Dense(_prefix(to.owned(weight)), weight.shape[1], len(weight), bias is not None)
+    layer = layers.Dense(_prefix(to.owned(weight)), weight.shape[1], len(weight), bias is not None)
     return to.layer(result, h, layer, weight, bias, axes=2)
 
 
@@ -225,13 +207,13 @@ def _conv(to: _Recorder, result: Tensor, h: Tensor, weight: Tensor, *rest: Any, 
         padding = 0 if padding == "valid" else kernel // 2
     _require(_side(padding) < kernel)
     sides = kernel, _side(stride), _side(padding)
-    layer = Conv(_prefix(to.owned(weight)), weight.shape[1], len(weight), *sides, bias is not None)
+    layer = layers.Conv(_prefix(to.owned(weight)), weight.shape[1], len(weight), *sides, bias is not None)
     return to.layer(result, h, layer, weight, bias, axes=4)
 
 
 def _group_norm(to: _Recorder, result: Tensor, h: Tensor, num_groups: int, *rest: Any, **named: Any) -> _Value:
     weight, bias, eps = _rest("weight bias eps", (None, None, 1e-5), rest, named)
-    layer = Norm(_prefix(to.owned(weight)), len(weight), num_groups, eps)
+    layer = layers.Norm(_prefix(to.owned(weight)), len(weight), num_groups, eps)
     return to.layer(result, h, layer, weight, bias, axes=4)
 
 
@@ -241,13 +223,13 @@ def _batch_norm(
     defaults = None, None, False, 0.1, 1e-5
     weight, bias, training, momentum, eps = _rest("weight bias training momentum eps", defaults, rest, named)
     _require(training)
-    layer = Norm(_prefix(to.owned(weight)), len(weight), 0, eps, momentum)
+    layer = layers.Norm(_prefix(to.owned(weight)), len(weight), 0, eps, momentum)
     return to.layer(result, h, layer, weight, bias, running_mean, running_var, axes=4)
 
 
 def _follow(to: _Recorder, result: Tensor, h: Tensor, *own: Tensor, training: bool) -> _Value:
     _require(training)
-    return to.layer(result, h, Norm(_prefix(to.owned(own[0])), len(own[0])), *own, axes=4)
+    return to.layer(result, h, layers.Norm(_prefix(to.owned(own[0])), len(own[0])), *own, axes=4)
 
 
 def _entrywise(layer: Layer) -> Callable[..., _Value]:
@@ -263,36 +245,38 @@ def _max_pool(to: _Recorder, result: Tensor, h: Tensor, kernel_size: Any, *rest:
     names, defaults = "stride padding dilation ceil_mode return_indices", (None, 0, 1, False, False)
     stride, padding, dilation, ceil_mode, _ = _rest(names, defaults, rest, named)
     _require(_side(dilation) == 1 and not ceil_mode)
-    return to.layer(result, h, MaxPool(_side(kernel_size), _side(stride or kernel_size), _side(padding)), axes=4)
+    return to.layer(result, h, layers.MaxPool(_side(kernel_size), _side(stride or kernel_size), _side(padding)), axes=4)
 
 
 def _mean_pool(to: _Recorder, result: Tensor, h: Tensor, kernel_size: Any, *rest: Any, **named: Any) -> _Value:
     names, defaults = "stride padding ceil_mode count_include_pad divisor_override", (None, 0, False, True, None)
     stride, padding, ceil_mode, with_border, divisor = _rest(names, defaults, rest, named)
     if result.shape[2:] == (1, 1) and tuple(_pair(kernel_size)) == tuple(h.shape[2:]) and _side(padding) == 0:
-        return to.layer(result, h, Mean(), axes=4, rows=True)
+        return to.layer(result, h, layers.Mean(), axes=4, rows=True)
     _require(not ceil_mode and divisor is None and (with_border or _side(padding) == 0))
-    return to.layer(result, h, MeanPool(_side(kernel_size), _side(stride or kernel_size), _side(padding)), axes=4)
+    return to.layer(
+        result, h, layers.MeanPool(_side(kernel_size), _side(stride or kernel_size), _side(padding)), axes=4
+    )
 
 
 def _pool_to(to: _Recorder, result: Tensor, h: Tensor, output_size: Any) -> _Value:
     if result.shape[2:] == h.shape[2:] != (1, 1):
         return to.values[id(h)].then(result)
     if result.shape[2:] == (1, 1):
-        return to.layer(result, h, Mean(), axes=4, rows=True)
+        return to.layer(result, h, layers.Mean(), axes=4, rows=True)
     _require(not any(side % after for side, after in zip(h.shape[2:], result.shape[2:], strict=True)))
     size = _side([side // after for side, after in zip(h.shape[2:], result.shape[2:], strict=True)])
-    return to.layer(result, h, MeanPool(size, size), axes=4)
+    return to.layer(result, h, layers.MeanPool(size, size), axes=4)
 
 
 def _log_softmax(to: _Recorder, result: Tensor, h: Tensor, dim: int, *rest: Any, **named: Any) -> _Value:
     _require(dim in (1, -1) and result.dtype == h.dtype)
-    return to.layer(result, h, LogSoftmax(), axes=2)
+    return to.layer(result, h, layers.LogSoftmax(), axes=2)
 
 
 def _mean(to: _Recorder, result: Tensor, h: Tensor, dim: Any, keepdim: bool = False) -> _Value:
     _require(h.ndim == 4 and {axis % 4 for axis in dim} == {2, 3})
-    return to.layer(result, h, Mean(), rows=True)
+    return to.layer(result, h, layers.Mean(), rows=True)
 
 
 def _reshaped(to: _Recorder, result: Tensor, h: Tensor, *args: Any, **kwargs: Any) -> _Value:
@@ -301,7 +285,7 @@ def _reshaped(to: _Recorder, result: Tensor, h: Tensor, *args: Any, **kwargs: An
     if result.shape == h.shape and result.dtype == h.dtype:
         return value.then(result)
     _require(result.dtype == h.dtype and result.ndim == 2 and len(result) == len(h))
-    return value.then(result) if value.rows else value.then(result, _Call(Flatten()), rows=True)
+    return value.then(result) if value.rows else value.then(result, _Call(layers.Flatten()), rows=True)
 
 
 def _dropped(channels: bool) -> Callable[..., _Value]:
@@ -311,7 +295,7 @@ def _dropped(channels: bool) -> Callable[..., _Value]:
             return to.values[id(h)].then(result)
         _require(p < 1)
         shape = (h.shape[1], 1, 1) if channels else tuple(h.shape[1:])
-        return to.layer(result, h, Dropout(shape, float(p)), axes=4 if channels else 0)
+        return to.layer(result, h, layers.Dropout(shape, float(p)), axes=4 if channels else 0)
 
     return read
 
@@ -321,7 +305,7 @@ def _slice(to: _Recorder, result: Tensor, h: Tensor, index: Any) -> _Value:
     rows, columns = index[-2:]
     _require(index in ((slice(None), slice(None), rows, columns), (..., rows, columns)))
     _require(rows == columns and rows in (slice(None), slice(None, None, rows.step), slice(0, None, rows.step)))
-    return _widened(to, result, h, Widen(rows.step or 1, 0, 0))
+    return _widened(to, result, h, layers.Widen(rows.step or 1, 0, 0))
 
 
 def _padded(
@@ -329,7 +313,7 @@ def _padded(
 ) -> _Value:
     """Channels of zeros before and after."""
     _require(mode == "constant" and not value and h.ndim == 4 and len(pad) >= 6 and not any((*pad[:4], *pad[6:])))
-    return _widened(to, result, h, Widen(1, *pad[4:6]))
+    return _widened(to, result, h, layers.Widen(1, *pad[4:6]))
 
 
 def _joined(to: _Recorder, result: Tensor, tensors: Sequence[Tensor], dim: int = 0) -> _Value:
@@ -337,18 +321,18 @@ def _joined(to: _Recorder, result: Tensor, tensors: Sequence[Tensor], dim: int =
     zeros = [tensor for number, tensor in enumerate(tensors) if number != at]
     _require(dim == 1 and tensors[at].ndim == 4 and not any(bool(zero.any()) for zero in zeros))
     widths = [tensor.shape[1] for tensor in tensors]
-    return _widened(to, result, tensors[at], Widen(1, sum(widths[:at]), sum(widths[at + 1 :])))
+    return _widened(to, result, tensors[at], layers.Widen(1, sum(widths[:at]), sum(widths[at + 1 :])))
 
 
-def _widened(to: _Recorder, result: Tensor, h: Tensor, widen: Widen) -> _Value:
+def _widened(to: _Recorder, result: Tensor, h: Tensor, widen: layers.Widen) -> _Value:
     """The value after a `Widen`, which continues one directly before it."""
     value = to.values[id(h)]
     _require(not value.rows and min(widen.stride - 1, widen.before, widen.after) >= 0)
     last = value.calls[-1].layer if value.calls else None
-    if isinstance(last, Widen) and widen.stride == 1:
-        widen = Widen(last.stride, last.before + widen.before, last.after + widen.after)
+    if isinstance(last, layers.Widen) and widen.stride == 1:
+        widen = layers.Widen(last.stride, last.before + widen.before, last.after + widen.after)
         value = value._replace(calls=value.calls[:-1])
-    return value.then(result, *([] if widen == Widen(1, 0, 0) else [_Call(widen)]))
+    return value.then(result, *([] if widen == layers.Widen(1, 0, 0) else [_Call(widen)]))
 
 
 def _added(to: _Recorder, result: Tensor, h: Any, other: Any, alpha: float = 1, sign: float = 1.0) -> _Value:
@@ -363,7 +347,7 @@ def _added(to: _Recorder, result: Tensor, h: Any, other: Any, alpha: float = 1, 
     shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] is pair[1], pairs))
     body, shortcut = sorted((left.calls[shared:], right.calls[shared:]), key=len, reverse=True)
     _require(bool(body))
-    block = Block(*(tuple(call.layer for call in path) for path in (body, shortcut)))
+    block = layers.Block(*(tuple(call.layer for call in path) for path in (body, shortcut)))
     names = tuple(name for call in body + shortcut for name in call.names)
     return _Value(result, (*left.calls[:shared], _Call(block, names)), left.rows)
 
@@ -380,12 +364,12 @@ def _divided(to: _Recorder, result: Tensor, h: Tensor, other: Any) -> _Value:
 def _scaled(to: _Recorder, result: Tensor, h: Tensor, span: Any, low: Any) -> _Value:
     """Inputs times `span` plus `low`, before any other layer."""
     value = to.values[id(h)]
-    _require(all(isinstance(call.layer, Scale) for call in value.calls) and result.shape == h.shape)
+    _require(all(isinstance(call.layer, layers.Scale) for call in value.calls) and result.shape == h.shape)
     low, span = (_constant(number, h) for number in (low, span))
     _require(bool((span != 0).all()))
-    scale = value.calls[0].layer if value.calls else UNSCALED
-    assert isinstance(scale, Scale)
-    return _Value(result, (_Call(Scale(scale.low * span + low, scale.span * span)),), value.rows)
+    scale = value.calls[0].layer if value.calls else layers.UNSCALED
+    assert isinstance(scale, layers.Scale)
+    return _Value(result, (_Call(layers.Scale(scale.low * span + low, scale.span * span)),), value.rows)
 
 
 def _constant(number: Any, h: Tensor) -> Tensor:
@@ -401,10 +385,10 @@ _READERS: dict[str, Callable[..., _Value]] = {
     "group_norm": _group_norm,
     "batch_norm": _batch_norm,
     "follow": _follow,
-    "margin": _entrywise(Margin()),
-    "relu": _entrywise(Relu()),
-    "sigmoid": _entrywise(Sigmoid()),
-    "tanh": _entrywise(Tanh()),
+    "margin": _entrywise(layers.Margin()),
+    "relu": _entrywise(layers.Relu()),
+    "sigmoid": _entrywise(layers.Sigmoid()),
+    "tanh": _entrywise(layers.Tanh()),
     "max_pool2d": _max_pool,
     "avg_pool2d": _mean_pool,
     "adaptive_avg_pool2d": _pool_to,
@@ -433,20 +417,20 @@ def _read(module: nn.Module, input_shape: tuple[int, ...]) -> Structure | None:
     value = recorder.values.get(id(scores))
     if recorder.unread or value is None or not value.rows or scores.ndim != 2:
         return None
-    layers, names = [call.layer for call in value.calls], [name for call in value.calls for name in call.names]
+    chain, names = [call.layer for call in value.calls], [name for call in value.calls for name in call.names]
     if len(input_shape) == 1:
-        layers.insert(1 if layers and isinstance(layers[0], Scale) else 0, Flatten())
-    last = next((layer for layer in reversed(layers) if not isinstance(layer, (Margin, LogSoftmax))), None)
-    _require(not any(isinstance(layer, LogSoftmax) for layer in layers[:-1]))
+        chain.insert(1 if chain and isinstance(chain[0], layers.Scale) else 0, layers.Flatten())
+    last = next((layer for layer in reversed(chain) if not isinstance(layer, (layers.Margin, layers.LogSoftmax))), None)
+    _require(not any(isinstance(layer, layers.LogSoftmax) for layer in chain[:-1]))
     tensors = tensors_of(module)
     statistics = {name for name in names if not isinstance(tensors[name], nn.Parameter)}
     trainable = {name for name, tensor in tensors.items() if tensor.requires_grad}
-    if not isinstance(last, Dense) or sorted(names) != sorted(trainable | statistics):
+    if not isinstance(last, layers.Dense) or sorted(names) != sorted(trainable | statistics):
         return None
     order = [name for name in tensors if name in names]
-    usual = names == [slot.name for layer in layers for slot in layer.slots]
+    usual = names == [slot.name for layer in chain for slot in layer.slots]
     places = () if order == names else tuple(map(order.index, names))
-    return Structure(tuple(layers), () if usual else tuple(names), places)
+    return Structure(tuple(chain), () if usual else tuple(names), places)
 
 
 def _agrees(structure: Structure, module: nn.Module, input_shape: tuple[int, ...]) -> bool:
