@@ -114,12 +114,12 @@ class ActiveMembership(Attack):
         rounds = (
             (observed.messages, _ratios(seen, observed)) for observed in seen.observed_rounds if observed.messages
         )
-        found = (
+        evidence = (
             (message.sender.number, row)
             for messages, ratios in rounds
             for message, row in zip(messages, ratios, strict=True)
         )
-        return over_rounds(found, None if seen.defense.superposes else seen.suspect)
+        return over_rounds(evidence, None if seen.defense.superposes else seen.suspect)
 
 
 def _front(task: Task, params: Vector) -> tuple[Structure, Callable[[Tensor], Tensor], Sequence[Tensor]]:
@@ -131,8 +131,8 @@ def _front(task: Task, params: Vector) -> tuple[Structure, Callable[[Tensor], Te
     name = task.model.name if isinstance(task, ModelTask) else "the model"
     structure = task.structure if isinstance(task, ModelTask) else None
     first = None if structure is None or structure.mixes else structure.first_dense
-    behind = () if structure is None or first is None else structure.layers[first:]
-    head = [layer for layer in behind if not isinstance(layer, (Dropout, LogSoftmax))]
+    layers = () if structure is None or first is None else structure.layers[first:]
+    head = [layer for layer in layers if not isinstance(layer, (Dropout, LogSoftmax))]
     dense = all(isinstance(layer, Relu) or (isinstance(layer, Dense) and layer.bias) for layer in head)
     if structure is None or first is None or head[1:2] != [Relu()] or not dense:
         text = "active-membership needs a dense layer with ReLU before another dense layer"
@@ -192,15 +192,15 @@ def _ratios(seen: Observation, observed: ObservedRound) -> Tensor:
     # a clip or a quantizer's range lowers the weight of a message's records; not all messages have a candidate
     seems = (products / lengths).amax(1)
     least = _LEAST * float(seems.max().clamp(min=0))
-    found = []
+    ratios = []
     for message, layer, product, seem in zip(observed.messages, layers, products, seems, strict=True):
         weight = min(weight_of(seen.setting, message), max(least, float(seem)))
         noise = float(layer.square().mean(1).median()) + 1e-6 * weight**2 * float(lengths.mean()) + 1e-30
         others = min(0.5, message.images / len(x)) * weight**2
         by = 1 / (noise + others * values)
         along, alone = vectors @ (by * (vectors.T @ product)), vectors.square() @ (by * values)
-        found.append((weight * along - weight**2 / 2 * alone) / (1 - others * alone))  # exclude the candidate
-    return torch.stack(found)
+        ratios.append((weight * along - weight**2 / 2 * alone) / (1 - others * alone))  # exclude the candidate
+    return torch.stack(ratios)
 
 
 def _layer(tensors: Sequence[Tensor], dense: int) -> Tensor:

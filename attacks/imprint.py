@@ -218,9 +218,9 @@ def _peel(layer: _Layer, bins: Tensor, unit: Tensor, noise: float, like: Tensor)
     """
     least = float(unit.abs().min())
     exact, error = _EXACT * float(like.max() - like.min()), noise / least
-    found, labels, before = bins[0, :0, :-1], torch.zeros(0, dtype=torch.int64), -1
-    while before < len(found) <= layer.bias.numel():
-        before = len(found)
+    records, labels, before = bins[0, :0, :-1], torch.zeros(0, dtype=torch.int64), -1
+    while before < len(records) <= layer.bias.numel():
+        before = len(records)
         for g in range(len(bins)):
             off, label = (bins[g, :, -1:] - unit).abs().min(1)
             (alone,) = (off < max(_EXACT, 4 * error) * least).nonzero(as_tuple=True)
@@ -237,5 +237,5 @@ def _peel(layer: _Layer, bins: Tensor, unit: Tensor, noise: float, like: Tensor)
             taken = unit[label][:, None] * torch.cat([x, torch.ones_like(x[:, :1])], 1)
             for group, places in zip(bins, at.T, strict=True):
                 group.index_add_(0, places, taken, alpha=-1)
-            found, labels = torch.cat([found, x]), torch.cat([labels, label])
-    return found, labels
+            records, labels = torch.cat([records, x]), torch.cat([labels, label])
+    return records, labels

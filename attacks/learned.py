@@ -208,28 +208,28 @@ class _Imitation:
     def _received(self, updates: Tensor, number: int, key: Key) -> Tensor:
         """[d]: the gradient that one message reveals after its users' updates [users, d] passed through the defense."""
         observation, model = self.observation, self.observed.model
-        here = Round(observation.defense, observation.setting, model.state, model.round)
+        server = Round(observation.defense, observation.setting, model.state, model.round)
         turn = number % len(self.observed.messages)
         message = self.observed.messages[turn]
         clients = []
-        for i, (who, update) in enumerate(zip([message.sender, *message.others], updates, strict=True)):
+        for i, (sender, update) in enumerate(zip([message.sender, *message.others], updates, strict=True)):
             own = key.child("user", i)
-            noise = self._step_noise(message, who)
+            noise = self._step_noise(message, sender)
             if noise > 0:
                 update = update + noise * rng.normal(own.child("steps"), (observation.setting.dim,))
-            clients.append(Client.of(who, update, observation.defense.remember(observation.setting), own))
-        (received,) = here.among_silent(clients, key).received
-        estimate = here.estimate(received, message.sender, None if message.shared is None else clients[0].shared)
+            clients.append(Client.of(sender, update, observation.defense.remember(observation.setting), own))
+        (received,) = server.among_silent(clients, key).received
+        estimate = server.estimate(received, message.sender, None if message.shared is None else clients[0].shared)
         return (estimate / update_per_gradient(observation.setting, self.observed)[turn]).to(model.params)
 
-    def _step_noise(self, message: Message, who: Sender) -> float:
+    def _step_noise(self, message: Message, sender: Sender) -> float:
         defense, setting = self.observation.defense, self.observation.setting
         multiplier = defense.step_noise(setting)
         if not multiplier:
             return 0.0
         assert defense.local.clip is not None  # noise is in units of the clip
         gradient = setting.sends == "gradient"
-        size = message.images // message.users if gradient else min(setting.batch or who.samples, who.samples)
+        size = message.images // message.users if gradient else min(setting.batch or sender.samples, sender.samples)
         length = 1.0 if gradient else self.observed.lr * math.sqrt(message.steps)
         return length * multiplier * defense.local.clip / size
 
@@ -343,16 +343,16 @@ def _fit(train: _Pairs, held: _Pairs, plan: Learned, *, pixels: bool, key: Key) 
     center, spread = train.features.mean(dim=0), train.features.std(dim=0, correction=0)
     spread = torch.where(spread < _CONSTANT, torch.inf, spread)
     x, held_x = ((pairs.features - center) / spread for pairs in (train, held))
-    wanted, held_wanted = ((pairs.images.flatten(1) - mean) @ directions for pairs in (train, held))
-    offset = wanted.mean(dim=0)
+    target, held_target = ((pairs.images.flatten(1) - mean) @ directions for pairs in (train, held))
+    offset = target.mean(dim=0)
     none = (x.new_zeros(x.shape[1], 0), x.new_zeros(0), x.new_zeros(0, len(offset)))
     linear = x.new_zeros(x.shape[1], len(offset))
     network = _Inverter(center, spread, mean, directions, offset, linear, *none, pixels)
     if not bool(x.isfinite().all() and held_x.isfinite().all()):
         return network
-    network = network._replace(linear=_ridge(_Pairs(x, wanted - offset), _Pairs(held_x, held_wanted - offset)))
+    network = network._replace(linear=_ridge(_Pairs(x, target - offset), _Pairs(held_x, held_target - offset)))
     if plan.hidden:
-        rest, held_rest = wanted - network.components(x), held_wanted - network.components(held_x)
+        rest, held_rest = target - network.components(x), held_target - network.components(held_x)
         first, bias, second = _learn(_Pairs(x, rest), _Pairs(held_x, held_rest), plan, key)
         network = network._replace(first=first, bias=bias, second=second)
     return network._replace(error=float((network(held.features) - held.images.flatten(1)).square().mean()))

@@ -126,8 +126,8 @@ def _louder(task: Task, structure: Structure, tensors: Sequence[Tensor], x: Tens
     """
     count = torch.arange(max(_CALIBRATED, task.classes))
     images, labels = x[count * len(x) // len(count), None], torch.eye(task.classes)[count % task.classes, None]
-    found = gradients(task, structure.join(tensors), images, labels)
-    energy = [float(part.square().sum()) for part in structure.split(found.square().sum(0).sqrt())]
+    slopes = gradients(task, structure.join(tensors), images, labels)
+    energy = [float(slope.square().sum()) for slope in structure.split(slopes.square().sum(0).sqrt())]
     return math.sqrt(_SHOWN / (1 - _SHOWN) * energy[-dense] / max(energy[-2], 1e-30))
 
 

@@ -152,13 +152,13 @@ class Believed:
     others: int = 0
 
     def __call__(self, candidates: Tensor, instances: Tensor) -> Evaluation:
-        kept = candidates.shape[1] - self.others
+        count = candidates.shape[1] - self.others
         pull: Callable[[Tensor, Tensor, Tensor, float], Tensor] | None = getattr(self.prior, "pull", None)
-        z = candidates[:, :kept].detach().view(len(candidates), self.images, -1).requires_grad_(pull is None)
+        z = candidates[:, :count].detach().view(len(candidates), self.images, -1).requires_grad_(pull is None)
         x = self.prior.inputs(z)
         energy = self.weight * self.prior.energy(z, x.view(len(x), self.images, *self.shape))
         at = x.detach().flatten(1)
-        value, slope = self.function(torch.cat([at, candidates[:, kept:]], 1) if self.others else at, instances)
+        value, slope = self.function(torch.cat([at, candidates[:, count:]], 1) if self.others else at, instances)
         inputs = slope.shape[1] - self.others
         of_inputs = slope[:, :inputs].view(x.shape)
         if pull is not None:
@@ -171,9 +171,9 @@ class Believed:
 
 def mapped(rows: Tensor, images: int, others: int, change: Callable[[Tensor], Tensor]) -> Tensor:
     """[m, ...]: rows [m, D] with `change` applied to each image's inputs or coordinates; the last `others` stay."""
-    kept = rows.shape[1] - others
-    changed = change(rows[:, :kept].view(len(rows), images, -1)).flatten(1)
-    return torch.cat([changed, rows[:, kept:]], 1)
+    count = rows.shape[1] - others
+    changed = change(rows[:, :count].view(len(rows), images, -1)).flatten(1)
+    return torch.cat([changed, rows[:, count:]], 1)
 
 
 def near_center(z: Tensor, restart: int) -> Tensor:

@@ -286,9 +286,9 @@ class _Group:
         assert prior is not None
         z, least = start, _share(_TOLERANCE, goal)
         for task, nats in soft:
-            behind = replace(self, observation=replace(self.observation, task=task))._goal(labels).at(nats)
+            soft_goal = replace(self, observation=replace(self.observation, task=task))._goal(labels).at(nats)
             stop = Stop(max(1, search.warm // 2 // len(soft)), least[rows], decrease=search.decrease)
-            z, _, used, _ = minimize(_Subset(behind, rows), z, stop)
+            z, _, used, _ = minimize(_Subset(soft_goal, rows), z, stop)
             best.evaluations[rows] += used
         minima = self._staged(goal, rows, z, int(_LAST * search.evaluations), lambda strength: least)
         best.evaluations[rows] += minima.evaluations
@@ -505,7 +505,8 @@ def explained_at(
 
 
 def _imitated(seen: Observation, observed: ObservedRound, x: Tensor, labels: Tensor, key: Key) -> ObservedRound:
-    params, here = observed.model.params, Round(seen.defense, seen.setting, observed.model.state, observed.model.round)
+    params = observed.model.params
+    server = Round(seen.defense, seen.setting, observed.model.state, observed.model.round)
     with torch.no_grad():
         each = gradients(seen.task, params, x, targets_of(seen.task, labels, params.dtype))
     each = each.nan_to_num(0.0, 0.0, 0.0)  # if a model diverged: no client sends this
@@ -513,6 +514,6 @@ def _imitated(seen: Observation, observed: ObservedRound, x: Tensor, labels: Ten
     for message, update in zip(observed.messages, updates, strict=True):
         own = key.child(message.sender.number)
         client = Client.of(message.sender, update, seen.defense.remember(seen.setting), own)
-        (wire,) = here.among_silent([client], own).received
+        (wire,) = server.among_silent([client], own).received
         messages.append(message._replace(wire=wire, shared=message.shared and client.shared))
     return observed._replace(messages=tuple(messages))

@@ -297,10 +297,10 @@ class FirstLayer:
     def of(cls, task: Task, targets: Tensor) -> FirstLayer | None:
         """From gradients `targets` [n, d]; None if the model does not begin with a dense layer or most are zero."""
         params = rng.uniform(Key(0).child("first layer"), (task.layout.dim,), -1.0, 1.0, dtype=torch.float64)
-        if not isinstance(task, ModelTask) or (found := front(task, params)) is None or found[0].layers:
+        if not isinstance(task, ModelTask) or (entry := front(task, params)) is None or entry[0].layers:
             return None
         split = task.layout.split if task.structure is None else task.structure.split
-        weight, bias = split(targets)[found[1] : found[1] + 2]
+        weight, bias = split(targets)[entry[1] : entry[1] + 2]
         rows = torch.cat([weight, bias[:, :, None]], 2).double()
         if not bool(rows.isfinite().all()) or float((rows != 0).double().mean()) < _SHOWN:
             return None

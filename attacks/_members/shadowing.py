@@ -119,10 +119,10 @@ def shadow(observation: Observation, key: Key, *, runs: int, online: bool, simul
     assert observation.candidates is not None
     clients, n = observation.setting.clients, len(observation.candidates.y)
     records = clients * observation.setting.samples
-    wanted = max(0, 2 * records - n) if online else 2 * records
+    drawn = max(0, 2 * records - n) if online else 2 * records
     order = torch.from_numpy(rng.permutation(key.child("auxiliary"), len(observation.auxiliary.y)))
     x, y = observation.auxiliary
-    pool, aside = (Examples(x[rows], y[rows]) for rows in (order[:wanted], order[wanted:]))
+    pool, aside = (Examples(x[rows], y[rows]) for rows in (order[:drawn], order[drawn:]))
     if online:
         pool = Examples(*(torch.cat(pair) for pair in zip(observation.candidates, pool, strict=True)))
     size = len(pool.y)
@@ -287,15 +287,15 @@ class _Defended:
 
     def mean(self, key: Key, number: int, senders: Sequence[Sender], updates: Tensor) -> Vector:
         """[d]: the server's mean of updates [clients, d]; `key` is the run's key."""
-        here = Round(self.defense, self.setting, self.state, number)
+        server = Round(self.defense, self.setting, self.state, number)
         clients = [
-            Client.of(who, update, self.memories[who.number], client_key(key, number, who.number))
-            for who, update in zip(senders, updates, strict=True)
+            Client.of(sender, update, self.memories[sender.number], client_key(key, number, sender.number))
+            for sender, update in zip(senders, updates, strict=True)
         ]
-        sent = here.exchange(clients, key.child("round", number, "channel"))
-        for who, memory in zip(senders, sent.memories, strict=True):
-            self.memories[who.number] = memory
-        return here.decode(sent, key.child("round", number, "server"))
+        sent = server.exchange(clients, key.child("round", number, "channel"))
+        for sender, memory in zip(senders, sent.memories, strict=True):
+            self.memories[sender.number] = memory
+        return server.decode(sent, key.child("round", number, "server"))
 
     def advance(self, number: int, run: _Run) -> None:
         before = run.loss(run.before) if self.loss is None else self.loss
@@ -330,7 +330,7 @@ class _Run:
             self.params, self.ended = torch.full_like(self.params, torch.nan), True
             return
         if self.defended is None:
-            mean = weighted_mean(list(updates), [float(who.samples) for who in senders])
+            mean = weighted_mean(list(updates), [float(sender.samples) for sender in senders])
         else:
             mean = self.defended.mean(self.key, number, senders, updates)
         local, self.before = self.plan.local, self.params
@@ -356,9 +356,9 @@ def _round(task: ModelTask, plan: ShadowPlan, runs: Sequence[_Run], number: int,
         return
     senders = [run.senders(number) for run in going]
     work = [
-        Work(run.clients[who.number], client_key(run.key, number, who.number).child("train"))
+        Work(run.clients[sender.number], client_key(run.key, number, sender.number).child("train"))
         for run, chosen in zip(going, senders, strict=True)
-        for who in chosen
+        for sender in chosen
     ]
     starts = torch.stack([run.params for run in going]).repeat_interleave(len(senders[0]), 0)
     updates = train_clients(task, starts.to(work[0].data.x.device), work, plan.local, engine).updates.cpu()

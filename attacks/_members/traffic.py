@@ -158,7 +158,9 @@ class ByTraffic(Attack):
         Raises:
             ValueError: these rounds have no message of the suspect, or no message at all.
         """
-        each = ((who, self.evidence(traffic, row)) for traffic in rounds for row, who in enumerate(traffic.senders))
+        each = []
+        for traffic in rounds:
+            each += [(sender, self.evidence(traffic, row)) for row, sender in enumerate(traffic.senders)]
         return over_rounds(each, suspect, averages=self.averages)
 
 
@@ -179,8 +181,8 @@ def over_rounds(each: Iterable[tuple[int, Tensor]], suspect: int | None, *, aver
             sums[sender] = sums[sender] + evidence if sender in sums else evidence
             times[sender] = times.get(sender, 0) + 1
     if not sums:
-        who = "any client" if suspect is None else f"client {suspect}"
-        raise ValueError(f"expected a message of {who} in the observed rounds, got none; observe more rounds")
+        name = "any client" if suspect is None else f"client {suspect}"
+        raise ValueError(f"expected a message of {name} in the observed rounds, got none; observe more rounds")
     scores = [total / times[sender] if averages else total for sender, total in sums.items()]
     return Membership(finite(torch.stack(scores).amax(dim=0)))
 
@@ -222,7 +224,7 @@ def _read_round(observation: Observation, observed: ObservedRound, sent: bool, t
         received = (share.to(received.dtype) @ received)[None]
         known = None if known is None else known.any(dim=0, keepdim=True)
         weight, chance = (share @ (weight * share))[None], (share @ chance)[None]
-    kept = None if known is None or bool(known.all()) else known.to(received.dtype).T
+    mask = None if known is None or bool(known.all()) else known.to(received.dtype).T
     x, y = observation.candidates
     labels = targets_of(observation.task, y, params.dtype)
     columns = []
@@ -230,7 +232,7 @@ def _read_round(observation: Observation, observed: ObservedRound, sent: bool, t
         with torch.no_grad():
             each = _finite_rows(gradients(observation.task, params, images[:, None], rows[:, None]))
             whole = each.square().sum(dim=1, keepdim=True)
-            over = whole.expand(-1, len(received)) if kept is None else each.square() @ kept
+            over = whole.expand(-1, len(received)) if mask is None else each.square() @ mask
             columns.append(torch.cat([whole, each @ received.T, over], dim=1).double())
     squares, products, over = torch.split(torch.cat(columns).T, [1, len(received), len(received)])
     whole, over, clip = squares[0].sqrt(), over.sqrt(), observation.defense.local.clip

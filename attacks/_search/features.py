@@ -82,11 +82,11 @@ class Features:
 
         None: the layers before the first dense one are not known, or this layer has no bias.
         """
-        if not isinstance(task, ModelTask) or (found := front(task, params)) is None:
+        if not isinstance(task, ModelTask) or (entry := front(task, params)) is None:
             return None
         if task.structure is not None and kernel_of(task, params, 1) is None:
             return None
-        before, owned = found
+        before, owned = entry
         split = task.layout.split if task.structure is None else task.structure.split
         weight, bias = split(targets)[owned : owned + 2]
         features, slopes, error = outer(torch.cat([weight, bias[:, :, None]], 2).double())
@@ -96,7 +96,7 @@ class Features:
         dtype, known = targets.dtype, targets[:, :0]
         weights, kernel = known, None
         if before.layers:
-            known = torch.cat([part.flatten(1) for part in split(targets)[:owned]], 1)
+            known = torch.cat([gradient.flatten(1) for gradient in split(targets)[:owned]], 1)
             kernel = Kernel(before, before.layout.join(split(params)[:owned]), linear=True)
             weights = _weights(kernel, known)
         back = slopes.to(dtype) @ split(params)[owned]
@@ -113,15 +113,15 @@ class Features:
         # without layers before, there is a single minimum, which is found soon
         searches, most = (1, -(-evaluations // 4)) if self.kernel is None else (_STARTS, evaluations)
         schedule = Schedule(most, _STEP, signed=False)
-        beside = [_SPREAD * rng.normal(key.child(number), starts.shape[1:]) for number in range(1, searches)]
-        found = [descend(whole, start, schedule) for start in (starts, *(starts + off.to(starts) for off in beside))]
-        x, value, used = (torch.stack(parts) for parts in zip(*(one[:3] for one in found), strict=True))
-        return Minima(x.mean(0), value.mean(0), used.sum(0), found[0].status)
+        offsets = [_SPREAD * rng.normal(key.child(number), starts.shape[1:]) for number in range(1, searches)]
+        minima = [descend(whole, start, schedule) for start in (starts, *(starts + off.to(starts) for off in offsets))]
+        x, value, used = (torch.stack(parts) for parts in zip(*(result[:3] for result in minima), strict=True))
+        return Minima(x.mean(0), value.mean(0), used.sum(0), minima[0].status)
 
     def __call__(self, candidates: Tensor, instances: Tensor) -> Evaluation:
         """Implement `Function`."""
         parts = zip(torch.split(candidates, _TOGETHER), torch.split(instances, _TOGETHER), strict=True)
-        values, slopes = zip(*(self._evaluate(part, rows) for part, rows in parts), strict=True)
+        values, slopes = zip(*(self._evaluate(chunk, rows) for chunk, rows in parts), strict=True)
         trust = self.trust[instances]
         return Evaluation(trust * torch.cat(values), trust[:, None] * torch.cat(slopes))
 
@@ -178,7 +178,8 @@ def _weights(kernel: Kernel, targets: Tensor) -> Tensor:
     for sought, weighs in zip(reversed(kernel.split(targets)), reversed(kernel.split(weights)), strict=True):
         if sought:
             strength *= _EARLIER
-            length = torch.stack([part.square().flatten(1).sum(1) for part in sought]).sum(0)
-            for part in weighs:
-                part.copy_((strength / length).nan_to_num(posinf=0.0).view(-1, *[1] * (part.ndim - 1)).expand_as(part))
+            length = torch.stack([tensor.square().flatten(1).sum(1) for tensor in sought]).sum(0)
+            for tensor in weighs:
+                weight = (strength / length).nan_to_num(posinf=0.0)
+                tensor.copy_(weight.view(-1, *[1] * (tensor.ndim - 1)).expand_as(tensor))
     return weights

@@ -184,11 +184,11 @@ class _Memory:
         pair = torch.stack([step, change], dim=1).to(_PAIRS).to(step.dtype)
         lengths, change_squared = torch.bmm(pair, pair.mT).unbind(1)
         step_squared, curvature = lengths.unbind(1)
-        kept = accepted & (curvature > _CURVATURE * (step_squared.sqrt() * change_squared[:, 1].sqrt()))
-        slot = torch.where(kept, self.count % (slots - 1) + 1, 0)
-        self.count += kept
+        stored = accepted & (curvature > _CURVATURE * (step_squared.sqrt() * change_squared[:, 1].sqrt()))
+        slot = torch.where(stored, self.count % (slots - 1) + 1, 0)
+        self.count += stored
         every, column_of = torch.arange(len(slot), device=slot.device), slot[:, None]
-        self.pairs[every, slot] = pair = torch.where(kept[:, None, None], pair, 0.0)
+        self.pairs[every, slot] = pair = torch.where(stored[:, None, None], pair, 0.0)
 
         # multiplying rows by the transposed ring is several times faster than the ring by columns
         pair[:, 0] = gradient
@@ -199,12 +199,12 @@ class _Memory:
         on_steps.scatter_(2, column_of[:, None].expand(-1, 2, -1), 0.0)
         inverse[every, slot] = 0.0
         solved = torch.bmm(on_steps, inverse.mT)
-        curvature = torch.where(kept, newest[:, 1], torch.inf)[:, None]
+        curvature = torch.where(stored, newest[:, 1], torch.inf)[:, None]
         column = (solved[:, 1] / -curvature).scatter_(1, column_of, 1 / curvature)
         inverse[every, :, slot] = column
         self.curvature.scatter_(1, column_of, curvature.nan_to_num(posinf=0.0))
         now = curvature / on_changes[:, 1].gather(1, column_of)
-        self.scale = torch.where(kept[:, None], now, self.scale)
+        self.scale = torch.where(stored[:, None], now, self.scale)
 
         u = torch.addcmul(solved[:, 0], column, newest[:, :1])
         inner = self.curvature[:, used] * u + self.scale * (torch.bmm(u[:, None], gram)[:, 0] - on_changes[:, 0])

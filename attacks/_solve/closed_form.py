@@ -89,8 +89,8 @@ def entrance(task: ModelTask, params: Tensor) -> int | None:
     leaf, entries = params.clone().requires_grad_(), math.prod(task.input_shape)
     x = uniform(Key(0).child("probe"), (1, *task.input_shape), dtype=torch.float64)
     row, factors = task.model.scale.apply(x).flatten(), uniform(Key(0).child("factors"), (task.classes,))
-    for at, (one, other) in enumerate(itertools.pairwise(task.layout.shapes)):
-        if len(one) == 2 and one == (*other, entries):
+    for at, (shape, following) in enumerate(itertools.pairwise(task.layout.shapes)):
+        if len(shape) == 2 and shape == (*following, entries):
             (slopes,) = torch.autograd.grad((task.outputs(leaf, x) * factors).sum(), leaf)
             weight, bias = task.layout.split(slopes)[at : at + 2]
             if torch.dist(weight, torch.outer(bias, row)) <= 1e-6 * weight.norm():
@@ -402,9 +402,9 @@ def _band(positions: Tensor, geometry: Geometry) -> _Band:
     places = torch.cat([positions * channels + channel for channel in range(channels)], dim=1)
     lower, upper = places[:, :, None], places[:, None, :]
     below = lower // size - upper // size
-    kept = inside[:, :, None] & inside[:, None, :] & (below >= 0)
+    used = inside[:, :, None] & inside[:, None, :] & (below >= 0)
     target = ((upper // size * 2 + below) * size + lower % size) * size + upper % size
-    return _Band(-(-height // rows), size, unknowns, kept.flatten().nonzero()[:, 0], target[kept])
+    return _Band(-(-height // rows), size, unknowns, used.flatten().nonzero()[:, 0], target[used])
 
 
 @dataclass(frozen=True, eq=False)

@@ -212,7 +212,7 @@ def train_clients(task: ModelTask, params: Tensor, work: Sequence[Work], plan: L
     if params.shape not in ((d,), (len(work), d)):
         raise ValueError(f"expected params [{d}] or [{len(work)}, {d}], got {list(params.shape)}")
     if engine == "double":
-        exact = [one._replace(data=one.data.double()) for one in work]
+        exact = [client._replace(data=client.data.double()) for client in work]
         updates, batches = train_clients(task, params.double(), exact, plan, choose_engine(task, params.device))
         return Trained(updates.to(params.dtype), batches)
     check_records(task, plan)
@@ -227,16 +227,17 @@ def train_clients(task: ModelTask, params: Tensor, work: Sequence[Work], plan: L
         raise ValueError(f"expected a dense ReLU stack for engine 'dense', got {task.model.name!r}")
     chunk = len(work)
     if params.device.type == "cpu":
-        chunk = _CHUNK if engine == "dense" else max(_CHUNK, _CACHED // (d * max(one.samples for one in work)))
+        chunk = _CHUNK if engine == "dense" else max(_CHUNK, _CACHED // (d * max(client.samples for client in work)))
     updates = torch.empty(len(work), d, dtype=params.dtype, device=params.device)
-    for part in (slice(i, i + chunk) for i in range(0, len(work), chunk)):
-        _train_many(task, starts[part], work[part], batches[part], plan, engine, updates[part])
+    for start in range(0, len(work), chunk):
+        some = slice(start, start + chunk)
+        _train_many(task, starts[some], work[some], batches[some], plan, engine, updates[some])
     return Trained(updates, batches)
 
 
 def _train_one(task: ModelTask, params: Vector, work: Work, batches: Sequence[Indices], plan: LocalPlan) -> Vector:
     local = params.clone()
-    tensors = [part.detach().requires_grad_() for part in task.layout.split(local)]
+    tensors = [tensor.detach().requires_grad_() for tensor in task.layout.split(local)]
     velocity: list[Tensor] | None = None
     for number, index in enumerate(batches):
         gradient = _gradient(task, tensors, work, number, index, plan)
@@ -334,7 +335,7 @@ def _gather(
             keeps.append([torch.cat([mask, mask.new_ones(size - len(pick), *mask.shape[1:])]) for mask in keep])
     stacked = [torch.stack(masks).to(device) for masks in zip(*keeps, strict=True)] if keeps else None
     places = torch.from_numpy(rows).to(device)
-    x, y = (_taken(part, places) for part in zip(*(client.data for client in work), strict=True))
+    x, y = (_taken(data, places) for data in zip(*(client.data for client in work), strict=True))
     return _Step(
         x, y, torch.from_numpy(weight).to(device), torch.tensor(running, dtype=torch.float32, device=device), stacked
     )
@@ -342,11 +343,11 @@ def _gather(
 
 def _taken(data: Sequence[Tensor], rows: Tensor) -> Tensor:
     """[c, b, ...] the rows [c, b] of each client's data; in one call if all clients hold rows of one tensor."""
-    if all(one is data[0] for one in data):
+    if all(tensor is data[0] for tensor in data):
         return data[0].index_select(0, rows.view(-1)).view(*rows.shape, *data[0].shape[1:])
     taken = data[0].new_empty((*rows.shape, *data[0].shape[1:]))
-    for part, each, out in zip(data, rows, taken, strict=True):
-        torch.index_select(part, 0, each, out=out)
+    for tensor, each, out in zip(data, rows, taken, strict=True):
+        torch.index_select(tensor, 0, each, out=out)
     return taken
 
 
@@ -394,9 +395,9 @@ def _clipped_sums(task: ModelTask, local: Tensor, step: _Step, clip: float) -> T
     sums = torch.zeros_like(local)
     size = max(1, _ENTRIES // local.numel())
     for start in range(0, step.y.shape[1], size):
-        part = slice(start, start + size)
-        keep = step.keep and [mask[:, part] for mask in step.keep]
-        rows = gradients(local, step.x[:, part], step.y[:, part], keep)
-        factors = clip_factors([partial(row_squares, rows)], rows.dtype, clip) * step.weight[:, part]
+        records = slice(start, start + size)
+        keep = step.keep and [mask[:, records] for mask in step.keep]
+        rows = gradients(local, step.x[:, records], step.y[:, records], keep)
+        factors = clip_factors([partial(row_squares, rows)], rows.dtype, clip) * step.weight[:, records]
         sums += torch.bmm(factors[:, None], rows)[:, 0]
     return sums

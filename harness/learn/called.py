@@ -160,8 +160,8 @@ class _State:
                 raise ValueError(f"expected inputs of {axes} axes, got {tuple(h.shape)}")
             if depth not in ("", "row"):
                 raise ValueError(f"expected mode='row', got mode={depth!r}, which drops whole batches")
-            kept = 1 if depth else 2 if axes else h.ndim
-            shape = (*h.shape[:kept], *(1 for _ in h.shape[kept:]))
+            leading = 1 if depth else 2 if axes else h.ndim
+            shape = (*h.shape[:leading], *(1 for _ in h.shape[leading:]))
             self.dropped.append(_Dropped(path, rate, shape, bool(axes or depth)))
         if self.keep is None:
             return h

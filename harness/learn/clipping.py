@@ -113,7 +113,7 @@ def clip_factors(parts: Sequence[Squares], dtype: torch.dtype, clip: float, most
     The squared norm is the sum of `parts`. If it overflows in `dtype`, the gradients' type, it is computed in float64.
     """
     for precision in (dtype, torch.float64):
-        squares = reduce(torch.add, [part(precision) for part in parts])
+        squares = reduce(torch.add, [term(precision) for term in parts])
         if math.isfinite(float(squares.sum())):
             break
     return (squares.rsqrt() * clip).clamp(max=most).to(dtype)
@@ -207,7 +207,7 @@ class _Kernel:
         keeps = not by_gram and len(self.deltas) * entries <= _KEPT
         largest = max(entries // self.shape[0] * positions, 0 if by_gram or keeps else entries)
         pieces = [torch.split(maps, max(1, _CACHE // largest)) for maps in (self.deltas.flatten(2), self.inputs)]
-        squares, kept = [], []
+        squares, stored = [], []
         for deltas, inputs in zip(*pieces, strict=True):
             patches = self._patches(inputs)
             if by_gram:
@@ -218,8 +218,8 @@ class _Kernel:
             rows = torch.bmm(deltas, patches.transpose(1, 2)).flatten(1)
             squares.append(row_squares(rows, dtype))
             if keeps:
-                kept.append(rows)
-        self.kept = torch.cat(kept) if keeps else None
+                stored.append(rows)
+        self.kept = torch.cat(stored) if keeps else None
         return torch.cat(squares)
 
     def totals(self, factors: Tensor) -> list[Tensor]:

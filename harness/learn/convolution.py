@@ -89,8 +89,8 @@ class _NativeConvStep:
 
     def backward(self, d: Tensor, into: Sequence[Tensor], on: bool) -> Tensor:
         self._pad(self.plans.spread_back, d, self.behind)
-        inputs, slopes, found = self.ahead.data_ptr(), self.behind.data_ptr(), _Rows.of(into[0])
-        self.native.weights(self.plans.weights.data_ptr(), self.m, inputs, slopes, *found)
+        inputs, slopes, gradient = self.ahead.data_ptr(), self.behind.data_ptr(), _Rows.of(into[0])
+        self.native.weights(self.plans.weights.data_ptr(), self.m, inputs, slopes, *gradient)
         if self.biased:
             torch.sum(d.flatten(2), dim=2, out=into[1])
         return self._correlate(self.plans.backward, self.back, [(self.behind, self.weight)]) if on else d
@@ -200,14 +200,14 @@ def _plans(layer: Conv, lanes: int, ins: int, b: int, height: int, width: int) -
     axes = [_Axis(size, layer.kernel, layer.stride, layer.padding, 1) for size in (height, width)]
     rows, columns = axes[0], axes[1]._replace(lanes=lanes)
     phases, square = range(layer.stride), layer.kernel**2
-    one = rows.ahead * columns.ahead
-    ahead, behind = layer.stride**2 * one, rows.behind * columns.behind
+    phase = rows.ahead * columns.ahead
+    ahead, behind = layer.stride**2 * phase, rows.behind * columns.behind
     inputs, outputs = height * width, rows.outputs * columns.outputs
 
     def cell(u: int, v: int) -> int:
         """The entry of row u and column v, counted with the padding, in a padded map of inputs."""
         (q, f), (r, g) = divmod(u, layer.stride), divmod(v, layer.stride)
-        return (f * layer.stride + g) * one + q * columns.ahead + r
+        return (f * layer.stride + g) * phase + q * columns.ahead + r
 
     def slope(y: int, x: int) -> int:
         """The entry of output y, x in a padded map of slopes."""
@@ -380,8 +380,8 @@ class _Filters:
             places = torch.arange(count, device=self.turned.device)
             phases = places.view(stride, stride, self.layer.inputs, b, *counts)
             full = phases.permute(2, 3, 4, 0, 5, 1).flatten(4).flatten(2, 3)
-            part = full[..., skipped : skipped + sides[0], skipped : skipped + sides[1]]
-            self._unphased[b, *sides] = part.flatten()
+            inside = full[..., skipped : skipped + sides[0], skipped : skipped + sides[1]]
+            self._unphased[b, *sides] = inside.flatten()
         return self._unphased[b, *sides]
 
     def _end(self, side: int) -> int:

@@ -40,8 +40,8 @@ def gradients(task: Task, params: Vector, x: Tensor, y: Tensor) -> Tensor:
     """
     kernel = kernel_of(task, params, x.shape[1])
     if kernel is not None:
-        parts = zip(torch.split(x, _TOGETHER), torch.split(y, _TOGETHER), strict=True)
-        rows = [_ByHand.apply(kernel, *part) for part in parts]  # type: ignore[no-untyped-call]
+        chunks = zip(torch.split(x, _TOGETHER), torch.split(y, _TOGETHER), strict=True)
+        rows = [_ByHand.apply(kernel, *chunk) for chunk in chunks]  # type: ignore[no-untyped-call]
         return torch.cat(rows) if len(rows) > 1 else rows[0]
     if len(x) == 1:  # mapping over a single instance takes 1.5 times as long as no mapping
         leaf = params.detach().requires_grad_()
@@ -133,9 +133,9 @@ def losses(task: Task, params: Vector, x: Tensor, y: Tensor, *, chunk: int = 256
 
     # a trained model uses its running statistics, not those of a batch
     each = vmap(by_scores if task.mixes and task.softmax else task.loss, in_dims=(None, 0, 0))
-    parts = zip(torch.split(x[:, None], chunk), torch.split(y[:, None], chunk), strict=True)
+    batches = zip(torch.split(x[:, None], chunk), torch.split(y[:, None], chunk), strict=True)
     with torch.no_grad():
-        return torch.cat([each(params, *part) for part in parts])
+        return torch.cat([each(params, *batch) for batch in batches])
 
 
 def keep_freed_memory() -> None:

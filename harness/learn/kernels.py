@@ -291,7 +291,7 @@ class _DenseStep:
 
 class _Smooth:
     def __init__(self, shape: Shape, scratch: Scratch) -> None:
-        self.shape, self.one = shape, scratch.new().fill_(1.0)
+        self.shape, self.unit = shape, scratch.new().fill_(1.0)
         self.h, self.slope, self.d, self.t, self.a, self.bend = (scratch.new(*shape) for _ in range(6))
         self.bent = False
         """Whether `bend` holds h'' t times the loss's slope in the output; False before the first layer with weights,
@@ -311,12 +311,12 @@ class _SigmoidStep(_Smooth):
 
     def forward(self, h: Tensor) -> Tensor:
         torch.sigmoid(h, out=self.h)
-        torch.sub(self.one, self.h, out=self.slope).mul_(self.h)
+        torch.sub(self.unit, self.h, out=self.slope).mul_(self.h)
         return self.h
 
     def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
         assert t is not None
-        torch.add(self.one, self.h, alpha=-2, out=self.bend).mul_(t).mul_(self.d)
+        torch.add(self.unit, self.h, alpha=-2, out=self.bend).mul_(t).mul_(self.d)
         self.bent = True
         return torch.mul(t, self.slope, out=self.t)
 
@@ -326,7 +326,7 @@ class _TanhStep(_Smooth):
 
     def forward(self, h: Tensor) -> Tensor:
         torch.tanh(h, out=self.h)
-        torch.addcmul(self.one, self.h, self.h, value=-1, out=self.slope)
+        torch.addcmul(self.unit, self.h, self.h, value=-1, out=self.slope)
         return self.h
 
     def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
@@ -352,7 +352,7 @@ class _SoftReluStep(_Smooth):
     def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
         assert t is not None
         # self.d already contains one factor `slope`
-        torch.sub(self.one, self.slope, out=self.bend).mul_(t).mul_(self.d).div_(self.width)
+        torch.sub(self.unit, self.slope, out=self.bend).mul_(t).mul_(self.d).div_(self.width)
         self.bent = True
         return torch.mul(t, self.slope, out=self.t)
 
@@ -476,7 +476,7 @@ class _NormStep:
 
     def __init__(self, layer: layers.Norm, tensors: Sequence[Tensor], shape: Shape, scratch: Scratch) -> None:
         self.shape, self.running, m = shape, tensors[2:], shape[0]
-        self.scale, self.bias = (one[:, None, None, None] for one in tensors[:2])
+        self.scale, self.bias = (tensor[:, None, None, None] for tensor in tensors[:2])
         self.sets = (m, layer.groups or layer.channels, -1, shape[2], math.prod(shape[3:]))
         self.over = (2, 4) if layer.groups else (2, 3, 4)  # a batch norm's sets span the images
         self.entries, self.eps, self.rate = math.prod(shape[2:]), layer.eps, layer.rate
@@ -503,7 +503,7 @@ class _NormStep:
 
     def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
         self.along = along[0][..., None, None, None]
-        self.moves = [part[:, :, None, None, None] * self.rate / self.entries for part in along[2:]]
+        self.moves = [direction[:, :, None, None, None] * self.rate / self.entries for direction in along[2:]]
         moved = torch.addcmul(along[1][..., None, None, None], self.along, self.u.view(self.shape))
         self.t, self.of_t = self._along(torch.zeros(self.shape).to(moved) if t is None else t)
         return moved.addcmul_(self.t.view(self.shape), self.scale)

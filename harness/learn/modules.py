@@ -277,7 +277,7 @@ class _Start:
         if initialization == "dlg":
             flat = rng.uniform(key, (self.layout.dim,), -0.5, 0.5)
             parts = zip(self.layout.names, self.layout.split(flat), self.layout.split(self.made), strict=True)
-            return self.layout.join([made if name in self.net.statistics else part for name, part, made in parts])
+            return self.layout.join([made if name in self.net.statistics else drawn for name, drawn, made in parts])
         if isinstance(self.fresh.source, nn.Module):
             return self.made.clone()
         with rng.global_generators(key):
@@ -314,10 +314,10 @@ def check(task: ModelTask) -> None:
         torch.autograd.grad(gradients(task, params, several, y).sum(), several)
         losses(task, params, x[0], y[0] if squared else labels[0])
     with theirs(name, "its gradient fails in float64; register constant tensors as buffers"):
-        apart = _apart(task, params.double(), x[:1].double(), y[:1].double())
-    if apart > _AGREES:
+        difference = _apart(task, params.double(), x[:1].double(), y[:1].double())
+    if difference > _AGREES:
         text = "the derivative of its gradient in the inputs differs from finite differences"
-        raise refusal(name, f"{text} (off by {apart:.1g}); is the backward of a custom autograd.Function wrong?")
+        raise refusal(name, f"{text} (off by {difference:.1g}); is the backward of a custom autograd.Function wrong?")
 
 
 def _apart(task: ModelTask, params: Vector, x: Tensor, y: Tensor) -> float:

@@ -78,19 +78,19 @@ def partition(spec: FederationSpec, labels: Tensor, key: Key) -> list[Indices]:
     classes = np.asarray(labels.cpu(), dtype=np.int64)[chosen]
     match spec.partition:
         case "iid":
-            parts = np.array_split(rng.permutation(key.child("deal"), used), spec.clients)
+            hands = np.array_split(rng.permutation(key.child("deal"), used), spec.clients)
         case "shards":
-            parts = shards(classes, spec.clients, spec.shards, key)
+            hands = shards(classes, spec.clients, spec.shards, key)
         case "dirichlet":
-            parts = dirichlet(classes, spec.clients, spec.alpha, key)
+            hands = dirichlet(classes, spec.clients, spec.alpha, key)
         case "labels":
-            parts = some_labels(classes, spec.clients, spec.labels, key)
+            hands = some_labels(classes, spec.clients, spec.labels, key)
         case "sizes":
             assert given is not None
-            parts = np.split(rng.permutation(key.child("deal"), used), np.cumsum(given)[:-1])
+            hands = np.split(rng.permutation(key.child("deal"), used), np.cumsum(given)[:-1])
         case "unbalanced":
-            parts = unbalanced(used, spec.clients, spec.imbalance, key)
-    return [np.sort(chosen[part]) for part in parts]
+            hands = unbalanced(used, spec.clients, spec.imbalance, key)
+    return [np.sort(chosen[rows]) for rows in hands]
 
 
 def check_labels(spec: FederationSpec, labels: Tensor) -> None:
@@ -153,8 +153,8 @@ def some_labels(classes: Indices, clients: int, each: int, key: Key) -> list[Ind
                 f"expected a sample of label {value} for each of {len(numbers)} clients, got {len(members)}"
             )
         members = members[rng.permutation(key.child("deal", int(value)), len(members))]
-        for number, part in zip(numbers, np.array_split(members, len(numbers)), strict=True):
-            hands[number].append(part)
+        for number, rows in zip(numbers, np.array_split(members, len(numbers)), strict=True):
+            hands[number].append(rows)
     return [np.concatenate(hand) for hand in hands]
 
 
@@ -175,21 +175,21 @@ def dirichlet(classes: Indices, clients: int, alpha: float, key: Key) -> list[In
         if weights.sum() == 0:
             weights = np.eye(clients)[rng.integers(key.child("uncovered", int(value)), 1, clients)[0]]
         members = np.flatnonzero(classes == value)[rng.permutation(key.child("deal", int(value)), int(count))]
-        for hand, part in zip(hands, np.split(members, _cuts(weights, int(count))), strict=True):
-            hand.append(part)
+        for hand, rows in zip(hands, np.split(members, _cuts(weights, int(count))), strict=True):
+            hand.append(rows)
     parts = [np.concatenate(hand) for hand in hands]
     _fill(parts)
     return parts
 
 
-def _fill(parts: list[Indices]) -> None:
+def _fill(hands: list[Indices]) -> None:
     """Give each client without a sample the first one of the largest client, the first if tied."""
-    by_size = [(-len(part), number) for number, part in enumerate(parts)]
+    by_size = [(-len(hand), number) for number, hand in enumerate(hands)]
     heapq.heapify(by_size)
-    for number, part in enumerate(parts):
-        if len(part) == 0:
+    for number, hand in enumerate(hands):
+        if len(hand) == 0:
             size, largest = by_size[0]
-            parts[number], parts[largest] = parts[largest][:1], parts[largest][1:]
+            hands[number], hands[largest] = hands[largest][:1], hands[largest][1:]
             heapq.heapreplace(by_size, (size + 1, largest))
 
 

@@ -127,10 +127,10 @@ def _fit(data: _Data, box: float) -> GaussianPrior:
     values, vectors = torch.linalg.eigh(off.T @ off if p <= n else off @ off.T)
     first = max(len(values) - min(_COMPONENTS, _ENTRIES // p), 0)
     least = max(_FLOOR, float(values[:first].sum()) / max(p - len(values) + first, 1))
-    kept = values > least
-    kept[:first] = False
-    basis = vectors[:, kept] if p <= n else off.T @ vectors[:, kept] / values[kept].sqrt()
-    factor = basis * (values[kept] - least).sqrt()
+    chosen = values > least
+    chosen[:first] = False
+    basis = vectors[:, chosen] if p <= n else off.T @ vectors[:, chosen] / values[chosen].sqrt()
+    factor = basis * (values[chosen] - least).sqrt()
     dtype, few = data.x.dtype, ", fewer than the entries of one" if n < p else ""
     words = f"normal distribution of {n:,} auxiliary inputs{few}"
     return GaussianPrior(mean.to(dtype), factor.to(dtype).contiguous(), least, box, words)

@@ -454,6 +454,6 @@ def _agrees(structure: Structure, module: nn.Module, input_shape: tuple[int, ...
         slopes = torch.autograd.grad((scores * factors).sum(), leaves, allow_unused=True)
         results.append((scores.detach(), *slopes))
     return all(
-        near(found, expected) if found is not None and expected is not None else found is expected
-        for expected, found in zip(*results, strict=True)
+        near(actual, expected) if actual is not None and expected is not None else actual is expected
+        for expected, actual in zip(*results, strict=True)
     )

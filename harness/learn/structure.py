@@ -130,8 +130,8 @@ class Structure:
         """(inputs, hidden..., classes) of a dense ReLU stack with biases, with any scale and dropouts; else None."""
         dense = [layer for layer in self.core if isinstance(layer, Dense)]
         relus: tuple[Layer, ...] = (Relu(),) * (len(dense) - 1)
-        wanted = itertools.chain.from_iterable(itertools.zip_longest(dense, relus))
-        if not self.plain or self.core != (Flatten(), *(layer for layer in wanted if layer is not None)):
+        stack = itertools.chain.from_iterable(itertools.zip_longest(dense, relus))
+        if not self.plain or self.core != (Flatten(), *(layer for layer in stack if layer is not None)):
             return None
         return dense[0].inputs, *(layer.outputs for layer in dense)
 

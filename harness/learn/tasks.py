@@ -94,16 +94,16 @@ class ModelTask(Task):
             return self.model.start(key, self.initialization)
         flat = rng.uniform(key, (self.layout.dim,), -1.0, 1.0)
         assert self.structure is not None  # a shipped model's
-        parts = zip(self.layout.split(flat), self.structure.fan_in, strict=True)
-        return self.layout.join([self._scale(part, fan_in) for part, fan_in in parts])
+        each = zip(self.layout.split(flat), self.structure.fan_in, strict=True)
+        return self.layout.join([self._scale(draws, fan_in) for draws, fan_in in each])
 
-    def _scale(self, part: Tensor, fan_in: int) -> Tensor:
+    def _scale(self, draws: Tensor, fan_in: int) -> Tensor:
         """A tensor's initial values, from draws in [-1, 1]."""
         if fan_in == 0:
-            return torch.ones_like(part)
+            return torch.ones_like(draws)
         if self.initialization == "dlg":
-            return part * _DLG_BOUND
-        return part * fan_in**-0.5 if fan_in > 0 else torch.zeros_like(part)
+            return draws * _DLG_BOUND
+        return draws * fan_in**-0.5 if fan_in > 0 else torch.zeros_like(draws)
 
     def outputs(self, params: Vector, x: Tensor) -> Tensor:
         """[b, classes] scores of the inputs x [b, *input_shape], with dropout off."""
@@ -143,8 +143,8 @@ class ModelTask(Task):
         """`losses` from the scores."""
         hard, soft = (len(scores),), (len(scores), self.classes)
         if y.shape != hard and (y.shape != soft or self.model.loss == "squared"):
-            wanted = hard if self.model.loss == "squared" else f"{hard} or {soft}"
-            raise ValueError(f"expected labels of shape {wanted}, got {tuple(y.shape)}")
+            expected = hard if self.model.loss == "squared" else f"{hard} or {soft}"
+            raise ValueError(f"expected labels of shape {expected}, got {tuple(y.shape)}")
         if self.model.loss == "hinge":
             return _hinge(scores, y)
         if self.model.loss == "squared":
