@@ -111,14 +111,11 @@ class ActiveMembership(Attack):
         """One score per candidate; nothing is drawn."""
         if self.statistic == "norm":
             return clear.judge(seen, key, clear.by_sets)
-        rounds = (
-            (observed.messages, _ratios(seen, observed)) for observed in seen.observed_rounds if observed.messages
-        )
-        evidence = (
-            (message.sender.number, row)
-            for messages, ratios in rounds
-            for message, row in zip(messages, ratios, strict=True)
-        )
+        evidence: list[tuple[int, Tensor]] = []
+        for observed in seen.observed_rounds:
+            if observed.messages:
+                senders = [message.sender.number for message in observed.messages]
+                evidence += zip(senders, _ratios(seen, observed), strict=True)
         return over_rounds(evidence, None if seen.defense.superposes else seen.suspect)
 
 
@@ -187,27 +184,20 @@ def _ratios(seen: Observation, observed: ObservedRound) -> Tensor:
     gram = (back @ back.T) * (rows @ rows.T)
     values, vectors = torch.linalg.eigh(gram)
     values, lengths = values.clamp(min=0), gram.diagonal().clamp(min=1e-30)
-    layers = [_layer(structure.split(gradient), len(head)) for gradient in received_gradients(seen, observed)]
+    layers = []  # [hidden, p + 1] each: the gradient of the layer of neurons, with the bias last
+    for tensors in map(structure.split, received_gradients(seen, observed)):
+        weight, bias = tensors[-len(head)], tensors[1 - len(head)]
+        layers.append(torch.cat([weight, bias[:, None]], 1).double().nan_to_num(0.0, 0.0, 0.0))
     products = torch.stack([((back @ layer) * rows).sum(1) for layer in layers])  # [k, n]
     # a clip or a quantizer's range lowers the weight of a message's records; not all messages have a candidate
     seems = (products / lengths).amax(1)
     least = _LEAST * float(seems.max().clamp(min=0))
     ratios = []
     for message, layer, product, seem in zip(observed.messages, layers, products, seems, strict=True):
-        weight = min(weight_of(seen.setting, message), max(least, float(seem)))
-        noise = float(layer.square().mean(1).median()) + 1e-6 * weight**2 * float(lengths.mean()) + 1e-30
-        others = min(0.5, message.images / len(x)) * weight**2
+        share = min(weight_of(seen.setting, message), max(least, float(seem)))
+        noise = float(layer.square().mean(1).median()) + 1e-6 * share**2 * float(lengths.mean()) + 1e-30
+        others = min(0.5, message.images / len(x)) * share**2
         by = 1 / (noise + others * values)
         along, alone = vectors @ (by * (vectors.T @ product)), vectors.square() @ (by * values)
-        ratios.append((weight * along - weight**2 / 2 * alone) / (1 - others * alone))  # exclude the candidate
+        ratios.append((share * along - share**2 / 2 * alone) / (1 - others * alone))  # exclude the candidate
     return torch.stack(ratios)
-
-
-def _layer(tensors: Sequence[Tensor], dense: int) -> Tensor:
-    """[hidden, p + 1]: gradient of the layer of neurons, with the bias last; zeros where it is not finite.
-
-    Args:
-        dense: number of tensors of the dense layers, which come last.
-    """
-    weight, bias = tensors[-dense], tensors[1 - dense]
-    return torch.cat([weight, bias[:, None]], 1).double().nan_to_num(0.0, 0.0, 0.0)

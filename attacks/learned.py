@@ -182,9 +182,8 @@ class _Imitation:
         broken = ~updates.isfinite().flatten(1).all(dim=1)
         # defenses refuse to encode a non-finite update; NaN features mark it for `_fit`
         updates[broken] = 0.0
-        gradients = torch.stack(
-            [self._received(update, start + i, key.child("message", start + i)) for i, update in enumerate(updates)]
-        )
+        numbered = enumerate(updates, start)
+        gradients = torch.stack([self._received(update, i, key.child("message", i)) for i, update in numbered])
         labels = batches.y
         if self.labels == "inferred":
             params, many = self.observed.model.params, [labels.shape[1]] * len(labels)

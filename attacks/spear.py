@@ -441,9 +441,8 @@ class _Factors:
         for i in list(range(len(self.values))) * (_PASSES if len(pool) else 0):
             own = self.evidence(batch.columns)
             tried = _replaced(batch.columns, i, pool)
-            wrong = self.contradictions(
-                tried, _Evidence(_replaced(own.none, i, of_pool.none), _replaced(own.some, i, of_pool.some))
-            )
+            evidence = _Evidence(_replaced(own.none, i, of_pool.none), _replaced(own.some, i, of_pool.some))
+            wrong = self.contradictions(tried, evidence)
             if int(wrong.min()) < batch.contradictions:
                 batch = _Batch(tried[wrong.argmin()], int(wrong.min()))
         return batch

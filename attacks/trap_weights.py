@@ -139,7 +139,7 @@ def _carry(layer: Conv, h: Tensor, *, first: bool, last: bool, rectified: bool) 
     if rectified:
         weight = _components(h, layer, (layer.outputs + 1) // 2)
         weight = torch.stack([weight, -weight], 1).flatten(0, 1)[: layer.outputs]
-        raw = _spread(h, weight, layer)
+        raw = conv2d(h, weight, stride=layer.stride, padding=layer.padding).std((0, 2, 3))
         return _placed(layer, weight, h, 0.0, (raw / raw.max().clamp(min=1e-12)).sqrt())
     if last and layer.inputs == layer.outputs and layer.stride == 1 and layer.kernel <= min(h.shape[2:]):
         return _placed(layer, _balanced(h, layer), h, _LEVEL, torch.tensor(_SPREAD))
@@ -156,10 +156,6 @@ def _placed(layer: Conv, weight: Tensor, h: Tensor, mean: float, std: Tensor) ->
     varies = out.std((0, 2, 3))
     factor = std / varies.clamp(min=max(_RIDGE * float(varies.max()), 1e-6))
     return [weight * factor[:, None, None, None], mean - out.mean((0, 2, 3)) * factor][: layer.owns]
-
-
-def _spread(h: Tensor, weight: Tensor, layer: Conv) -> Tensor:
-    return conv2d(h, weight, stride=layer.stride, padding=layer.padding).std((0, 2, 3))
 
 
 def _phases(layer: Conv) -> Tensor:

@@ -297,24 +297,16 @@ class _Defended:
             self.memories[sender.number] = memory
         return server.decode(sent, key.child("round", number, "server"))
 
-    def advance(self, number: int, run: _Run) -> None:
-        before = run.loss(run.before) if self.loss is None else self.loss
-        self.loss = run.loss(run.params)
-        self.state = self.defense.advance(self.state, Feedback(number, before, self.loss))
-
-    def stops(self) -> bool:
-        return self.defense.stops(self.state)
-
 
 class _Run:
-    """One federation in progress. params: [d], on the CPU; before: the parameters before its latest round."""
+    """One federation in progress. params: [d], on the CPU."""
 
     def __init__(
         self, task: ModelTask, plan: ShadowPlan, pool: Examples, inside: Tensor, key: Key, defended: _Defended | None
     ) -> None:
         self.task, self.plan, self.pool, self.key, self.defended = task, plan, pool, key, defended
-        self.params = self.before = task.init(key.child("init"))
-        self.ended = self.defended is not None and self.defended.stops()
+        self.params = task.init(key.child("init"))
+        self.ended = defended is not None and defended.defense.stops(defended.state)
         self.left_out = (~inside.cpu()).nonzero()[:, 0]
         members = inside.cpu().numpy().nonzero()[0]
         shares = np.array_split(members[rng.permutation(key.child("deal"), len(members))], plan.clients)
@@ -329,15 +321,17 @@ class _Run:
         if not bool(updates.isfinite().all()):  # defenses refuse to encode these
             self.params, self.ended = torch.full_like(self.params, torch.nan), True
             return
-        if self.defended is None:
+        defended, local, before = self.defended, self.plan.local, self.params
+        if defended is None:
             mean = weighted_mean(list(updates), [float(sender.samples) for sender in senders])
         else:
-            mean = self.defended.mean(self.key, number, senders, updates)
-        local, self.before = self.plan.local, self.params
-        self.params = self.params - local.lr * mean if local.gradient else self.params + mean
-        if self.defended is not None:
-            self.defended.advance(number, self)
-            self.ended = self.defended.stops()
+            mean = defended.mean(self.key, number, senders, updates)
+        self.params = before - local.lr * mean if local.gradient else before + mean
+        if defended is not None:
+            previous = self.loss(before) if defended.loss is None else defended.loss
+            defended.loss = self.loss(self.params)
+            defended.state = defended.defense.advance(defended.state, Feedback(number, previous, defended.loss))
+            self.ended = defended.defense.stops(defended.state)
 
     def loss(self, params: Vector) -> float | None:
         """Mean loss over the records that were left out; None if there are none."""

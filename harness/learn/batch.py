@@ -336,9 +336,8 @@ def _gather(
     stacked = [torch.stack(masks).to(device) for masks in zip(*keeps, strict=True)] if keeps else None
     places = torch.from_numpy(rows).to(device)
     x, y = (_taken(data, places) for data in zip(*(client.data for client in work), strict=True))
-    return _Step(
-        x, y, torch.from_numpy(weight).to(device), torch.tensor(running, dtype=torch.float32, device=device), stacked
-    )
+    trains = torch.tensor(running, dtype=torch.float32, device=device)
+    return _Step(x, y, torch.from_numpy(weight).to(device), trains, stacked)
 
 
 def _taken(data: Sequence[Tensor], rows: Tensor) -> Tensor:

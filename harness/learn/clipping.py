@@ -12,6 +12,7 @@ by the size of the layer. Differs: the threshold is measured.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -72,9 +73,8 @@ def clipped_gradient(
     if not len(x):
         return [torch.zeros_like(tensor) for tensor in tensors]
     by_hand = task.model.widths is not None and task.softmax and y.ndim == 1
-    per_record, positions, scale = (
-        _dense_gradients(tensors, x, y) if by_hand else _watched_gradients(task, tensors, x, y, keep)
-    )
+    gradients_of = _dense_gradients(tensors, x, y) if by_hand else _watched_gradients(task, tensors, x, y, keep)
+    per_record, positions, scale = gradients_of
     with torch.no_grad():
         squares = [gradients.squares for gradients in per_record]
         factors = clip_factors(squares, tensors[0].dtype, clip / divisor, scale / divisor)
@@ -155,10 +155,8 @@ def _watched_gradients(
     positions = _positions(calls, len(tensors), len(x))
     deltas = torch.autograd.grad(loss, [output for _, output, _ in calls], materialize_grads=True)
     with torch.no_grad():
-        per_record = [
-            gradient for (layer, _, _), delta in zip(calls, deltas, strict=True) for gradient in layer.per_record(delta)
-        ]
-    return per_record, positions, float(len(x))  # the loss is a mean
+        each = [layer.per_record(delta) for (layer, _, _), delta in zip(calls, deltas, strict=True)]
+    return list(itertools.chain.from_iterable(each)), positions, float(len(x))  # the loss is a mean
 
 
 @dataclass(frozen=True)

@@ -154,11 +154,8 @@ class Norm(Layer):
     @property
     def slots(self) -> list[Slot]:
         """[channels] each: scale (initially 1) and bias (0); of a batch norm also running mean (0) and variance (1)."""
-        names = ("weight", "bias", "running_mean", "running_var")
-        initial = zip(names, (0, -1, -1, 0), strict=True)
-        return [Slot(f"{self.name}.{name}", (self.channels,), fan_in) for name, fan_in in initial][
-            : 2 if self.groups else 4
-        ]
+        initial = {"weight": 0, "bias": -1} | ({} if self.groups else {"running_mean": -1, "running_var": 0})
+        return [Slot(f"{self.name}.{name}", (self.channels,), fan_in) for name, fan_in in initial.items()]
 
     def apply(self, h: Tensor, *own: Tensor) -> Tensor:
         """[b, channels, height, width] to the same shape."""

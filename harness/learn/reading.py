@@ -197,9 +197,8 @@ def _linear(to: _Recorder, result: Tensor, h: Tensor, weight: Tensor, bias: Tens
 
 
 def _conv(to: _Recorder, result: Tensor, h: Tensor, weight: Tensor, *rest: Any, **named: Any) -> _Value:
-    bias, stride, padding, dilation, groups = _rest(
-        "bias stride padding dilation groups", (None, 1, 0, 1, 1), rest, named
-    )
+    names, defaults = "bias stride padding dilation groups", (None, 1, 0, 1, 1)
+    bias, stride, padding, dilation, groups = _rest(names, defaults, rest, named)
     _require(_side(dilation) == groups == 1)
     kernel = _side(weight.shape[2:])
     if isinstance(padding, str):
@@ -254,9 +253,8 @@ def _mean_pool(to: _Recorder, result: Tensor, h: Tensor, kernel_size: Any, *rest
     if result.shape[2:] == (1, 1) and tuple(_pair(kernel_size)) == tuple(h.shape[2:]) and _side(padding) == 0:
         return to.layer(result, h, layers.Mean(), axes=4, rows=True)
     _require(not ceil_mode and divisor is None and (with_border or _side(padding) == 0))
-    return to.layer(
-        result, h, layers.MeanPool(_side(kernel_size), _side(stride or kernel_size), _side(padding)), axes=4
-    )
+    layer = layers.MeanPool(_side(kernel_size), _side(stride or kernel_size), _side(padding))
+    return to.layer(result, h, layer, axes=4)
 
 
 def _pool_to(to: _Recorder, result: Tensor, h: Tensor, output_size: Any) -> _Value:
