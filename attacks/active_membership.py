@@ -31,11 +31,8 @@ _FIRES = {"gradient": 0.85, "norm": 0.99}
 _QUIET, _LOUD = 1e-9, 1e3
 """Output of a firing neuron, and slope of the scores over a later unit: the scores hardly move, the gradients do."""
 
-_LEAST = 0.2
-"""Least weight of a message's records, in units of the largest weight that a message of the round seems to show."""
-
-_LENGTH = 100.0
-"""Approximate length of a candidate's gradient over the length of the gradient of all other layers together."""
+_LEAST = 0.2  # least weight of a message's records, in units of the largest weight that a message of the round shows
+_LENGTH = 100.0  # approximate length of a candidate's gradient over that of the gradient of all other layers together
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ _SMALL = 1e-12
 """Length of the first layer's rows: its outputs hardly move the scores, so each record's p - y depends only on its
 label. The weights behind are about 1, so nearly all of the gradient's energy is in the first layer."""
 
-_EXACT = 1e-3
-"""Tolerated relative error of a slope, and error of an input over its range, without noise: above float32 rounding."""
+_EXACT = 1e-3  # tolerated relative error of a slope, and error of an input over its range, without noise
 
 
 @dataclass(frozen=True)

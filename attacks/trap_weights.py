@@ -30,19 +30,11 @@ _IMAGES = 1500  # maximum number of auxiliary images to which the parameters are
 _PATCHES = 500  # maximum number of these images whose patches are analyzed
 _LINEAR = 0.3  # standard deviation of a sigmoid's inputs around 0 where it passes an image on
 _RIDGE = 1e-3  # least eigenvalue of a covariance, as a share of the largest
-
-_LEVEL, _SPREAD = -2.5, 1.2
-"""Mean and standard deviation of the last sigmoid's inputs, for which its outputs have hardly any baseline."""
-
+_LEVEL, _SPREAD = -2.5, 1.2  # mean and deviation of the last sigmoid's inputs, so its outputs have hardly any baseline
 _TINY = 1e-3  # scale of the first dense layer's outputs, which hardly move
-
-_ON = 1e-2
-"""Output of a hidden unit, except those before the scores: the unit is on, and far below the slopes of 1 behind it."""
-
+_ON = 1e-2  # output of a hidden unit that is not before the scores: it is on, and far below the slopes of 1 behind it
 _CALIBRATED = 50  # number of auxiliary images over which energies are averaged
-
-_SHOWN = 0.25
-"""Share of the gradient's energy in the last layer behind hidden layers, enough to infer the label in noise."""
+_SHOWN = 0.25  # share of the gradient's energy in the last layer behind hidden layers, to infer the label in noise
 
 
 @dataclass(frozen=True)

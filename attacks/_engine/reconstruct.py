@@ -51,9 +51,7 @@ _CLOSE = 1e-4
 imitated messages: without noise, no search in single precision gets as close as these."""
 
 _TIMES = 8  # number of imitated messages per candidate
-
-_SURE = 4.0
-"""Standard deviations above the mean misfit of imitated messages, up to which a candidate explains the real one."""
+_SURE = 4.0  # standard deviations above the mean misfit of imitations, up to which a candidate explains the real one
 
 
 def unusable(target: Tensor) -> str:

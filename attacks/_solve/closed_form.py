@@ -27,9 +27,7 @@ from leakgauge.harness.learn.models import Model, build
 from leakgauge.harness.learn.structure import Structure
 from leakgauge.harness.learn.tasks import ModelTask
 
-_EDGE = 1e-9
-"""Least distance of a recovered activation from 0 and 1, the bounds of a sigmoid; its logit is then at most 21."""
-
+_EDGE = 1e-9  # least distance of a recovered activation from 0 and 1, the bounds of a sigmoid; its logit is at most 21
 _STRIDES, _PADDING = (2, 2, 1), 2  # strides and padding of the convolutions of `lenet-dlg`
 
 RIDGE = 1e-10

@@ -43,9 +43,7 @@ _CHUNK = 5
 Measured on one thread for 784-256-10, 784-64-10 and 784-32-16-10 with batches of 50: within a tenth of the best.
 """
 
-_CACHED = 2**19
-"""Number of entries of per-record gradients that `vmap` on a CPU materializes for the clients of one chunk."""
-
+_CACHED = 2**19  # entries of per-record gradients that `vmap` on a CPU materializes for the clients of one chunk
 _ENTRIES = 2**26  # maximum number of entries of per-record gradients that `vmap` materializes at once
 
 

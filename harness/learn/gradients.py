@@ -24,9 +24,7 @@ from leakgauge.harness.learn.tasks import ModelTask
 _TOGETHER = 32  # number of instances whose gradients are computed at once; the patches of an image take up to 2 MB
 
 
-_IN_BLOCKS = 8
-"""Maximum number of images per instance for a kernel of residual blocks, which keeps 14 MB per image of a ResNet-20."""
-
+_IN_BLOCKS = 8  # most images per instance for a kernel of residual blocks, which keeps 14 MB per image of a ResNet-20
 _PATCHES = 4  # the same without compiled loops and with batch norms: it also keeps patches, of 14 MB per image
 _FEW = 64  # with more channels, and more than one image, the compiled loops are not faster: 1.0 to 1.4 for `cnn3`
 

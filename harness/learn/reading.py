@@ -36,8 +36,7 @@ _SHAPES = {
 }
 """Functions that show no values of a tensor."""
 
-_CONSTANTS = {"new_zeros", "zeros_like"}
-"""Functions of a tensor whose results do not depend on its values."""
+_CONSTANTS = {"new_zeros", "zeros_like"}  # functions of a tensor whose results do not depend on its values
 
 
 def structure_of(module: nn.Module, input_shape: tuple[int, ...]) -> Structure | None:
