@@ -21,7 +21,7 @@ from torch.nn.functional import linear, one_hot, relu
 
 from leakgauge.attacks._engine.objective import received_gradients
 from leakgauge.attacks._engine.reconstruct import failed, unusable
-from leakgauge.attacks._solve.closed_form import dense_stack_of
+from leakgauge.attacks._solve.closed_form import Unsolvable, dense_stack_of
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Attack, Guess, Message, Observation, Reconstruction, Task
 from leakgauge.harness.core.rng import Key
@@ -105,7 +105,7 @@ class Spear(Attack):
             try:
                 rows = key.child("rows", message.sender.number)
                 guesses.append(_guess(task, model.params, message, target, self.samples, rows))
-            except (_Undecided, LinAlgError) as error:
+            except (Unsolvable, LinAlgError) as error:
                 guesses.append(failed(task, message, str(error)))
         return Reconstruction(tuple(guesses))
 
@@ -167,10 +167,6 @@ def _labels(tensors: Sequence[Tensor], received: Sequence[Tensor], x: Tensor) ->
     return errors.argmin(dim=1)
 
 
-class _Undecided(ValueError):
-    """No batch can be determined from this gradient; the message gives the reason for the report."""
-
-
 class _FirstLayer(NamedTuple):
     """The known tensors of a dense layer before a ReLU; float64, finite.
 
@@ -219,7 +215,7 @@ def _find(layer: _FirstLayer, images: int, samples: int, key: Key) -> _Found:
         The inputs are finite.
 
     Raises:
-        _Undecided: the weight's gradient does not have b directions above its noise, or no b candidates were found.
+        Unsolvable: the weight's gradient does not have b directions above its noise, or no b candidates were found.
     """
     factors = _factor(layer, images)
     # 64 expected hits for an image that activates half of the units
@@ -243,7 +239,7 @@ def _find(layer: _FirstLayer, images: int, samples: int, key: Key) -> _Found:
         if bool(x.isfinite().all()):
             return _Found(x, best.contradictions, drawn)
     why = "too few units of the first layer are inactive for an image; use map instead"
-    raise _Undecided(f"did not find {images} images in {drawn} draws: {why}")
+    raise Unsolvable(f"did not find {images} images in {drawn} draws: {why}")
 
 
 def _unit(rows: Tensor) -> Tensor:
@@ -269,7 +265,7 @@ def _factor(layer: _FirstLayer, images: int) -> _Factors:
     units, inputs = gradient.shape
     if images > min(units, inputs):
         needed = f"expected at least {images} units and {images} inputs of the first layer for {images} images"
-        raise _Undecided(f"{needed}, got {units} units and {inputs} inputs; use map instead")
+        raise Unsolvable(f"{needed}, got {units} units and {inputs} inputs; use map instead")
     left, values, right = svd(gradient, full_matrices=False)
     floor = _ROUNDING * values[0]
     beyond = torch.maximum(values[images], floor) if len(values) > images else floor
@@ -277,14 +273,14 @@ def _factor(layer: _FirstLayer, images: int) -> _Factors:
     if rank < images:
         noisy = bool(beyond > 1e3 * floor)
         why = "too much noise; use map instead" if noisy else "two images are alike, or one has no gradient"
-        raise _Undecided(f"expected {images} directions of the gradient above its noise, got {rank}: {why}")
+        raise Unsolvable(f"expected {images} directions of the gradient above its noise, got {rank}: {why}")
     left, values, right = left[:, :images], values[:images], right[:images]
     rest = gradient - (left * values) @ right
     noise = (rest.square().sum(1) / max(inputs - images, 1)).sqrt()
     noise = noise.maximum(_ROUNDING * gradient.square().mean(1).sqrt())
     live = (left * values).norm(dim=1) > _CLEAR * math.sqrt(images) * noise
     if int(live.sum()) < images:
-        raise _Undecided(f"expected at least {images} units of the first layer with a gradient, got {int(live.sum())}")
+        raise Unsolvable(f"expected at least {images} units of the first layer with a gradient, got {int(live.sum())}")
     total, scores = left.T @ layer.of_bias, (values[:, None] * right) @ layer.weight.T
     dead = scores[:, ~live], layer.bias[~live]
     return _Factors(left[live], values, right, noise[live], total, scores[:, live], layer.bias[live], *dead)

@@ -10,10 +10,10 @@ from torch.nn.functional import linear
 
 from leakgauge import Key, rng
 from leakgauge.attacks._engine.objective import received_gradients
+from leakgauge.attacks._solve.closed_form import Unsolvable
 from leakgauge.attacks.spear import Spear
 from leakgauge.attacks.spear import _find as find
 from leakgauge.attacks.spear import _FirstLayer as FirstLayer
-from leakgauge.attacks.spear import _Undecided as Undecided
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.harness.data import load
 from leakgauge.harness.learn.layers import dense_stack
@@ -248,7 +248,7 @@ def test_in_double_precision_the_batch_is_found_without_a_contradiction(images):
 def test_one_image_more_than_stated_is_refused():
     x = rng.normal(KEY.child("x"), (4, 32), dtype=torch.float64)
     slopes = rng.normal(KEY.child("slopes"), (4, 128), dtype=torch.float64)
-    with pytest.raises(Undecided, match="too much noise"):
+    with pytest.raises(Unsolvable, match="too much noise"):
         find(first_layer(x, slopes, KEY), 3, 1000, KEY)
 
 

@@ -49,7 +49,8 @@ class ByMatching(ByLabels):
         """Check the parameters."""
         positive(naive_std=self.naive_std, ease=self.ease)
         self.search(None if self.prior == "none" else ImagePrior(self.tv, self.box))
-        check_prior(self.prior, without=True)
+        if self.prior != "none":
+            check_prior(self.prior)
         if self.labels is not None:
             check_source(self.labels)
 

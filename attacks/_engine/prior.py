@@ -92,16 +92,9 @@ PRIORS: dict[str, Callable[[Tensor, float], Prior]] = {"gaussian": gaussian_prio
 `module:function`."""
 
 
-def check_prior(name: str, *, without: bool = False) -> None:
-    """Refuse an unknown prior.
-
-    Args:
-        without: whether `none` is also allowed.
-
-    Raises:
-        ValueError: no prior has this name.
-    """
-    if name != "tv" and not (without and name == "none"):
+def check_prior(name: str) -> None:
+    """Raise ValueError if no prior has this name."""
+    if name != "tv":
         fitting(name)
 
 
