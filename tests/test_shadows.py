@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from leakgauge import Key, rng
+from leakgauge import Key, pack_float32, rng, unpack_float32
 from leakgauge.attacks._members.shadowing import ShadowPlan, halves, train_shadows
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.none import NoDefense

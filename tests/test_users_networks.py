@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.functional import one_hot
 
-from leakgauge import rng
+from leakgauge import inspect, rng
 from leakgauge.attacks._engine.reconstruct import softened
 from leakgauge.attacks._engine.tables import FirstLayer
 from leakgauge.attacks._search.features import Features
