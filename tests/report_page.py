@@ -7,6 +7,8 @@ import functools
 import re
 from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
+from types import SimpleNamespace
+from typing import Any
 
 from leakgauge.harness.core.cell import Cell, PartSpec, Target
 from leakgauge.harness.core.result import Result, Run, TrainingRecord
@@ -16,6 +18,13 @@ from tests import report_fixtures as double
 
 SECTIONS = ["verdict", "claims", "leakage", "pictures", "frontier", "tradeoffs", "results", "limits", "provenance"]
 VOID = {"meta", "img", "input", "br", "hr", "link", "wbr"}
+
+
+def content(data: Any) -> Any:
+    """What a section gives its template, with the fields of its tables as attributes."""
+    if isinstance(data, dict):
+        return SimpleNamespace(**{name: content(value) for name, value in data.items()})
+    return [content(value) for value in data] if isinstance(data, list) else data
 
 
 class Page(HTMLParser):

@@ -26,7 +26,7 @@ from leakgauge.reports.text.tables import plain, to_matrix
 from tests import report_fixtures as double
 from tests.by_rows import by_rows
 from tests.command import call
-from tests.report_page import Page, small, with_ssim, with_trainings
+from tests.report_page import Page, content, small, with_ssim, with_trainings
 
 QUIET = {"limit": False, "progress": False, "minutes": 0.1}
 ATTACKS = [(attack, double.PROBE, "server") for attack in (double.MATCHING, double.MAP, double.PRIOR)]
@@ -46,7 +46,7 @@ def of_values(table, *defenses, hits=0):
 def strongest(run):
     """By defense: the attacks that the page marks, and the last column of the matrix for other programs."""
     analysis = Analysis(run)
-    (matrix,) = leakage(analysis).matrices
+    (matrix,) = content(leakage(analysis)).matrices
     lines = [line.strip("| ").split(" | ") for line in to_matrix(analysis).splitlines() if line.startswith("|")]
     last = {line[0]: line[-1] for line in lines}
     return {
@@ -156,7 +156,7 @@ def audited(change):
      {"unit": "client"}, {"claimed": None}, {"horizon": "5 rounds"})  # fmt: skip
 def test_a_bound_has_claim_and_proof_of_its_own_audit_in_its_own_line(change):
     run = audited(change)
-    row = next(row for row in claims(Analysis(run)).rows if row.defense.name == "generous")
+    row = next(row for row in content(claims(Analysis(run))).rows if row.defense.name == "generous")
     (line,) = [line for line in row.lines if line.audited]
     assert line.horizon.endswith(", audit") == bool(change)
     audit: AuditRecord = next(iter(run.trainings.values())).audited
@@ -219,10 +219,10 @@ IDLG = {"name": "idlg", "evaluations": 40, "restarts": 1}
 def test_the_headline_of_an_app_that_leaks_says_so_with_pictures_of_granted_records(tmp_path, public):
     run = inspected(tmp_path, net(), ["prior", IDLG], victims=4, public=public)
     analysis = Analysis(run)
-    found, (grid,) = verdict(analysis), gallery(analysis).grids
+    found, (grid,) = verdict(analysis), content(gallery(analysis)).grids
     assert (found.sentence, found.badge.words) == ("Without a defense, this training leaks", "Leaks")
     assert "Inputs are reconstructed" in found.support
-    assert (found.figures[1].value != "0", found.figures[1].unit) == (True, "of 4")
+    assert (found.figures[1][1] != "0", found.figures[1][2]) == (True, "of 4")
     shown = [bool(tile.source) for _, row in grid.rows for tile in row]
     assert (all(shown), any(shown)) == (public, public)
     assert any("--show-records" in note for note in grid.notes) != public

@@ -2,6 +2,8 @@
 
 import dataclasses
 import re
+from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +16,7 @@ from leakgauge.reports.sections.changes import MOST, WIDTH, changes, moved
 from tests import gate_case
 from tests import report_fixtures as double
 from tests.by_rows import by_rows
-from tests.report_page import complete
+from tests.report_page import Page, complete, content
 
 
 def check(verdict=Verdict.FAIL, at=0, **changed):
@@ -41,11 +43,11 @@ NOW = run_of(measure("gaussian/map/server/ssim/000000"))
 BASE = Baseline(run_of(commit="b" * 40), "first numbers")
 
 
-def build(checks, problems=(), warnings=()):
-    return changes(Outcome(tuple(checks), problems, warnings), NOW, BASE)
+def build(checks: Sequence[Check], problems: tuple[str, ...] = (), warnings: tuple[str, ...] = ()) -> SimpleNamespace:
+    return content(changes(Outcome(tuple(checks), problems, warnings), NOW, BASE))
 
 
-def page_of(data):
+def page_of(data: SimpleNamespace) -> Page:
     return complete(_environment().get_template("changes.html").render(data=data, title="Changes"))
 
 
@@ -99,10 +101,10 @@ def test_a_row_has_case_numbers_interval_images_n_and_the_smallest_detectable_ri
 
 def test_names_are_those_of_the_page():
     outcome = Outcome((check(),), (), ())
-    (row,) = changes(outcome, NOW, BASE).rows
+    (row,) = content(changes(outcome, NOW, BASE)).rows
     assert (row.defense, row.case) == ("gaussian", "map, server, probe, round 0")
     other = run_of(measure("other", defense=PartSpec("gaussian", {"epsilon": 2.0})))
-    (row,) = changes(outcome, NOW, dataclasses.replace(BASE, measured=other)).rows
+    (row,) = content(changes(outcome, NOW, dataclasses.replace(BASE, measured=other))).rows
     assert row.defense == "gaussian epsilon=1"
 
 
@@ -146,7 +148,8 @@ def test_drawings_of_a_metric_share_one_scale_with_zero_on_it():
     # 0.4 and -0.1 about zero, on one scale
     right, left = float(first.at) - float(first.zero), float(second.zero) - float(second.at)
     assert right / left == pytest.approx(4, rel=0.02)
-    places = [float(place) for plot in (first, second, third) for place in plot[:4] if place is not None]
+    ends = [(plot.zero, plot.at, plot.low, plot.high) for plot in (first, second, third)]
+    places = [float(place) for plot in ends for place in plot if place is not None]
     assert all(0 < place < WIDTH for place in places)
     assert first.label == "change +0.400, 90 % interval +0.300 to +0.500"
 
@@ -202,6 +205,6 @@ def test_the_gate_s_outcome_on_two_runs_can_be_shown():
     }
     base, now = measured(before), measured(dataclasses.replace(before, results=raised))
     outcome = judge(now, base, Rules())
-    found = changes(outcome, now, Baseline(base, ""))
+    found = content(changes(outcome, now, Baseline(base, "")))
     assert [(row.metric, row.rise) for row in found.rows] == [("mean SSIM", "+0.300")]
     assert "Baseline: invented-study at commit 4f0c2d7a4f, now 4f0c2d7a4f." in page_of(found).text

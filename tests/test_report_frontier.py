@@ -59,7 +59,7 @@ def test_domination_is_no_worse_in_all_and_better_beyond_doubt_in_one():
 def test_the_table_names_who_is_dominated_and_the_goals():
     run = double.make_run(small(double.NONE, GOOD, BAD), make=ssim_of(TABLE))
     run = dataclasses.replace(run, study=run.study | {"goals": ["laplace, accuracy loss 0.02: out of reach <b>"]})
-    ((_, table),) = frontier(Analysis(run)).tables
+    ((_, table),) = frontier(Analysis(run))["tables"]
     rows = {row[0]: row[1:] for row in table.rows}
     # sqsgd sends 2.1 bits with a higher accuracy than laplace, but leaks more
     assert [rows[name][-1] for name in ("laplace", "sqsgd")] == ["– on the frontier"] * 2

@@ -25,7 +25,7 @@ from leakgauge.reports.text.notation import fixed, short
 from leakgauge.reports.text.tables import plain, summary
 from tests import report_fixtures as double
 from tests.by_rows import by_rows
-from tests.report_page import Page, complete, full_source, small, ssim_of, with_ssim
+from tests.report_page import Page, complete, content, full_source, small, ssim_of, with_ssim
 
 RUN = double.full_run()
 
@@ -116,16 +116,16 @@ def test_numbers_without_items_are_averaged_over_the_seeds():
 
 def test_the_four_figures_are_the_numbers_of_the_run():
     worst, images, cost, cells = verdict(Analysis(RUN)).figures
-    assert worst.value == "0.904"
-    assert "gaussian epsilon=64" in worst.detail
-    assert images.unit == "of 168 defended"  # 7 defenses x 6 images x 2 rounds x 2 seeds
-    assert cost.value.startswith("−")
-    assert (cells.value, cells.unit) == ("141", "of 144 cells")
-    assert cells.detail.startswith("2 failed, 1 missing")
+    assert worst[1] == "0.904"
+    assert "gaussian epsilon=64" in worst[3]
+    assert images[2] == "of 168 defended"  # 7 defenses x 6 images x 2 rounds x 2 seeds
+    assert cost[1].startswith("−")
+    assert cells[1:3] == ("141", "of 144 cells")
+    assert cells[3].startswith("2 failed, 1 missing")
 
 
-def rows_of(cells, **changes):
-    (matrix,) = leakage(Analysis(double.make_run(cells, **changes))).matrices
+def rows_of(cells: tuple[Cell, ...], **changes: object) -> dict[str, tuple[Entry, ...]]:
+    (matrix,) = content(leakage(Analysis(double.make_run(cells, **changes)))).matrices
     return {row.defense.name: row.entries for row in matrix.rows}
 
 

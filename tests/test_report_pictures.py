@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,23 +14,23 @@ from leakgauge.reports.html import render
 from leakgauge.reports.sections.pictures import MOST_DEFENSES, gallery
 from leakgauge.reports.select import Analysis
 from tests import report_fixtures as double
-from tests.report_page import Page, complete, small, ssim_of, with_ssim
+from tests.report_page import Page, complete, content, small, ssim_of, with_ssim
 
 NAIVE, AWARE, FLOOR = ((part, double.PROBE, "server") for part in (double.MATCHING, double.MAP, double.PRIOR))
 BOTH = [NAIVE, AWARE, FLOOR]
 OTHER = PartSpec("matching", {"objective": "cosine", "restarts": 2})
 
 
-def shown(cells, **changes):
-    return gallery(Analysis(double.make_run(cells, **changes)))
+def shown(cells: tuple[Cell, ...], **changes: object) -> SimpleNamespace:
+    return content(gallery(Analysis(double.make_run(cells, **changes))))
 
 
-def only_grid(cells, **changes):
+def only_grid(cells: tuple[Cell, ...], **changes: object) -> SimpleNamespace:
     (grid,) = shown(cells, **changes).grids
     return grid
 
 
-def heads(grid):
+def heads(grid: SimpleNamespace) -> list[tuple[str, list[tuple[str, str]]]]:
     return [(head.defense.name, [(column.word, column.attack) for column in head.columns]) for head in grid.heads]
 
 

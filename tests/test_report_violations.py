@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from leakgauge.reports.sections.claims import claims
 from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.tables import plain
 from tests import report_fixtures as double
-from tests.report_page import complete, small, with_trainings
+from tests.report_page import complete, content, small, with_trainings
 
 SINGLE, CLIP = "a record is in one batch per round", "the clip bounds each record's gradient"
 KEPT = ViolationRecord(CLIP, 0, 3_600_000, "coordinate", covered=False)
@@ -33,8 +34,8 @@ def run_of(*violations, seeds=(0,), only=None):
     )
 
 
-def row_of(run):
-    (row,) = claims(Analysis(run)).rows
+def row_of(run: Run) -> SimpleNamespace:
+    (row,) = content(claims(Analysis(run))).rows
     return row
 
 

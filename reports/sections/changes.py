@@ -41,16 +41,6 @@ class Against(NamedTuple):
     base: Baseline
 
 
-class Plot(NamedTuple):
-    """Positions of zero, the change and the ends of its interval, from 0 to `WIDTH`; the ends may be None."""
-
-    zero: str
-    at: str
-    low: str | None
-    high: str | None
-    label: str
-
-
 class Scale(NamedTuple):
     """The range of a metric's drawings."""
 
@@ -62,71 +52,28 @@ class Scale(NamedTuple):
         return f"{WIDTH * (value - self.low) / (self.high - self.low):.1f}"
 
 
-class Change(NamedTuple):
-    """One row. `tone` colors the verdict, and icon and word repeat it; `case` is attack, adversary and target."""
-
-    tone: str
-    icon: str
-    word: str
-    defense: str
-    case: str
-    metric: str
-    aware: bool
-    before: str
-    now: str
-    rise: str
-    interval: str
-    plot: Plot | None
-    images: str
-    n: int
-    smallest: str
-    reason: str
-
-
-class Changes(NamedTuple):
-    """The section.
-
-    Attributes:
-        rows: checks with a clear change, worst first.
-        hidden: number of further such checks.
-        unmoved: a sentence with the number of checks without a clear change.
-        scales: the range of each metric's drawings, in words.
-    """
-
-    headline: str
-    icon: str
-    sources: str
-    reason: str
-    problems: tuple[str, ...]
-    warnings: tuple[str, ...]
-    rows: tuple[Change, ...]
-    hidden: int
-    unmoved: str
-    scales: tuple[str, ...]
-
-
-def changes(outcome: Outcome, now: Measured, base: Baseline) -> Changes:
+def changes(outcome: Outcome, now: Measured, base: Baseline) -> dict[str, object]:
     """The checks with a clear change, the number of the other checks, and the notes on the whole comparison."""
     clear = [check for check in outcome.checks if moved(check)]
     shown, measures = clear[:MOST], base.measured.by_key() | now.by_key()
     names = label_parts(part for measure in measures.values() for part in measure.parts)
     scales = _scales(shown)
     still, total = len(outcome.checks) - len(clear), counted(len(outcome.checks), "check")
-    return Changes(
-        headline=headline(outcome),
-        icon=ICONS[outcome.verdict],
-        sources=f"{base.measured.study} at commit {_commits(base.measured)}, now {_commits(now)}",
-        reason=base.reason,
-        problems=outcome.problems,
-        warnings=outcome.warnings,
-        rows=tuple(_row(check, measures.get(check.key), scales.get(check.metric), names) for check in shown),
-        hidden=len(clear) - len(shown),
-        unmoved=f"{still} of {total} without a clear change." if outcome.checks else "",
-        scales=tuple(f"{metric(name).words} {_range(name, scale.low, scale.high)}" for name, scale in scales.items()),
-    )
+    return {
+        "headline": headline(outcome),
+        "icon": ICONS[outcome.verdict],
+        "sources": f"{base.measured.study} at commit {_commits(base.measured)}, now {_commits(now)}",
+        "reason": base.reason,
+        "problems": outcome.problems,
+        "warnings": outcome.warnings,
+        "rows": [_row(check, measures.get(check.key), scales.get(check.metric), names) for check in shown],
+        "hidden": len(clear) - len(shown),
+        "unmoved": f"{still} of {total} without a clear change." if outcome.checks else "",
+        "scales": [f"{metric(name).words} {_range(name, scale.low, scale.high)}" for name, scale in scales.items()],
+    }
 
 
-def _build(analysis: Analysis) -> Changes | None:
+def _build(analysis: Analysis) -> dict[str, object] | None:
     return None if analysis.against is None else changes(*analysis.against)
 
 
@@ -142,7 +89,8 @@ def moved(check: Check) -> bool:
     return check.low is None or check.high is None or check.low > 0 or check.high < 0
 
 
-def _row(check: Check, measure: Measure | None, scale: Scale | None, names: Mapping[str, Label]) -> Change:
+def _row(check: Check, measure: Measure | None, scale: Scale | None, names: Mapping[str, Label]) -> dict[str, object]:
+    """One row. `tone` colors the verdict, and icon and word repeat it; `case` is attack, adversary and target."""
     defense, case = check.name, ""
     if measure is not None:
         defense, attack = (*(names[part.key].text for part in measure.parts), "")[:2]
@@ -151,30 +99,29 @@ def _row(check: Check, measure: Measure | None, scale: Scale | None, names: Mapp
     ends = None if check.low is None or check.high is None else (check.low, check.high)
     interval = _range(name, *ends) if ends is not None else ""
     icon, words = _verdict(check)
-    return Change(
-        tone=_TONES[check.verdict],
-        icon=icon,
-        word=words,
-        defense=defense,
-        case=case,
-        metric=metric(name).words,
-        aware=check.aware,
-        before=_value(name, check.before),
-        now=_value(name, check.now),
-        rise=_rise(name, check.rise),
-        interval=interval,
-        plot=None if scale is None or check.rise is None else _plot(check, check.rise, ends, scale, interval),
-        images=pictured(check.images, measure),
-        n=check.n,
-        smallest=_rise(name, check.smallest).lstrip("+") if check.smallest is not None else "",
-        reason=f"{check.reason[:1].upper()}{check.reason[1:].rstrip('.')}." if check.reason else "",
-    )
-
-
-def _plot(check: Check, rise: float, ends: tuple[float, float] | None, scale: Scale, interval: str) -> Plot:
-    spoken = f"change {_rise(check.metric, rise)}" + (f", 90 % interval {interval}" if interval else "")
-    low, high = (None, None) if ends is None else (scale.place(ends[0]), scale.place(ends[1]))
-    return Plot(scale.place(0.0), scale.place(rise), low, high, spoken)
+    plot = None
+    if scale is not None and check.rise is not None:
+        spoken = f"change {_rise(name, check.rise)}" + (f", 90 % interval {interval}" if interval else "")
+        low, high = (None, None) if ends is None else map(scale.place, ends)
+        plot = {"zero": scale.place(0.0), "at": scale.place(check.rise), "low": low, "high": high, "label": spoken}
+    return {
+        "tone": _TONES[check.verdict],
+        "icon": icon,
+        "word": words,
+        "defense": defense,
+        "case": case,
+        "metric": metric(name).words,
+        "aware": check.aware,
+        "before": percent(check.before) if metric(name).percent else fixed(check.before),
+        "now": percent(check.now) if metric(name).percent else fixed(check.now),
+        "rise": _rise(name, check.rise),
+        "interval": interval,
+        "plot": plot,
+        "images": pictured(check.images, measure),
+        "n": check.n,
+        "smallest": _rise(name, check.smallest).lstrip("+") if check.smallest is not None else "",
+        "reason": f"{check.reason[:1].upper()}{check.reason[1:].rstrip('.')}." if check.reason else "",
+    }
 
 
 def _scales(checks: Iterable[Check]) -> dict[str, Scale]:
@@ -198,10 +145,6 @@ def _verdict(check: Check) -> tuple[str, str]:
         return ICONS[check.verdict], word(check)
     known = metric(check.metric)
     return ("↓", known.fell) if check.rise < 0 else ("↑", known.rose)
-
-
-def _value(name: str, value: float | None) -> str:
-    return percent(value) if metric(name).percent else fixed(value)
 
 
 def _rise(name: str, value: float | None) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from leakgauge.harness.core.labels import Label, counted, odds
-from leakgauge.harness.core.result import ClaimRecord, ProofRecord, TrainingRecord, chance
+from leakgauge.harness.core.labels import counted, odds
+from leakgauge.harness.core.result import ClaimRecord, ProofRecord, TrainingRecord
+from leakgauge.harness.core.stats import chance
 from leakgauge.reports.sections import Section
 from leakgauge.reports.sections.audits import Amount, alike, details, measured
 from leakgauge.reports.sections.checked import (
@@ -41,49 +42,6 @@ class Line(NamedTuple):
     codes: tuple[State, ...] = ()
     audited: Amount | None = None
     unkept: tuple[State, ...] = ()
-
-
-class Further(NamedTuple):
-    """A proof for another unit or other adversaries than those of the claim."""
-
-    epsilon: str
-    scope: str
-    reason: str
-
-
-class ClaimRow(NamedTuple):
-    """One defense in one setting.
-
-    Attributes:
-        basis: source, neighbors and adversaries of the claim.
-        assumes: the assumptions, each with its count in the run if messages can break it.
-        audits: how each audit was made.
-        broken: number of assumptions that a proof needs and the run broke.
-    """
-
-    defense: Label
-    setting: str
-    lines: tuple[Line, ...]
-    further: tuple[Further, ...]
-    basis: str
-    assumes: tuple[str, ...]
-    audits: tuple[str, ...]
-    broken: int
-
-
-class Claims(NamedTuple):
-    """The table; settings are shown only if there are several.
-
-    Attributes:
-        units: units of the finite claims.
-        audited: whether any defense was audited.
-    """
-
-    rows: tuple[ClaimRow, ...]
-    several_settings: bool
-    units: tuple[str, ...]
-    overview: str
-    audited: bool
 
 
 def _distinct(texts: Iterable[str]) -> str:
@@ -143,8 +101,10 @@ def _line(claims: Sequence[ClaimRecord], trainings: Sequence[TrainingRecord]) ->
     return Line(claims[0].horizon, *amounts, verdicts, first + more, code, unkept=mark)
 
 
-def _further(claims: Sequence[ClaimRecord]) -> tuple[Further, ...]:
-    """Other proofs: seeds are merged, horizons if all else agrees; units, deltas and adversaries are never merged."""
+def _further(claims: Sequence[ClaimRecord]) -> tuple[tuple[str, str, str], ...]:
+    """Epsilon, scope and reason of other proofs: seeds are merged, horizons if all else agrees; units, deltas and
+    adversaries are never merged.
+    """
     proofs: dict[tuple[object, ...], list[ProofRecord]] = {}
     for claim in claims:
         for proof in claim.further:
@@ -157,8 +117,7 @@ def _further(claims: Sequence[ClaimRecord]) -> tuple[Further, ...]:
         scope, how = per(first.unit, first.delta) + against, f"{first.method}, {_attained(first)}"
         horizons.setdefault((bound(merged), scope, how, first.reason), []).append(str(horizon))
     return tuple(
-        Further(value, f"{scope}, {listing(spans)} ({how})", reason)
-        for (value, scope, how, reason), spans in horizons.items()
+        (value, f"{scope}, {listing(spans)} ({how})", reason) for (value, scope, how, reason), spans in horizons.items()
     )
 
 
@@ -225,8 +184,12 @@ def _with_count(assumption: str, trainings: Sequence[TrainingRecord]) -> str:
     return f"{assumption}: broken by {share}{rest}"
 
 
-def claims(analysis: Analysis) -> Claims:
-    """One row per defense and setting, in the study's order."""
+def claims(analysis: Analysis) -> dict[str, Any]:
+    """One row per defense and setting, in the study's order; `units` are those of the finite claims.
+
+    A row has the basis of the claim (source, neighbors, adversaries), the assumptions, each with its count in the run
+    if messages can break it, and the number of those that a proof needs and the run broke.
+    """
     rows, units = [], []
     for setting, defense in analysis.pairs:
         trainings = analysis.trainings_of(setting, defense)
@@ -235,19 +198,24 @@ def claims(analysis: Analysis) -> Claims:
         broken = {violation.assumption for t in trainings for violation in t.violations if violation.voids}
         units += [claim.unit for claim in both if claim.epsilon is not None]
         rows.append(
-            ClaimRow(
-                defense=analysis.defenses[defense],
-                setting=analysis.settings[setting],
-                lines=lines,
-                further=_further(both),
-                basis=_basis(both),
-                assumes=tuple(_with_count(text, trainings) for text in texts),
-                audits=details(trainings),
-                broken=len(texts & broken) if any(line.unkept for line in lines) else 0,
-            )
+            {
+                "defense": analysis.defenses[defense],
+                "setting": analysis.settings[setting],
+                "lines": lines,
+                "further": _further(both),
+                "basis": _basis(both),
+                "assumes": tuple(_with_count(text, trainings) for text in texts),
+                "audits": details(trainings),
+                "broken": len(texts & broken) if any(line.unkept for line in lines) else 0,
+            }
         )
-    audited = any(row.audits for row in rows)
-    return Claims(tuple(rows), len(analysis.settings) > 1, tuple(dict.fromkeys(units)), overview(analysis), audited)
+    return {
+        "rows": rows,
+        "several_settings": len(analysis.settings) > 1,
+        "units": list(dict.fromkeys(units)),
+        "overview": overview(analysis),
+        "audited": any(row["audits"] for row in rows),
+    }
 
 
 SECTION = Section("claims", "Claimed and proved epsilon", "Claims", claims, 20)

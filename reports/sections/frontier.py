@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from leakgauge.harness.core.result import ClaimRecord
 from leakgauge.harness.core.stats import joined
@@ -36,21 +36,14 @@ class Standing(NamedTuple):
     claim: ClaimRecord
 
 
-class Frontier(NamedTuple):
-    """The table of each setting, by its name, and how the goals of the study were solved."""
-
-    tables: tuple[tuple[str, Table], ...]
-    goals: tuple[str, ...]
-
-
 _COLUMNS = (
     *("Defense", Column("Final accuracy", "num"), Column("Leakage", "num"), Column("Best attack", "text")),
     *(Column("Bits per parameter", "num"), Column("ε proved", "num"), Column("Dominated by", "text")),
 )
 
 
-def frontier(analysis: Analysis) -> Frontier | None:
-    """The tables of the settings with at least two defenses; None without tables and goals."""
+def frontier(analysis: Analysis) -> dict[str, Any] | None:
+    """Name and table of each setting with at least two defenses, and how goals were solved; None without both."""
     goals = tuple(analysis.run.study.get("goals", ()))
     tables = []
     for key, name in analysis.settings.items():
@@ -58,7 +51,7 @@ def frontier(analysis: Analysis) -> Frontier | None:
         if len(compared) > 1:
             rows = tuple(_row(analysis, standing, compared) for standing in compared)
             tables.append((name, Table(f"Defenses compared: {name}", _COLUMNS, rows)))
-    return Frontier(tuple(tables), goals) if tables or goals else None
+    return {"tables": tables, "goals": goals} if tables or goals else None
 
 
 SECTION = Section("frontier", "Choosing a defense", "Choosing", frontier, 50)

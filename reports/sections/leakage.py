@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.labels import UNDEFENDED, Label, counted, where
@@ -11,16 +11,6 @@ from leakgauge.reports.sections import Section
 from leakgauge.reports.select import HIGH, LOW, Analysis, Group
 from leakgauge.reports.table import Cell, Fields, Table
 from leakgauge.reports.text.notation import NO_VALUE, first_line, fixed, interval, percent
-
-
-class Head(NamedTuple):
-    """The heading of a column. `void`: whether its attack fails even without a defense."""
-
-    attack: Label
-    aware: bool
-    place: str
-    metric: str
-    void: bool
 
 
 class Entry(NamedTuple):
@@ -32,35 +22,6 @@ class Entry(NamedTuple):
     tone: str = "none"
     strongest: bool = False
     notes: tuple[str, ...] = ()
-
-
-class Row(NamedTuple):
-    """One defense by its key and label, or a control; `role` names the control."""
-
-    key: str
-    defense: Label
-    role: str
-    entries: tuple[Entry, ...]
-
-
-class Matrix(NamedTuple):
-    """One setting, by its key and name. `void` lists the columns whose attack fails without a defense."""
-
-    key: str
-    setting: str
-    heads: tuple[Head, ...]
-    rows: tuple[Row, ...]
-    void: tuple[str, ...]
-
-
-class Leakage(NamedTuple):
-    """The matrices, the methods of their intervals, and the thresholds of the rating words."""
-
-    matrices: tuple[Matrix, ...]
-    methods: tuple[str, ...]
-    high: str = percent(HIGH, 0)
-    low: str = percent(LOW, 0)
-    recognizable: float = RECOGNIZABLE
 
 
 NO_NUMBER = "no number"
@@ -154,41 +115,46 @@ def _floor_entry(analysis: Analysis, sample: Group) -> Entry:
     return Entry(fixed(chance), word="not measured" if chance is None else "chance")
 
 
-def _matrix(analysis: Analysis, setting: str, groups: list[Group]) -> Matrix:
+def _matrix(analysis: Analysis, setting: str, groups: list[Group]) -> dict[str, Any]:
+    """The matrix of one setting. The role of a row names a control; `void`: columns whose attack fails undefended."""
     columns, rows_of = _columns(groups), gathered(((group.defense, group.case.kind), group) for group in groups)
     strongest = {id(group) for row in rows_of.values() if len(row) > 1 for group in analysis.strongest(row)}
     at = {(group.defense, group.column): group for group in groups}
     heads = [
-        Head(
-            attack=analysis.attacks[column.case.attack.key],
-            aware=column.case.info.aware,
-            place=f"{column.case.threat} · {where(column.case.target)}",
-            metric=column.metric.words,
-            void=analysis.is_void(column),
-        )
+        {
+            "attack": analysis.attacks[column.case.attack.key],
+            "aware": column.case.info.aware,
+            "place": f"{column.case.threat} · {where(column.case.target)}",
+            "metric": column.metric.words,
+            "void": analysis.is_void(column),
+        }
         for column in columns
     ]
     rows = []
     for defense in sorted((d for s, d in analysis.pairs if s == setting), key=lambda d: d != UNDEFENDED):
         in_row = [at.get((defense, column.column)) for column in columns]
         entries = tuple(entry_of(analysis, group, strongest=id(group) in strongest) for group in in_row)
-        rows.append(Row(defense, analysis.defenses[defense], "ceiling" if defense == UNDEFENDED else "", entries))
-    floors = tuple(_floor_entry(analysis, column) for column in columns)
-    rows.append(Row("", Label("floor", "", ""), "best guess without protected data", floors))
-    void = tuple(analysis.column_text(column) for column in columns if analysis.is_void(column))
-    return Matrix(setting, analysis.settings[setting], tuple(heads), tuple(rows), void)
+        role = "ceiling" if defense == UNDEFENDED else ""
+        rows.append({"key": defense, "defense": analysis.defenses[defense], "role": role, "entries": entries})
+    floors, role = tuple(_floor_entry(analysis, column) for column in columns), "best guess without protected data"
+    rows.append({"key": "", "defense": Label("floor", "", ""), "role": role, "entries": floors})
+    void = [analysis.column_text(column) for column in columns if analysis.is_void(column)]
+    return {"key": setting, "setting": analysis.settings[setting], "heads": heads, "rows": rows, "void": void}
 
 
-def leakage(analysis: Analysis) -> Leakage | None:
-    """One matrix per setting; None if no attack was planned."""
+def leakage(analysis: Analysis) -> dict[str, Any] | None:
+    """One matrix per setting, the methods of the intervals and the thresholds; None if no attack was planned."""
     if not analysis.attacked:
         return None
     grouped = {name: [g for g in analysis.attacked if g.setting == name] for name in analysis.settings}
     estimates = [g.estimate for g in analysis.attacked if g.estimate is not None and g.estimate.low is not None]
-    return Leakage(
-        tuple(_matrix(analysis, setting, groups) for setting, groups in grouped.items() if groups),
-        tuple(dict.fromkeys(f"{e.method} ({100 * e.level:g} %)" for e in estimates)),
-    )
+    return {
+        "matrices": [_matrix(analysis, setting, groups) for setting, groups in grouped.items() if groups],
+        "methods": list(dict.fromkeys(f"{e.method} ({100 * e.level:g} %)" for e in estimates)),
+        "high": percent(HIGH, 0),
+        "low": percent(LOW, 0),
+        "recognizable": RECOGNIZABLE,
+    }
 
 
 def matrices(analysis: Analysis) -> list[Table]:
@@ -198,12 +164,13 @@ def matrices(analysis: Analysis) -> list[Table]:
     the strongest attack of each kind with its rating, or states why there is none, and adversaries without a promise.
     """
     shown, tables = leakage(analysis), []
-    for matrix in shown.matrices if shown is not None else ():
-        heads = [f"{head.attack.text}, {head.place} ({head.metric})" for head in matrix.heads]
+    for matrix in shown["matrices"] if shown is not None else ():
+        heads = [f"{head['attack'].text}, {head['place']} ({head['metric']})" for head in matrix["heads"]]
         rows: list[Fields] = [
-            (row.defense.text, *map(_short, row.entries), _named(analysis, matrix.key, row.key)) for row in matrix.rows
+            (row["defense"].text, *map(_short, row["entries"]), _named(analysis, matrix["key"], row["key"]))
+            for row in matrix["rows"]
         ]
-        tables.append(Table(matrix.setting, ("defense", *heads, "strongest"), tuple(rows)))
+        tables.append(Table(matrix["setting"], ("defense", *heads, "strongest"), tuple(rows)))
     return tables
 
 

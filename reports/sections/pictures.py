@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,50 +36,6 @@ class Tile(NamedTuple):
     word: str = ""
     caption: str = ""
     recognizable: bool = False
-
-
-class Column(NamedTuple):
-    """The attack of a column. `word`: `naive` or `aware` of the defense; empty for a control."""
-
-    word: str
-    attack: str
-    mean: str
-
-
-class Head(NamedTuple):
-    """A defense and its columns: one attack, or a naive and an aware attack."""
-
-    defense: Label
-    columns: tuple[Column, ...]
-
-
-class Grid(NamedTuple):
-    """One setting. The first tile of a row is the original; `notes` say what is left out, with the reason."""
-
-    setting: str
-    where: str
-    seed: int
-    heads: tuple[Head, ...]
-    rows: tuple[tuple[str, tuple[Tile, ...]], ...]
-    notes: tuple[str, ...]
-
-    @property
-    def columns(self) -> int:
-        """Number of columns of reconstructions, including that of the floor."""
-        return sum(len(head.columns) for head in self.heads)
-
-    @property
-    def opening(self) -> tuple[bool, ...]:
-        """For each tile of a row, whether it is the first of its defense."""
-        return (True, *(at == 0 for head in self.heads for at in range(len(head.columns))))
-
-
-class Gallery(NamedTuple):
-    """All grids, or the reason why there are none."""
-
-    grids: tuple[Grid, ...]
-    withheld: str
-    recognizable: float = RECOGNIZABLE
 
 
 class _Shown(NamedTuple):
@@ -182,7 +138,11 @@ def _rows(
         yield f"Image {at + 1}", row
 
 
-def _grid(analysis: Analysis, setting: str, budget: int) -> Grid | None:
+def _grid(analysis: Analysis, setting: str, budget: int) -> dict[str, Any] | None:
+    """One setting. The first tile of a row is the original; `notes` say what is left out, with the reason.
+
+    `columns`: number of columns of reconstructions, with the floor. `opening`: which tiles of a row begin a defense.
+    """
     candidates = _candidates(analysis, setting)
     if candidates is None:
         return None
@@ -213,34 +173,43 @@ def _grid(analysis: Analysis, setting: str, budget: int) -> Grid | None:
         notes.append(f"The first {len(rows)} of {counted(len(originals), 'image')}, in the order of the victims.")
     if len(chosen) < len(defenses):
         notes.append(f"{len(chosen)} of {len(defenses)} defenses are shown: those with the highest mean SSIM.")
-    heads = [
-        Head(analysis.defenses[row[0].defense], tuple(_column(analysis, group) for group in row)) for row in chosen
-    ]
-    if floor is not None:
-        heads.append(Head(Label("floor", "", ""), (_column(analysis, floor),)))
-    return Grid(analysis.settings[setting], where(target), seed, tuple(heads), rows, tuple(notes))
+    parts = [(analysis.defenses[row[0].defense], row) for row in chosen]
+    parts += [(Label("floor", "", ""), (floor,))] if floor is not None else []
+    return {
+        "setting": analysis.settings[setting],
+        "where": where(target),
+        "seed": seed,
+        "heads": [{"defense": label, "columns": [_column(analysis, group) for group in row]} for label, row in parts],
+        "columns": sum(len(row) for _, row in parts),
+        "opening": (True, *(at == 0 for _, row in parts for at in range(len(row)))),
+        "rows": rows,
+        "notes": tuple(notes),
+    }
 
 
-def _column(analysis: Analysis, group: Group) -> Column:
+def _column(analysis: Analysis, group: Group) -> dict[str, str]:
+    """The attack of a column. `word`: `naive` or `aware` of the defense; empty for a control."""
     info = group.case.info
     word = "" if info.floor or group.undefended else "aware" if info.aware else "naive"
-    return Column(word, f"{analysis.attack_text(group)}, {group.case.threat}", fixed(group.value, 2))
+    attack = f"{analysis.attack_text(group)}, {group.case.threat}"
+    return {"word": word, "attack": attack, "mean": fixed(group.value, 2)}
 
 
-def gallery(analysis: Analysis) -> Gallery | None:
-    """The grids of the first settings; None if no attack reconstructs images."""
+def gallery(analysis: Analysis) -> dict[str, Any] | None:
+    """The grids of the first settings, or why they are withheld; None if no attack reconstructs images."""
     if not any(group.case.kind == "reconstruction" for group in analysis.attacked):
         return None
     if analysis.images == "none":
-        return Gallery((), "Pictures are left out: option --images none.")
-    grids: list[Grid] = []
+        return {"grids": (), "withheld": "Pictures are left out: option --images none."}
+    grids: list[dict[str, Any]] = []
     budget, settings = MOST_BYTES, list(analysis.settings)[:MOST_SETTINGS]
     for left, setting in zip(range(len(settings), 0, -1), settings, strict=True):
         grid = _grid(analysis, setting, budget // left)
         if grid is not None:
             grids.append(grid)
-            budget -= sum(len(tile.source) for _, row in grid.rows for tile in row)
-    return Gallery(tuple(grids), "" if grids else "No finished reconstruction has pictures.")
+            budget -= sum(len(tile.source) for _, row in grid["rows"] for tile in row)
+    withheld = "" if grids else "No finished reconstruction has pictures."
+    return {"grids": grids, "withheld": withheld, "recognizable": RECOGNIZABLE}
 
 
 SECTION = Section("pictures", "Originals and reconstructions", "Reconstructions", gallery, 40)

@@ -12,14 +12,8 @@ from leakgauge.reports.sections.checked import Badge, Broken, broken
 from leakgauge.reports.select import HIGH, LOW, Analysis, Group, Recognized, Word, best, final_accuracy, recognizable
 from leakgauge.reports.text.notation import NO_VALUE, fixed, interval, listing, percent, points
 
-
-class Figure(NamedTuple):
-    """One of the four numbers, with its source in `detail`."""
-
-    title: str
-    value: str
-    unit: str
-    detail: str
+Figure = tuple[str, str, str, str]
+"""Title, value and unit of one of the four numbers, and its source."""
 
 
 class Verdict(NamedTuple):
@@ -153,13 +147,13 @@ def _leaking(analysis: Analysis, defenses: set[str]) -> str:
 def _worst_figure(analysis: Analysis, worst: Group | None) -> Figure:
     title = "Worst defended case" if analysis.defended else "Worst case"
     if worst is None or worst.estimate is None:
-        return Figure(title, NO_VALUE, "", "No case has a number.")
+        return (title, NO_VALUE, "", "No case has a number.")
     ceiling, floor, ends = analysis.ceiling(worst), analysis.floor_value(worst), interval(worst.estimate)
     detail = analysis.defenses[worst.defense].text + (f" ({ends})" if ends else "")
     if not worst.undefended:
         detail += f"; no defense {fixed(ceiling.value)}" if ceiling is not None else "; no ceiling measured"
     detail += f", floor {fixed(floor)}" if floor is not None else ", no floor measured"
-    return Figure(title, fixed(worst.value), worst.metric.words, detail)
+    return (title, fixed(worst.value), worst.metric.words, detail)
 
 
 def _recognized_figure(analysis: Analysis) -> Figure:
@@ -169,7 +163,7 @@ def _recognized_figure(analysis: Analysis) -> Figure:
     if recognized is not None:
         detail = f"nearest of 100 images and SSIM ≥ {RECOGNIZABLE}, under at least one attack"
         detail += f"; no defense: {undefended.hits} of {undefended.of}" if which and undefended is not None else ""
-        return Figure("Recognizable images", str(recognized.hits), f"of {recognized.of}{which}", detail)
+        return ("Recognizable images", str(recognized.hits), f"of {recognized.of}{which}", detail)
     rates = [
         (estimate.value, group)
         for group in analysis.judged
@@ -178,10 +172,10 @@ def _recognized_figure(analysis: Analysis) -> Figure:
     ]
     if not rates:
         detail = "No attack that counts here returned an image."
-        return Figure("Recognizable images", NO_VALUE, "", detail)
+        return ("Recognizable images", NO_VALUE, "", detail)
     rate, group = max(rates, key=lambda pair: pair[0])
     detail = f"{analysis.defenses[group.defense].text}, seed with the highest rate; random guessing: 1 %"
-    return Figure("Members identified", percent(rate), "at 1 % FPR", detail)
+    return ("Members identified", percent(rate), "at 1 % FPR", detail)
 
 
 def _accuracy_figure(analysis: Analysis) -> Figure:
@@ -196,10 +190,10 @@ def _accuracy_figure(analysis: Analysis) -> Figure:
             costs.append((defended.value - there.value, defended.value, there.value, analysis.defenses[defense].text))
     if not costs:
         detail = "Needs the accuracy with and without a defense."
-        return Figure("Largest accuracy cost", NO_VALUE, "", detail)
+        return ("Largest accuracy cost", NO_VALUE, "", detail)
     change, with_defense, without, name = min(costs)
     detail = f"{name}: {percent(with_defense)}; no defense: {percent(without)}"
-    return Figure("Largest accuracy cost", points(change), "points", detail)
+    return ("Largest accuracy cost", points(change), "points", detail)
 
 
 def _coverage_figure(analysis: Analysis) -> Figure:
@@ -207,7 +201,7 @@ def _coverage_figure(analysis: Analysis) -> Figure:
     done = [cell for cell in run.cells if cell.id in run.results]
     warned = sum(any(flag.severity == "warning" for flag in analysis.flags_of(cell)) for cell in done)
     detail = f"{len(run.failures)} failed, {len(run.missing)} missing, {warned} with a warning"
-    return Figure("Coverage", str(len(run.results)), f"of {counted(len(run.cells), 'cell')}", detail)
+    return ("Coverage", str(len(run.results)), f"of {counted(len(run.cells), 'cell')}", detail)
 
 
 def _origin(analysis: Analysis) -> tuple[str, ...]:
