@@ -25,8 +25,7 @@ from leakgauge.harness.federation.loop import Keep, make_plan, replay_state, tra
 from leakgauge.harness.federation.recording import LIST, Facts, Recorded, Recorder, read, spec_of
 from leakgauge.harness.federation.round import Client, Round, client_key
 from leakgauge.harness.integrations.inspect import Asked, _Trial, study_of
-from leakgauge.harness.integrations.messages import Names, flattened
-from leakgauge.harness.integrations.synthetic import part_spec
+from leakgauge.harness.integrations.synthetic import Names, flattened, part_spec
 from leakgauge.harness.learn.batch import Work, choose_engine, train_clients
 from leakgauge.harness.study.jobs import RunContext
 from leakgauge.harness.study.prepare import StoredTraining, as_recorded, make_task, prepare

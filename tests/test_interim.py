@@ -17,7 +17,7 @@ from leakgauge.harness.core.rows import rows
 from leakgauge.harness.federation.loop import Keep, evaluation, replay_state, train
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import Store
-from leakgauge.reports.charts.rounds import training_charts
+from leakgauge.reports.charts.curves import training_charts
 from leakgauge.reports.select import Analysis
 from tests.doubles import Counting, random_examples, small_task
 from tests.test_run import COIN, study

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from leakgauge.harness.core.cell import PartSpec, Target
 from leakgauge.harness.core.result import Estimate
 from leakgauge.harness.core.stats import mean, pool
-from leakgauge.reports.charts import figures, svg
+from leakgauge.reports.charts import figures
 from leakgauge.reports.export import rows_as
 from leakgauge.reports.html import render
 from leakgauge.reports.sections.leakage import leakage
@@ -208,7 +208,7 @@ def test_style_declarations_become_attributes():
         '<svg xmlns="http://www.w3.org/2000/svg" width="10pt" height="5pt" version="1.1"><style>*{}</style>'
         "<text style=\"font: bold 9px 'Sans'; fill: #0000a1; text-anchor: middle\">a</text></svg>"
     )
-    drawn = svg.embed(source, prefix="p", colors={"#0000a1": "s1"}, titles={}, label="<l>")
+    drawn = figures.embed(source, prefix="p", colors={"#0000a1": "s1"}, titles={}, label="<l>")
     assert '<text font-size="9" font-weight="bold"' in drawn.replace('text-anchor="middle" ', "")
     assert 'class="f-s1"' in drawn
     assert 'viewBox="0 0 10 5"' in drawn

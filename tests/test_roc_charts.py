@@ -13,8 +13,8 @@ from leakgauge.harness.core.cell import Target
 from leakgauge.harness.core.result import Scores
 from leakgauge.harness.core.stats import mean
 from leakgauge.reports.charts import figures
+from leakgauge.reports.charts.curves import rate_of, roc_charts, staircase, thinned, vertical_average
 from leakgauge.reports.charts.epsilon import MSE, leakage_charts
-from leakgauge.reports.charts.roc import rate_of, roc_charts, staircase, thinned, vertical_average
 from leakgauge.reports.html import render
 from leakgauge.reports.select import Analysis
 from tests import report_fixtures as double

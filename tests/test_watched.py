@@ -3,8 +3,8 @@
 from leakgauge.harness.core.cell import Target
 from leakgauge.harness.core.labels import where
 from leakgauge.harness.core.stats import mean
+from leakgauge.reports.charts.curves import attack_charts
 from leakgauge.reports.charts.epsilon import SSIM, leakage_charts
-from leakgauge.reports.charts.rounds import attack_charts
 from leakgauge.reports.select import Analysis
 from tests import report_fixtures as double
 

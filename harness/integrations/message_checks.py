@@ -22,8 +22,7 @@ from leakgauge.harness.federation.round import Exchange, Round
 from leakgauge.harness.integrations.findings import Fault, Skip, told
 from leakgauge.harness.integrations.generators import Draw, check_repeats, plain, watched
 from leakgauge.harness.integrations.parts import Part, built
-from leakgauge.harness.integrations.quick import DefenseUnderTest
-from leakgauge.harness.integrations.wire import DIM, SENDER, Wire
+from leakgauge.harness.integrations.quick import DIM, SENDER, DefenseUnderTest, Wire
 
 _DIMS = (1, 7, 1000)
 

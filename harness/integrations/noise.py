@@ -22,8 +22,7 @@ from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.federation.small import Federation
 from leakgauge.harness.integrations.findings import Fault, Skip, told
-from leakgauge.harness.integrations.quick import DefenseUnderTest
-from leakgauge.harness.integrations.wire import Wire
+from leakgauge.harness.integrations.quick import DefenseUnderTest, Wire
 
 _MESSAGES = 200
 """Messages behind a mean."""

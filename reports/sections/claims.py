@@ -10,13 +10,16 @@ from leakgauge.harness.core.labels import counted, odds
 from leakgauge.harness.core.result import ClaimRecord, ProofRecord, TrainingRecord
 from leakgauge.harness.core.stats import chance
 from leakgauge.reports.sections import Section
-from leakgauge.reports.sections.audits import Amount, alike, details, measured
 from leakgauge.reports.sections.checked import (
+    Amount,
     State,
+    alike,
     audited_claim,
     checked,
     codes,
+    details,
     is_broken,
+    measured,
     overview,
     severity,
     states,

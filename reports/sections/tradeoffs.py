@@ -8,10 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from leakgauge.harness.core.result import TrainingRecord
+from leakgauge.reports.charts.curves import attack_charts, roc_charts, training_charts
 from leakgauge.reports.charts.epsilon import AUC, MSE, SSIM, accuracy_charts, leakage_charts
 from leakgauge.reports.charts.figures import Chart, Point, by_defense, drawable
-from leakgauge.reports.charts.roc import roc_charts
-from leakgauge.reports.charts.rounds import attack_charts, training_charts
 from leakgauge.reports.sections import Section
 from leakgauge.reports.sections.asked import drawing
 from leakgauge.reports.sections.frontier import frontier_chart

@@ -16,8 +16,7 @@ from leakgauge.harness.core.labels import counted, where
 from leakgauge.harness.core.result import Estimate, Run, TrainingRecord
 from leakgauge.harness.core.sinks import styled
 from leakgauge.reports.sections import Section, sections
-from leakgauge.reports.sections.audits import stated
-from leakgauge.reports.sections.checked import BADGES, UNKEPT, brief, checked, codes, is_unkept
+from leakgauge.reports.sections.checked import BADGES, UNKEPT, brief, checked, codes, is_unkept, stated
 from leakgauge.reports.sections.leakage import entry_of
 from leakgauge.reports.sections.verdict import verdict
 from leakgauge.reports.select import Analysis, Group, final_accuracy
