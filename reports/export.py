@@ -11,7 +11,7 @@ import io
 import json
 import zipfile
 from collections.abc import Collection, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from leakgauge.harness.core.cell import Cell, Scalar
 from leakgauge.harness.core.labels import server_text, unpromised
@@ -49,98 +49,62 @@ def rows_as(
         ValueError: no such quantity or column; the message lists the known ones.
         ImportError: parquet without pandas or pyarrow.
     """
-    chosen = table(run, quantities, columns, items=items)
-    if to == "parquet":
-        return to_parquet(chosen)
-    if to == "csv":
-        return to_csv(chosen).encode()
-    return (to_tex if to == "tex" else to_markdown)(listing(chosen, digits)).encode()
-
-
-class Table(NamedTuple):
-    """Chosen rows of a run, and the requested columns; empty: all columns."""
-
-    rows: list[Row]
-    columns: tuple[str, ...] = ()
-
-
-def table(run: Run, quantities: Collection[str] = (), columns: Sequence[str] = (), *, items: bool = False) -> Table:
-    """The rows of `Run.frame` with these quantities; arguments and errors as in `rows_as`."""
     every = list(rows(run, items=items))
-    known = {row["quantity"]: None for row in every}
-    for what, names, there in (("quantity", quantities, known), ("column", columns, COLUMNS)):
+    quantities_of_run = {row["quantity"]: None for row in every}
+    for what, names, known in (("quantity", quantities, quantities_of_run), ("column", columns, COLUMNS)):
         for name in names:
-            if name not in there:
-                raise ValueError(f"no {what} {name!r}; known: {', '.join(there)}")
-    return Table([row for row in every if not quantities or row["quantity"] in quantities], tuple(columns))
-
-
-def to_csv(chosen: Table) -> str:
-    """RFC 4180 with a header; an infinite epsilon is `inf`."""
-    buffer, columns = io.StringIO(), chosen.columns or COLUMNS
-    writer = csv.writer(buffer)
-    writer.writerow(columns)
-    writer.writerows(zip(*(map(harmless, column(chosen.rows, name)) for name in columns), strict=True))
-    return buffer.getvalue()
-
-
-def to_parquet(chosen: Table) -> bytes:
-    """A Parquet file with the types of `Run.frame`.
-
-    Raises:
-        ImportError: pandas or pyarrow is not installed.
-    """
+            if name not in known:
+                raise ValueError(f"no {what} {name!r}; known: {', '.join(known)}")
+    chosen = [row for row in every if not quantities or row["quantity"] in quantities]
+    if to == "csv":
+        return to_csv(chosen, columns).encode()
+    if to != "parquet":
+        return listing(to, chosen, columns, digits).encode()
     buffer = io.BytesIO()
-    frame(chosen.rows)[list(chosen.columns or COLUMNS)].to_parquet(buffer, index=False)
+    frame(chosen)[list(columns or COLUMNS)].to_parquet(buffer, index=False)
     return buffer.getvalue()
 
 
-class Listing(NamedTuple):
-    """A table for readers: the values that all rows share, the other columns, and the texts of the rows."""
-
-    common: dict[str, str]
-    columns: tuple[str, ...]
-    rows: list[list[str]]
-
-
-def listing(chosen: Table, digits: int) -> Listing:
-    """A table as texts, with numbers rounded to `digits` significant digits.
-
-    If no columns were requested, it has the columns in which the rows differ, without ids and remarks.
-    """
-    names = chosen.columns or [name for name in COLUMNS if name not in _REMARKS]
-    texts = {name: [_text(value, digits) for value in column(chosen.rows, name)] for name in names}
-    same = {name: values[0] for name, values in texts.items() if not chosen.columns and len(set(values)) == 1}
-    shown = [name for name in names if name not in same]
-    common = {name: value for name, value in same.items() if value}
-    return Listing(common, tuple(shown), [list(row) for row in zip(*(texts[name] for name in shown), strict=True)])
+def to_csv(chosen: Sequence[Row], columns: Sequence[str] = ()) -> str:
+    """RFC 4180 with a header; an infinite epsilon is `inf`."""
+    buffer, names = io.StringIO(), columns or COLUMNS
+    writer = csv.writer(buffer)
+    writer.writerow(names)
+    writer.writerows(zip(*(map(harmless, column(chosen, name)) for name in names), strict=True))
+    return buffer.getvalue()
 
 
 _REMARKS = ("cell", "training", "level", "method", "flags", "note")
 """Columns that a table for readers leaves out unless they are requested."""
 
 
-def _text(value: Scalar, digits: int) -> str:
-    """A value of a row as a text."""
-    return f"{value:.{digits}g}" if isinstance(value, float) else "" if value is None else str(value)
+def listing(to: Literal["tex", "md"], chosen: Sequence[Row], columns: Sequence[str], digits: int) -> str:
+    """A table for readers, with numbers rounded to `digits` significant digits.
 
-
-def to_markdown(table: Listing) -> str:
-    """A listing as a Markdown table."""
-    lines = [f"{name.replace('_', ' ')}: {markdown(value, bare=True)}\n" for name, value in table.common.items()]
-    rows = [table_row(markdown(text, bare=True) for text in row) for row in table.rows]
-    return "\n".join([*lines, *table_head(table.columns), *rows]) + "\n"
-
-
-def to_tex(table: Listing) -> str:
-    """A listing as a LaTeX `longtable` for the packages longtable and booktabs; its caption has the shared values."""
-    caption = "; ".join(f"{name.replace('_', ' ')}: {value}" for name, value in table.common.items())
-    head = " & ".join(map(latex, table.columns))
-    lines = [f"\\begin{{longtable}}{{{'l' * len(table.columns)}}}"]
+    If no columns were requested, it has the columns in which the rows differ, without ids and remarks. The values that
+    all rows share are above the Markdown table, or in the caption of the LaTeX `longtable` (of the packages longtable
+    and booktabs).
+    """
+    names = columns or [name for name in COLUMNS if name not in _REMARKS]
+    texts = {name: [_text(value, digits) for value in column(chosen, name)] for name in names}
+    same = {name: values[0] for name, values in texts.items() if not columns and len(set(values)) == 1}
+    common = {name.replace("_", " "): value for name, value in same.items() if value}
+    shown = [name for name in names if name not in same]
+    table = list(zip(*(texts[name] for name in shown), strict=True))
+    if to == "md":
+        lines = [f"{name}: {markdown(value, bare=True)}\n" for name, value in common.items()]
+        lines += table_head(shown)
+        return "\n".join([*lines, *(table_row(markdown(text, bare=True) for text in row) for row in table)]) + "\n"
+    caption = "; ".join(f"{name}: {value}" for name, value in common.items())
+    lines = [f"\\begin{{longtable}}{{{'l' * len(shown)}}}"]
     lines += [f"\\caption{{{latex(caption)}}} \\\\"] if caption else []
-    lines += ["\\toprule", f"{head} \\\\", "\\midrule", "\\endhead"]
-    lines += [f"{' & '.join(map(latex, row))} \\\\" for row in table.rows]
+    lines += ["\\toprule", f"{' & '.join(map(latex, shown))} \\\\", "\\midrule", "\\endhead"]
+    lines += [f"{' & '.join(map(latex, row))} \\\\" for row in table]
     return "\n".join([*lines, "\\bottomrule", "\\end{longtable}"]) + "\n"
+
+
+def _text(value: Scalar, digits: int) -> str:
+    return f"{value:.{digits}g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
 def _object(analysis: Analysis, cell: Cell) -> dict[str, object]:

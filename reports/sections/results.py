@@ -7,8 +7,9 @@ from leakgauge.harness.core.cell import Cell
 from leakgauge.harness.core.labels import where
 from leakgauge.harness.core.metrics import metric
 from leakgauge.harness.core.result import Result
+from leakgauge.harness.core.rows import rows
 from leakgauge.harness.core.stats import cut
-from leakgauge.reports.export import data_uri, status_of, table, to_csv
+from leakgauge.reports.export import data_uri, status_of, to_csv
 from leakgauge.reports.sections import Section
 from leakgauge.reports.select import Analysis, Group
 from leakgauge.reports.text.notation import NO_VALUE, duration, first_line, interval, measured
@@ -80,7 +81,7 @@ def everything(analysis: Analysis) -> dict[str, object]:
         "rows": [_row(analysis, groups[cell.id], cell) for cell in run.cells],
         "flags": _flag_rows(analysis),
         "several_settings": len(analysis.settings) > 1,
-        "csv": data_uri("results.csv", to_csv(table(run))),
+        "csv": data_uri("results.csv", to_csv(list(rows(run)))),
         "done": len(run.results),
         "failed": len(run.failures),
         "missing": len(run.missing),
