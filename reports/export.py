@@ -108,7 +108,6 @@ def _text(value: Scalar, digits: int) -> str:
 
 
 def _object(analysis: Analysis, cell: Cell) -> dict[str, object]:
-    """One cell as plain data: the question and the results; a training that did not finish has nulls."""
     run, spec = analysis.run, cell.training
     result, failure, training = run.results.get(cell.id), run.failures.get(cell.id), run.trainings.get(spec.id)
     estimates = [to_data(estimate) for estimate in result.estimates] if result is not None else []

@@ -144,16 +144,13 @@ def _section(environment: Environment, section: Section[C], content: C) -> Marku
 
 
 def _hash(text: str) -> str:
-    """The source expression that allows one inline element in a content security policy."""
     return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
 
 
 def _name(match: re.Match[str]) -> str:
-    """The path of a file that the page holds inline."""
     digest = hashlib.sha256(match["content"].encode()).hexdigest()[:16]
     return match["name"] or f"{PICTURES}/{digest}.{_ENDINGS[match['kind']]}"
 
 
 def _link(match: re.Match[str]) -> str:
-    """The attribute with the path of a file in place of the file's content."""
     return f'{match["attribute"]}="{_name(match)}"{match["saved"] or ""}'

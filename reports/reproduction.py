@@ -33,7 +33,6 @@ def _at(recipes: Sequence[Reproduced], number: int) -> dict[str, object]:
 
 
 def _scoreboard(recipes: Sequence[Reproduced]) -> Table:
-    """The number of claims of each recipe by verdict."""
     counts = [[sum(claim.verdict is kind for claim in recipe.judged) for kind in Verdict] for recipe in recipes]
     totals = dict(zip(Verdict, map(sum, zip(*counts, strict=True)), strict=True))
     words = ", ".join(f"{count} {str(kind).lower()}" for kind, count in totals.items() if count)

@@ -224,7 +224,6 @@ class Analysis:
 
     @cached_property
     def _ceilings(self) -> dict[tuple[str, tuple[str, str, Target]], Group]:
-        """The undefended group of each setting and column."""
         return {(group.setting, group.column): group for group in self.groups if group.undefended}
 
     @cached_property
@@ -287,7 +286,6 @@ class Analysis:
         return next(filter(None, (unpromised(c, self.run.trainings.get(c.training.id)) for c in group.case.cells)), "")
 
     def _shows_more(self, group: Group) -> bool:
-        """Whether a group has more recognizable images than its floor."""
         mine, floor = group.recognized, self.floor(group)
         guessed = floor.recognized if floor is not None else None
         return mine is not None and guessed is not None and mine.hits * guessed.of > guessed.hits * mine.of

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def _seconds(text: str) -> float:
-    """Parse a time such as 30, 30s or 2m into seconds."""
     unit = 60.0 if text.endswith("m") else 1.0
     try:
         return unit * float(text.removesuffix("m").removesuffix("s"))

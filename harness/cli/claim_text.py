@@ -32,7 +32,6 @@ def claim_lines(record: DefenseRecord) -> list[str]:
 
 
 def _terms(label: str, row: ClaimRecord | ProofRecord, horizon: str, how: str) -> str:
-    """An epsilon with what it covers, as text."""
     epsilon = "inf"
     if row.epsilon is not None:
         epsilon = f"{row.epsilon:.6g} ({odds(chance(row.epsilon, row.delta))})"
@@ -70,7 +69,6 @@ def audit_lines(record: DefenseRecord) -> list[str]:
 
 
 def _counted(audit: AuditRecord, record: DefenseRecord) -> str:
-    """The counts that a bound is computed from, as text."""
     counts = record.counts
     if isinstance(counts, CanaryCounts):
         clients = f"{counts.canaries} canary clients in one run of {audit.rounds} rounds, {audit.pair}"
@@ -88,7 +86,6 @@ def _counted(audit: AuditRecord, record: DefenseRecord) -> str:
 
 
 def _assuming(bound: AssumedBound) -> str:
-    """A bound that assumes a part of the distribution, as text."""
     counted = f"{bound.trials} messages"
     if bound.numbers > 1:
         counted = f"{bound.numbers} numbers in each of {counted} per input"

@@ -179,7 +179,6 @@ def _fail(message: str) -> NoReturn:
 
 
 def _part(defense: Defense[Any, Any] | str) -> PartSpec:
-    """The name and parameters of a defense, as in a study."""
     if isinstance(defense, str):
         return PartSpec(defense, registry.defaults("defense", defense))
     kind = type(defense)

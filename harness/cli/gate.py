@@ -253,7 +253,6 @@ def diff(
 
 
 def _judged(now: Measured, held: Trusted, bench: Bench, *, rerun_base: bool, rerun: bool) -> tuple[Baseline, Outcome]:
-    """The baseline, rerun on request, and the outcome of the comparison with it."""
     from leakgauge.harness.gate.judge import Outcome, judge
     from leakgauge.harness.gate.rerun import about_code, again, at_commit
 
@@ -289,7 +288,6 @@ def _unaccepted(option: str, what: str, keys: Iterable[str], patterns: list[str]
 
 
 def _check_complete(now: Measured, allowed: list[str]) -> tuple[str, ...]:
-    """The keys of the gaps, all of them allowed."""
     lacking = {measure.key: measure.problem for measure in now.measures if measure.problem}
     if left := _unaccepted("--allow-gaps", "gap", lacking, allowed):
         head = "this run is incomplete, nothing was written; accept each gap with --allow-gaps KEY:"
@@ -298,14 +296,12 @@ def _check_complete(now: Measured, allowed: list[str]) -> tuple[str, ...]:
 
 
 def _default_path(study: str) -> Path:
-    """`baselines/STUDY.json`."""
     if Path(study).name != study or not study.isprintable():
         raise cli.refusal(cli.USAGE, f"the study name {study!r} is not a file name; give --baseline FILE")
     return Path("baselines") / f"{study}.json"
 
 
 def _check_accepted(outcome: Outcome, accepted: list[str]) -> None:
-    """Refuse an increase that is not accepted."""
     from leakgauge.harness.gate.judge import Verdict
     from leakgauge.harness.gate.output import headline
 

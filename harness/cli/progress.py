@@ -102,7 +102,6 @@ def _print_line(progress: Progress, outcome: Outcome | None) -> None:
 
 
 def _view(status: str, progress: Progress, recent: Iterable[Outcome]) -> Group:
-    """The live view: the last finished jobs, the running jobs, and the status line."""
     table = Table(box=None, pad_edge=False, show_header=False)
     rows = [(_line(outcome), "red" if outcome.error else "") for outcome in recent]
     rows += [(f"running           {label}", "bold") for label in progress.running]

@@ -122,7 +122,6 @@ def show(
 
 
 def _print_study(study: Study, data: Path | None, folder: Path | None = None) -> None:
-    """Print the trainings with their cells, mark the cells that are finished in the folder, and print the cost."""
     from leakgauge.harness.core.labels import part_text, server_text, where
     from leakgauge.harness.data import default_root
     from leakgauge.harness.study.cost import estimate

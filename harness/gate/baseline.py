@@ -187,7 +187,6 @@ def provenance(old: Measured, new: Measured) -> tuple[str, ...]:
 
 
 def _problem(file: _File) -> str:
-    """The first inconsistency in a file with correct types; empty if there is none."""
     measures = file.measured.measures
     if not measures:
         return "it has no measures"
@@ -212,7 +211,6 @@ def _problem(file: _File) -> str:
 
 
 def _lines(measure: Measure) -> str:
-    """A measure as JSON on three lines, without fields at their defaults."""
     defaults = {field.name: field.default for field in dataclasses.fields(measure)}
     text = ""
     for name, value in _shallow(measure).items():

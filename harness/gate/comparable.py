@@ -103,7 +103,6 @@ def curve(key: str) -> str:
 
 
 def _lack(measure: Measure) -> str:
-    """What a measure without a recorded problem lacks; empty if nothing is missing."""
     needed: list[float | None] = [measure.value, *measure.values]
     test = metric(measure.metric).gate
     if test is None:
@@ -166,5 +165,4 @@ def _size(measure: Measure) -> str:
 
 
 def _release(version: str | None) -> list[str]:
-    """Major, minor and patch of a version, without its build."""
     return [] if version is None else version.split("+")[0].split(".")[:3]

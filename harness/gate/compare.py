@@ -164,7 +164,6 @@ def _difference(a: Measure, b: Measure, name: str, *, same_seeds: bool) -> Diffe
 
 
 def _images(plain: Difference, a: Measure, b: Measure) -> Difference:
-    """The difference over images, paired if both runs attacked the same images."""
     first, second = (by_image(run) if all(run.items) else {} for run in (a, b))
     shared = [item for item in first if item in second and len(first[item]) == len(second[item])]
     if shared:
@@ -240,7 +239,6 @@ def _seeds(run: Run) -> tuple[int, ...]:
 
 
 def _remarks(a: Measured, b: Measured, *, same_seeds: bool) -> tuple[str, ...]:
-    """Differences between two runs, except differences of their numbers."""
     remarks = []
     if a.study_hash != b.study_hash:
         remarks.append(f"The studies differ: {a.study} ({a.study_hash[:10]}) and {b.study} ({b.study_hash[:10]}).")

@@ -135,8 +135,6 @@ class Outcome:
 
 
 class _Pair(NamedTuple):
-    """The same measure in both runs."""
-
     now: Measure
     base: Measure
 
@@ -241,7 +239,6 @@ def _measure(pair: _Pair, curves: _Pair, rules: Rules) -> _Tested:
 
 
 def _together(tested: Sequence[_Tested], rules: Rules) -> Iterable[Check]:
-    """The checks of all tests of the run, with p-values that are adjusted together."""
     if not tested:
         return
     rises = Rise(*(np.array(column, dtype=np.float64) for column in zip(*(test.rise for test in tested), strict=True)))
@@ -290,7 +287,6 @@ def _about_claim(pair: _Pair) -> Iterable[str]:
 
 
 def _epsilon(pair: _Pair, rules: Rules) -> Check:
-    """The check of an audited lower bound: the largest over the seeds, against the claim."""
     new, old = pair
     now, before = float(np.max(numbers(new))), float(np.max(numbers(old)))
     claim = min(math.inf if limit is None else limit for limit in (new.limit, old.limit))
@@ -313,7 +309,6 @@ def _never(pair: _Pair) -> Check:
 
 
 def _training(pair: _Pair, rules: Rules) -> Check:
-    """The check of a mean over the seeds that may not rise, as bits, or not fall, as accuracy."""
     new, old = pair
     after, earlier = numbers(new), numbers(old)
     now, before = float(np.mean(after)), float(np.mean(earlier))

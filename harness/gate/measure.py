@@ -240,7 +240,6 @@ def _membership(run: Run, case: Case, problem: str) -> Iterable[Measure]:
 
 
 def _attacked(case: Case, metric: Metric, estimate: Estimate, problem: str) -> Measure:
-    """One measure of a case, without its values."""
     made = _bare(case.training, metric, estimate, case.identity, problem)
     return dataclasses.replace(
         made,
@@ -284,7 +283,6 @@ def _read(metric: Metric, record: TrainingRecord) -> float | None:
 
 
 def _audited(made: Measure, audits: Sequence[AuditRecord]) -> Measure:
-    """The measure with the claim in the audit's federation, and with what the audit covers."""
     limits = [audit.claimed for audit in audits if audit.claimed is not None]
     first = audits[0]
     rounds = f"{first.rounds} rounds" if first.rounds > 1 else "one round"
@@ -314,14 +312,12 @@ def _bare(spec: TrainingSpec, metric: Metric, estimate: Estimate, name: str, pro
 
 
 def _problem(case: Case) -> str:
-    """Why a case cannot be judged; empty if all its cells finished."""
     for failure in case.failures:
         return f"a cell failed: {failure.kind}: {failure.message.splitlines()[0] if failure.message else ''}"
     return f"{case.missing} of {len(case.cells)} cells missing" if case.missing else ""
 
 
 def _images(run: Run, cell: Cell) -> str:
-    """A digest of the images that a cell attacked; empty if there are no images."""
     pictures = run.pictures(cell.id)
     if pictures is None:
         return ""

@@ -106,7 +106,6 @@ def _concerned(changed: Changed, defense: PartSpec, attack: PartSpec | None) -> 
 
 
 def _ends(cells: Iterable[Cell]) -> set[str]:
-    """The ends of the keys of all measures of these cells and of their trainings."""
     ends = {training_identity(cell.training)[:DIGITS] for cell in cells}
     return ends | {key_end(cell) for cell in cells}
 

@@ -171,7 +171,6 @@ def settle(outcome: Outcome, ref: str, bench: Bench, rules: Rules) -> Outcome:
 
 
 def _settled(check: Check, again: Check | None, problems: str) -> Check:
-    """A check with the verdict of its rerun, or unchanged if the rerun gives none."""
     if again is None or again.verdict in (Verdict.INCOMPLETE, Verdict.NOT_COMPARABLE):
         why = problems or (again.reason if again is not None else "it gave no number")
         return dataclasses.replace(check, reason=f"{check.reason}; run again with twice as many: no result, {why}")
@@ -207,7 +206,6 @@ def _forbidden(cells: Sequence[Cell], bench: Bench) -> str:
 
 
 def _run(cells: Sequence[Cell], tree: Path, out: Path, bench: Bench) -> Run:
-    """The cells, run with the code in `tree` in a separate process."""
     if why := _forbidden(cells, bench):
         raise StudyError("run again", [why])
     asked = {

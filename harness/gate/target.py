@@ -85,7 +85,6 @@ def changes(old: Baseline, new: Baseline) -> tuple[list[str], list[str]]:
 
 
 def _held(path: Path, own: Baseline, target: str | None) -> Trusted:
-    """What the target branch holds, with the checkout's changes to it."""
     merge = _merge_base(target)
     if merge is None:
         why = "no git repository with a target branch and its history: the baseline cannot be verified"
@@ -129,7 +128,6 @@ def _merge_base(target: str | None) -> str | None:
 
 
 def _at(commit: str, name: str) -> Baseline | None:
-    """The baseline in a commit; None if it is missing or unreadable."""
     try:
         return parse(git("show", f"{commit}:{name}"), name)
     except (BaselineError, StudyError):

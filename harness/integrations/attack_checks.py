@@ -130,7 +130,6 @@ def check_truth(tested: AttackUnderTest) -> str:
 
 
 def _tensors(observation: Observation) -> list[Any]:
-    """The tensors of an observation."""
     model = observation.model
     data = (*(observation.auxiliary or ()), *(observation.candidates or ()), *(observation.labels or ()))
     return [model.params if model else None, observation.final, *data]
@@ -207,7 +206,6 @@ def check_threats(tested: AttackUnderTest) -> str:
 
 
 def _only(observation: Observation, needs: frozenset[str]) -> Observation:
-    """The observation without what the attack does not need."""
     fields = {"messages", "models", "final", "auxiliary", "candidates", "labels", "others"}
     hidden: dict[str, Any] = dict.fromkeys(fields - needs)
     if "models" in hidden:
@@ -233,7 +231,6 @@ def check_diverges(tested: AttackUnderTest) -> str:
 
 
 def _extremes(observation: Observation) -> Iterator[tuple[str, Observation]]:
-    """Observations on which a search may diverge."""
     assert observation.messages is not None
     first, *others = observation.messages
     for value in (_LOUD, 0.0):

@@ -148,7 +148,6 @@ class _Encoder:
     seed: int | None
 
     def __call__(self, message: Any, context: Any, call_next: CallNext) -> Any:
-        """Train, and encode the update."""
         if not trains(message):
             return call_next(message, context)
         order = Order.read(message)
@@ -180,7 +179,6 @@ class _Encoder:
         return reply
 
     def _seed(self, context: Any) -> int:
-        """The seed of the shared keys."""
         found = next(
             (one for one in (self.seed, self.secret, context.run_config.get(_SECRET)) if one is not None), None
         )
@@ -198,7 +196,6 @@ class _Encoder:
 
 
 def _kept(memory: Any) -> Any:
-    """A client's memory, a tensor or nothing, as a record."""
     if memory is not None and not isinstance(memory, torch.Tensor):
         raise MessageError(f"expected a defense whose memory is a tensor or None, got {type(memory).__name__}")
     return ArrayRecord({} if memory is None else {OURS: Array(memory.numpy())})
@@ -239,7 +236,6 @@ class Server:
         return self._start(*bound.args, **bound.kwargs)
 
     def _evaluate(self, evaluate: Any, server_round: int, arrays: Any) -> Any:
-        """The server's own evaluation; its loss is kept."""
         found = evaluate(server_round, arrays)
         self._keep(server_round, found)
         return found
@@ -289,7 +285,6 @@ class Server:
             raise ValueError(f"expected {self.facts.clients} clients as in facts, but more nodes came") from None
 
     def _order(self, number: int, layout: Layout) -> Order:
-        """The order for all clients."""
         return Order(
             defense=self.spec.key,
             number=number,
@@ -358,7 +353,6 @@ class Server:
         return arrays, metrics
 
     def _refuse(self, who: str, reason: str) -> None:
-        """Log which client does not count, and why."""
         LOG.warning("leakgauge: round %d, %s does not count: %s", self.here.number, who, line(reason))
 
     def _decoded(self, found: Collected[SealedMessage], counted: Sequence[Any]) -> list[Any]:
@@ -377,7 +371,6 @@ class Server:
         return list(counted)
 
     def _means(self, counted: Sequence[Any]) -> dict[str, float]:
-        """The weighted mean of each numeric metric that all replies have, and the total of the weights."""
         rows = [only(one.content.metric_records, "")[1] for one in counted]
         weights = [samples_of(one, self.weight) for one in counted]
         names = [name for name in rows[0] if all(isinstance(row.get(name), int | float) for row in rows)]

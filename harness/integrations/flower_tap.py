@@ -213,7 +213,6 @@ class _Tap:
         return messages
 
     def _read(self, number: int, messages: Sequence[Any], nodes: Sequence[int]) -> _Start:
-        """The common start of the clients."""
         base = only(messages[0].content.array_records, "ArrayRecord")[1]
         self.layout = self.layout or layout_of(base)
         for node in nodes:
@@ -232,7 +231,6 @@ class _Tap:
         return self._aggregate(server_round, arrived)
 
     def _messages(self, start: _Start, arrived: Sequence[Any]) -> list[Recorded]:
-        """The messages of a round, by client."""
         found = dict[int, Recorded]()
         for reply in arrived:
             node = reply.metadata.src_node_id
@@ -248,7 +246,6 @@ class _Tap:
         return [found[number] for number in sorted(found)]
 
     def _message(self, start: _Start, reply: Any, node: int) -> Recorded:
-        """The message in a reply."""
         if self.server is not None:
             sealed, rule = self.server.sealed(reply), self.server.defense.local
             return self.folder.message(start.number, sealed.sender, self.server.here.opened(sealed), rule, known=True)
@@ -270,7 +267,6 @@ def _plain(start: _Start, facts: Facts, reply: Any, sender: Sender) -> bytes:
 
 
 def _rate(message: Any, otherwise: float) -> float:
-    """The learning rate in a message's configuration."""
     for record in message.content.config_records.values():
         if isinstance(record.get("lr"), int | float) and record["lr"] > 0:
             return float(record["lr"])
@@ -287,7 +283,6 @@ class _ClientTap:
     most_bytes: int
 
     def __call__(self, message: Any, context: Any, call_next: CallNext) -> Any:
-        """Train, and record the received model and the reply."""
         if not trains(message):
             return call_next(message, context)
         try:
@@ -304,7 +299,6 @@ class _ClientTap:
         return reply
 
     def _read(self, message: Any, context: Any) -> _Start:
-        """The start of the client, in the layout of its first model."""
         base = only(message.content.array_records, "ArrayRecord")[1]
         known = context.state.get(f"{OURS}-names")
         layout = layout_of(base, None if known is None else known["names"])
@@ -318,7 +312,6 @@ class _ClientTap:
         return _Start(int(rounds[0]) - 1, layout, vector_of(base, layout), _rate(message, self.facts.lr))
 
     def _write(self, start: _Start, reply: Any, number: int) -> None:
-        """A recording of one message."""
         place = self.folder / f"client-{number:05d}"
         used = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
         folder = _Folder(place / f"round-{start.number:05d}", self.facts, self.most_bytes - used, {}, None)

@@ -164,7 +164,6 @@ def _place(frame: FrameType) -> Place:
 
 
 def _states() -> dict[str, int]:
-    """Checksums of the states of the global generators."""
     return {name: zlib.crc32(state) for name, state in rng.global_states().items()}
 
 

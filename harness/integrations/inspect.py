@@ -169,7 +169,6 @@ def _resolved(
     limit: bool,
     allow_code: bool,
 ) -> Study:
-    """The study of these attacks, and its TOML."""
     table = {
         "name": NAME,
         "seeds": [recording.seed if recording.seed is not None else asked.seed],
@@ -193,7 +192,6 @@ def _set(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _toml(table: Mapping[str, Any]) -> str:
-    """A study's table as TOML; a JSON string is also a TOML string."""
     lines = []
     for key, value in table.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):

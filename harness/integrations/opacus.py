@@ -158,7 +158,6 @@ def _records(data: Any) -> list[tuple[int, int]]:
 
 
 def _unknown(what: Any) -> OpacusError:
-    """Nothing bounds how often a record is drawn."""
     name = "a loader with batch_size=None" if what is None else type(what).__name__
     return OpacusError(f"{name} may draw a record any number of times: use poisson_sampling=True, or shuffle=True")
 
@@ -338,7 +337,6 @@ def _twin(generator: Any, start: Tensor | None) -> Any:
 
 
 def _divisor(optimizer: Any) -> float:
-    """The number by which the optimizer divides a step's sum."""
     return float(optimizer.expected_batch_size) if optimizer.loss_reduction == "mean" else 1.0
 
 

@@ -144,7 +144,6 @@ def _under_test(part: Part, effort: Effort) -> Subject:
 
 
 def _part(kind: Kind, given: object) -> Part:
-    """The given part; raises `TypeError` if it is of another kind."""
     part = named(given, {}) if isinstance(given, str) else part_of(given)
     if part.kind != kind:
         raise TypeError(f"check_{kind} got the {part.kind} {part.name}: use check_{part.kind}")

@@ -157,7 +157,6 @@ def record(
 
 
 def _check(source: Sources, how: How) -> None:
-    """Raise ValueError for arguments that are no numbers, or contradict each other."""
     numbers(
         (int, np.integer),
         seed=how.seed,
@@ -267,7 +266,6 @@ def _read(data: object, root: Path) -> tuple[DataSet, bool]:
 
 
 def _made(source: Sources, module: nn.Module | None, victims: _Victims, how: How, names: Names) -> list[object]:
-    """The messages that the user's training makes for each victim."""
     assert source.train_step is not None
     assert module is not None
     batches = [(victims.data.original(x), y) for x, y in victims.batches()]
@@ -419,7 +417,6 @@ def _one_tensor(message: Tensor, names: Names, what: str) -> tuple[Vector, bool]
 
 
 def _by_name(message: Mapping[object, object], names: Names, what: str) -> tuple[Layout, list[object]]:
-    """The tensors of a dictionary in the order of the layout, whatever its own order."""
     has_statistics = any(name in message for name in names.statistics)
     layout = names.layout if has_statistics else names.parameters
     for name in layout.names:
@@ -437,7 +434,6 @@ def _some(names: Collection[object]) -> str:
 
 
 def _checked(tensor: object, name: str, shape: tuple[int, ...], what: str, number: int) -> Tensor:
-    """A finite tensor of this shape, as float32."""
     if tensor is None:
         raise ValueError(
             f"{what}: tensor {number} ({name!r}) is None: no gradient reaches it; give zeros, or freeze it"

@@ -22,8 +22,6 @@ from leakgauge.reports.text.notation import NO_VALUE, fixed, interval, listing, 
 
 
 class _Axis(NamedTuple):
-    """An x axis of targets: its texts, and the position of a target."""
-
     slug: str
     title: str
     x_label: str
@@ -134,7 +132,6 @@ class _Place(NamedTuple):
 
 
 def _curve(trainings: Sequence[TrainingRecord], name: str) -> list[_Place]:
-    """`accuracy` or `loss` over the seeds, at each evaluated round."""
     by_round: dict[int, list[float]] = {}
     samples: dict[int, int] = {}
     for one in (evaluation for training in trainings for evaluation in training.evaluations):
@@ -231,7 +228,6 @@ def roc_charts(analysis: Analysis, setting: str) -> list[Chart]:
 
 
 def _scores(analysis: Analysis, group: Group) -> dict[int, Scores]:
-    """The scores of the trainings of a group that have finite ones on both sides."""
     scores = {result.cell.training.seed: analysis.run.scores(result.cell.id) for result in group.case.results}
     return {
         seed: known
@@ -293,7 +289,6 @@ def thinned(corners: stats.Numbers, tolerance: float) -> stats.Numbers:
 
 
 def _trace(line: Line, least: float) -> tuple[tuple[float, float], ...]:
-    """The corners of the drawn line, reduced to few without a visible difference."""
     corners = staircase(vertical_average([*line.scores.values()]), least)
     scale = np.array(_SPAN) / -np.log10(least)
     drawn = 10 ** (thinned(np.log10(corners) * scale, _UNSEEN) / scale)
@@ -306,13 +301,11 @@ def rate_of(trained: Sequence[Scores], rate: float) -> Estimate:
 
 
 def _points(line: Line) -> tuple[Point, ...]:
-    """The markers of a line: rates with a value."""
     rates = {rate: rate_of([*line.scores.values()], rate) for rate in sorted(RATES)}
     return tuple(Point(rate, e.value, e.low, e.high) for rate, e in rates.items() if e.value is not None)
 
 
 def _written(estimate: Estimate) -> str:
-    """A value with its interval, or the reason for no value."""
     if estimate.value is None:
         return estimate.note or NO_VALUE
     digits = 3 if estimate.name == "auc" else 4
@@ -321,7 +314,6 @@ def _written(estimate: Estimate) -> str:
 
 
 def _rows(analysis: Analysis, line: Line) -> list[tuple[str, ...]]:
-    """A row for all trainings of a defense together if there are several, then a row for each."""
     attack = f"{analysis.attack_text(line.group)}, {line.group.case.threat}"
     names = analysis.defenses[line.group.defense].text, attack
     if not line.scores:

@@ -147,7 +147,6 @@ def _unmarked(analysis: Analysis, samples: Sequence[Sample]) -> str:
 
 
 def _proved(claim: ClaimRecord) -> str:
-    """The proved epsilon, with its unit and delta if those of the claim differ."""
     value = number(claim.proved.epsilon)
     return value if _same_kind(claim) else f"{value} {per(claim.proved.unit, claim.proved.delta)}"
 
@@ -173,7 +172,6 @@ def _families(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
 def _charts(
     analysis: Analysis, measure: Measure, samples: Sequence[Sample], undefended: Estimate | None
 ) -> list[Chart]:
-    """One chart for each kind of epsilon with at least two samples."""
     axes: dict[tuple[str, str, str], list[Sample]] = {}
     for sample in samples:
         claim = sample.claim
@@ -228,7 +226,6 @@ def _chart(analysis: Analysis, measure: Measure, samples: Sequence[Sample], unde
 
 
 def _scope(samples: Sequence[Sample], series: Sequence[Series]) -> str:
-    """The part of a caption about epsilons: their scope, and the hollow markers if there are any."""
     kind, against = samples[0].claim, {adversaries(sample.claim.against) for sample in samples}
     scope = f"Claimed epsilon per {kind.unit}, {kind.horizon}, neighbors: {kind.relation}"
     scope += f", against {against.pop()}." if len(against) == 1 else "."

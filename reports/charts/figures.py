@@ -221,7 +221,6 @@ def key(series: Series, *, joined: bool = True) -> str:
 
 
 def _draw(axes: Axes, chart: Chart, series: Series, index: int) -> None:
-    """One series: error bars and hollow markers below, then the line with its markers."""
     look, x = series.style, [point.x for point in series.points]
     y = [max(chart.least, point.y) for point in series.points]
     _draw_bars(axes, chart, series)
@@ -295,7 +294,6 @@ def _draw_references(axes: Axes, chart: Chart) -> None:
 
 
 def _log_axis(axis: Axis, values: Sequence[float]) -> None:
-    """Plain numbers at a few ticks of a log axis."""
     decades = math.log10(max(values) / min(values))
     # 1, 2 and 5 of each decade only if their labels do not overlap
     subs = (1.0, 2.0, 5.0) if decades < 3 and decades * len(short(max(values))) < 14 else (1.0,)

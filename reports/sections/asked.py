@@ -138,7 +138,6 @@ def _infinity(places: Sequence[float], *, log: bool) -> float | None:
 
 
 def _series(line: Line, at: int, infinity: float | None) -> Series:
-    """The points of a line that can be drawn; its line does not go to infinity."""
     points = [
         Point(spot.x if math.isfinite(spot.x) else infinity or 0.0, spot.y, spot.low, spot.high)
         for spot in line.spots

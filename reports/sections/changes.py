@@ -140,7 +140,6 @@ def _scales(checks: Iterable[Check]) -> dict[str, Scale]:
 
 
 def _verdict(check: Check) -> tuple[str, str]:
-    """Icon and words of a verdict; for a pass they give the direction of the change."""
     if check.verdict is not Verdict.PASS or check.rise is None:
         return ICONS[check.verdict], word(check)
     known = metric(check.metric)
@@ -163,6 +162,5 @@ def _range(name: str, low: float, high: float) -> str:
 
 
 def _commits(measured: Measured) -> str:
-    """Short commits of a run, and `dirty` if the checkout differed from them."""
     short = ", ".join(commit[:10] for commit in measured.commit.split(", "))
     return f"{short or 'unknown'}{' (dirty)' if measured.dirty else ''}"

@@ -25,13 +25,11 @@ class Amount(NamedTuple):
 
 
 def _federation(audit: AuditRecord) -> str:
-    """`3 clients, d = 36`, with the number of rounds if there are several."""
     rounds = f", {counted(audit.rounds, 'round')}" if audit.rounds > 1 else ""
     return f"{counted(audit.clients, 'client')}, d = {audit.dim}{rounds}"
 
 
 def _scope(audit: AuditRecord) -> str:
-    """`95 %, n = 1000, server`."""
     return f"{percent(audit.confidence, 0)}, n = {audit.trials}, {audit.threat}"
 
 
@@ -88,7 +86,6 @@ def _described(audits: Sequence[AuditRecord]) -> list[str]:
 
 
 def _assuming(audits: Sequence[AuditRecord]) -> list[str]:
-    """Sentences about bounds that assume a part of the distribution, over the seeds, by unit."""
     alike = gathered(((bound.assumes, bound.unit), bound) for audit in audits for bound in audit.assuming)
     return [
         f"Assuming {assumes}, per {unit}: ≥ {over_seeds([bound.epsilon_lower for bound in bounds])}; proved "
@@ -174,7 +171,6 @@ def checked(training: TrainingRecord) -> tuple[ClaimRecord, ClaimRecord]:
 
 
 def _with_audit(claim: ClaimRecord, audit: AuditRecord | None) -> ClaimRecord:
-    """The claim with the verdict of an audit, and the audit as the first part of its reason."""
     if audit is None or not audit.refutes or (audit.unit, audit.horizon) != (claim.unit, claim.horizon):
         return claim
     return dataclasses.replace(claim, verdict=BY_AUDIT, reason=f"{stated(audit)}; in this study {claim.reason}")
@@ -205,7 +201,6 @@ def severity(claim: ClaimRecord) -> int:
 
 
 def _states(badges: Mapping[str, Badge], names: Sequence[str]) -> tuple[State, ...]:
-    """The distinct badges among the names of one defense's trainings, in the order of the badges."""
     counts, total = Counter(names), counted(len(names), "seed")
     return tuple(
         State(badge, "" if counts[name] == len(names) else f"in {counts[name]} of {total}")

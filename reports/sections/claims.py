@@ -90,7 +90,6 @@ def _digits(claims: Sequence[ClaimRecord]) -> int:
 
 
 def _line(claims: Sequence[ClaimRecord], trainings: Sequence[TrainingRecord]) -> Line:
-    """One horizon, with the reason for the worst verdict."""
     code, mark = codes(trainings), unkept(claims, trainings)
     first, *others = dict.fromkeys(why(claim) for claim in sorted(claims, key=severity, reverse=True))
     more = f" ({counted(len(others), 'other reason')} in other seeds)" if others else ""
@@ -150,7 +149,6 @@ def _lines(trainings: Sequence[TrainingRecord]) -> tuple[Line, ...]:
 
 
 def _both(texts: Iterable[tuple[str, str]]) -> str:
-    """The text of (horizon, text) pairs if all texts agree, else each text with its horizon."""
     distinct = dict.fromkeys(texts)
     if len({text for _, text in distinct}) <= 1:
         return next((text for _, text in distinct), "")
@@ -168,7 +166,6 @@ def _basis(claims: Sequence[ClaimRecord]) -> str:
 
 
 def _with_count(assumption: str, trainings: Sequence[TrainingRecord]) -> str:
-    """An assumption, and how often the runs of all seeds broke it, if it was counted."""
     violations = [
         violation for training in trainings for violation in training.violations if violation.assumption == assumption
     ]

@@ -43,7 +43,6 @@ def _columns(groups: list[Group]) -> list[Group]:
 
 
 def _bounds(group: Group) -> list[str]:
-    """Notes on an attack from the proofs, the limit and the clients; empty for a floor."""
     if group.case.info.floor:
         return []
     notes, proved = [], group.pooled("identification_bound")
@@ -63,7 +62,6 @@ def _bounds(group: Group) -> list[str]:
 
 
 def _notes(analysis: Analysis, group: Group) -> tuple[str, ...]:
-    """The lines below a value: identified and recognizable images, cells without a result, other seeds."""
     notes, recognized, identified = [], group.recognized, group.identified
     if identified is not None and identified.value is not None:
         hits = round(identified.value * identified.n)
@@ -175,7 +173,6 @@ def matrices(analysis: Analysis) -> list[Table]:
 
 
 def _short(entry: Entry) -> Cell:
-    """A number with its interval, or the reason for a failure."""
     note = entry.interval or (entry.notes[0] if entry.notes and entry.word == NO_NUMBER else "")
     return Cell(entry.value, note, strong=entry.strongest)
 

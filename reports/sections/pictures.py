@@ -115,7 +115,6 @@ def _candidates(analysis: Analysis, setting: str) -> tuple[Target, list[tuple[Gr
 
 
 def _choose(defenses: list[tuple[Group, ...]]) -> list[tuple[Group, ...]]:
-    """No defense, then the defenses with the highest mean SSIM, at most `MOST_DEFENSES` in all."""
     undefended = [groups for groups in defenses if groups[0].undefended]
     others = [groups for groups in defenses if not groups[0].undefended]
     most = sorted(others, key=lambda row: -max(-1.0 if group.value is None else group.value for group in row))
@@ -126,7 +125,6 @@ def _choose(defenses: list[tuple[Group, ...]]) -> list[tuple[Group, ...]]:
 def _rows(
     analysis: Analysis, columns: Sequence[_Shown], originals: Pixels, withheld: bool, budget: int
 ) -> Iterator[tuple[str, tuple[Tile, ...]]]:
-    """The rows of a grid that fit into the budget of bytes."""
     names = [analysis.defenses[shown.group.defense].text for shown in columns]
     for at, original in enumerate(originals[:MOST_IMAGES]):
         alt, word = f"original of image {at + 1}", "withheld" if withheld else ""

@@ -21,7 +21,6 @@ def _distinct(texts: Iterable[str], separator: str) -> str:
 
 
 def _study(study: dict[str, object]) -> str:
-    """The resolved study as JSON, without the text of its file, and without its cells if there are many."""
     shown = {key: value for key, value in study.items() if key != "text"}
     text = json.dumps(shown, indent=2, ensure_ascii=False, allow_nan=False, default=str)
     if len(text) <= LONGEST_STUDY:
@@ -32,7 +31,6 @@ def _study(study: dict[str, object]) -> str:
 
 
 def _commands(run: Run, environments: Sequence[Environment]) -> tuple[str, ...]:
-    """The lines that reproduce the report; study.toml is in the folder of results and on this page."""
     studies = run.study.get("studies", [run.study])
     commit = environments[0].commit if environments else "COMMIT"
     first = f"pip install .  # its checkout: {commit}" if commit.startswith("release") else f"git checkout {commit}"

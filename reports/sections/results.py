@@ -63,7 +63,6 @@ def _row(analysis: Analysis, group: Group, cell: Cell) -> dict[str, object]:
 
 
 def _flag_rows(analysis: Analysis) -> list[tuple[str, str, list[str], int]]:
-    """The code, severity, messages and number of cells of each flag, warnings first, then by number of cells."""
     every = ((cell, flag) for cell in analysis.run.cells for flag in analysis.flags_of(cell))
     flags = gathered(((flag.code, flag.severity), (cell, flag)) for cell, flag in every)
     rows = [

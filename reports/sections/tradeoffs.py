@@ -62,7 +62,6 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _messages(analysis: Analysis, setting: str) -> list[_Messages]:
-    """The messages of each defense, means over rounds and seeds, in the study's order."""
     messages = []
     for defense in analysis.defenses:
         trainings = analysis.trainings_of(setting, defense)
@@ -74,7 +73,6 @@ def _messages(analysis: Analysis, setting: str) -> list[_Messages]:
 
 
 def _traffic(analysis: Analysis, setting: str) -> Table | None:
-    """The messages of each defense; a bar shows their size relative to the largest ones."""
     messages = _messages(analysis, setting)
     most = max((message.bytes for message in messages), default=0.0) or 1.0
     rows = []

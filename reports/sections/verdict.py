@@ -69,7 +69,6 @@ def recognized_images(analysis: Analysis, *, defended: bool) -> Recognized | Non
 
 
 def _badge(analysis: Analysis) -> Badge:
-    """The badge by the worst rating of the judged groups; without ratings, by whether an image is recognizable."""
     words: set[Word] = {analysis.rating(group).word for group in analysis.judged if group.value is not None}
     recognized = recognized_images(analysis, defended=bool(analysis.defended))
     if words & {"High", "leaks"}:
@@ -122,7 +121,6 @@ _FOUND = {"reconstruction": "Inputs are reconstructed", "membership": "Members a
 
 
 def _through(analysis: Analysis) -> str:
-    """Short sentences: what leaks through which defenses, and through which defenses no leakage was measured."""
     words: dict[str, dict[str, set[Word]]] = {}
     for group in analysis.judged:
         found = words.setdefault(analysis.defenses[group.defense].text, {})
@@ -157,7 +155,6 @@ def _worst_figure(analysis: Analysis, worst: Group | None) -> Figure:
 
 
 def _recognized_figure(analysis: Analysis) -> Figure:
-    """The number of recognizable images; if only membership was attacked, the highest TPR at 1 % FPR."""
     recognized, undefended = (recognized_images(analysis, defended=defended) for defended in (True, False))
     which, recognized = (" defended", recognized) if analysis.defended else ("", undefended)
     if recognized is not None:
@@ -179,7 +176,6 @@ def _recognized_figure(analysis: Analysis) -> Figure:
 
 
 def _accuracy_figure(analysis: Analysis) -> Figure:
-    """The largest loss of accuracy compared with no defense in the same setting."""
     costs = []
     for setting, defense in analysis.pairs:
         defended = final_accuracy(analysis.trainings_of(setting, defense))

@@ -43,7 +43,6 @@ _CAPTION = (
 
 
 def _claim(trainings: Sequence[TrainingRecord]) -> Text:
-    """Claim, proof and verdict for one round, and the verdict on the code if it was audited."""
     claims = [checked(training) for training in trainings]
     text, worst = brief([one_round for one_round, _ in claims], [whole_run for _, whole_run in claims])
     audits = any(training.audited is not None for training in trainings)
@@ -57,7 +56,6 @@ def _claim(trainings: Sequence[TrainingRecord]) -> Text:
 
 
 def _audits(analysis: Analysis) -> Iterator[str]:
-    """A line for each audited defense: the highest bound over the seeds, with its own claim and proof."""
     for setting, defense in analysis.pairs:
         audits = [
             training.audited for training in analysis.trainings_of(setting, defense) if training.audited is not None
@@ -68,7 +66,6 @@ def _audits(analysis: Analysis) -> Iterator[str]:
 
 
 def _trained(trainings: Sequence[TrainingRecord], accuracy: Estimate | None) -> Text:
-    """Final accuracy, notes on trainings that did not learn or dropped updates, and the mean bits per parameter."""
     text = styled(percent(accuracy.value if accuracy is not None else None))
     lost = sum(flag.code == "no-learning" for training in trainings for flag in training.flags)
     if lost:
@@ -104,7 +101,6 @@ def _row(analysis: Analysis, group: Group, *, first: bool) -> list[Text]:
 
 
 def _stacked(row: Sequence[Text]) -> Text:
-    """The columns of a row below each other; all except the first four begin with their name."""
     names = ("", "", "", "", "leakage ", "floor, ceiling ", "accuracy, bits ", "ε ")
     parts = [(name, styled(" · ").join(text.split("\n"))) for name, text in zip(names, row, strict=True) if text]
     return styled("\n").join(styled(name) + text for name, text in parts)
