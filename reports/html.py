@@ -97,7 +97,8 @@ def folder_files(run: Run, *, images: Images = "public", against: Against | None
     files: dict[str, bytes] = {STYLE: source(STYLE).encode(), SCRIPT: source(SCRIPT).encode()}
     page = render(run, images=images, linked=True, against=against)
     files |= {_name(match): base64.b64decode(match["content"]) for match in _INSIDE.finditer(page)}
-    return {**files, PAGE: _INSIDE.sub(_link, page).encode()}
+    linked = _INSIDE.sub(lambda match: f'{match["attribute"]}="{_name(match)}"{match["saved"] or ""}', page)
+    return {**files, PAGE: linked.encode()}
 
 
 def stale_pictures(place: Path, files: Collection[Path]) -> list[Path]:
@@ -121,13 +122,9 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["breakable"] = _breakable
+    # a narrow column may break a parameter list after `=` and `_`, but not inside a number
+    environment.filters["breakable"] = lambda text: Markup(re.sub("([=_])", r"\1<wbr>", str(escape(text))))
     return environment
-
-
-def _breakable(text: str) -> Markup:
-    """A parameter list that a narrow column may break after `=` and `_`, but not inside a number."""
-    return Markup(re.sub("([=_])", r"\1<wbr>", str(escape(text))))
 
 
 def _section(environment: Environment, section: Section[C], content: C) -> Markup | None:
@@ -150,7 +147,3 @@ def _hash(text: str) -> str:
 def _name(match: re.Match[str]) -> str:
     digest = hashlib.sha256(match["content"].encode()).hexdigest()[:16]
     return match["name"] or f"{PICTURES}/{digest}.{_ENDINGS[match['kind']]}"
-
-
-def _link(match: re.Match[str]) -> str:
-    return f'{match["attribute"]}="{_name(match)}"{match["saved"] or ""}'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -121,17 +121,10 @@ def _drawn(analysis: Analysis, lines: Sequence[tuple[str, tuple[Point, ...]]]) -
     return tuple(Series(name, points, at) for at, name, points in drawn), lines_drawn(drawn, lines)
 
 
-class _Place(NamedTuple):
-    """A point of a curve of the training: the mean over the seeds, its interval, and the test samples of each seed."""
-
-    round: int
-    mean: float
-    low: float | None
-    high: float | None
-    samples: int
-
-
-def _curve(trainings: Sequence[TrainingRecord], name: str) -> list[_Place]:
+def _curve(
+    trainings: Sequence[TrainingRecord], name: str
+) -> Iterator[tuple[int, float, float | None, float | None, int]]:
+    """Each evaluated round, its mean of `name` over the seeds, the ends of its interval, and a seed's test samples."""
     by_round: dict[int, list[float]] = {}
     samples: dict[int, int] = {}
     for one in (evaluation for training in trainings for evaluation in training.evaluations):
@@ -139,42 +132,32 @@ def _curve(trainings: Sequence[TrainingRecord], name: str) -> list[_Place]:
         if value is not None and math.isfinite(value):
             by_round.setdefault(one.round, []).append(value)
             samples[one.round] = min(one.samples, samples.get(one.round, one.samples))
-    places = []
     for at, values in sorted(by_round.items()):
         ends: Estimate | Interval
         ends = accuracy_of(values, samples[at]) if name == "accuracy" else mean_interval(values)
-        places.append(_Place(at, float(np.mean(values)), ends.low, ends.high, samples[at]))
-    return places
-
-
-def _sampled(places: Sequence[_Place]) -> str:
-    most, few = max(place.samples for place in places), min(place.samples for place in places)
-    return f"Points of interim rounds are of {few:,} of {most:,} test samples; the table has all intervals. " * (
-        few < most
-    )
+        yield at, float(np.mean(values)), ends.low, ends.high, samples[at]
 
 
 def _training_chart(analysis: Analysis, setting: str, name: str) -> Chart | None:
     """Accuracy or loss over the rounds; None if it was evaluated fewer than two times."""
     scale, write = (100.0, percent) if name == "accuracy" else (1.0, fixed)
     lines: list[tuple[str, tuple[Point, ...]]] = []
-    rows, drawn = [], list[_Place]()
+    rows, sizes = [], list[int]()
     for defense, label in analysis.defenses.items():
-        places = _curve(analysis.trainings_of(setting, defense), name)
+        places = list(_curve(analysis.trainings_of(setting, defense), name))
         if len(places) > 1:
-            drawn += places
-            lines.append((defense, tuple(Point(float(place.round), scale * place.mean) for place in places)))
-            rows += [
-                (
-                    *(label.text, str(place.round), write(place.mean)),
-                    "" if place.low is None else f"{write(place.low)} to {write(place.high)}",
-                    f"{place.samples:,}",
-                )
-                for place in places
-            ]
+            lines.append((defense, tuple(Point(float(at), scale * mean) for at, mean, *_ in places)))
+            for at, mean, low, high, samples in places:
+                sizes.append(samples)
+                ends = "" if low is None else f"{write(low)} to {write(high)}"
+                rows.append((label.text, str(at), write(mean), ends, f"{samples:,}"))
     if not lines:
         return None
     series, rest = _drawn(analysis, lines)
+    few, most = min(sizes), max(sizes)
+    if few < most:
+        text = f"Points of interim rounds are of {few:,} of {most:,} test samples; the table has all intervals."
+        rest = f"{text} {rest}"
     return Chart(
         name=name,
         title=f"Test {name} over the rounds",
@@ -182,7 +165,7 @@ def _training_chart(analysis: Analysis, setting: str, name: str) -> Chart | None
         y_label="test accuracy, %" if name == "accuracy" else "test loss",
         series=series,
         better=ACCURACY_BETTER if name == "accuracy" else "Lower is better: the model fits the test data.",
-        caption=f"Mean over the seeds. {_sampled(drawn)}{rest}".strip(),
+        caption=f"Mean over the seeds. {rest}".strip(),
         header=("Defense", "Round", f"Test {name}", "95 % interval", "Test samples"),
         rows=tuple(rows),
         whole_x=True,

@@ -37,19 +37,6 @@ _LONG = 34
 """If a name is longer than this, the legend has one column."""
 
 
-def formats(text: str) -> tuple[str, ...]:
-    """The formats in a list such as `png,pdf`; none for an empty text.
-
-    Raises:
-        ValueError: an unknown format.
-    """
-    words = tuple(word.strip() for word in text.split(",")) if text else ()
-    for name in words:
-        if name not in FORMATS:
-            raise ValueError(f"expected some of {','.join(FORMATS)}, got {name!r}")
-    return words
-
-
 def figure_files(analysis: Analysis, kinds: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """Each chart of the page in each of the formats, as (file name, bytes): `1-ssim-record-replace-one-round.png`.
 

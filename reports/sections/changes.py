@@ -73,11 +73,9 @@ def changes(outcome: Outcome, now: Measured, base: Baseline) -> dict[str, object
     }
 
 
-def _build(analysis: Analysis) -> dict[str, object] | None:
-    return None if analysis.against is None else changes(*analysis.against)
-
-
-SECTION = Section("changes", "Changes since the baseline", "Changes", _build, 10)
+SECTION = Section[Analysis](
+    "changes", "Changes since the baseline", "Changes", lambda seen: seen.against and changes(*seen.against), 10
+)
 
 
 def moved(check: Check) -> bool:
@@ -98,7 +96,9 @@ def _row(check: Check, measure: Measure | None, scale: Scale | None, names: Mapp
     name = check.metric
     ends = None if check.low is None or check.high is None else (check.low, check.high)
     interval = _range(name, *ends) if ends is not None else ""
-    icon, words = _verdict(check)
+    icon, words = ICONS[check.verdict], word(check)
+    if check.verdict is Verdict.PASS and check.rise is not None:  # then they give the direction of the change
+        icon, words = ("↓", metric(name).fell) if check.rise < 0 else ("↑", metric(name).rose)
     plot = None
     if scale is not None and check.rise is not None:
         spoken = f"change {_rise(name, check.rise)}" + (f", 90 % interval {interval}" if interval else "")
@@ -137,13 +137,6 @@ def _scales(checks: Iterable[Check]) -> dict[str, Scale]:
         room = 0.08 * (high - low) or 1.0
         scales[name] = Scale(low - room, high + room)
     return scales
-
-
-def _verdict(check: Check) -> tuple[str, str]:
-    if check.verdict is not Verdict.PASS or check.rise is None:
-        return ICONS[check.verdict], word(check)
-    known = metric(check.metric)
-    return ("↓", known.fell) if check.rise < 0 else ("↑", known.rose)
 
 
 def _rise(name: str, value: float | None) -> str:

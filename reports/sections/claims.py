@@ -83,17 +83,13 @@ def _odds(value: float | None, delta: float) -> str:
     return f"adversary {odds(chance(math.inf if value is None else value, delta))}"
 
 
-def _digits(claims: Sequence[ClaimRecord]) -> int:
-    """Enough digits to separate the two epsilons if the verdict depends on their difference."""
-    close = epsilon(claims) == bound([claim.proved for claim in claims])
-    return 7 if close and any(is_broken(claim) or verdict_of(claim) == "UNPROVED" for claim in claims) else 4
-
-
 def _line(claims: Sequence[ClaimRecord], trainings: Sequence[TrainingRecord]) -> Line:
     code, mark = codes(trainings), unkept(claims, trainings)
     first, *others = dict.fromkeys(why(claim) for claim in sorted(claims, key=severity, reverse=True))
     more = f" ({counted(len(others), 'other reason')} in other seeds)" if others else ""
-    digits = _digits(claims)
+    close = epsilon(claims) == bound([claim.proved for claim in claims])
+    # enough digits to separate the two epsilons if the verdict depends on their difference
+    digits = 7 if close and any(is_broken(claim) or verdict_of(claim) == "UNPROVED" for claim in claims) else 4
     verdicts = states(claims)
     if mark or any(state.badge.tone != "good" for state in code):
         # a claim is green only if its code is CONSISTENT with the proof and the proof covers the run

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import numpy as np
 
-from leakgauge.harness.core.result import TrainingRecord
 from leakgauge.reports.charts.curves import attack_charts, roc_charts, training_charts
 from leakgauge.reports.charts.epsilon import AUC, MSE, SSIM, accuracy_charts, leakage_charts
 from leakgauge.reports.charts.figures import Chart, Point, by_defense, drawable
@@ -17,16 +15,6 @@ from leakgauge.reports.sections.frontier import frontier_chart
 from leakgauge.reports.select import Analysis, final_accuracy
 from leakgauge.reports.table import Column, Table
 from leakgauge.reports.text.notation import fixed, percent, size
-
-
-class _Messages(NamedTuple):
-    """The messages of one defense: mean bytes, bits per parameter, mean SNR in dB (None: an exact update)."""
-
-    defense: str
-    trainings: tuple[TrainingRecord, ...]
-    bytes: float
-    bits: float
-    snr: float | None
 
 
 def trade_offs(analysis: Analysis) -> list[dict[str, object]] | None:
@@ -57,33 +45,26 @@ def charts(analysis: Analysis, setting: str) -> tuple[Chart, ...]:
     return tuple(drawable(chart) for chart in drawn if chart.places >= 2)
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if values else None
-
-
-def _messages(analysis: Analysis, setting: str) -> list[_Messages]:
-    messages = []
+def _messages(analysis: Analysis, setting: str) -> Iterator[tuple[str, float, float, float | None]]:
+    """For each defense the mean bytes of a message, its bits per parameter, and the mean SNR in dB, None if exact."""
     for defense in analysis.defenses:
         trainings = analysis.trainings_of(setting, defense)
-        mean = _mean([count for training in trainings for count in training.message_bytes])
-        snr = _mean([snr for training in trainings for snr in training.snr_db if snr is not None])
-        if mean is not None:
-            messages.append(_Messages(defense, trainings, mean, 8 * mean / trainings[0].dim, snr))
-    return messages
+        counts = [count for training in trainings for count in training.message_bytes]
+        ratios = [snr for training in trainings for snr in training.snr_db if snr is not None]
+        if counts:
+            mean = float(np.mean(counts))
+            yield defense, mean, 8 * mean / trainings[0].dim, float(np.mean(ratios)) if ratios else None
 
 
 def _traffic(analysis: Analysis, setting: str) -> Table | None:
-    messages = _messages(analysis, setting)
-    most = max((message.bytes for message in messages), default=0.0) or 1.0
+    messages = list(_messages(analysis, setting))
+    most = max((mean for _, mean, *_ in messages), default=0.0) or 1.0
     rows = []
-    for message in messages:
-        accuracy = final_accuracy(message.trainings)
-        bar, snr = (
-            f"{100 * message.bytes / most:.2f}",
-            "exact" if message.snr is None else f"{fixed(message.snr, 1)} dB",
-        )
-        name, share = analysis.defenses[message.defense].text, percent(None if accuracy is None else accuracy.value)
-        rows.append((name, size(message.bytes), bar, fixed(message.bits, 2), snr, share))
+    for defense, mean, bits, ratio in messages:
+        accuracy = final_accuracy(analysis.trainings_of(setting, defense))
+        snr = "exact" if ratio is None else f"{fixed(ratio, 1)} dB"
+        name, share = analysis.defenses[defense].text, percent(None if accuracy is None else accuracy.value)
+        rows.append((name, size(mean), f"{100 * mean / most:.2f}", fixed(bits, 2), snr, share))
     names = ("Bytes per message", "Bar: share of the largest", "Bits per parameter", "SNR", "Final accuracy")
     columns = (Column(name, "bar" if name.startswith("Bar") else "num") for name in names)
     return Table("Size of a message, by defense", ("Defense", *columns), tuple(rows)) if rows else None
@@ -92,10 +73,10 @@ def _traffic(analysis: Analysis, setting: str) -> Table | None:
 def fidelity_chart(analysis: Analysis, setting: str) -> Chart:
     """Signal-to-noise ratio of the decoded update against bits per parameter; exact updates have no point."""
     points, rows = [], []
-    for message in _messages(analysis, setting):
-        if message.snr is not None:
-            points.append((message.trainings[0].spec.defense.name, Point(message.bits, message.snr)))
-            rows.append((analysis.defenses[message.defense].text, fixed(message.bits, 2), fixed(message.snr, 1)))
+    for defense, _, bits, snr in _messages(analysis, setting):
+        if snr is not None:
+            points.append((analysis.trainings_of(setting, defense)[0].spec.defense.name, Point(bits, snr)))
+            rows.append((analysis.defenses[defense].text, fixed(bits, 2), fixed(snr, 1)))
     shown, rest = by_defense(points)
     return Chart(
         name="fidelity",

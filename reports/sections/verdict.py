@@ -192,14 +192,6 @@ def _accuracy_figure(analysis: Analysis) -> Figure:
     return ("Largest accuracy cost", points(change), "points", detail)
 
 
-def _coverage_figure(analysis: Analysis) -> Figure:
-    run = analysis.run
-    done = [cell for cell in run.cells if cell.id in run.results]
-    warned = sum(any(flag.severity == "warning" for flag in analysis.flags_of(cell)) for cell in done)
-    detail = f"{len(run.failures)} failed, {len(run.missing)} missing, {warned} with a warning"
-    return ("Coverage", str(len(run.results)), f"of {counted(len(run.cells), 'cell')}", detail)
-
-
 def _origin(analysis: Analysis) -> tuple[str, ...]:
     cells = analysis.run.cells
     commits = dict.fromkeys(f"{e.commit[:10]}{' (dirty)' if e.dirty else ''}" for e in analysis.environments)
@@ -230,13 +222,16 @@ def _worst(analysis: Analysis) -> Group | None:
 
 def verdict(analysis: Analysis) -> Verdict:
     """The top of the page."""
-    badge, worst = _badge(analysis), _worst(analysis)
+    run, badge, worst = analysis.run, _badge(analysis), _worst(analysis)
     sentence, support = _sentence(analysis, badge, worst)
+    done = [cell for cell in run.cells if cell.id in run.results]
+    warned = sum(any(flag.severity == "warning" for flag in analysis.flags_of(cell)) for cell in done)
+    coverage = f"{len(run.failures)} failed, {len(run.missing)} missing, {warned} with a warning"
     figures = (
         _worst_figure(analysis, worst),
         _recognized_figure(analysis),
         _accuracy_figure(analysis),
-        _coverage_figure(analysis),
+        ("Coverage", str(len(run.results)), f"of {counted(len(run.cells), 'cell')}", coverage),
     )
     return Verdict(sentence, support, badge, broken(analysis), _RULE, figures, _origin(analysis))
 

@@ -106,12 +106,6 @@ def _stacked(row: Sequence[Text]) -> Text:
     return styled("\n").join(styled(name) + text for name, text in parts)
 
 
-def _title(run: Run) -> str:
-    counts = [(len(run.failures), "failed"), (len(run.missing), "missing")]
-    lacking = "".join(f", {count} {word}" for count, word in counts if count)
-    return f"{run.name}: {len(run.results)} of {counted(len(run.cells), 'cell')}{lacking}"
-
-
 def summary(run: Run, width: int = NARROW) -> RichTable:
     """One row per defense, attack, adversary and target; the controls are in the columns floor and ceiling.
 
@@ -119,7 +113,10 @@ def summary(run: Run, width: int = NARROW) -> RichTable:
     """
     analysis, narrow = Analysis(run), width < NARROW
     caption = styled("\n".join([*_audits(analysis), _CAPTION]))
-    title = styled(f"{_title(run)}\n{verdict(analysis).sentence}")
+    counts = [(len(run.failures), "failed"), (len(run.missing), "missing")]
+    lacking = "".join(f", {count} {word}" for count, word in counts if count)
+    done = f"{run.name}: {len(run.results)} of {counted(len(run.cells), 'cell')}{lacking}"
+    title = styled(f"{done}\n{verdict(analysis).sentence}")
     table = RichTable(title=title, caption=caption, box=_BOX, padding=0, show_header=not narrow)
     table.caption_justify = "left"
     if narrow:
