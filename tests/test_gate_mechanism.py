@@ -166,7 +166,7 @@ def test_a_changed_training_is_found_and_explains_the_rest(small, before, monkey
     monkeypatch.setattr(loop, "make_plan", lambda spec, lr, *rest: dataclasses.replace(plan(spec, lr, *rest), batch=16))
     changed = compare(take(small.cells), before)
     assert changed.lines == ("local training or the federated loop",)
-    assert all(changed.concerns(cell.training.defense.key, None, control=False) for cell in small.cells)
+    assert all(changed.concerns(cell.training.defense, None) for cell in small.cells)
 
 
 @pytest.mark.matrix

@@ -88,8 +88,9 @@ def refusal(new: Measure | None, old: Measure | None, rules: Rules) -> Refusal |
         return Refusal(Verdict.NOT_COMPARABLE, f"{other}: {_size(new)} against {_size(old)}")
     if new.items != old.items:
         return Refusal(Verdict.NOT_COMPARABLE, f"{other}: their digests differ")
-    if known.gate in TESTED and (few := _fewest(new)) < least:
-        why = f"{few} {what} are too few to tell a rise from noise: take {least} or more"
+    fewest = len(of_images(new)) if known.gate is GateTest.PAIRED else min(map(min, new.sides), default=0)
+    if known.gate in TESTED and fewest < least:
+        why = f"{fewest} {what} are too few to tell a rise from noise: take {least} or more"
         return Refusal(Verdict.NOT_COMPARABLE, why)
     return None
 
@@ -115,13 +116,6 @@ def _lack(measure: Measure) -> str:
     if test is GateTest.DELONG and sum(map(sum, measure.sides)) != len(measure.values):
         return f"{len(measure.values)} values for {_size(measure)} records"
     return ""
-
-
-def _fewest(measure: Measure) -> int:
-    """The number of items; for placements, the records of the smaller side."""
-    if metric(measure.metric).gate is GateTest.PAIRED:
-        return len(of_images(measure))
-    return min((min(sides) for sides in measure.sides), default=0)
 
 
 def by_image(measure: Measure) -> dict[str, Numbers]:

@@ -179,18 +179,16 @@ def _images(plain: Difference, a: Measure, b: Measure) -> Difference:
 
 def _student(plain: Difference, a: stats.Numbers, b: stats.Numbers, note: str) -> Difference:
     low, high = stats.mean_interval(b - a, LEVEL)
-    plain = replace(plain, difference=float(np.mean(b - a)), low=low, high=high, n=(len(a),))
-    if low is None:
-        return replace(plain, note=stats.joined(note, "no interval: only one pair"))
-    return replace(plain, method="pairs", note=note)
+    paired = replace(plain, difference=float(np.mean(b - a)), low=low, high=high, n=(len(a),), note=note)
+    lack = stats.joined(note, "no interval: only one pair")
+    return replace(paired, note=lack) if low is None else replace(paired, method="pairs")
 
 
 def _independent(plain: Difference, a: stats.Numbers, b: stats.Numbers, note: str) -> Difference:
-    low, high = welch(a, b)
-    plain = replace(plain, difference=float(np.mean(b) - np.mean(a)), low=low, high=high, n=(len(a), len(b)))
-    if low is None:
-        return replace(plain, note=stats.joined(note, "no interval: only one value"))
-    return replace(plain, method="Welch", note=note)
+    (low, high), moved = welch(a, b), float(np.mean(b) - np.mean(a))
+    independent = replace(plain, difference=moved, low=low, high=high, n=(len(a), len(b)), note=note)
+    lack = stats.joined(note, "no interval: only one value")
+    return replace(independent, note=lack) if low is None else replace(independent, method="Welch")
 
 
 def _placed(plain: Difference, a: Measure, b: Measure, note: str) -> Difference:

@@ -223,10 +223,8 @@ def _measure(pair: _Pair, curves: _Pair, rules: Rules) -> _Tested:
     known = metric(new.metric)
     if known.gate is GateTest.PAIRED:
         before, now = numbers(old), numbers(new)
-        images = np.flatnonzero(statistics.newly_recognizable(before, now, rules))
+        images = np.flatnonzero((before < rules.below) & (now >= rules.above) & (known.recognizable is not None))
         images = images[~np.isin(images, new.unseen)]
-        if known.recognizable is None:
-            images = images[:0]
         before, now = comparable.of_images(old), comparable.of_images(new)
         return _Tested(pair, float(np.mean(before)), statistics.paired(before, now), len(now), tuple(images.tolist()))
     assert old.value is not None
@@ -338,8 +336,7 @@ def _training(pair: _Pair, rules: Rules) -> Check:
 
 
 def _untested(pair: _Pair, verdict: Verdict, before: float, now: float, reason: str) -> Check:
-    made = _check(pair.now, verdict, before, now, reason)
-    return replace(made, rise=now - before, n=len(pair.now.values))
+    return replace(_check(pair.now, verdict, before, now, reason), rise=now - before, n=len(pair.now.values))
 
 
 def _check(shown: Measure, verdict: Verdict, before: float | None, now: float | None, reason: str) -> Check:

@@ -65,13 +65,15 @@ def gate(
     """
     now = take(study.cells, data)
     changed = compare(now, held.fingerprints)
-    unaccepted = _unacknowledged(now, held, own)
-    cells = [cell for cell in study.cells if _concerned(changed, cell.training.defense, cell.attack)]
+    # parts with unchanged code are included: otherwise a baseline could be prepared for a later change
+    differing = compare(now, own.fingerprints).lines if held.fingerprints or own.fingerprints else ()
+    unaccepted = tuple(f"differs from the baseline of this checkout: {line}; {_ACKNOWLEDGE}" for line in differing)
+    cells = [cell for cell in study.cells if changed.concerns(cell.training.defense, cell.attack)]
     ends, known = _ends(study.cells), held.measured.measures
     behind = [
         measure
         for measure in known
-        if _end(measure.key) not in ends or _concerned(changed, measure.defense, measure.attack)
+        if _end(measure.key) not in ends or changed.concerns(measure.defense, measure.attack)
     ]
     unchanged, made_by = len(known) - len(behind), environment()
     nothing = dataclasses.replace(
@@ -100,11 +102,6 @@ def gate(
     return ran, Outcome(tuple(checks), judged.problems, (*notes, *judged.warnings), unaccepted, unchanged)
 
 
-def _concerned(changed: Changed, defense: PartSpec, attack: PartSpec | None) -> bool:
-    """Whether a change affects a cell or a measure. Those without a defense are controls and run with every change."""
-    return changed.concerns(defense.key, attack.key if attack else None, control=defense.name == UNDEFENDED)
-
-
 def _ends(cells: Iterable[Cell]) -> set[str]:
     ends = {training_identity(cell.training)[:DIGITS] for cell in cells}
     return ends | {key_end(cell) for cell in cells}
@@ -112,15 +109,6 @@ def _ends(cells: Iterable[Cell]) -> set[str]:
 
 def _end(key: str) -> str:
     return key.rpartition("/")[2]
-
-
-def _unacknowledged(now: Iterable[Fingerprint], held: Baseline, own: Baseline) -> tuple[str, ...]:
-    """The parts whose fingerprint in the checkout's baseline differs from its code.
-
-    Parts with unchanged code are included: otherwise a baseline could be prepared for a later change.
-    """
-    lines = compare(now, own.fingerprints).lines if held.fingerprints or own.fingerprints else ()
-    return tuple(f"differs from the baseline of this checkout: {line}; {_ACKNOWLEDGE}" for line in lines)
 
 
 class Changed(NamedTuple):
@@ -138,9 +126,10 @@ class Changed(NamedTuple):
     defenses: frozenset[str] = frozenset()
     attacks: frozenset[str] = frozenset()
 
-    def concerns(self, defense: str, attack: str | None, *, control: bool) -> bool:
-        """Whether a measure may have moved. Controls run with every change."""
-        return bool(self.lines) and (control or self.training or defense in self.defenses or attack in self.attacks)
+    def concerns(self, defense: PartSpec, attack: PartSpec | None) -> bool:
+        """Whether a change affects a cell or a measure. Those without a defense are controls: they run with each."""
+        every = self.training or defense.name == UNDEFENDED or defense.key in self.defenses
+        return bool(self.lines) and (every or (attack is not None and attack.key in self.attacks))
 
 
 def compare(now: Iterable[Fingerprint], before: Iterable[Fingerprint]) -> Changed:

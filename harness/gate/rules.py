@@ -142,11 +142,6 @@ def paired(before: Numbers, now: Numbers) -> Rise:
     return Rise(np.mean(difference, axis=-1), error, np.full_like(error, n - 1))
 
 
-def newly_recognizable(before: Numbers, now: Numbers, rules: Rules) -> Truths:
-    """The images that were below `below` and are now at `above` or more."""
-    return np.asarray((before < rules.below) & (now >= rules.above))
-
-
 def delong(before: Sides, now: Sides) -> Rise:
     """The rise of an AUC, from the placements of the same records in two runs: [..., m] and [..., k], both >= 2.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -121,9 +121,13 @@ def examine(what: str, parameters: dict[str, Scalar], effort: Effort = USUAL) ->
     part = named(what, parameters)
     if part.kind == "task" and parameters:
         raise StudyError(part.name, [f"--set: got {', '.join(parameters)}, but a task has no parameters"])
+    yield from _findings(part, effort, _CHECKS[part.kind])
+
+
+def _findings(part: Part, effort: Effort, names: Iterable[str]) -> Iterator[Finding]:
     subject = _under_test(part, effort)
-    for name, check in _CHECKS[part.kind].items():
-        yield finding(name, check, subject, part.folder)
+    for name in names:
+        yield finding(name, _CHECKS[part.kind][name], subject, part.folder)
 
 
 def _under_test(part: Part, effort: Effort) -> Subject:
@@ -143,25 +147,15 @@ def _under_test(part: Part, effort: Effort) -> Subject:
     return subject
 
 
-def _part(kind: Kind, given: object) -> Part:
+def _check(kind: Kind, name: str, effort: Effort, given: object) -> Finding:
+    return _check_all(kind, given, effort, [name])[0]
+
+
+def _check_all(kind: Kind, given: object, effort: Effort, names: Iterable[str] = ()) -> list[Finding]:
     part = named(given, {}) if isinstance(given, str) else part_of(given)
     if part.kind != kind:
         raise TypeError(f"check_{kind} got the {part.kind} {part.name}: use check_{part.kind}")
-    return part
-
-
-def _check(kind: Kind, name: str, effort: Effort, given: object) -> Finding:
-    part = _part(kind, given)
-    result = finding(name, _CHECKS[kind][name], _under_test(part, effort), part.folder)
-    if result.mark == "FAIL":
-        raise ConformanceError(part.name, [result])
-    return result
-
-
-def _check_all(kind: Kind, given: object, effort: Effort) -> list[Finding]:
-    part = _part(kind, given)
-    subject = _under_test(part, effort)
-    findings = [finding(name, check, subject, part.folder) for name, check in _CHECKS[kind].items()]
+    findings = list(_findings(part, effort, names or _CHECKS[kind]))
     if failed := [result for result in findings if result.mark == "FAIL"]:
         raise ConformanceError(part.name, failed)
     return findings
