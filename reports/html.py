@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Collection, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -21,8 +21,6 @@ from leakgauge.reports.select import Analysis, Images
 
 if TYPE_CHECKING:
     from leakgauge.reports.sections.changes import Against
-
-Layout = Literal["file", "dir"]
 
 PAGE, STYLE, SCRIPT, PICTURES = "index.html", "style.css", "script.js", "pictures"
 """Names in the folder of a report."""
@@ -71,15 +69,6 @@ def page(name: str, parts: Sequence[Section[C]], content: C, *, linked: bool = F
         script=SCRIPT if linked else script,
         sections=[(section, body) for section, body in bodies if body is not None],
     )
-
-
-def report_files(
-    run: Run, place: Path, layout: Layout, *, images: Images = "public", against: Against | None = None
-) -> dict[Path, bytes]:
-    """The files of a report by path, the page last. `place` is the page, or the folder of the page."""
-    if layout == "file":
-        return {place: render(run, images=images, against=against).encode()}
-    return {place / name: content for name, content in folder_files(run, images=images, against=against).items()}
 
 
 def folder_files(run: Run, *, images: Images = "public", against: Against | None = None) -> dict[str, bytes]:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -29,30 +29,12 @@ class LeakageWarning(UserWarning):
     """An inconclusive check."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """The command-line options, and the test.
-
-    Attributes:
-        folder: folder of the baselines, one file per test.
-        update: the reason to accept the current numbers; None: the numbers are compared with the baseline.
-        inconclusive: whether an inconclusive check warns or fails.
-        scratch: folder of the runs.
-        test: name of the test, from which the name of its baseline file is made.
-    """
-
-    folder: Path
-    update: str | None
-    inconclusive: Literal["warn", "fail"]
-    scratch: Path
-    test: str
-
-
 class Leakage:
-    """The fixture `leakage`: a call attacks a defense."""
+    """The fixture `leakage` of a test: a call attacks a defense; its run is in the folder `scratch`."""
 
-    def __init__(self, options: Options) -> None:
-        self._options = options
+    def __init__(self, config: pytest.Config, scratch: Path, test: str) -> None:
+        self._config, self._scratch = config, scratch
+        self._test = re.sub(r"[^\w.-]+", "-", test).strip("-")
         self._calls = 0
 
     def __call__(
@@ -90,11 +72,11 @@ class Leakage:
             Cell(training, _attack(table), Target("probe", count=images), threat, limit=False) for table in tables
         )
         self._calls += 1
-        number = "" if self._calls == 1 else f"-{self._calls}"
-        name = re.sub(r"[^\w.-]+", "-", self._options.test).strip("-") + number
+        name = self._test if self._calls == 1 else f"{self._test}-{self._calls}"
         with computed_anew():
-            run = run_study(Study(name, "", cells), self._options.scratch / name, data=data_root, workers=0)
-        return Leak(run, self._options, self._options.folder / f"{name}.json")
+            run = run_study(Study(name, "", cells), self._scratch / name, data=data_root, workers=0)
+        folder = self._config.rootpath / self._config.getoption("--leakage-baseline")
+        return Leak(run, self._config, folder / f"{name}.json")
 
 
 @dataclass(frozen=True)
@@ -103,11 +85,12 @@ class Leak:
 
     Attributes:
         run: all results.
+        config: of pytest, with the options of the plugin.
         file: the file of the baseline.
     """
 
     run: Run
-    options: Options
+    config: pytest.Config
     file: Path
 
     @functools.cached_property
@@ -145,8 +128,8 @@ class Leak:
         """
         self._reconstructions()
         now = self.measured
-        if self.options.update is not None:
-            write(Baseline(now, self.options.update), self.file)
+        if (update := self.config.getoption("--leakage-update")) is not None:
+            write(Baseline(now, update), self.file)
             return
         try:
             base = read(self.file)
@@ -155,7 +138,8 @@ class Leak:
         outcome = judge(now, base.measured, Rules())
         if outcome.problems:
             _fail(f"not comparable: {'; '.join(outcome.problems)}")
-        tolerated = {Verdict.PASS} if self.options.inconclusive == "fail" else {Verdict.PASS, Verdict.INCONCLUSIVE}
+        fails = self.config.getoption("--leakage-inconclusive") == "fail"
+        tolerated = {Verdict.PASS} if fails else {Verdict.PASS, Verdict.INCONCLUSIVE}
         bad = [f"{check.name}: {check.reason}" for check in outcome.checks if check.verdict not in tolerated]
         if bad:
             _fail(f"{outcome.verdict.value.lower()}: {'; '.join(bad)}")

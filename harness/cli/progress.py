@@ -31,7 +31,10 @@ def listener(name: str, console: Console | None = None) -> Iterator[Listener]:
     def status(progress: Progress, outcome: Outcome | None) -> str:
         if outcome is not None:
             recent.append(outcome)
-        return f"{name}: {_status(progress)}"
+        skipped = f", {progress.skipped} reused" if progress.skipped else ""
+        failed = f", {progress.failed} failed" if progress.failed else ""
+        done = f"{progress.finished} of {progress.total} cells{skipped}{failed}"
+        return f"{name}: {done}, {span(progress.seconds)}{_left(progress)}"
 
     if console.is_jupyter:
         yield _in_notebook(status, recent)
@@ -108,12 +111,6 @@ def _view(status: str, progress: Progress, recent: Iterable[Outcome]) -> Group:
     for text, style in rows:
         table.add_row(styled(text, style, cropped=True))
     return Group(table, styled(status))
-
-
-def _status(progress: Progress) -> str:
-    skipped = f", {progress.skipped} reused" if progress.skipped else ""
-    failed = f", {progress.failed} failed" if progress.failed else ""
-    return f"{progress.finished} of {progress.total} cells{skipped}{failed}, {span(progress.seconds)}{_left(progress)}"
 
 
 def _left(progress: Progress) -> str:

@@ -44,15 +44,6 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def leakage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Leakage:
     """A callable that attacks a defense: `leakage(MyDefense())`; see `harness.cli.fixture.Leakage`."""
-    from leakgauge.harness.cli.fixture import Leakage, Options
+    from leakgauge.harness.cli.fixture import Leakage
 
-    config = request.config
-    return Leakage(
-        Options(
-            folder=config.rootpath / config.getoption("--leakage-baseline"),
-            update=config.getoption("--leakage-update"),
-            inconclusive=config.getoption("--leakage-inconclusive"),
-            scratch=tmp_path_factory.mktemp("leakage"),
-            test=request.node.nodeid,
-        )
-    )
+    return Leakage(request.config, tmp_path_factory.mktemp("leakage"), request.node.nodeid)

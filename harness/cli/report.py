@@ -180,13 +180,17 @@ def publish(
     """Print the table of the results and write the report; exit with code 5 if a cell failed or is missing."""
     from leakgauge.harness.core.labels import cell_text
     from leakgauge.harness.study.store import write_atomically
-    from leakgauge.reports.html import report_files, stale_pictures
+    from leakgauge.reports.html import folder_files, render, stale_pictures
     from leakgauge.reports.text.tables import printed
 
     cli.print_table(lambda width: printed(finished, width))
     compared = None if against is None else _compared(finished, against)
     place = out or folder / ("report.html" if layout == "file" else "report")
-    files = report_files(finished, place, layout, images=images, against=compared)
+    if layout == "file":
+        files = {place: render(finished, images=images, against=compared).encode()}
+    else:
+        inside = folder_files(finished, images=images, against=compared)
+        files = {place / name: content for name, content in inside.items()}
     for path, content in files.items():
         write_atomically(path, content)
     for old in stale_pictures(place, files):

@@ -54,14 +54,7 @@ _NAMES = {"bits": "bits of a parameter", "accuracy": "accuracy"}
 """The names of metrics of a training in a sentence, where they differ from the words of the metric."""
 
 _ORDER = list(Verdict)
-_CODES = {
-    Verdict.FAIL: 1,
-    Verdict.INCOMPLETE: 5,
-    Verdict.NOT_COMPARABLE: 4,
-    Verdict.NOT_ACCEPTED: 6,
-    Verdict.INCONCLUSIVE: 0,
-    Verdict.PASS: 0,
-}
+_CODES = dict(zip(Verdict, (1, 5, 4, 6, 0, 0), strict=True))
 
 
 @dataclass(frozen=True)

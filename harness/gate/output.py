@@ -27,14 +27,7 @@ LARGEST_SUMMARY = 900_000
 MOST_ANNOTATIONS = 10
 """The most annotations that a job page shows for one step and level."""
 
-ICONS = {
-    Verdict.FAIL: "✕",
-    Verdict.INCOMPLETE: "!",
-    Verdict.NOT_COMPARABLE: "≠",
-    Verdict.NOT_ACCEPTED: "≠",
-    Verdict.INCONCLUSIVE: "?",
-    Verdict.PASS: "✓",
-}
+ICONS = dict(zip(Verdict, "✕!≠≠?✓", strict=True))
 
 _TAGS = {
     Verdict.FAIL: "failure",

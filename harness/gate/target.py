@@ -21,17 +21,8 @@ from leakgauge.harness.gate.measure import Measure
 from leakgauge.harness.gate.rerun import git, holds, rules_at
 from leakgauge.harness.gate.rules import Rules
 
-_CODE = [
-    f":/harness/{name}"
-    for name in (
-        "gate",
-        "cli/gate.py",
-        "core/metrics.py",
-        "core/stats.py",
-        "core/fingerprints.py",
-        "study/fingerprints.py",
-    )
-]
+_FILES = "gate cli/gate.py core/metrics.py core/stats.py core/fingerprints.py study/fingerprints.py"
+_CODE = [f":/harness/{name}" for name in _FILES.split()]
 """The code that decides the verdict of a check."""
 
 _BRANCHES = ("remotes/origin/main", "remotes/origin/master", "heads/main", "heads/master")

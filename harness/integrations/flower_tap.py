@@ -18,13 +18,13 @@ from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.federation.loop import make_plan, setting_of
 from leakgauge.harness.federation.recording import Facts, Recorded, Recorder
 from leakgauge.harness.federation.round import Client, Round
-from leakgauge.harness.integrations.flower import Server
-from leakgauge.harness.integrations.flower_records import (
+from leakgauge.harness.integrations.flower import (
     HOOKED,
     LOG,
     OURS,
     CallNext,
     Mod,
+    Server,
     error_of,
     federation,
     layout_of,

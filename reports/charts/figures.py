@@ -102,11 +102,6 @@ class Point(NamedTuple):
     high: float | None = None
     proved: float | None = None
 
-    @property
-    def places(self) -> tuple[float, ...]:
-        """All its values of x."""
-        return (self.x,) if self.proved is None else (self.x, self.proved)
-
 
 @dataclass(frozen=True)
 class Series:
@@ -161,10 +156,6 @@ class Chart:
     ends: tuple[float, float] | None = None
     diagonal: str = ""
     infinity: float | None = None
-
-    def x_text(self, x: float) -> str:
-        """A value of x in words."""
-        return "∞" if x == self.infinity else short(x)
 
     @property
     def places(self) -> int:
@@ -307,7 +298,8 @@ def _scale(axes: Axes, chart: Chart) -> None:
     points = [point for series in chart.series for point in series.points]
     if chart.log_x:
         axes.set_xscale("log")
-        values = [*(chart.ends or ()), *(place for point in points for place in point.places)]
+        places = (place for point in points for place in (point.x, point.proved) if place is not None)
+        values = [*(chart.ends or ()), *places]
         _log_axis(axes.xaxis, values)
         if max(values) == min(values):
             axes.set_xlim(values[0] / 2, values[0] * 2)
@@ -354,7 +346,8 @@ def svg(chart: Chart, *, prefix: str) -> str:
         figure.savefig(buffer, format="svg", transparent=True, metadata=empty)
     titles = {
         f"series{index}": [
-            f"{s.label}: {chart.x_label} {chart.x_text(p.x)}, {chart.y_label} {short(p.y)}" for p in s.points
+            f"{s.label}: {chart.x_label} {'∞' if p.x == chart.infinity else short(p.x)}, {chart.y_label} {short(p.y)}"
+            for p in s.points
         ]
         for index, s in enumerate(chart.series)
     }

@@ -18,10 +18,6 @@ TABLES = '{% include "tables.html" %}'
 """The template of a section that only has tables."""
 
 
-def _no_tables(_: object) -> Sequence[Table]:
-    return ()
-
-
 class Section(NamedTuple, Generic[C]):
     """A section of a report.
 
@@ -41,8 +37,8 @@ class Section(NamedTuple, Generic[C]):
     build: Callable[[C], object | None]
     place: int = 0
     template: str = ""
-    terminal: Callable[[C], Sequence[Table]] = _no_tables
-    markdown: Callable[[C], Sequence[Table]] = _no_tables
+    terminal: Callable[[C], Sequence[Table]] = lambda _: ()
+    markdown: Callable[[C], Sequence[Table]] = lambda _: ()
 
 
 def of_tables(

@@ -21,14 +21,7 @@ MOST = 200
 WIDTH = 180
 """Width of a change's drawing, in its own units."""
 
-_TONES = {
-    Verdict.FAIL: "bad",
-    Verdict.INCOMPLETE: "bad",
-    Verdict.NOT_COMPARABLE: "warn",
-    Verdict.NOT_ACCEPTED: "warn",
-    Verdict.INCONCLUSIVE: "warn",
-    Verdict.PASS: "info",
-}
+_TONES = dict(zip(Verdict, ("bad", "bad", "warn", "warn", "warn", "info"), strict=True))
 _SEEN = 0.0005
 """The smallest change that shows at three decimals."""
 

@@ -14,7 +14,7 @@ from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.loop import setting_of
 from leakgauge.harness.federation.recording import read
 from leakgauge.harness.federation.round import Client, Round
-from leakgauge.harness.integrations.flower_records import federation
+from leakgauge.harness.integrations.flower import federation
 from tests.flower.simulated import InOrder, app_of, simulate
 
 CLIENTS, ROUNDS, SAMPLES = 20, 50, 10
