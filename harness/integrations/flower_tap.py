@@ -18,23 +18,7 @@ from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.federation.loop import make_plan, setting_of
 from leakgauge.harness.federation.recording import Facts, Recorded, Recorder
 from leakgauge.harness.federation.round import Client, Round
-from leakgauge.harness.integrations.flower import (
-    HOOKED,
-    LOG,
-    OURS,
-    CallNext,
-    Mod,
-    Server,
-    error_of,
-    federation,
-    layout_of,
-    new_api,
-    only,
-    part,
-    samples_of,
-    trains,
-    vector_of,
-)
+from leakgauge.harness.integrations import flower
 from leakgauge.harness.learn.batch import Indices
 
 _ENTRY = 512
@@ -81,31 +65,31 @@ def tap(
         ValueError: the folder is not empty, facts contradict each other, or the strategy has a tap or the older API.
     """
     place = Path(folder)
-    if isinstance(getattr(strategy, HOOKED, None), _Tap):
+    if isinstance(getattr(strategy, flower.HOOKED, None), _Tap):
         raise ValueError("expected a strategy without a tap, got one with it")
     if place.is_dir() and any(place.iterdir()):
         raise ValueError(f"expected an empty folder for a recording, got {folder}: name another one")
-    new_api(strategy)
-    federation(facts, 1)
+    flower.new_api(strategy)
+    flower.federation(facts, 1)
     held = None if data is None else (data, auxiliary, tuple(classes))
     found = _Tap(strategy, _Folder(place, facts, most_bytes, rows or {}, held), rounds)
     for name in ("configure_train", "aggregate_train", "start"):
-        setattr(strategy, name, getattr(found, name))
-    setattr(strategy, HOOKED, found)
+        setattr(strategy, name, getattr(hooks, name))
+    setattr(strategy, flower.HOOKED, hooks)
     return strategy
 
 
-def numbered(message: Any, context: Any, call_next: CallNext) -> Any:
+def numbered(message: Any, context: Any, call_next: flower.CallNext) -> Any:
     """A mod of a ClientApp that adds the node's `partition-id` to replies, so that a tap knows the client."""
     reply = call_next(message, context)
-    if trains(message) and reply.has_content() and "partition-id" in context.node_config:
-        reply.content[OURS] = ConfigRecord({"client": int(context.node_config["partition-id"])})
+    if flower.trains(message) and reply.has_content() and "partition-id" in context.node_config:
+        reply.content[flower.OURS] = ConfigRecord({"client": int(context.node_config["partition-id"])})
     return reply
 
 
 def recorded(
     folder: str | Path, facts: Facts, *, rounds: Collection[int] | None = None, most_bytes: int = MOST_BYTES
-) -> Mod:
+) -> flower.Mod:
     """A mod of a ClientApp that records what this client gets and sends: one folder for each round and client.
 
     Use it if the server cannot be changed. A client's process may end with each message, so each message has its own
@@ -115,7 +99,7 @@ def recorded(
         facts, rounds: as for `tap`.
         most_bytes: the maximum size of all recordings of this client.
     """
-    federation(facts, 1)
+    flower.federation(facts, 1)
     return _ClientTap(Path(folder), facts, rounds, most_bytes)
 
 
@@ -131,10 +115,10 @@ class _Folder:
     recorder: Recorder | None = None
     full: bool = False
 
-    def write(self, start: _Start, server: Server | None, sent: Sequence[Recorded]) -> None:
+    def write(self, start: _Start, server: flower.Server | None, sent: Sequence[Recorded]) -> None:
         """Write one round, if all of it fits."""
         if self.recorder is None:
-            spec, seed = (part("none", None)[0], None) if server is None else (server.spec, server.shared)
+            spec, seed = (flower.part("none", None)[0], None) if server is None else (server.spec, server.shared)
             if server is not None:
                 self.facts = self.facts._replace(rounds=server.rounds)
             self.recorder = Recorder(self.place, self.facts, start.layout, spec, most_bytes=self.most_bytes, seed=seed)
@@ -144,7 +128,7 @@ class _Folder:
         size += sum(_ENTRY + len(one.wire) + _ROW * (0 if one.rows is None else len(one.rows)) for one in sent)
         if self.recorder.written + size + _ENTRY > self.most_bytes:
             self.full = True
-            LOG.warning("leakgauge: %s is full, rounds from %d on are not recorded", self.place, start.number)
+            flower.LOG.warning("leakgauge: %s is full, rounds from %d on are not recorded", self.place, start.number)
             return
         told = None if server is None else server.losses.get(start.number)
         self.recorder.model(start.number, start.params, start.lr, told)
@@ -154,7 +138,7 @@ class _Folder:
     def message(self, number: int, sender: Sender, wire: bytes, rule: LocalRule, known: bool) -> Recorded:
         """A message with what is known about the records behind it."""
         client, samples = sender
-        plan = make_plan(federation(self.facts, 1), self.facts.lr, rule)
+        plan = make_plan(flower.federation(self.facts, 1), self.facts.lr, rule)
         steps = plan.steps or -(-samples // plan.size(samples)) * (plan.epochs or 1)
         images = min(samples, steps * plan.size(samples))
         rows = self.rows.get(client) if known else None
@@ -187,7 +171,7 @@ class _Tap:
         self._configure, self._aggregate = self.strategy.configure_train, self.strategy.aggregate_train
         self._start = self.strategy.start
         self.weight = str(getattr(self.strategy, "weighted_by_key", "num-examples"))
-        self.server: Server | None = getattr(self.strategy, HOOKED, None)
+        self.server: flower.Server | None = getattr(self.strategy, flower.HOOKED, None)
 
     def start(self, *args: Any, **named: Any) -> Any:
         """`Strategy.start`; its number of rounds is public, and the recording is complete at its end."""
@@ -209,15 +193,17 @@ class _Tap:
             try:
                 self.start_of = self._read(number, messages, sorted(grid.get_node_ids()))
             except (ValueError, TypeError, OSError) as error:
-                LOG.warning("leakgauge: round %d is not recorded: %s", number, line(str(error)))
+                flower.LOG.warning("leakgauge: round %d is not recorded: %s", number, line(str(error)))
         return messages
 
     def _read(self, number: int, messages: Sequence[Any], nodes: Sequence[int]) -> _Start:
-        base = only(messages[0].content.array_records, "ArrayRecord")[1]
-        self.layout = self.layout or layout_of(base)
+        base = flower.only(messages[0].content.array_records, "ArrayRecord")[1]
+        self.layout = self.layout or flower.layout_of(base)
         for node in nodes:
             self.nodes.setdefault(node, len(self.nodes))
-        return _Start(number, self.layout, vector_of(base, self.layout), _rate(messages[0], self.folder.facts.lr))
+        return _Start(
+            number, self.layout, flower.vector_of(base, self.layout), _rate(messages[0], self.folder.facts.lr)
+        )
 
     def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> Any:
         """Record the replies, and give them to the strategy unchanged."""
@@ -227,7 +213,7 @@ class _Tap:
                 self.folder.write(start, self.server, self._messages(start, arrived))
             except (ValueError, TypeError, OSError) as error:
                 self.folder.full = True
-                LOG.warning("leakgauge: rounds from %d on are not recorded: %s", start.number, line(str(error)))
+                flower.LOG.warning("leakgauge: rounds from %d on are not recorded: %s", start.number, line(str(error)))
         return self._aggregate(server_round, arrived)
 
     def _messages(self, start: _Start, arrived: Sequence[Any]) -> list[Recorded]:
@@ -236,32 +222,34 @@ class _Tap:
             node = reply.metadata.src_node_id
             try:
                 if reply.has_error():
-                    raise MessageError(error_of(reply))
-                one = self._message(start, reply, node)
-                if one.client in found:
-                    raise MessageError(f"client {one.client} has sent a message already")
-                found[one.client] = one
+                    raise MessageError(flower.error_of(reply))
+                message = self._message(start, reply, node)
+                if message.client in messages:
+                    raise MessageError(f"client {message.client} has sent a message already")
+                messages[message.client] = message
             except (ValueError, TypeError) as error:
-                LOG.warning("leakgauge: round %d, node %d is not recorded: %s", start.number, node, line(str(error)))
-        return [found[number] for number in sorted(found)]
+                flower.LOG.warning(
+                    "leakgauge: round %d, node %d is not recorded: %s", start.number, node, line(str(error))
+                )
+        return [messages[number] for number in sorted(messages)]
 
     def _message(self, start: _Start, reply: Any, node: int) -> Recorded:
         if self.server is not None:
             sealed, rule = self.server.sealed(reply), self.server.defense.local
             return self.folder.message(start.number, sealed.sender, self.server.here.opened(sealed), rule, known=True)
-        stated = reply.content.config_records.get(OURS, {}).get("client")
+        stated = reply.content.config_records.get(flower.OURS, {}).get("client")
         number = self.nodes.setdefault(node, len(self.nodes)) if stated is None else int(stated)
-        sender = Sender(number, samples_of(reply, self.weight))
+        sender = Sender(number, flower.samples_of(reply, self.weight))
         wire = _plain(start, self.folder.facts, reply, sender)
         return self.folder.message(start.number, sender, wire, LocalRule(), known=stated is not None)
 
 
 def _plain(start: _Start, facts: Facts, reply: Any, sender: Sender) -> bytes:
     """The bytes of an update that is sent without a defense."""
-    defense: Defense[Any, Any] = part("none", None)[1]
-    update = vector_of(only(reply.content.array_records, "ArrayRecord")[1], start.layout) - start.params
-    setting = setting_of(start.layout, federation(facts, 1), [sender.samples], LocalRule())
-    here = Round(defense, setting, defense.init(setting), start.number)
+    defense: Defense[Any, Any] = flower.part("none", None)[1]
+    update = flower.vector_of(flower.only(reply.content.array_records, "ArrayRecord")[1], start.layout) - start.params
+    setting = setting_of(start.layout, flower.federation(facts, 1), [sender.samples], LocalRule())
+    round_ = Round(defense, setting, defense.init(setting), start.number)
     nothing = Key(0)  # without a defense, nothing is random
     return here.opened(here.send(Client(sender, update, None, nothing, nothing))[0])
 
@@ -282,40 +270,40 @@ class _ClientTap:
     rounds: Collection[int] | None
     most_bytes: int
 
-    def __call__(self, message: Any, context: Any, call_next: CallNext) -> Any:
-        if not trains(message):
+    def __call__(self, message: Any, context: Any, call_next: flower.CallNext) -> Any:
+        if not flower.trains(message):
             return call_next(message, context)
         try:
             start = self._read(message, context)
         except (ValueError, TypeError) as error:
-            LOG.warning("leakgauge: nothing is recorded: %s", line(str(error)))
+            flower.LOG.warning("leakgauge: nothing is recorded: %s", line(str(error)))
             return call_next(message, context)
         reply = call_next(message, context)
         if reply.has_content() and (self.rounds is None or start.number in self.rounds):
             try:
                 self._write(start, reply, int(context.node_config.get("partition-id", 0)))
             except (ValueError, TypeError, OSError) as error:
-                LOG.warning("leakgauge: round %d is not recorded: %s", start.number, line(str(error)))
+                flower.LOG.warning("leakgauge: round %d is not recorded: %s", start.number, line(str(error)))
         return reply
 
     def _read(self, message: Any, context: Any) -> _Start:
-        base = only(message.content.array_records, "ArrayRecord")[1]
-        known = context.state.get(f"{OURS}-names")
-        layout = layout_of(base, None if known is None else known["names"])
+        base = flower.only(message.content.array_records, "ArrayRecord")[1]
+        known = context.state.get(f"{flower.OURS}-names")
+        layout = flower.layout_of(base, None if known is None else known["names"])
         # a strategy's mean of counts is a float
-        context.state[f"{OURS}-names"] = ConfigRecord({"names": list(layout.names)})
+        context.state[f"{flower.OURS}-names"] = ConfigRecord({"names": list(layout.names)})
         rounds = [
             record["server-round"] for record in message.content.config_records.values() if "server-round" in record
         ]
         if not rounds:
             raise MessageError("expected the number of the round as server-round in the configuration")
-        return _Start(int(rounds[0]) - 1, layout, vector_of(base, layout), _rate(message, self.facts.lr))
+        return _Start(int(rounds[0]) - 1, layout, flower.vector_of(base, layout), _rate(message, self.facts.lr))
 
     def _write(self, start: _Start, reply: Any, number: int) -> None:
         place = self.folder / f"client-{number:05d}"
         used = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
         folder = _Folder(place / f"round-{start.number:05d}", self.facts, self.most_bytes - used, {}, None)
-        sender = Sender(number, samples_of(reply, "num-examples"))
+        sender = Sender(number, flower.samples_of(reply, "num-examples"))
         wire = _plain(start, self.facts, reply, sender)
         folder.write(start, None, [folder.message(start.number, sender, wire, LocalRule(), known=False)])
         if folder.recorder is not None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.threads import one_thread
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.federation import registry
-from leakgauge.harness.federation.observe import TrainedFederation, observe
+from leakgauge.harness.federation.observe import observe
 from leakgauge.harness.federation.recording import Recording, spec_of
 from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.study.cost import span
@@ -103,7 +102,8 @@ def study_of(task: TaskSpec, recording: Recording, asked: Asked, root: Path, *, 
     check_data(study, root)
     notes += [f"data: {note}" for note in [load_data(task.data, root).note] if note]
     if asked.attacks is None or (asked.limit is None and any(map(_searches, asked.attacks))):
-        with _trial(_resolved(task, recording, asked, floor, False, allow_code), root) as trial:
+        with one_thread():  # as in a study
+            trial = _Trial(_resolved(task, recording, asked, floor, False, allow_code), root)
             limit, why = (asked.limit, []) if asked.limit is not None else trial.limit(60 * asked.minutes)
             notes += why
             if asked.attacks is None:
@@ -208,19 +208,14 @@ def _value(value: Any) -> str:
     return json.dumps(value)
 
 
-@contextmanager
-def _trial(study: Study, root: Path) -> Iterator[_Trial]:
-    """Trials on the first victims, on one thread as in a study, in a folder that is deleted at the end."""
-    with one_thread(), TemporaryDirectory() as folder:
-        context, (spec, *_) = RunContext(Path(folder), root), study.trainings
-        run_training(spec, keep_for(study.cells), context)
-        yield _Trial(study, StoredTraining.of(spec, context).federation)
-
-
 class _Trial:
     """Runs attacks on the first two victims of a study's first cell, by its first adversary."""
 
-    def __init__(self, study: Study, federation: TrainedFederation) -> None:
+    def __init__(self, study: Study, root: Path) -> None:
+        with TemporaryDirectory() as folder:
+            context, spec = RunContext(Path(folder), root), study.trainings[0]
+            run_training(spec, keep_for(study.cells), context)
+            federation = StoredTraining.of(spec, context).federation
         self.cell, self.threats = study.cells[0], len({cell.threat for cell in study.cells})
         self.count = min(2, self.cell.target.count)  # several victims share evaluations, at another price
         target = dataclasses.replace(self.cell.target, count=self.count)

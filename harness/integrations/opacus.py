@@ -19,17 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import (
-    BatchSampler,
-    ConcatDataset,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils import data as loading
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import repeat
@@ -117,10 +107,10 @@ def _draws(loader: Any) -> tuple[int, int, float, int]:
     except (AttributeError, TypeError) as error:
         text = f"expected a data loader with a length over a data set with a length, got {type(loader).__name__}"
         raise OpacusError(text) from error
-    own = getattr(type(loader), "__iter__", None) is not DataLoader.__iter__
+    own = getattr(type(loader), "__iter__", None) is not loading.DataLoader.__iter__
     while type(sampler) is BatchSplittingSampler:  # of BatchMemoryManager: one step takes all of its parts
         sampler = sampler.sampler
-    if own or isinstance(data, IterableDataset):
+    if own or isinstance(data, loading.IterableDataset):
         raise _unknown(loader if own else data)
     if (copies := max(Counter(_records(data)).values(), default=1)) > 1:
         raise OpacusError(f"{type(data).__name__} holds a record {copies} times: inspect a data set that holds it once")
@@ -132,27 +122,27 @@ def _draws(loader: Any) -> tuple[int, int, float, int]:
 
 def _weight(batches: Any, n: int) -> int:
     """The weight of `Facts`: counted if the order is fixed, else the square of the most draws in an epoch."""
-    order, many = batches.sampler if type(batches) is BatchSampler else batches, Counter[int]()
-    if type(order) in (list, tuple, range, SequentialSampler):
+    order, many = batches.sampler if type(batches) is loading.BatchSampler else batches, Counter[int]()
+    if type(order) in (list, tuple, range, loading.SequentialSampler):
         for batch in batches:
             step = Counter(int(row) % n for row in batch)  # -1 is also the last record
             many.update({record: times**2 for record, times in step.items()})
         return max(many.values(), default=0)
-    if type(order) is RandomSampler and not order.replacement:
+    if type(order) is loading.RandomSampler and not order.replacement:
         return int(math.ceil(order.num_samples / len(order.data_source)) ** 2)
-    if type(order) is SubsetRandomSampler:
+    if type(order) is loading.SubsetRandomSampler:
         return int(max(Counter(int(row) % n for row in order.indices).values(), default=0) ** 2)
-    if type(order) is WeightedRandomSampler and not order.replacement:
+    if type(order) is loading.WeightedRandomSampler and not order.replacement:
         return 1
     raise _unknown(order)
 
 
 def _records(data: Any) -> list[tuple[int, int]]:
     """The data set and the index that each record comes from, inside torch's subsets and concatenations."""
-    if type(data) is Subset:
+    if type(data) is loading.Subset:
         inner = _records(data.dataset)
         return [inner[int(row)] for row in data.indices]
-    if type(data) is ConcatDataset:
+    if type(data) is loading.ConcatDataset:
         return [record for subset in data.datasets for record in _records(subset)]
     return [(id(data), row) for row in range(len(data))]
 

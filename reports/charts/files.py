@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import matplotlib
-from matplotlib.artist import Artist, getp
+from matplotlib.artist import getp
 from matplotlib.collections import Collection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
@@ -116,13 +116,8 @@ def _recolor(figure: Figure, light: Mapping[str, str]) -> None:
         elif isinstance(artist, (Collection, Patch)):
             paints = ("facecolor", "edgecolor")
         for paint in paints:
-            _paint(artist, paint, light)
-
-
-def _paint(artist: Artist, paint: str, light: Mapping[str, str]) -> None:
-    """Recolor one property of an artist; a collection has a list of equal colors."""
-    color = getp(artist, paint)
-    colors = list(color) if isinstance(artist, Collection) else [color]
-    new = light.get(to_hex(colors[0])) if colors else None
-    if new is not None:
-        artist.set(**{paint: new})
+            color = getp(artist, paint)
+            colors = list(color) if isinstance(artist, Collection) else [color]  # a collection has equal colors
+            new = light.get(to_hex(colors[0])) if colors else None
+            if new is not None:
+                artist.set(**{paint: new})

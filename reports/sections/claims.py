@@ -10,23 +10,7 @@ from leakgauge.harness.core.labels import counted, odds
 from leakgauge.harness.core.result import ClaimRecord, ProofRecord, TrainingRecord
 from leakgauge.harness.core.stats import chance
 from leakgauge.reports.sections import Section
-from leakgauge.reports.sections.checked import (
-    Amount,
-    State,
-    alike,
-    audited_claim,
-    checked,
-    codes,
-    details,
-    is_broken,
-    measured,
-    overview,
-    severity,
-    states,
-    unkept,
-    verdict_of,
-    why,
-)
+from leakgauge.reports.sections import checked as judged
 from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.notation import adversaries, bound, epsilon, grouped, listing, number, per, short
 
@@ -38,13 +22,13 @@ class Line(NamedTuple):
     """One horizon of one defense, or both horizons if all their texts agree; `unkept` marks a broken assumption."""
 
     horizon: str
-    claimed: Amount
-    proved: Amount
-    states: tuple[State, ...]
+    claimed: judged.Amount
+    proved: judged.Amount
+    states: tuple[judged.State, ...]
     reason: str
-    codes: tuple[State, ...] = ()
-    audited: Amount | None = None
-    unkept: tuple[State, ...] = ()
+    codes: tuple[judged.State, ...] = ()
+    audited: judged.Amount | None = None
+    unkept: tuple[judged.State, ...] = ()
 
 
 def _distinct(texts: Iterable[str]) -> str:
@@ -52,12 +36,12 @@ def _distinct(texts: Iterable[str]) -> str:
     return " / ".join(dict.fromkeys(texts))
 
 
-def _claimed(claims: Sequence[ClaimRecord], digits: int) -> Amount:
+def _claimed(claims: Sequence[ClaimRecord], digits: int) -> judged.Amount:
     if any(claim.epsilon is None for claim in claims):
-        return Amount(epsilon(claims), f"per {_distinct(claim.unit for claim in claims)}, any δ < 1", False, ())
+        return judged.Amount(epsilon(claims), f"per {_distinct(claim.unit for claim in claims)}, any δ < 1", False, ())
     right = _distinct(_odds(claim.epsilon, claim.delta) for claim in claims)
     scope = _distinct(per(claim.unit, claim.delta) for claim in claims)
-    return Amount(epsilon(claims, digits), scope, True, (right,))
+    return judged.Amount(epsilon(claims, digits), scope, True, (right,))
 
 
 def _attained(proof: ProofRecord) -> str:
@@ -66,7 +50,7 @@ def _attained(proof: ProofRecord) -> str:
     return "attained" if proof.tight else "upper bound"
 
 
-def _proved(claims: Sequence[ClaimRecord], digits: int) -> Amount:
+def _proved(claims: Sequence[ClaimRecord], digits: int) -> judged.Amount:
     proofs = [claim.proved for claim in claims]
     others = [f"against {adversaries(c.proved.against)}" for c in claims if set(c.proved.against) != set(c.against)]
     methods = _distinct(f"{proof.method}, {_attained(proof)}" for proof in proofs)
@@ -75,7 +59,7 @@ def _proved(claims: Sequence[ClaimRecord], digits: int) -> Amount:
     right = _distinct(_odds(proof.epsilon, proof.delta) for proof in proofs) if finite else ""
     lower = [f"attained {number(c.attained.epsilon)}, {c.attained.method}" for c in claims if c.attained is not None]
     notes = right, methods, _distinct(others), _distinct(lower)
-    return Amount(bound(proofs, digits), scope, finite, tuple(filter(None, notes)))
+    return judged.Amount(bound(proofs, digits), scope, finite, tuple(filter(None, notes)))
 
 
 def _odds(value: float | None, delta: float) -> str:
@@ -84,13 +68,15 @@ def _odds(value: float | None, delta: float) -> str:
 
 
 def _line(claims: Sequence[ClaimRecord], trainings: Sequence[TrainingRecord]) -> Line:
-    code, mark = codes(trainings), unkept(claims, trainings)
-    first, *others = dict.fromkeys(why(claim) for claim in sorted(claims, key=severity, reverse=True))
+    code, mark = judged.codes(trainings), judged.unkept(claims, trainings)
+    first, *others = dict.fromkeys(judged.why(claim) for claim in sorted(claims, key=judged.severity, reverse=True))
     more = f" ({counted(len(others), 'other reason')} in other seeds)" if others else ""
     close = epsilon(claims) == bound([claim.proved for claim in claims])
     # enough digits to separate the two epsilons if the verdict depends on their difference
-    digits = 7 if close and any(is_broken(claim) or verdict_of(claim) == "UNPROVED" for claim in claims) else 4
-    verdicts = states(claims)
+    digits = (
+        7 if close and any(judged.is_broken(claim) or judged.verdict_of(claim) == "UNPROVED" for claim in claims) else 4
+    )
+    verdicts = judged.states(claims)
     if mark or any(state.badge.tone != "good" for state in code):
         # a claim is green only if its code is CONSISTENT with the proof and the proof covers the run
         tones = [_UNSEEN.get(state.badge.tone, state.badge.tone) for state in verdicts]
@@ -126,15 +112,17 @@ def _lines(trainings: Sequence[TrainingRecord]) -> tuple[Line, ...]:
     """
     if not trainings:
         return ()
-    both = list(zip(*map(checked, trainings), strict=True))
+    both = list(zip(*map(judged.checked, trainings), strict=True))
     one_round, whole = (_line(claims, trainings) for claims in both)
     lines, more = [one_round, whole], list[Line]()
     if one_round._replace(horizon="") == whole._replace(horizon=""):
         lines = [one_round._replace(horizon=listing(dict.fromkeys((one_round.horizon, whole.horizon))))]
-    for audits in alike(trainings):
-        first, amount = audits[0], measured(audits, len(trainings))
+    for audits in judged.alike(trainings):
+        first, amount = audits[0], judged.measured(audits, len(trainings))
         at = first.horizon == whole.horizon
-        row = _line([audited_claim(both[at][0], a) for a in audits], [t for t in trainings if t.audited in audits])
+        row = _line(
+            [judged.audited_claim(both[at][0], a) for a in audits], [t for t in trainings if t.audited in audits]
+        )
         named = [names for claim in both[at] for names in (claim.against, claim.proved.against) if names]
         fits = row[:3] == (one_round, whole)[at][:3] and all(first.threat in names for names in named)
         if fits and lines[at % len(lines)].audited is None:
@@ -201,7 +189,7 @@ def claims(analysis: Analysis) -> dict[str, Any]:
                 "further": _further(both),
                 "basis": _basis(both),
                 "assumes": tuple(_with_count(text, trainings) for text in texts),
-                "audits": details(trainings),
+                "audits": judged.details(trainings),
                 "broken": len(texts & broken) if any(line.unkept for line in lines) else 0,
             }
         )
@@ -209,7 +197,7 @@ def claims(analysis: Analysis) -> dict[str, Any]:
         "rows": rows,
         "several_settings": len(analysis.settings) > 1,
         "units": list(dict.fromkeys(units)),
-        "overview": overview(analysis),
+        "overview": judged.overview(analysis),
         "audited": any(row["audits"] for row in rows),
     }
 
