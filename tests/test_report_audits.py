@@ -186,7 +186,7 @@ def test_a_report_without_audits_has_neither_the_column_nor_its_words():
 
 def test_the_top_of_the_page_names_the_claims_that_an_audit_broke(run):
     analysis = Analysis(run)
-    found = broken(analysis)
+    found = content(broken(analysis))
     assert found.heading == "2 of 3 claims are broken"
     assert found.sentences[0].startswith(
         "dithered, one round and whole run: for one round audited ≥ 2.834 (95 %, n = 1000, server), claimed 2, "

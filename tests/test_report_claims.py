@@ -225,8 +225,8 @@ def test_a_proof_at_another_delta_shows_its_own_and_the_numbers_of_the_verdict()
     complete(render(made))
 
 
-def test_broken_claims_stand_at_the_top(analysis, source):
-    found = broken(analysis)
+def test_broken_claims_stand_at_the_top(analysis: Analysis, source: str) -> None:
+    found = content(broken(analysis))
     assert (found.heading, found.more, len(found.sentences)) == ("4 of 11 claims are broken", 0, 4)
     assert found.sentences[0] == (
         "points epsilon=2, one round and whole run: for one round claimed 2, proved 223.132 a message: "
@@ -244,7 +244,7 @@ def test_a_claim_that_is_broken_over_the_whole_run_only_is_broken():
     def longer(claim, _):
         return dataclasses.replace(claim, verdict="BROKEN") if claim.horizon == "whole run" else claim
 
-    found = broken(Analysis(changed(small(double.GAUSSIAN[1]), longer)))
+    found = content(broken(Analysis(changed(small(double.GAUSSIAN[1]), longer))))
     assert found.heading == "1 of 1 claim is broken"
     assert found.sentences[0].startswith("gaussian, whole run: claimed 11.3137, proved 11.3137 a record")
 
@@ -258,7 +258,7 @@ def test_without_a_broken_claim_the_page_has_no_such_list():
 def test_many_broken_claims_are_counted_and_the_first_have_a_sentence():
     parts = [dataclasses.replace(POINTS, parameters={"epsilon": float(e)}) for e in range(1, 9)]
     made = double.make_run(small(*parts))
-    found = broken(Analysis(made))
+    found = content(broken(Analysis(made)))
     assert (found.heading, len(found.sentences), found.more) == ("8 of 8 claims are broken", 5, 3)
     assert "3 more. See claimed and proved epsilon" in complete(render(made)).text
 

@@ -75,21 +75,15 @@ def check_estimate(tested: DefenseUnderTest) -> str:
             f"`estimate` reads {slope:.3g} times the update on average, {median:.3g} times where a coordinate was "
             "sent; the model then takes steps of the wrong length. Undo the scale of `encode`"
         )
-    _check_outsider(tested)
+    if not tested.defense.superposes:
+        try:
+            tested.wire.read(tested.wire.exchange(tested.wire.update()).received[0], None)
+        except Exception as failure:
+            reason = told(failure, tested.part.folder)
+            raise Fault(f"`estimate` fails for an eavesdropper, whose `link.shared` is None: {reason}") from failure
     if error > _OFF:
         return f"the noise hides its scale: {slope:.2g} +- {error:.2g} times the update"
     return f"{slope:.3g} times the update on average, {median:.3g} times where a coordinate was sent"
-
-
-def _check_outsider(tested: DefenseUnderTest) -> None:
-    """The estimate also works for an eavesdropper, who has no shared key."""
-    if tested.defense.superposes:
-        return
-    try:
-        tested.wire.read(tested.wire.exchange(tested.wire.update()).received[0], None)
-    except Exception as error:
-        text = f"`estimate` fails for an eavesdropper, whose `link.shared` is None: {told(error, tested.part.folder)}"
-        raise Fault(text) from error
 
 
 def check_clip(tested: DefenseUnderTest) -> str:

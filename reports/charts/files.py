@@ -52,8 +52,8 @@ def figure_files(analysis: Analysis, kinds: Sequence[str]) -> Iterator[tuple[str
         for chart in charts(analysis, setting):
             for kind in kinds:
                 yield f"{number}-{slug(chart.name)}.{kind}", _file(chart, name if several else "", kind)
-    wanted = asked(analysis) if kinds else None
-    yield from chart_files([drawing.chart for drawing in wanted.drawings] if wanted else [], "asked", kinds)
+    requested = asked(analysis) if kinds else None
+    yield from chart_files([drawing["chart"] for drawing in requested["drawings"]] if requested else [], "asked", kinds)
 
 
 def chart_files(charts: Iterable[Chart], prefix: str, kinds: Sequence[str]) -> Iterator[tuple[str, bytes]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from markupsafe import Markup
 
@@ -24,23 +24,7 @@ _CAPTION = (
 _TONES = dict(zip(Verdict, ("good", "bad", "warn", "none"), strict=True))
 
 
-class Drawing(NamedTuple):
-    """A chart, its SVG, and the markers of its legend."""
-
-    chart: Chart
-    svg: Markup
-    markers: tuple[Markup, ...]
-
-
-class Asked(NamedTuple):
-    """The figures and claims of a study. `errors`: figures that could not be drawn, with the reason."""
-
-    stated: Table | None
-    drawings: tuple[Drawing, ...]
-    errors: tuple[tuple[str, str], ...]
-
-
-def asked(analysis: Analysis) -> Asked | None:
+def asked(analysis: Analysis) -> dict[str, Any] | None:
     """The figures and claims of the run's study; None if it has none."""
     study: dict[str, Any] = analysis.run.study
     wanted = [Figure.of(figure) for figure in study.get("figures", ())]
@@ -54,14 +38,17 @@ def asked(analysis: Analysis) -> Asked | None:
 SECTION = Section("asked", "Figures and claims of this study", "Figures", asked, 60)
 
 
-def shown(judged: Sequence[Judged], drawn: Sequence[Drawn], prefix: str) -> Asked:
-    """Verdicts and figures for a page. `prefix`: prefix of the ids on the page."""
-    charts = charts_of(drawn)
-    errors = [(figure.title, panels) for figure, panels in drawn if isinstance(panels, str)]
-    drawings = tuple(drawing(chart, prefix) for chart in charts)
+def shown(judged: Sequence[Judged], drawn: Sequence[Drawn], prefix: str) -> dict[str, Any]:
+    """Verdicts and figures for a page, and the figures that could not be drawn, with the reason.
+
+    prefix: prefix of the ids on the page.
+    """
     columns = ("Claim", "Verdict", "Measured", "Printed")
-    stated = Table(_CAPTION, columns, tuple(map(_stated, judged))) if judged else None
-    return Asked(stated, drawings, tuple(errors))
+    return {
+        "stated": Table(_CAPTION, columns, tuple(map(_stated, judged))) if judged else None,
+        "drawings": [drawing(chart, prefix) for chart in charts_of(drawn)],
+        "errors": [(figure.title, panels) for figure, panels in drawn if isinstance(panels, str)],
+    }
 
 
 def charts_of(drawn: Sequence[Drawn]) -> list[Chart]:
@@ -148,9 +135,8 @@ def _series(line: Line, at: int, infinity: float | None) -> Series:
     return Series(line.label, tuple(points), -1 if line.label == "no defense" else at, trace)
 
 
-def drawing(chart: Chart, prefix: str) -> Drawing:
-    """A chart with the markers of its legend. `prefix`: prefix of the ids in the chart."""
-    drawn = figures.svg(chart, prefix=f"{prefix}-{chart.name}-")
-    return Drawing(
-        chart, Markup(drawn), tuple(Markup(figures.key(series, joined=chart.joined)) for series in chart.series)
-    )
+def drawing(chart: Chart, prefix: str) -> dict[str, Any]:
+    """A chart, its SVG, and the markers of its legend. `prefix`: prefix of the ids in the chart."""
+    drawn = Markup(figures.svg(chart, prefix=f"{prefix}-{chart.name}-"))
+    markers = [Markup(figures.key(series, joined=chart.joined)) for series in chart.series]
+    return {"chart": chart, "svg": drawn, "markers": markers}

@@ -154,14 +154,6 @@ class State(NamedTuple):
     seeds: str
 
 
-class Broken(NamedTuple):
-    """The broken claims: a heading with their number, sentences for the first ones, and the number of the others."""
-
-    heading: str
-    sentences: tuple[str, ...]
-    more: int
-
-
 def checked(training: TrainingRecord) -> tuple[ClaimRecord, ClaimRecord]:
     """The recorded claims for one round and for the whole run.
 
@@ -279,8 +271,10 @@ def overview(analysis: Analysis) -> str:
     return f"Of {counted(total, 'claim')}, {listing(parts)}{rest}.{uncovered}"
 
 
-def broken(analysis: Analysis) -> Broken | None:
-    """The broken claims, in the study's order; None if no claim is broken."""
+def broken(analysis: Analysis) -> dict[str, object] | None:
+    """The broken claims, in the study's order: a heading with their number, sentences for the first ones, and the
+    number of the others; None if no claim is broken.
+    """
     counts = tally(analysis)
     count, total = counts["BROKEN"], counts.total() - counts["NOTHING PROMISED"]
     if not count:
@@ -295,7 +289,7 @@ def broken(analysis: Analysis) -> Broken | None:
             name = analysis.defenses[defense].text
             sentences.append(f"{name}{place}, {listing(horizons)}: {first}{reason(refuted[0])}")
     heading = f"{count} of {counted(total, 'claim')} {_COUNTED['BROKEN'][count != 1]}"
-    return Broken(heading, tuple(sentences[:MOST_SENTENCES]), max(0, count - MOST_SENTENCES))
+    return {"heading": heading, "sentences": sentences[:MOST_SENTENCES], "more": max(0, count - MOST_SENTENCES)}
 
 
 def brief(one_round: Sequence[ClaimRecord], whole_run: Sequence[ClaimRecord]) -> tuple[str, str]:

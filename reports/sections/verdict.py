@@ -8,7 +8,7 @@ from typing import NamedTuple
 from leakgauge.harness.core.labels import UNDEFENDED, case_text, counted, where
 from leakgauge.harness.core.metrics import RECOGNIZABLE
 from leakgauge.reports.sections import Section
-from leakgauge.reports.sections.checked import Badge, Broken, broken
+from leakgauge.reports.sections.checked import Badge, broken
 from leakgauge.reports.select import HIGH, LOW, Analysis, Group, Recognized, Word, best, final_accuracy, recognizable
 from leakgauge.reports.text.notation import NO_VALUE, fixed, interval, listing, percent, points
 
@@ -29,7 +29,7 @@ class Verdict(NamedTuple):
     sentence: str
     support: str
     badge: Badge
-    broken: Broken | None
+    broken: dict[str, object] | None
     rule: str
     figures: tuple[Figure, ...]
     origin: tuple[str, ...]

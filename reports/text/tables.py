@@ -31,6 +31,7 @@ _COLUMNS = (
     *("Floor\nCeiling", "Accuracy\nbits each", "ε claimed,\nproved"),
 )
 
+_NARROW = ("", "", "", "", "leakage ", "floor, ceiling ", "accuracy, bits ", "ε ")
 _STYLES = {"bad": "bold red", "warn": "yellow", "good": "green", "none": "dim", "info": ""}
 _BOX = box.Box("    \n    \n ── \n    \n    \n    \n    \n    \n", ascii=False)
 """A line under the header and one space between columns, so that the columns fit in a hundred characters."""
@@ -100,12 +101,6 @@ def _row(analysis: Analysis, group: Group, *, first: bool) -> list[Text]:
     ]
 
 
-def _stacked(row: Sequence[Text]) -> Text:
-    names = ("", "", "", "", "leakage ", "floor, ceiling ", "accuracy, bits ", "ε ")
-    parts = [(name, styled(" · ").join(text.split("\n"))) for name, text in zip(names, row, strict=True) if text]
-    return styled("\n").join(styled(name) + text for name, text in parts)
-
-
 def summary(run: Run, width: int = NARROW) -> RichTable:
     """One row per defense, attack, adversary and target; the controls are in the columns floor and ceiling.
 
@@ -131,7 +126,12 @@ def summary(run: Run, width: int = NARROW) -> RichTable:
         if previous is not None and previous != place:
             table.add_section()
         row = _row(analysis, group, first=previous != place)
-        table.add_row(*([_stacked(row)] if narrow else row))
+        if narrow:
+            lines = [
+                (name, styled(" · ").join(text.split("\n"))) for name, text in zip(_NARROW, row, strict=True) if text
+            ]
+            row = [styled("\n").join(styled(name) + text for name, text in lines)]
+        table.add_row(*row)
         if narrow:
             table.add_section()
         previous = place
