@@ -40,7 +40,7 @@ class Baseline:
     Attributes:
         reason: why these measures are accepted.
         gaps: keys of the measures that may lack numbers.
-        prints: the fingerprints of the code behind the measures; empty in older baselines.
+        fingerprints: those of the code behind the measures; empty in older baselines.
     """
 
     measured: Measured
