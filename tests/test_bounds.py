@@ -70,12 +70,12 @@ class Honest(NamedTuple):
     threshold: float
     """A threshold at which the bound is tight: at the true epsilon, or below the atom of the log-likelihood ratio."""
 
-    def scores(self, key: Key, audits: int, n: int, noise: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    def scores(self, key, audits, n, noise=1.0):
         """Log-likelihood ratios of both inputs, [audits, n] each; `noise` is the share of the noise that is added."""
         zero, one = (self.side(key.child(side), side, (audits, n), noise) for side in (-1, 1))
         return zero, one
 
-    def side(self, key: Key, side: int, shape: tuple[int, int], noise: float) -> np.ndarray:
+    def side(self, key, side, shape, noise):
         if self.name == "laplace":
             y = side + noise * 2 / self.epsilon * laplace(key, shape).double().numpy()
             return (np.abs(y + 1) - np.abs(y - 1)) * self.epsilon / 2
@@ -97,13 +97,13 @@ HONEST = [
 ]
 
 
-def on_a_split(zeros: np.ndarray, ones: np.ndarray, delta: float) -> float:
+def on_a_split(zeros, ones, delta):
     """The bound on the last three quarters, at the threshold that is best on the first quarter."""
     a, b = len(zeros) // 4, len(ones) // 4
     return epsilon_lower(count(zeros[a:], ones[b:], split_threshold(zeros[:a], ones[:b], delta)), delta)
 
 
-def above(mechanism: Honest, audits: int, n: int, noise: float = 1.0) -> tuple[int, int]:
+def above(mechanism, audits, n, noise=1.0):
     """How many audits end above the true epsilon: at a threshold fixed beforehand, and at one chosen on a split."""
     zeros, ones = mechanism.scores(ROOT.child("honest", mechanism.name, n), audits, n, noise)
     pairs = list(zip(zeros, ones, strict=True))
@@ -167,7 +167,7 @@ def test_impossible_delta_and_confidence_are_refused(bad):
         sampled_delta(np.zeros(3), 1.0, level=bad)
 
 
-def exact_rates(bound, n: int, true: float, fpr: np.ndarray, tpr: np.ndarray) -> np.ndarray:
+def exact_rates(bound, n, true, fpr, tpr):
     """Probability that the bound of n trials a side lies above the truth, for each pair of rates."""
     k = np.arange(n + 1)
     wrong = np.array([[bound(Counts(int(tp), int(fp), n, n)) > true for fp in k] for tp in k], dtype=float)
@@ -184,7 +184,7 @@ def test_at_most_five_per_cent_lie_above_the_truth_by_exact_sums(epsilon, delta)
     assert exact_rates(lambda c: _plugged_in(c, delta), 40, epsilon, fpr, tpr).max() > 0.3
 
 
-def _plugged_in(counts: Counts, delta: float) -> float:
+def _plugged_in(counts, delta):
     """A false bound: shares instead of their upper ends."""
     tp, fp, positives, negatives = counts
     return math.log(max(tp / positives - delta, 1e-9) / max(fp / negatives, 1e-9))
@@ -376,7 +376,7 @@ def test_the_best_of_all_thresholds_gives_no_bound():
     assert np.sum(np.any(high[fp] + high[n - tp] < 1, axis=1)) > at_most(0.05, audits, 1e-3)
 
 
-def planned(mu: float, n: int) -> float:
+def planned(mu, n):
     """The threshold with the best bound from the expected counts of N(0, 1) and N(mu, 1)."""
     grid = np.linspace(-3, 3, 121)
     shares = [(round(n * special.ndtr(mu - t)), round(n * special.ndtr(-t))) for t in grid]

@@ -5,11 +5,11 @@ import pickle
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from leakgauge import Key, rng
-from leakgauge.harness.learn.models import Model, build, names
+from leakgauge.harness.learn.models import build, names
 from tests.torch_models import TWINS, Drop, cnn3, fill, owned
 
 ALL = [name for name, _ in names()]
@@ -46,7 +46,7 @@ SMALLEST = [
 ]
 
 
-def _draw(model: Model) -> tuple[Tensor, Tensor]:
+def _draw(model):
     """Parameters and three inputs, in float64: the tolerance is of the arithmetic, not of the architecture."""
     params = rng.normal(Key(0, ("params",)), (model.layout.dim,), torch.float64) / 10
     return params, rng.uniform(Key(0, ("x",)), (3, *model.input_shape), dtype=torch.float64)

@@ -2,8 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 
@@ -17,7 +15,7 @@ from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.tables import plain
 from tests import report_fixtures as double
 from tests.by_rows import by_rows
-from tests.report_page import Page, complete, content, full_source, with_trainings
+from tests.report_page import complete, content, full_source, with_trainings
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +28,12 @@ def page(run):
     return complete(render(run))
 
 
-def rows_of(run: Run) -> dict[str, SimpleNamespace]:
+def rows_of(run):
     return {row.defense.text: row for row in content(claims(Analysis(run))).rows}
 
 
 @pytest.fixture(scope="module")
-def rows(run: Run) -> dict[str, SimpleNamespace]:
+def rows(run):
     return rows_of(run)
 
 
@@ -46,13 +44,13 @@ def with_audits(run, change):
     )
 
 
-def badges(row: SimpleNamespace) -> list[list[str]]:
+def badges(row):
     return [[state.badge.words for state in line.states] for line in row.lines]
 
 
 def test_a_bound_stands_with_its_confidence_its_trials_its_adversary_and_its_federation(
-    rows: dict[str, SimpleNamespace],
-) -> None:
+    rows,
+):
     one, whole, audit = rows["dithered"].lines
     assert (one.audited, whole.audited) == (None, None)
     notes = "per sub-vector, δ = 1e−5, one round", "3 clients, d = 36"
@@ -64,14 +62,14 @@ def test_a_bound_stands_with_its_confidence_its_trials_its_adversary_and_its_fed
     assert rows["no defense"].lines[0].audited.notes == ("per message, δ = 0, one round", "3 clients, d = 36")
 
 
-def test_an_audit_stands_beside_the_claim_of_its_horizon(rows: dict[str, SimpleNamespace]) -> None:
+def test_an_audit_stands_beside_the_claim_of_its_horizon(rows):
     one, whole, audit = rows["generous"].lines
     assert [line.horizon for line in (one, whole, audit)] == ["one round", "whole run", "whole run, audit"]
     assert (one.audited, whole.audited, audit.claimed.epsilon, audit.proved.epsilon) == (None, None, "9", "4.5")
     assert audit.audited.notes == ("per record, δ = 1e−5, whole run", "3 clients, d = 36, 5 rounds")
 
 
-def test_what_promises_nothing_keeps_its_one_line_with_the_audit_on_it(rows: dict[str, SimpleNamespace]) -> None:
+def test_what_promises_nothing_keeps_its_one_line_with_the_audit_on_it(rows):
     (line,) = rows["no defense"].lines
     assert line.horizon == "one round and whole run"
     assert line.audited is not None
@@ -80,7 +78,7 @@ def test_what_promises_nothing_keeps_its_one_line_with_the_audit_on_it(rows: dic
     assert other.audited is None
 
 
-def test_how_an_audit_was_made_stands_below(rows: dict[str, SimpleNamespace]) -> None:
+def test_how_an_audit_was_made_stands_below(rows):
     assert rows["generous"].audits == (
         "Audited over a whole run of 5 rounds in a separate small federation: 3 clients with 20 records each, "
         "d = 36. Neighbors: any-two-inputs, one record "
@@ -106,8 +104,8 @@ def test_bounds_that_assume_a_part_of_the_distribution_stand_below_with_what_the
 
 
 def test_an_audit_above_the_claim_of_its_federation_breaks_it_and_no_other_verdict_changes(
-    rows: dict[str, SimpleNamespace],
-) -> None:
+    rows,
+):
     assert badges(rows["dithered"]) == [["BROKEN (audit)"], ["BROKEN"], ["BROKEN (audit)"]]
     assert badges(rows["generous"]) == [["LOOSE"], ["LOOSE"], ["HOLDS"]]
     assert badges(rows["points"]) == [["BROKEN"], ["BROKEN"]]

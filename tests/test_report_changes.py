@@ -2,8 +2,6 @@
 
 import dataclasses
 import re
-from collections.abc import Sequence
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +14,7 @@ from leakgauge.reports.sections.changes import MOST, WIDTH, changes, moved
 from tests import gate_case
 from tests import report_fixtures as double
 from tests.by_rows import by_rows
-from tests.report_page import Page, complete, content
+from tests.report_page import complete, content
 
 
 def check(verdict=Verdict.FAIL, at=0, **changed):
@@ -43,11 +41,11 @@ NOW = run_of(measure("gaussian/map/server/ssim/000000"))
 BASE = Baseline(run_of(commit="b" * 40), "first numbers")
 
 
-def build(checks: Sequence[Check], problems: tuple[str, ...] = (), warnings: tuple[str, ...] = ()) -> SimpleNamespace:
+def build(checks, problems=(), warnings=()):
     return content(changes(Outcome(tuple(checks), problems, warnings), NOW, BASE))
 
 
-def page_of(data: SimpleNamespace) -> Page:
+def page_of(data):
     return complete(_environment().get_template("changes.html").render(data=data, title="Changes"))
 
 

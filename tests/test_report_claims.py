@@ -4,8 +4,6 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 
@@ -28,7 +26,7 @@ from leakgauge.reports.sections.checked import (
     tally,
     verdict_of,
 )
-from leakgauge.reports.sections.claims import Line, claims
+from leakgauge.reports.sections.claims import claims
 from leakgauge.reports.sections.limits import limits
 from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.notation import bound, epsilon
@@ -45,7 +43,7 @@ def analysis():
 
 
 @pytest.fixture(scope="module")
-def rows(analysis: Analysis) -> dict[str, SimpleNamespace]:
+def rows(analysis):
     return {row.defense.text: row for row in content(claims(analysis)).rows}
 
 
@@ -64,7 +62,7 @@ def changed(cells, change):
     return with_trainings(double.make_run(cells), both)
 
 
-def first_line(run: Run) -> Line:
+def first_line(run):
     """The first line of the table of claims."""
     return content(claims(Analysis(run))).rows[0].lines[0]
 
@@ -73,7 +71,7 @@ def with_proved(claim, **changes):
     return dataclasses.replace(claim, proved=dataclasses.replace(claim.proved, **changes))
 
 
-def test_claimed_and_proved_stand_side_by_side_with_unit_and_delta(rows: dict[str, SimpleNamespace]) -> None:
+def test_claimed_and_proved_stand_side_by_side_with_unit_and_delta(rows):
     one, whole = rows["gaussian epsilon=4"].lines
     assert (one.horizon, one.claimed[:3]) == ("one round", ("4", "per record, δ = 1e−5", True))
     assert one.claimed.notes == ("adversary right up to 98.2 %",)
@@ -87,7 +85,7 @@ def test_claimed_and_proved_stand_side_by_side_with_unit_and_delta(rows: dict[st
     assert rows["sampled epsilon=2"].lines[1].proved.notes[1:] == ("privacy loss distribution, upper bound",)
 
 
-def test_every_verdict_is_a_badge_with_its_word(rows: dict[str, SimpleNamespace], source: str) -> None:
+def test_every_verdict_is_a_badge_with_its_word(rows, source):
     found = {name: [[s.badge.words for s in line.states] for line in row.lines] for name, row in rows.items()}
     assert found["gaussian epsilon=1"] == [["HOLDS"], ["HOLDS"]]
     assert found["generous epsilon=2"] == [["LOOSE"], ["LOOSE"]]
@@ -151,7 +149,7 @@ def test_a_narrow_page_names_every_cell_as_its_column_does(source):
         assert all("role" in attributes for attributes in page.all(tag)), tag
 
 
-def test_proofs_of_other_units_and_horizons_stay_apart(rows: dict[str, SimpleNamespace]) -> None:
+def test_proofs_of_other_units_and_horizons_stay_apart(rows):
     assert [proof[:2] for proof in rows["laplace"].further] == [
         ("48\u00a0000", "per message, δ = 0, against every adversary, one round (closed form, attained)"),
         ("384\u00a0000", "per message, δ = 0, against every adversary, whole run (closed form, attained)"),
@@ -225,7 +223,7 @@ def test_a_proof_at_another_delta_shows_its_own_and_the_numbers_of_the_verdict()
     complete(render(made))
 
 
-def test_broken_claims_stand_at_the_top(analysis: Analysis, source: str) -> None:
+def test_broken_claims_stand_at_the_top(analysis, source):
     found = content(broken(analysis))
     assert (found.heading, found.more, len(found.sentences)) == ("4 of 11 claims are broken", 0, 4)
     assert found.sentences[0] == (

@@ -15,9 +15,6 @@ from pathlib import Path
 import pytest
 
 from leakgauge.harness.cli.options import figure_formats
-from leakgauge.harness.core.result import Run
-from leakgauge.harness.core.stored import to_data
-from leakgauge.harness.study.store import Store
 from leakgauge.reports.charts.files import FORMATS, figure_files
 from leakgauge.reports.export import rows_as
 from leakgauge.reports.html import PAGE, folder_files, render
@@ -142,7 +139,7 @@ def test_an_unknown_format_is_a_usage_error_before_anything_is_written(stored):
     assert not (stored / "report.html").exists()
 
 
-def test_each_chart_of_the_page_is_a_file_with_a_harmless_name(page: str, charts: dict[str, bytes]) -> None:
+def test_each_chart_of_the_page_is_a_file_with_a_harmless_name(page, charts):
     assert [figure_formats(text) for text in ("", "svg, png", "png,pdf,svg")] == [(), ("svg", "png"), tuple(FORMATS)]
     assert len(charts) == page.count('<figure class="chart"')
     assert all(re.fullmatch(r"1-[a-z0-9-]+\.svg", name) for name in charts)

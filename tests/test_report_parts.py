@@ -124,7 +124,7 @@ def test_the_four_figures_are_the_numbers_of_the_run():
     assert cells[3].startswith("2 failed, 1 missing")
 
 
-def rows_of(cells: tuple[Cell, ...], **changes: object) -> dict[str, tuple[Entry, ...]]:
+def rows_of(cells, **changes):
     (matrix,) = content(leakage(Analysis(double.make_run(cells, **changes)))).matrices
     return {row.defense.name: row.entries for row in matrix.rows}
 

@@ -3,7 +3,6 @@
 import base64
 import dataclasses
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,16 +20,16 @@ BOTH = [NAIVE, AWARE, FLOOR]
 OTHER = PartSpec("matching", {"objective": "cosine", "restarts": 2})
 
 
-def shown(cells: tuple[Cell, ...], **changes: object) -> SimpleNamespace:
+def shown(cells, **changes):
     return content(gallery(Analysis(double.make_run(cells, **changes))))
 
 
-def only_grid(cells: tuple[Cell, ...], **changes: object) -> SimpleNamespace:
+def only_grid(cells, **changes):
     (grid,) = shown(cells, **changes).grids
     return grid
 
 
-def heads(grid: SimpleNamespace) -> list[tuple[str, list[tuple[str, str]]]]:
+def heads(grid):
     return [(head.defense.name, [(column.word, column.attack) for column in head.columns]) for head in grid.heads]
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from types import SimpleNamespace
 
 import pytest
 
@@ -34,7 +33,7 @@ def run_of(*violations, seeds=(0,), only=None):
     )
 
 
-def row_of(run: Run) -> SimpleNamespace:
+def row_of(run):
     (row,) = content(claims(Analysis(run))).rows
     return row
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.func import grad, vmap
 
 from leakgauge import Key, rng
@@ -32,18 +32,18 @@ SMALL = {
 }
 
 
-def _task(name: str) -> ModelTask:
+def _task(name):
     return ModelTask(build(name, *SMALL[name]))
 
 
-def _data(task: ModelTask, n: int = 4) -> tuple[Tensor, Tensor, Tensor]:
+def _data(task, n=4):
     """Parameters, inputs and labels; float64, so that equality is of the formulas."""
     params = task.init(KEY.child("params")).double()
     x = rng.uniform(KEY.child("x"), (n, *task.input_shape), dtype=torch.float64)
     return params, x, torch.from_numpy(rng.integers(KEY.child("y"), n, task.classes))
 
 
-def _simplex(b: int) -> Tensor:
+def _simplex(b):
     """[b, 3] probabilities."""
     return torch.softmax(rng.normal(KEY.child("soft"), (b, 3), torch.float64), 1)
 
@@ -163,7 +163,7 @@ def test_a_test_counts_the_highest_scores_of_a_classifier():
         mlp.tested(params, x, _simplex(4))
 
 
-def _squared_norm(task: ModelTask, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def _squared_norm(task, params, x, y):
     """||gradient of the loss||^2, differentiable in x."""
     (gradient,) = torch.autograd.grad(task.loss(params, x, y), params, create_graph=True)
     return gradient.square().sum()
@@ -198,20 +198,20 @@ def test_vmap_goes_through_the_second_derivative(name):
     task = _task(name)
     params, x, y = _data(task, 2)
 
-    def norm(x: Tensor, y: Tensor) -> Tensor:
+    def norm(x, y):
         return grad(task.loss)(params, x, y).square().sum()
 
     together = vmap(grad(norm))(x[:, None], y[:, None])
     torch.testing.assert_close(together, torch.stack([grad(norm)(x[i : i + 1], y[i : i + 1]) for i in range(2)]))
 
 
-def _dropped(task: ModelTask) -> tuple[int, int]:
+def _dropped(task):
     """(entries, zeros) of the masks of four examples."""
     masks = task.dropout_masks(KEY, 4)
     return sum(mask.numel() for mask in masks), sum(int((mask == 0).sum()) for mask in masks)
 
 
-def _agrees(entries: int, zeros: int, rate: float) -> bool:
+def _agrees(entries, zeros, rate):
     """Two-sided test of a proportion; alpha = 1e-6: 4.892 standard deviations."""
     return abs(zeros / entries - rate) <= 4.892 * math.sqrt(rate * (1 - rate) / entries)
 

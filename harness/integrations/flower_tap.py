@@ -72,7 +72,7 @@ def tap(
     flower.new_api(strategy)
     flower.federation(facts, 1)
     held = None if data is None else (data, auxiliary, tuple(classes))
-    found = _Tap(strategy, _Folder(place, facts, most_bytes, rows or {}, held), rounds)
+    hooks = _Tap(strategy, _Folder(place, facts, most_bytes, rows or {}, held), rounds)
     for name in ("configure_train", "aggregate_train", "start"):
         setattr(strategy, name, getattr(hooks, name))
     setattr(strategy, flower.HOOKED, hooks)
@@ -125,15 +125,16 @@ class _Folder:
             if self.data is not None:
                 self.recorder.data(*self.data)
         size = _ENTRY + 4 * start.layout.dim
-        size += sum(_ENTRY + len(one.wire) + _ROW * (0 if one.rows is None else len(one.rows)) for one in sent)
+        rows = sum(len(message.rows) for message in sent if message.rows is not None)
+        size += sum(_ENTRY + len(message.wire) for message in sent) + _ROW * rows
         if self.recorder.written + size + _ENTRY > self.most_bytes:
             self.full = True
             flower.LOG.warning("leakgauge: %s is full, rounds from %d on are not recorded", self.place, start.number)
             return
-        told = None if server is None else server.losses.get(start.number)
-        self.recorder.model(start.number, start.params, start.lr, told)
-        for one in sent:
-            self.recorder.message(one)
+        loss = None if server is None else server.losses.get(start.number)
+        self.recorder.model(start.number, start.params, start.lr, loss)
+        for message in sent:
+            self.recorder.message(message)
 
     def message(self, number: int, sender: Sender, wire: bytes, rule: LocalRule, known: bool) -> Recorded:
         """A message with what is known about the records behind it."""
@@ -217,7 +218,7 @@ class _Tap:
         return self._aggregate(server_round, arrived)
 
     def _messages(self, start: _Start, arrived: Sequence[Any]) -> list[Recorded]:
-        found = dict[int, Recorded]()
+        messages = dict[int, Recorded]()
         for reply in arrived:
             node = reply.metadata.src_node_id
             try:
@@ -251,7 +252,7 @@ def _plain(start: _Start, facts: Facts, reply: Any, sender: Sender) -> bytes:
     setting = setting_of(start.layout, flower.federation(facts, 1), [sender.samples], LocalRule())
     round_ = Round(defense, setting, defense.init(setting), start.number)
     nothing = Key(0)  # without a defense, nothing is random
-    return here.opened(here.send(Client(sender, update, None, nothing, nothing))[0])
+    return round_.opened(round_.send(Client(sender, update, None, nothing, nothing))[0])
 
 
 def _rate(message: Any, otherwise: float) -> float:

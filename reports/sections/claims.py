@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from leakgauge.harness.core.labels import counted, odds
-from leakgauge.harness.core.result import ClaimRecord, ProofRecord, TrainingRecord
-from leakgauge.harness.core.stats import chance
+from leakgauge.harness.core.result import ClaimRecord, ProofRecord, TrainingRecord, chance
 from leakgauge.reports.sections import Section
 from leakgauge.reports.sections import checked as judged
 from leakgauge.reports.select import Analysis
