@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from leakgauge import Key, rng
 from leakgauge.harness.audit.keys import check_keys
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation import registry
 from tests.audit_case import setting_of
 from tests.faults.library import chance, keyed, lying, made, noiseless, of_noise, only

@@ -9,9 +9,8 @@ import torch
 from scipy import stats
 from torch.nn.functional import linear, one_hot
 
-from leakgauge import Key
+from leakgauge import Key, rng
 from leakgauge.attacks._labels.infer import apportion, noise_of, restore
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.data.embedded import digits
 from leakgauge.harness.learn.gradients import gradients

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from leakgauge import Key
+from leakgauge import Key, rng
 from leakgauge.attacks._members.shadowing import halves
-from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import FederationSpec
 from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.core.stats import mean, tpr_at_fpr

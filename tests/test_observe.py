@@ -3,11 +3,10 @@ import dataclasses
 import pytest
 import torch
 
-from leakgauge import unpack_float32
+from leakgauge import Sender, unpack_float32
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.none import NoDefense
 from leakgauge.harness.core.cell import FederationSpec, Target
-from leakgauge.harness.core.contract import Sender
 from leakgauge.harness.core.threats import SEES, Threat, ThreatMismatch, View, require
 from leakgauge.harness.federation.observe import observe
 from tests.by_rows import by_rows

@@ -198,19 +198,16 @@ def test_a_plan_follows_the_setting(changes, records, steps, epochs):
     assert plan.local == LocalPlan(gradient, steps, epochs, batch, 0.1, 0.9)
 
 
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        ({"inside": INSIDE[:, 1:]}, r"expected inside \[runs, 60\] bool, got \[4, 59\] bool"),
-        ({"inside": INSIDE[:0]}, r"got \[0, 60\] bool"),
-        ({"inside": INSIDE.int()}, r"got \[4, 60\] int32"),
-        ({"inside": INSIDE & (torch.arange(60) < 2)}, "at least 3 records per run, one per client, got a run with"),
-        ({"defense": NoDefense()}, "expected a setting, which the defense needs to encode, got None"),
-        (
-            {"defense": NoDefense(), "setting": SETTING},
-            "clients=3 and participants=3, as in the plan, got clients=10, participants=6",
-        ),
-    ],
+@by_rows(
+    ({"inside": INSIDE[:, 1:]}, r"expected inside \[runs, 60\] bool, got \[4, 59\] bool"),
+    ({"inside": INSIDE[:0]}, r"got \[0, 60\] bool"),
+    ({"inside": INSIDE.int()}, r"got \[4, 60\] int32"),
+    ({"inside": INSIDE & (torch.arange(60) < 2)}, "at least 3 records per run, one per client, got a run with"),
+    ({"defense": NoDefense()}, "expected a setting, which the defense needs to encode, got None"),
+    (
+        {"defense": NoDefense(), "setting": SETTING},
+        "clients=3 and participants=3, as in the plan, got clients=10, participants=6",
+    ),
 )
 def test_arguments_that_form_no_federation_are_refused(how, message):
     with pytest.raises(ValueError, match=message):
