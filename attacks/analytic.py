@@ -8,10 +8,10 @@ from typing import ClassVar
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, but not listed in __all__
 
+from leakgauge.attacks._engine.closed_form import RIDGE, ClosedForm, Unsolvable, closed_form
+from leakgauge.attacks._engine.labels import last_layer, restore
 from leakgauge.attacks._engine.objective import received_gradients
 from leakgauge.attacks._engine.reconstruct import failed, unusable
-from leakgauge.attacks._labels.infer import last_layer, restore
-from leakgauge.attacks._solve.closed_form import RIDGE, ClosedForm, Unsolvable, closed_form
 from leakgauge.harness.core.contract import Attack, Guess, Message, Observation, Reconstruction, Task
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
@@ -43,7 +43,7 @@ class Analytic(Attack):
         ValueError: ridge is not in (0, 1); in `run`: a loss that is neither softmax cross-entropy nor squared,
             or a last layer that is not dense.
 
-    Source: Zhu and Blaschko 2021 (R-GAP), for sigmoid and with weighted equations (see `attacks._solve.closed_form`);
+    Source: Zhu and Blaschko 2021 (R-GAP), for sigmoid and with weighted equations (see `attacks._engine.closed_form`);
         for dense layers, Phong et al. 2017 and Geiping et al. 2020, Prop. 3.1.
     """
 

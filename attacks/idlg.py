@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from leakgauge.attacks._engine.labels import LabelSource, labels_of
 from leakgauge.attacks._engine.objective import Kind, received_gradients
 from leakgauge.attacks._engine.posterior import ByMatching
 from leakgauge.attacks._engine.reconstruct import Start
-from leakgauge.attacks._labels.infer import LabelSource, labels_of
 from leakgauge.harness.core.contract import Observation, Reconstruction
 from leakgauge.harness.core.rng import Key
 
@@ -40,7 +40,7 @@ class IDLG(ByMatching):
             labels, a last layer that is not dense with one row per class.
 
     Source: Zhao, Mopuri and Bilen 2020, "iDLG: improved deep leakage from gradients", Algorithm 1. Differs: infers
-        labels of several images (`attacks._labels.infer`); has backtracking and a stop rule.
+        labels of several images (`attacks._engine.labels`); has backtracking and a stop rule.
     """
 
     restarts: int = 2

@@ -9,9 +9,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from leakgauge.attacks._engine.closed_form import dense_stack_of
 from leakgauge.attacks._engine.objective import received_gradients
 from leakgauge.attacks._engine.reconstruct import failed, unusable
-from leakgauge.attacks._solve.closed_form import dense_stack_of
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Attack, Guess, Message, Observation, Reconstruction
 from leakgauge.harness.core.rng import Key

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from leakgauge.attacks._engine.labels import ByLabels, LabelSource, check_source, labels_of
 from leakgauge.attacks._engine.matching import at_once, unpack
 from leakgauge.attacks._engine.objective import received_gradients
 from leakgauge.attacks._engine.prior import check_prior, mapped, near_center, prior_of
 from leakgauge.attacks._engine.reconstruct import Search, Start, alike, in_order, searched
-from leakgauge.attacks._labels.infer import ByLabels, LabelSource, check_source, labels_of
 from leakgauge.attacks._search.direction import SMOOTHNESS, STEP, Direction
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Guess, Message, Observation, Reconstruction, Task
@@ -54,7 +54,7 @@ class InvertingGradients(ByLabels):
     Source: Geiping et al. 2020, "Inverting gradients: how easy is it to break privacy in federated learning?", eq. (4)
         and sec. 4. Differs: returns the best iterate instead of the last; chooses among the restarts by the objective,
         not by the distance alone; rounds the tip of the total variation; infers labels of several images
-        (`attacks._labels.infer`); does not standardize pixels, and scales `lr` accordingly.
+        (`attacks._engine.labels`); does not standardize pixels, and scales `lr` accordingly.
     """
 
     evaluations: int = 2400

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from leakgauge.attacks._labels.infer import apportion
+from leakgauge.attacks._engine.labels import apportion
 from leakgauge.harness.core.contract import Attack, Labels, Observation
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn.gradients import takes_numbers

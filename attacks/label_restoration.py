@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from leakgauge.attacks._labels.infer import labels_over_rounds
+from leakgauge.attacks._engine.labels import labels_over_rounds
 from leakgauge.harness.core.contract import Attack, Labels, Observation
 from leakgauge.harness.core.rng import Key
 
@@ -20,7 +20,7 @@ class LabelRestoration(Attack):
     rounds were independent.
 
     Cannot: mainly, count the labels of a batch that a trained model predicts with certainty; see
-    `attacks._labels.infer.restore`. For such a batch, it returns the most frequent labels, as the floor `label-prior`
+    `attacks._engine.labels.restore`. For such a batch, it returns the most frequent labels, as the floor `label-prior`
     does.
 
     Raises:
@@ -28,7 +28,7 @@ class LabelRestoration(Attack):
             per class.
 
     Source: Zhao et al. 2020 (iDLG), Wainakh et al. 2022 (LLG), Ma et al. 2023 (iLRG); see
-        `attacks._labels.infer.restore` for the differences.
+        `attacks._engine.labels.restore` for the differences.
     """
 
     kind: ClassVar[str] = "labels"

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from leakgauge.attacks._engine.labels import ByLabels, LabelSource, check_source, labels_of, last_layer, restore
 from leakgauge.attacks._engine.objective import received_gradients, update_per_gradient
 from leakgauge.attacks._engine.reconstruct import alike, failed, in_order
 from leakgauge.attacks._engine.simulate import Local, client_updates
-from leakgauge.attacks._labels.infer import ByLabels, LabelSource, check_source, labels_of, last_layer, restore
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.contract import Examples, Guess, Message, Observation, ObservedRound, Reconstruction, Sender

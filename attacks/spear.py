@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.linalg import LinAlgError, inv_ex, solve_ex, svd  # type: ignore[attr-defined]  # public, not in __all__
 from torch.nn.functional import linear, one_hot, relu
 
+from leakgauge.attacks._engine.closed_form import Unsolvable, dense_stack_of
 from leakgauge.attacks._engine.objective import received_gradients
 from leakgauge.attacks._engine.reconstruct import failed, unusable
-from leakgauge.attacks._solve.closed_form import Unsolvable, dense_stack_of
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Attack, Guess, Message, Observation, Reconstruction, Task
 from leakgauge.harness.core.rng import Key

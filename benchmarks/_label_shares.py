@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from leakgauge.attacks._labels.infer import apportion, restore
+from leakgauge.attacks._engine.labels import apportion, restore
 from leakgauge.harness.core import rng, stats
 from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.core.rng import Key

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from leakgauge.defenses._cepam.claim import norm_scaled, theorem_13
 from leakgauge.defenses._cepam.distribution import scaled
-from leakgauge.defenses._cepam.lrsuq import laplace_radii
 from leakgauge.defenses._cepam.mechanism import Cepam
+from leakgauge.defenses._cepam.wire import laplace_radii
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.claim import Claim
 from leakgauge.harness.core.contract import Link, Setting

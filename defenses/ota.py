@@ -13,9 +13,8 @@ from torch import Tensor
 
 from leakgauge.defenses._common.clip import clip_l2, normal_reach
 from leakgauge.defenses._common.misfit import gaussian_misfit
-from leakgauge.defenses._ota.channel import OverTheAir, Waveform, exact, user_of
-from leakgauge.defenses._ota.formulas import FORMULAS as FORMULAS
-from leakgauge.defenses._ota.formulas import Allocation, allocate, colluding_mu
+from leakgauge.defenses._ota import FORMULAS as FORMULAS
+from leakgauge.defenses._ota import Allocation, OverTheAir, Waveform, allocate, colluding_mu, exact, user_of
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Claim, Proof
 from leakgauge.harness.core.codec import pack_float64, unpack_float64

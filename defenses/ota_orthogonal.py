@@ -12,8 +12,7 @@ from torch import Tensor
 
 from leakgauge.defenses._common.clip import clip_l2, normal_reach
 from leakgauge.defenses._common.misfit import gaussian_misfit
-from leakgauge.defenses._ota.channel import OverTheAir, Waveform, exact, user_of
-from leakgauge.defenses._ota.formulas import Orthogonal, orthogonal
+from leakgauge.defenses._ota import Orthogonal, OverTheAir, Waveform, exact, orthogonal, user_of
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Claim
 from leakgauge.harness.core.codec import pack_float64, unpack_float64

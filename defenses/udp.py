@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from leakgauge.defenses._udp.claim import Calibrated
-from leakgauge.defenses._udp.formulas import epsilons, moment, multiplier
+from leakgauge.defenses._udp import Calibrated, epsilons, moment, multiplier
 from leakgauge.harness.core.contract import Feedback, Setting
 
 FORMULAS = {"moment": moment, "epsilons": epsilons}
@@ -28,7 +27,7 @@ class UDP(Calibrated[int]):
         clips: `records`: clip each record's gradient, as printed. `update`: clip the update of any local training; the
             sensitivity is then 2C, and epsilon covers any two messages.
         calibration: `paper` (eq. (10)), `zcdp` or `tight`; the claim holds for the last two, see
-            `_udp.formulas.budget`.
+            `_udp.budget`.
 
     Guarantees:
         Messages have 4 * d bytes.

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from leakgauge.defenses._udp.claim import Calibrated
-from leakgauge.defenses._udp.formulas import Schedule, Spending, budget, discount, next_multiplier, spend
+from leakgauge.defenses._udp import Calibrated, Schedule, Spending, budget, discount, next_multiplier, spend
 from leakgauge.harness.core.contract import Feedback, Setting
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from leakgauge.defenses._udp.claim import UDPRounds
-from leakgauge.defenses._udp.formulas import Calibration, linear_decay
+from leakgauge.defenses._udp import Calibration, UDPRounds, linear_decay
 from leakgauge.harness.core.contract import Feedback, Setting
 
 

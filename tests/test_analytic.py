@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import conv2d, relu
 
 from leakgauge import Key, rng
-from leakgauge.attacks._solve.closed_form import Evidence, Geometry, inverse
+from leakgauge.attacks._engine.closed_form import Evidence, Geometry, inverse
 from leakgauge.attacks.analytic import Analytic
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.harness.data import load

@@ -10,7 +10,7 @@ from torch.nn.functional import one_hot
 
 from leakgauge import Layout, pack_float32, rng
 from leakgauge.attacks._engine import reconstruct as _matching
-from leakgauge.attacks._labels.infer import restore
+from leakgauge.attacks._engine.labels import restore
 from leakgauge.attacks.dlg import DLG
 from leakgauge.attacks.idlg import IDLG
 from leakgauge.attacks.membership_loss import MembershipLoss

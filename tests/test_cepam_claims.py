@@ -14,8 +14,7 @@ from scipy import stats
 from scipy.special import ndtr
 
 from leakgauge import Key, Layout, Link, Links, Sender, Setting
-from leakgauge.defenses._cepam.lrsuq import encode, gaussian_radii
-from leakgauge.defenses._cepam.wire import pack
+from leakgauge.defenses._cepam.wire import encode, gaussian_radii, pack
 from leakgauge.defenses.cepam_clip import CepamClip
 from leakgauge.defenses.cepam_gaussian import CepamGaussian
 from leakgauge.defenses.cepam_laplace import CepamLaplace

@@ -11,11 +11,18 @@ from scipy import stats
 from scipy.special import ndtr
 
 from leakgauge import Key, MessageError, rng
-from leakgauge.defenses._cepam import lrsuq
 from leakgauge.defenses._cepam import wire as _cepam_wire
-from leakgauge.defenses._cepam.lrsuq import encode, gaussian_radii, place
-from leakgauge.defenses._cepam.wire import attempt_contexts, cell_contexts, dithers, pack, unpack
-from leakgauge.defenses._wire.golomb import encode_integers
+from leakgauge.defenses._cepam.golomb import encode_integers
+from leakgauge.defenses._cepam.wire import (
+    attempt_contexts,
+    cell_contexts,
+    dithers,
+    encode,
+    gaussian_radii,
+    pack,
+    place,
+    unpack,
+)
 from leakgauge.defenses.cepam_gaussian import CepamGaussian
 from tests import cepam_case
 from tests.by_rows import by_rows
@@ -49,7 +56,7 @@ def test_the_cuts_of_the_work_change_nothing(n, monkeypatch):
     x, radii = quantized(n, 4000, 0.1)
     wire, y = pack(x, radii, 1.0, Key(3)), unpack(pack(x, radii, 1.0, Key(3)), radii, 1.0, Key(3), n)
     monkeypatch.setattr(_cepam_wire, "_BLOCK", 77)
-    monkeypatch.setattr(lrsuq, "_BLOCK", 30)
+    monkeypatch.setattr(_cepam_wire, "_BLOCK", 30)
     assert pack(x, radii, 1.0, Key(3)) == wire
     assert np.array_equal(unpack(wire, radii, 1.0, Key(3), n), y)
     monkeypatch.setattr(_cepam_wire, "_MANY", 1)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from leakgauge.defenses._wire import golomb
+from leakgauge.defenses._cepam import golomb
 from leakgauge.harness.core.codec import BitWriter
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key, integers, uniform

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from leakgauge.attacks._labels.infer import apportion
+from leakgauge.attacks._engine.labels import apportion
 from leakgauge.attacks.label_prior import LabelPrior
 from leakgauge.attacks.label_restoration import LabelRestoration
 from leakgauge.defenses.gaussian import Gaussian

@@ -10,7 +10,7 @@ from scipy import stats
 from torch.nn.functional import linear, one_hot
 
 from leakgauge import Key, rng
-from leakgauge.attacks._labels.infer import apportion, noise_of, restore
+from leakgauge.attacks._engine.labels import apportion, noise_of, restore
 from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.data.embedded import digits
 from leakgauge.harness.learn.gradients import gradients

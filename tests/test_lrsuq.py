@@ -12,8 +12,7 @@ import torch
 from scipy import stats
 
 from leakgauge import Key, rng
-from leakgauge.defenses._cepam.lrsuq import encode, gaussian_radii, place
-from leakgauge.defenses._cepam.wire import dithers, pack, unpack
+from leakgauge.defenses._cepam.wire import dithers, encode, gaussian_radii, pack, place, unpack
 from tests.by_rows import by_rows
 from tests.cepam_case import every_n
 from tests.oracles import ALPHA, follows

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from leakgauge import Key, Link, Links, MessageError, Sender, rng
-from leakgauge.defenses._ota.formulas import rayleigh_gains
+from leakgauge.defenses._ota import rayleigh_gains
 from leakgauge.defenses.ota import OTA
 from leakgauge.defenses.ota_orthogonal import OTAOrthogonal
 from leakgauge.harness.core.codec import pack_float64, unpack_float64

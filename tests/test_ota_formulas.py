@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from leakgauge.defenses._ota.formulas import (
+from leakgauge.defenses._ota import (
     Channel,
     allocate,
     claimed_epsilon,

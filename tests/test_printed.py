@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from leakgauge.defenses._jopeq.privacy import surrogate_scale
 from leakgauge.defenses._jopeq.quantizer import scalar_lattice
-from leakgauge.defenses._ota.formulas import Channel, allocate, rayleigh_gains
+from leakgauge.defenses._ota import Channel, allocate, rayleigh_gains
 from leakgauge.defenses._privquant import choose
 from leakgauge.defenses.sqsgd import SqSGD
 from leakgauge.harness.cli.main import app

@@ -9,8 +9,8 @@ import torch
 from torch.nn.functional import linear
 
 from leakgauge import Key, rng
+from leakgauge.attacks._engine.closed_form import Unsolvable
 from leakgauge.attacks._engine.objective import received_gradients
-from leakgauge.attacks._solve.closed_form import Unsolvable
 from leakgauge.attacks.spear import Spear
 from leakgauge.attacks.spear import _find as find
 from leakgauge.attacks.spear import _FirstLayer as FirstLayer

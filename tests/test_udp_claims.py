@@ -6,7 +6,7 @@ import math
 import pytest
 from scipy import stats
 
-from leakgauge.defenses._udp.formulas import budget, claimed_epsilon
+from leakgauge.defenses._udp import budget, claimed_epsilon
 from leakgauge.defenses.udp import UDP
 from leakgauge.defenses.udp_crd import UDPCRD
 from leakgauge.defenses.udp_lei import UDPLei

@@ -11,7 +11,7 @@ from scipy import stats
 
 from leakgauge import Key, rng
 from leakgauge.defenses._common.clip import clip_l2
-from leakgauge.defenses._udp.formulas import (
+from leakgauge.defenses._udp import (
     Schedule,
     budget,
     discount,

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from leakgauge.attacks._engine.labels import ByLabels, LabelSource, check_source, labels_over_rounds
 from leakgauge.attacks._engine.matching import at_once
 from leakgauge.attacks._engine.objective import Explains, Kind, received_gradients
 from leakgauge.attacks._engine.prior import BOX, TV, ImagePrior, Prior, check_prior, prior_of
 from leakgauge.attacks._engine.reconstruct import Search, Start, match
 from leakgauge.attacks._engine.tables import Mixture
-from leakgauge.attacks._labels.infer import ByLabels, LabelSource, check_source, labels_over_rounds
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.contract import Observation, Reconstruction
 from leakgauge.harness.core.rng import Key

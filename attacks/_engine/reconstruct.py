@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, but not listed in __all__
 
+from leakgauge.attacks._engine.closed_form import RIDGE, Unsolvable, closed_form
 from leakgauge.attacks._engine.matching import Evaluation, Function, Latest, unpack
 from leakgauge.attacks._engine.objective import Explains, Objective, objective, update_per_gradient
 from leakgauge.attacks._engine.prior import Prior, mapped, near_center
@@ -22,7 +23,6 @@ from leakgauge.attacks._engine.tables import FirstLayer, Mixture, restore
 from leakgauge.attacks._search.direction import Direction
 from leakgauge.attacks._search.features import CLEAN, VEILED, Features
 from leakgauge.attacks._search.lbfgs import Minima, Stop, minimize
-from leakgauge.attacks._solve.closed_form import RIDGE, Unsolvable, closed_form
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Guess, Message, Observation, ObservedRound, Task
 from leakgauge.harness.core.rng import Key

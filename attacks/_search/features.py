@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from leakgauge.attacks._engine.closed_form import entrance
 from leakgauge.attacks._engine.matching import Evaluation
 from leakgauge.attacks._engine.prior import Believed, Prior
 from leakgauge.attacks._search.adam import Schedule, descend
 from leakgauge.attacks._search.lbfgs import Minima
-from leakgauge.attacks._solve.closed_form import entrance
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Task
 from leakgauge.harness.core.rng import Key

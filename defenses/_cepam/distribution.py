@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from leakgauge.defenses._cepam import wire as code
-from leakgauge.defenses._cepam.lrsuq import gaussian_radii, laplace_radii
+from leakgauge.defenses._cepam.wire import gaussian_radii, laplace_radii
 from leakgauge.harness.core.contract import Link
 from leakgauge.harness.core.distribution import DistributionError, MessageDistribution, Noise, Normal, Reading, numbers
 from leakgauge.harness.core.rng import Key, uniform

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from leakgauge.defenses._cepam import claim, wire
 from leakgauge.defenses._cepam.distribution import clipped, scaled
-from leakgauge.defenses._cepam.lrsuq import gaussian_radii
+from leakgauge.defenses._cepam.wire import gaussian_radii
 from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.defenses._common.misfit import ball_misfit
 from leakgauge.harness.core.checks import check_update, positive

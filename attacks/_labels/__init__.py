@@ -1,1 +1,0 @@
-"""Inference of labels from a gradient."""

@@ -1,1 +1,0 @@
-"""Reconstructions in closed form, layer by layer."""

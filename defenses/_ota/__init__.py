@@ -1,1 +1,0 @@
-"""Analog over-the-air aggregation: formulas and channel."""

@@ -1,1 +1,0 @@
-"""UDP: formulas and claim."""
