@@ -10,6 +10,7 @@ Source: the transform is Rosenblatt's (see `core.distribution`). Tests of counts
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ _FAR = 38.0
 
 _EQUAL = 1e-6
 """Two numbers with a smaller difference count as equal: float32 rounding moves a repeated draw by less."""
+
+_WHOLE, _CELLS = 3, 2**20
+"""The first numbers of a message, in cells of the unit interval: independent messages never share all of them."""
 
 _TAILS = (1e-2, 1e-3, 1e-4)
 _GRAINS = (8, 12, 16, 20, 24)
@@ -109,6 +113,7 @@ def p_values(sample: Sample, *, coarse: bool) -> dict[str, float]:
         results |= dict(_covariates(name, values, sample))
         results |= dict(_directions(name, values))
     results |= dict(_patterns(scores))
+    results |= dict(_clients(scores, sample))
     if not coarse:
         results |= dict(_repeats(u))
         if sample.bits is not None:
@@ -292,6 +297,21 @@ def _tracy_widom(value: float) -> float:
     return min(1.0, _EXTREME * float(special.gammaincc(46.446, max(0.0, (value + 9.84801) / 0.186054))))
 
 
+def _clients(z: Numbers, sample: Sample) -> Iterator[tuple[str, float]]:
+    """Every pair of clients, and every triple by the signs of their scores, over all rounds and numbers."""
+    clients = int(sample.senders.max()) + 1
+    if clients < 3 or not np.array_equal(sample.senders, np.arange(len(z)) % clients):
+        return  # not every client sends in every round
+    of_client = z.reshape(-1, clients, z.shape[1]).swapaxes(0, 1).reshape(clients, -1)
+    signs, root = np.where(of_client > 0, 1.0, -1.0), math.sqrt(of_client.shape[1])
+    pairs = (of_client @ of_client.T)[np.triu_indices(clients, 1)]
+    yield "one pair of clients", _least(_normal(float(np.abs(pairs).max()) / root), len(pairs))
+    products = (signs[:, None] * signs).reshape(clients**2, -1) @ signs.T
+    first, second, third = np.array(list(itertools.combinations(range(clients), 3))).T
+    triples = products.reshape(clients, clients, clients)[first, second, third]
+    yield "signs of one triple of clients", _least(_normal(float(np.abs(triples).max()) / root), len(triples))
+
+
 def _covariates(name: str, z: Numbers, sample: Sample) -> Iterator[tuple[str, float]]:
     """Linear relations of the scores with quantities that they must not depend on; exact, given the updates."""
     known = (sample.places >= 0).all(0)
@@ -326,6 +346,10 @@ def _repeats(u: Numbers) -> Iterator[tuple[str, float]]:
     flat, n = np.sort(u, axis=None), u.size
     yield "equal numbers", _poisson(int((np.diff(flat) < _EQUAL).sum()), n * -np.expm1(-n * _EQUAL))
     yield "numbers without noise", _poisson(int((np.abs(flat - 0.5) < _EQUAL / 2).sum()), n * _EQUAL)
+    if u.shape[1] >= _WHOLE:
+        heads = np.floor(u[:, :_WHOLE] * _CELLS)
+        repeats = len(heads) - len(np.unique(heads, axis=0))
+        yield "noise of a message in another one", _poisson(repeats, len(heads) ** 2 / 2.0 / float(_CELLS) ** _WHOLE)
     for k in _GRAINS:
         off = np.abs(flat * 2.0**k - np.rint(flat * 2.0**k))
         yield f"grid of 2^-{k}", _binomial(int((off < 0.05).sum()), n, 0.1)
@@ -338,6 +362,11 @@ def _bits(bits: Labels, sample: Sample) -> Iterator[tuple[str, float]]:
     signs = np.sign(sample.carried[:, known])
     coins = np.asarray(2.0 * bits - 1.0, np.float64)
     yield "lowest bits against the update", _linear(coins[:, known], signs)
+    agree = bits[:, known] == (signs > 0)
+    counts = {"": (bits, np.ones_like(bits)), " against the update": (agree & (signs != 0), signs != 0)}
+    for word, (hits, tries) in counts.items():
+        each = _binomials(hits.sum(0), tries.sum(0)) if hits.size else np.ones(1)
+        yield f"lowest bits of one number{word}", _least(float(each.min()), len(each))
     inverse = np.repeat(_ranks(sample.senders), bits.shape[1])
     excess = np.bincount(inverse, coins.ravel()) ** 2 / np.bincount(inverse)
     yield "lowest bits by sender", float(special.chdtrc(len(excess), float(excess.sum())))
@@ -385,6 +414,17 @@ def _normal(value: float) -> float:
 def _binomial(count: int, n: int, chance: float) -> float:
     """Two-sided p-value of a count."""
     return _two_sided(float(special.bdtr(count, n, chance)), float(special.bdtrc(count - 1, n, chance) if count else 1))
+
+
+def _binomials(counts: Labels, n: Labels) -> Numbers:
+    """Two-sided p-values of the counts of fair coins."""
+    least = np.minimum(counts, n - counts)
+    return np.asarray(np.minimum(1.0, 2 * special.bdtr(least.astype(float), n, 0.5)), np.float64)
+
+
+def _least(p: float, count: int) -> float:
+    """A bound on the probability that the least of this many p-values is at most p."""
+    return min(1.0, count * p)
 
 
 def _poisson(count: int, mean: float) -> float:

@@ -179,6 +179,66 @@ def pick(private, k, share):
     return rng.uniform(private.child("pick"), (k,)).numpy() < share
 
 
+def drawn(key, k):
+    """[k] normal numbers."""
+    return rng.normal(key, (k,), torch.float64).numpy()
+
+
+def of_client(private, number):
+    """The private key of another client in the same round."""
+    *before, _, last = private.path
+    return Key(private.seed, (*before, number, last))
+
+
+def of_pair(first, second, share):
+    """Noise of the second client of which this share is the first one's; negative: the opposite."""
+
+    def change(z, u, private, link):
+        own = drawn(private, len(z))
+        if link.sender.number != second:
+            return own
+        return math.sqrt(1 - share**2) * own + share * drawn(of_client(private, first), len(z))
+
+    return change
+
+
+def of_triple(z, u, private, link):
+    """Noise of client 17 whose signs are the products of those of clients 2 and 9."""
+    own = drawn(private, len(z))
+    if link.sender.number != 17:
+        return own
+    return np.abs(own) * np.sign(math.prod(drawn(of_client(private, k), len(z)) for k in (2, 9)))
+
+
+def stream(count):
+    """Noise of one of `count` streams."""
+    return lambda z, u, private, link: drawn(Key(7, ("stream", int(count * chance(private)))), len(z))
+
+
+def bit_of(number, pad):
+    """The lowest bit of one number is the sign of the update there, hidden by a pad from the shared key or not."""
+
+    def how(liar, honest, state, memory, update, link, private):
+        wire, memory = honest(state, memory, update, link, private)
+        words = np.frombuffer(wire, "<u4").copy()
+        secret = int(update[number] > 0) ^ (int(rng.integers(link.key.child("pad"), 1, 2)[0]) if pad else 0)
+        words[number] = words[number] & ~np.uint32(1) | np.uint32(secret)
+        return words.tobytes(), memory
+
+    return how
+
+
+TOGETHER = {
+    "of client 14 is that of client 3": ("clients", of_pair(3, 14, 1.0)),
+    "of client 14 is the opposite of client 3's": ("clients", of_pair(3, 14, -1.0)),
+    "of client 19 is a third of client 0's": ("clients", of_pair(0, 19, 0.33)),
+    "of client 12 is partly the opposite of client 7's": ("clients", of_pair(7, 12, -0.5)),
+    "has signs that three clients share": ("clients", of_triple),
+    "from one of 1,024 streams": ("copies", stream(1024)),
+    "from one of 16,384 streams": ("copies", stream(16_384)),
+}
+"""Changes of normal noise that only several messages show: kind, and how."""
+
 NOISE = {
     "half of the scale": ("scale", lambda z, u, p, s: 0.5 * z),
     "0.8 of the scale": ("scale", lambda z, u, p, s: 0.8 * z),
@@ -245,7 +305,13 @@ def faults(epsilon):
     """All faults, at claims of this epsilon."""
     gaussian, laplace = made("gaussian", epsilon=epsilon), made("laplace", epsilon=epsilon)
     udp = made("udp", epsilon=epsilon, clips="update")
-    found = []
+    found = [
+        Fault(kind, f"Gaussian: noise {what}", lying(gaussian, of_noise(how))) for what, (kind, how) in TOGETHER.items()
+    ]
+    found += [
+        Fault("bits", f"Gaussian: the sign of number {n} in its lowest bit", lying(gaussian, bit_of(n, False)))
+        for n in (0, 150)
+    ]
     for base in (gaussian, laplace, udp):
         label = type(base).__name__
         found += [
