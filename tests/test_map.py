@@ -217,7 +217,7 @@ def test_softened_layers_lead_to_the_active_units_behind_a_quantizer_and_dense_r
     x, task = smooth_images(24, side=8), ModelTask(build("mlp-small", (1, 8, 8), 10))
     seen = observation(SDQ(), x, task)
     after = MAP(evaluations=100).run(seen, Key(5)).guesses
-    monkeypatch.setattr(reconstruct, "STAGES", ())
+    monkeypatch.setattr(reconstruct, "_BENDS", ())
     before = MAP(evaluations=400).run(seen, Key(5)).guesses
     assert sum(a.evaluations for a in after) < 0.7 * sum(b.evaluations for b in before)
     ratios = errors(after, x) / errors(before, x)

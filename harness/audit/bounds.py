@@ -2,24 +2,34 @@
 
 An audit runs a mechanism many times on each of two inputs, 0 and 1, and scores every output. A score above a threshold
 is a guess of input 1. The bounds hold for a threshold that does not depend on the counted trials: fixed before any
-trial (0 for a log-likelihood ratio) or chosen on other trials (`split_threshold`). The best threshold on the counted
-trials gives no valid bound, so no function here selects it.
+trial (0 for a log-likelihood ratio) or chosen on other trials (`split_threshold`). `best_epsilon_lower` holds for all
+thresholds at once, so it may take the best one on the counted trials.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import optimize, special
+from scipy import optimize, signal, special, stats
 
 from leakgauge.harness.core.gaussian import check_delta, check_nonnegative, gaussian_epsilon
 from leakgauge.harness.core.stats import STRICT, Numbers, clopper_pearson
 
 _OF_COUNTS = 0.1
 """Share of the error probability given to counts; Gaussian scores, which mostly show more, get the rest."""
+
+_DENSE, _RATIO = 64, 0.02
+"""A band has an end for each of the first ranks, then for ranks in this ratio."""
+
+_LIKELY, _MORE = 0.15, 4.0
+"""The rate whose ends matter most for moderate epsilons, and by how much more level it gets."""
+
+_MOST, _STEPS = 10_000, 12
+"""The largest n whose local level is computed, by so many bisections; for others, errors of all ranks add up."""
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 _GRID = np.linspace(-12.0, 12.0, 25)  # in spreads: a normal number lies beyond with probability 4e-33
@@ -91,6 +101,78 @@ def epsilon_lower(counts: Counts, delta: float, confidence: float = 0.95) -> flo
     fpr, fnr = _upper_rates(counts, confidence)
     check_delta(delta)
     return max(0.0, float(_directions(np.array(fpr), np.array(fnr), delta)))
+
+
+def best_epsilon_lower(zero_scores: Numbers, one_scores: Numbers, delta: float, confidence: float = 0.95) -> float:
+    """A lower bound of the epsilon of any mechanism at `delta`, by the best threshold on these trials.
+
+    The bound of `epsilon_lower` with upper ends of both rates that hold at all thresholds at once: quantiles of Beta
+    distributions at local levels, which are as large as the confidence of the whole band allows. Scores of 0 and 1 are
+    decisions, which have one threshold.
+
+    Args:
+        zero_scores: [n] scores of independent trials with input 0; they may be infinite.
+        one_scores: [m] scores of such trials with input 1.
+
+    Guarantees:
+        Above the true epsilon with probability at most 1 - confidence, for any mechanism.
+
+    Raises:
+        ValueError: as `count`; delta outside [0, 1), confidence outside (0, 1).
+
+    Source: bands of equal local levels, Berk and Jones 1979; computed as in Moscovich and Nadler 2017.
+    """
+    zeros, ones = np.sort(_scores(zero_scores)), np.sort(_scores(one_scores))
+    check_delta(delta)
+    check_confidence(confidence)
+    thresholds = np.unique(np.concatenate([zeros, ones]))
+    if np.isin(thresholds, (0.0, 1.0)).all():
+        return epsilon_lower(count(zeros, ones, 0.5), delta, confidence)
+    false_positives = len(zeros) - np.searchsorted(zeros, thresholds, side="right")
+    misses = np.searchsorted(ones, thresholds, side="right")
+    fpr, fnr = (_band(len(side), (1 - confidence) / 2) for side in (zeros, ones))
+    return max(0.0, float(_directions(fpr[false_positives], fnr[misses], delta).max()))
+
+
+@functools.cache
+def _band(n: int, errors: float) -> Numbers:
+    """[n + 1] for each count of n trials, an upper end of the rate; any is too low with probability at most `errors`.
+
+    The ends have one local level, but for a factor that is largest at the rates of most use, around `_LIKELY`.
+    """
+    ranks = np.arange(1, n + 1)
+    if n > _DENSE:  # between these ranks, the end of the next one holds
+        steps = math.ceil(math.log(n / _DENSE) / _RATIO)
+        ranks = np.unique(np.append(ranks[:_DENSE], np.geomspace(_DENSE, n, steps).round()).astype(np.int64))
+    rates = special.logit(ranks / (n + 1)) - special.logit(_LIKELY)
+    weights = 1 + _MORE * np.exp(-np.square(rates))
+
+    def ends(level: float) -> Numbers:
+        each = special.betainccinv(ranks, n - ranks + 1, np.minimum(level * weights, 0.5))
+        return np.asarray(np.minimum.accumulate(each[::-1])[::-1], np.float64)
+
+    low, high = math.log(errors / float(weights.sum())), math.log(errors)
+    for _ in range(_STEPS if n <= _MOST else 0):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _crossing(n, ranks, ends(math.exp(middle))) <= errors else (low, middle)
+    reached = np.searchsorted(ranks, np.arange(1, n + 1))
+    return np.append(ends(math.exp(low))[reached], 1.0)
+
+
+def _crossing(n: int, ranks: npt.NDArray[np.int64], ends: Numbers) -> float:
+    """The probability that, for some rank j, the j-th smallest of n uniform numbers is above its end.
+
+    Counts up to the ends are those of a Poisson process of rate n with n points in all.
+    """
+    weights, before = np.zeros(n + 1), 0.0
+    weights[0] = 1.0
+    for rank, end in zip(ranks.tolist(), ends.tolist(), strict=True):
+        arriving = stats.poisson.pmf(np.arange(n + 1), n * (end - before))
+        weights = np.maximum(signal.fftconvolve(weights, arriving)[: n + 1], 0.0)
+        weights[:rank] = 0.0
+        before = end
+    rest = stats.poisson.pmf(n - np.arange(n + 1), n * (1 - before))
+    return 1 - float(weights @ rest) / float(stats.poisson.pmf(n, n))
 
 
 def mu_lower(counts: Counts, confidence: float = 0.95) -> float:

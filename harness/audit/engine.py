@@ -307,7 +307,7 @@ def inspect(
     | messages, or sums if it sees only these, were tested against a stated distribution | CONSISTENT |
     | no such distribution is stated; trials with two inputs alone cannot show that the code is right | INCONCLUSIVE |
     """
-    faults, at = list(keys.faults if keys else ()), f"at confidence {STRICT:g}, is above what is proved"
+    faults, at = [], f"at confidence {STRICT:g}, is above what is proved"
     if contradicts(claim, audit):
         faults.append(f"the audited bound, {audit.strict:.4g} {at}")
     for bound in assuming:
@@ -315,6 +315,7 @@ def inspect(
             faults.append(f"the bound that assumes {bound.assumes}, {bound.strict:.4g} per {bound.unit} {at}")
     if fit is not None and fit.rejects:
         faults.append(f"messages depart from their distribution: {', '.join(fit.rejects[:_SHOWN])}")
+    faults += keys.faults if keys else ()
     if faults:
         return Inspection(Code.CONTRADICTED, tuple(faults), "; ".join(faults))
     of_sums = defense is not None and type(defense).aggregate_distribution is not Defense.aggregate_distribution

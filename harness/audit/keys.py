@@ -330,7 +330,7 @@ class _Check:
                 p = stats.chisquare(np.histogram(inside, _BINS, (0, 1))[0]).pvalue if len(inside) > _BINS else 1.0
                 if p < LEVEL:
                     size = federation.setting.layout.sizes[tensor]
-                    self.faults.setdefault(f"the noise of a tensor of {size} numbers is not as stated (p = {p:.0e})")
+                    self.faults.setdefault(f"the noise of a tensor of {size} numbers is not as stated (p < {LEVEL:g})")
                     break
         if sent[1].continuous:
             ordered = np.sort(np.abs(sent[1].reading().uniforms - 0.5))
@@ -380,7 +380,7 @@ class _Check:
     def count(self, p: float, words: str) -> None:
         """Note a fault of messages with the same shared key, if this p-value is too small for chance."""
         if p < LEVEL:
-            self.faults.setdefault(f"with the same shared key and another private key, {words} (p = {p:.0e})")
+            self.faults.setdefault(f"with the same shared key and another private key, {words} (p < {LEVEL:g})")
 
 
 def _dense(key: Key, dim: int) -> Tensor:

@@ -56,7 +56,7 @@ def claim(
 
 
 def audit(
-    defense: cli.DefenseArgument,
+    defense: Annotated[str | None, typer.Argument(help=cli.DEFENSE_HELP, metavar="DEFENSE")] = None,
     set_: cli.SetOption = None,
     by: Annotated[
         str, typer.Option(help="trials; messages (of a training); one-run (canary clients); cosine (only an estimate).")
@@ -74,10 +74,26 @@ def audit(
         str | None, typer.Option(help="Where clients train and likelihoods are computed: cpu (the default) or cuda.")
     ] = None,
     setting: cli.SettingOption = None,
+    scores: Annotated[
+        Path | None,
+        typer.Option(help="Instead of a defense: a CSV or npz file with your canaries' scores; columns score and in."),
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="Delta of the bound from --scores; default: 1e-5.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of every random draw.")] = 0,
     as_json: cli.JsonOption = False,
 ) -> None:
     """Audit a defense: show a measured lower bound of epsilon beside the claimed and the proved epsilon."""
+    given = set_, rounds, trials, budget, threat, device, setting
+    if (defense is None) == (scores is None):
+        raise typer.BadParameter("expected either a defense or --scores FILE")
+    if scores is not None:
+        if by != "trials" or any(value is not None for value in given):
+            raise typer.BadParameter("--scores has no federation: it takes --delta, --confidence and --json only")
+        _print_scores(scores, 1e-5 if delta is None else delta, confidence or 0.95, as_json)
+        return
+    if delta is not None:
+        raise typer.BadParameter("--delta is for --scores; the delta of a defense is that of its claim")
+    assert defense is not None
     from leakgauge.harness.audit.claims import assignments
     from leakgauge.harness.audit.standalone import audit as audited
 
@@ -98,6 +114,18 @@ def audit(
             seed=seed,
         )
     _print(found.record, as_json)
+
+
+def _print_scores(path: Path, delta: float, confidence: float, as_json: bool) -> None:
+    from leakgauge.harness.audit.scores import audit_scores, lines_of
+    from leakgauge.harness.core.stored import VERSION, to_data
+
+    with cli.user_errors():
+        record = audit_scores(path, delta, confidence)
+    if as_json:
+        cli.print_json({"version": VERSION, "audited": to_data(record)})
+    else:
+        say(*lines_of(record, path))
 
 
 def _print(record: DefenseRecord, as_json: bool) -> None:

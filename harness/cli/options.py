@@ -22,7 +22,8 @@ an error; an internal error (EX_SOFTWARE of sysexits.h); interrupted; the reader
 
 StudyArgument = Annotated[str, typer.Argument(help="A TOML file, or the name of a shipped study.")]
 FolderArgument = Annotated[Path, typer.Argument(help="Folder of results that 'leakgauge run' wrote.")]
-DefenseArgument = Annotated[str, typer.Argument(help="Name of a defense, or two names joined as in laplace+sdq.")]
+DEFENSE_HELP = "Name of a defense, or two names joined as in laplace+sdq."
+DefenseArgument = Annotated[str, typer.Argument(help=DEFENSE_HELP)]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="A parameter of the defense, as key=value; repeatable.")
 ]
