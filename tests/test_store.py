@@ -46,7 +46,7 @@ def test_a_truncated_file_counts_as_missing(name, end, tmp_path):
     store.write_result(RESULT, ARRAYS, 1.0)
     path = store.cell(CELL.id) / name
     path.write_bytes(path.read_bytes()[:end])
-    assert (store.read_result if name == "result.json" else store.pictures)(CELL.id) is None
+    assert (store.examine(store.cell(CELL.id)).value if name == "result.json" else store.pictures(CELL.id)) is None
 
 
 def test_a_result_removes_an_earlier_failure(tmp_path):
