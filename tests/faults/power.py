@@ -21,7 +21,7 @@ from tests.faults.library import MISSED, STEPS, faults
 HEAD = """# What the audit sees
 
 This page is made by `python -m tests.faults.power`. Each row is a defense that lies: its claim and its stated
-distribution are those of a shipped defense, and its code breaks them in one way (`tests/faults/library.py`). the
+distribution are those of a shipped defense, and its code breaks them in one way (`tests/faults/library.py`). The
 goodness-of-fit test (`harness/audit/goodness_of_fit.py`) reads a few hundred to a few thousand messages. "seen by" is
 the test with the smallest p-value. Seconds are processor seconds of one core; they vary with the machine.
 
