@@ -220,8 +220,8 @@ def test_studies_share_the_audits_of_shipped_defenses_and_no_byte_of_a_result_te
     assert not run_study(resolve(TABLE), first, workers=0).failures
     kept = {path: json.loads(path.read_bytes())["asked"] for path in folder.rglob("*.json")}
     assert {asked["defense"]["name"] for asked in kept.values()} == {"laplace"}, "none of somebody's module"
-    # four clients or five: one audit of one defense
-    assert sum(asked["kind"] == "AuditRecord" for asked in kept.values()) == 1
+    # four clients or five: the audits look at both sizes
+    assert sum(asked["kind"] == "AuditRecord" for asked in kept.values()) == 2
     monkeypatch.setattr("leakgauge.harness.study.training.audit_for_study", lambda spec, *_: counted(spec, _))
     assert not run_study(resolve(TABLE), second, workers=0).failures
     monkeypatch.undo()

@@ -1,5 +1,6 @@
 """The key check: honest code has no finding, and every class of hidden dependence has one."""
 
+import dataclasses
 import functools
 import hashlib
 import math
@@ -11,8 +12,10 @@ import torch
 
 from leakgauge import Key, rng
 from leakgauge.harness.audit.keys import check_keys
+from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation import registry
 from tests.audit_case import setting_of
+from tests.by_rows import by_rows
 from tests.faults.library import chance, keyed, lying, made, noiseless, of_noise, only
 
 NAMES = [
@@ -243,3 +246,35 @@ def test_noise_of_a_sum_that_shrinks_when_clients_drop_out_is_found():
 
     assert not check_keys(made("dp-fedavg"), LIKE, Key(3)).faults
     assert check_keys(lying(made("dp-fedavg"), shrunk, "average"), LIKE, Key(3)).faults
+
+
+def test_a_record_states_the_range_that_was_looked_at():
+    record = check_keys(made("gaussian"), LIKE, Key(0))
+    assert (record.dims, record.clients) == ((200, 101_770), (3, 400))
+    assert (record.samples, record.rounds) == ((1, 5000), (0, 25))
+
+
+def studied(**changes):
+    """The federation of a study."""
+    layout = Layout(("first", "second"), ((300, 70), (70,)))
+    return dataclasses.replace(setting_of(36), **{"layout": layout, "clients": 900, "participants": 900} | changes)
+
+
+@by_rows(
+    ("no noise in 21,000 numbers", without(lambda k, u, link: beyond(20_000)(k, u, link) & (k < 30_000))),
+    (
+        "half of the noise with 900 clients",
+        without(lambda k, u, link: np.arange(k) % 2 > (link.setting.clients != 900)),
+    ),
+    ("no noise with 7,777 records", only(lambda u, link, p, n: link.sender.samples == 7777, noiseless)),
+    ("no noise after round 70", only(lambda u, link, p, n: n > 70, noiseless)),
+)
+def test_a_fault_at_the_size_of_a_study_alone_is_found_there(name, fault):
+    liar = lying(base("gaussian", 8.0), fault)
+    study = studied(samples=7777, rounds=100)
+    assert not check_keys(liar, LIKE, Key(3)).faults
+    record = check_keys(liar, LIKE, Key(3), study)
+    assert record.faults, name
+    assert record.clients[1] == 900
+    assert record.rounds == (0, 99)
+    assert not check_keys(base("gaussian", 8.0), LIKE, Key(3), study).faults

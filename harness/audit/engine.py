@@ -51,6 +51,9 @@ _FAR_APART = 12.0
 _SHOWN = 3
 """The most departures from a distribution that a sentence names."""
 
+_MISSED = 0.01
+"""The probability that no tested message is of a kind whose rate an audit states."""
+
 _TARGET = 0.9
 """Share of the proved epsilon that must be shown for trials to be enough."""
 
@@ -326,8 +329,19 @@ def inspect(
     power = f"; {fit.detects:.1%} less noise would show" if fit.detects else ""
     numbers = f"{fit.numbers} numbers of {fit.messages} messages follow their distribution{power}"
     exact = f"{fit.messages} messages are as stated, without any randomness"
-    looked = f"; {keys.messages} messages with chosen keys depend on nothing else" if keys else ""
-    return Inspection(Code.CONSISTENT, (), (numbers if fit.numbers else exact) + looked)
+    return Inspection(Code.CONSISTENT, (), (numbers if fit.numbers else exact) + (_looked(keys, fit) if keys else ""))
+
+
+def _looked(keys: KeyRecord, fit: FitRecord) -> str:
+    """What the key check looked at, and how rare a fault may be that the messages of the goodness-of-fit test hold."""
+    sizes = {"d": keys.dims, "clients": keys.clients, "records": keys.samples, "rounds": keys.rounds}
+    ends = {name: f"{low} to {high}" if low < high else str(low) for name, (low, high) in sizes.items()}
+    words = ", ".join(f"{name} {text}" for name, text in ends.items())
+    rate = fit.messages / -math.log(_MISSED)
+    return (
+        f"; {keys.messages} messages with chosen keys depend on nothing else ({words}); "
+        f"{fit.messages} messages hold a fault of 1 in {rate:.0f} with probability {1 - _MISSED:g}"
+    )
 
 
 def _reach(claim: Claim, audit: AuditResult) -> str:

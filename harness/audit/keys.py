@@ -55,6 +55,9 @@ _WATCHED = (0, 1, _ROUNDS - 1)
 _PROBED = (0, 14, 38)
 """The clients that send in all rounds, and whose messages are changed one thing at a time."""
 
+_LONGEST = 200
+"""The largest number of rounds of a study that are looked at."""
+
 _SIZES, _FEDERATIONS = (1, 201, 5000), (3, 400)
 """Other numbers of a client's records, and of the federation's clients."""
 
@@ -71,24 +74,26 @@ _BINS, _REPEATED, _EQUAL = 50, 0.05, 1e-9
 """Bins for the numbers of a large tensor, the share of them that may be there twice, and their distance if they are."""
 
 
-def check_keys(defense: Defense[Any, Any], like: Setting, key: Key) -> KeyRecord:
+def check_keys(defense: Defense[Any, Any], like: Setting, key: Key, study: Setting | None = None) -> KeyRecord:
     """Look for what a message depends on and must not.
 
     Args:
         like: the federation whose local training the defense sees, and whose tensors if it refuses small ones.
+        study: a federation whose tensors, clients, records and rounds, up to `_LONGEST`, are looked at, too.
 
     Guarantees:
         The same arguments give the same record.
         Code that follows its stated distribution has a finding with probability below 1e-9.
     """
-    check = _Check(defense, like, key)
+    check = _Check(defense, like, key, study)
     for part in (check.follow, check.resize, check.drop_out, check.enlarge):
         try:
             part()
         except (DistributionError, MessageError) as error:
             check.faults.setdefault(f"a message is impossible: {error}")
     check.compare()
-    return KeyRecord(tuple(check.faults), check.messages)
+    ranges = ((min(values), max(values)) for values in zip(*check.sizes, strict=True))
+    return KeyRecord(tuple(check.faults), len(check.sizes), *ranges)
 
 
 class _Cause(NamedTuple):
@@ -129,17 +134,17 @@ class _Sent(NamedTuple):
 class _Check:
     """The messages that were looked at so far, and the faults in them, each once."""
 
-    def __init__(self, defense: Defense[Any, Any], like: Setting, key: Key) -> None:
-        self.defense, self.like, self.key = defense, like, key
+    def __init__(self, defense: Defense[Any, Any], like: Setting, key: Key, study: Setting | None) -> None:
+        self.defense, self.like, self.key, self.study = defense, like, key, study
         self.clip = float(getattr(defense, "clip", 1.0))
-        self.layout = _SMALL
+        self.layout, rounds = _SMALL, max(_ROUNDS, min(study.rounds, _LONGEST) if study else 0)
         try:
-            self.federation = self.of(_SMALL, _CLIENTS, _ROUNDS)
+            self.federation = self.of(_SMALL, _CLIENTS, rounds)
         except ValueError:
             self.layout = like.layout
-            self.federation = self.of(self.layout, _CLIENTS, _ROUNDS)
+            self.federation = self.of(self.layout, _CLIENTS, rounds)
         self.faults: dict[str, None] = {}
-        self.messages = 0
+        self.sizes: list[tuple[int, int, int, int]] = []
         self.constants: set[Key] | None = None
         self.repeated: list[tuple[_Sent, bytes]] = []
 
@@ -158,7 +163,8 @@ class _Check:
         wire = (exchange.sent if self.defense.superposes else exchange.received)[0]
         link = exchange.links.each()[0]
         stated = self.defense.message_distribution(round_.state, cause.memory, cause.update, link)
-        self.messages += 1
+        setting = round_.setting
+        self.sizes.append((setting.dim, setting.clients, cause.sender.samples, cause.number))
         return _Sent(wire, exchange.memories[0], stated)
 
     def cause(self, number: int, client: int, memory: Any, federation: Federation | None = None) -> _Cause:
@@ -238,7 +244,7 @@ class _Check:
         sparse = torch.zeros_like(direction)
         sparse[::17] = direction[::17]
         yield "a sparse update", cause._replace(update=sparse * (0.5 * self.clip / sparse.norm()))
-        for samples in _SIZES:
+        for samples in (*_SIZES, *([self.study.samples] if self.study else [])):
             words = f"{samples} records of the client"
             yield words, cause._replace(sender=cause.sender._replace(samples=samples))
         if cause.memory is not None:
@@ -278,7 +284,7 @@ class _Check:
         message = self.send(cause)
         if not message.continuous:
             return
-        for clients in _FEDERATIONS:
+        for clients in (*_FEDERATIONS, *([self.study.clients] if self.study else [])):
             try:
                 resized = self.send(cause, self.of(self.layout, clients, 1))
             except (DistributionError, MessageError):
@@ -305,14 +311,19 @@ class _Check:
                 return
             mean = federation.round().decode(exchange, key.child("server"))
             sent.append(_Sent(mean.numpy().astype("<f4").tobytes(), None, stated))
-            self.messages += count
+            self.sizes += [(federation.setting.dim, count, _SAMPLES, 0)] * count
         if sent[0].continuous:
             self.match(sent[0].reading(), sent[1], "clients that drop out", 0)
 
     def enlarge(self) -> None:
-        """The noise of each tensor of a large model, if the defense takes so many numbers."""
+        """Messages of a large model, and of the study's model."""
+        for layout in (_LARGE, *([self.study.layout] if self.study else [])):
+            self.examine(layout)
+
+    def examine(self, layout: Layout) -> None:
+        """The noise of each tensor, if the defense takes so many numbers."""
         try:
-            federation = self.of(_LARGE, 4, 2)
+            federation = self.of(layout, 4, 2)
             cause = self.cause(0, 1, self.defense.remember(federation.setting), federation)
             sent = [self.send(cause._replace(update=cause.update * times), federation) for times in (4.0, 0.0)]
         except (DistributionError, MessageError):

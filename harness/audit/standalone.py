@@ -168,7 +168,7 @@ def audit_for_study(spec: PartSpec, study: Setting, trials: int, key: Key, devic
     Args:
         study: the study's federation. The audit uses its local training: what is sent, the learning rate, the
             momentum, at most `MOST_STEPS` steps, the share of records in a batch. It covers one round if the defense
-            promises one round, else at most `MOST_ROUNDS`.
+            promises one round, else at most `MOST_ROUNDS`. The key check also looks at the study's own size.
         trials: the number of counted trials with each of the two inputs.
         device: where clients train and likelihoods are computed.
 
@@ -184,7 +184,7 @@ def audit_for_study(spec: PartSpec, study: Setting, trials: int, key: Key, devic
     mechanisms = [Mechanism(deployment, threat, device) for threat in engine.adversaries(claim)]
     mechanism = engine.most_telling(mechanisms, claim, trials, CONFIDENCE, key)
     result = engine.audit_mechanism(mechanism, claim, trials, CONFIDENCE, key)
-    keys = check_keys(deployment.defense, deployment.setting, key.child("keys"))
+    keys = check_keys(deployment.defense, deployment.setting, key.child("keys"), study)
     fit = check_fit(deployment.defense, deployment.setting, key.child("law"))
     assuming = _assumed(mechanism, claim, fit, trials, CONFIDENCE, key)
     return _audit_record(deployment, claim, record_claim(claim), result, fit, assuming, keys)
@@ -235,8 +235,13 @@ def _audit_record(
     )
 
 
+def sizes(study: Setting) -> list[Any]:
+    """What an audit looks at besides `audited_part`; equal results of both mean equal audits."""
+    return [study.layout.shapes, study.clients, study.samples, study.rounds]
+
+
 def audited_part(spec: PartSpec, study: Setting) -> tuple[dict[str, Scalar], int]:
-    """The local training and the rounds that an audit takes from a study; equal results mean equal audits."""
+    """The local training and the rounds that the small federation takes from a study."""
     share = min(1.0, study.batch / study.samples)
     training: dict[str, Scalar] = {
         "sends": study.sends,

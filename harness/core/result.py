@@ -198,10 +198,16 @@ class KeyRecord:
     Attributes:
         faults: one sentence each; empty: none was found.
         messages: the number of messages that were looked at.
+        dims, clients, samples, rounds: the least and the largest number of coordinates, clients of a federation,
+            records of a client, and the first and the last round, among these messages.
     """
 
     faults: tuple[str, ...]
     messages: int
+    dims: tuple[int, int]
+    clients: tuple[int, int]
+    samples: tuple[int, int]
+    rounds: tuple[int, int]
 
 
 @dataclass(frozen=True)

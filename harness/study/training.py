@@ -23,7 +23,7 @@ import torch
 from pydantic import TypeAdapter
 
 from leakgauge.harness.audit.claims import claim_to_data, record_claim
-from leakgauge.harness.audit.standalone import audit_for_study, audited_part
+from leakgauge.harness.audit.standalone import audit_for_study, audited_part, sizes
 from leakgauge.harness.core.cell import Cell, PartSpec, TrainingSpec
 from leakgauge.harness.core.contract import Defense, claim_of
 from leakgauge.harness.core.result import AuditRecord, ClaimRecord, Execution, TrainingRecord, ViolationRecord
@@ -172,6 +172,7 @@ def _audit(ready: Prepared, spec: TrainingSpec, device: str) -> tuple[AuditRecor
     try:
         training, rounds = audited_part(spec.defense, ready.setting)
         question = {"training": training, "rounds": rounds, "trials": spec.audit, "key": repr(asked[3])}
+        question["sizes"] = sizes(ready.setting)
         if device != "cpu":  # the last digits depend on the card
             return audit_for_study(*asked, device), ""
         return known(AuditRecord, spec.defense, question, partial(audit_for_study, *asked)), ""
