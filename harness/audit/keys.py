@@ -204,6 +204,9 @@ class _Check:
             self.constants = foreign
         for key in sorted(foreign - self.constants, key=str)[:1]:
             self.faults.setdefault(f"it draws from a key of no message or of another one, {key.path}")
+        randomized = self.defense.randomized and message.noisy and not self.defense.superposes
+        if randomized and not any(_descends(key, cause.private) for key in drawn):
+            self.faults.setdefault("its noise is stated, and nothing is drawn from the private key")
 
     def repeat(self, cause: _Cause, message: _Sent) -> None:
         """The same keys once more, then another private key; of few clients, everything else."""
