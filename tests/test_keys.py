@@ -260,6 +260,7 @@ def studied(**changes):
     return dataclasses.replace(setting_of(36), **{"layout": layout, "clients": 900, "participants": 900} | changes)
 
 
+@pytest.mark.matrix
 @by_rows(
     ("no noise in 21,000 numbers", without(lambda k, u, link: beyond(20_000)(k, u, link) & (k < 30_000))),
     (

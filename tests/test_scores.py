@@ -50,6 +50,7 @@ CASES = [
 of this test's repetitions)."""
 
 
+@pytest.mark.matrix
 @by_rows(*CASES)
 def test_the_mean_bound_is_at_least_that_of_the_field(scores, truth, n, delta, least):
     draw = np.random.default_rng(1)
@@ -66,6 +67,7 @@ def test_the_bound_is_above_the_truth_in_at_most_one_of_twenty(scores, truth, n,
     assert stats.binom.sf(above - 1, 1000, 0.05) > 1e-3
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("n", [1, 2, 30, 300])
 def test_a_band_covers_all_rates_at_once(n):
     draw, errors, band = np.random.default_rng(3), 0.05, _band(n, 0.05)
