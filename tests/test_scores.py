@@ -39,32 +39,28 @@ def asymmetric(draw, n):
 
 
 CASES = [
-    (gaussian(1.0), gaussian_epsilon(1.0, 1e-5), 500, 1e-5, 1.03),
-    (gaussian(2.0), gaussian_epsilon(2.0, 1e-5), 500, 1e-5, 2.50),
-    (gaussian(2.0), gaussian_epsilon(2.0, 1e-5), 5000, 1e-5, 3.74),
-    (laplace(1.0), 1.0, 500, 0.0, 0.67),
-    (laplace(3.0), 3.0, 500, 0.0, 2.24),
-    (response(2.0), 2.0, 500, 0.0, 1.74),
+    (gaussian(1.0), gaussian_epsilon(1.0, 1e-5), 500, 1e-5, 1.03, 1.05),
+    (gaussian(2.0), gaussian_epsilon(2.0, 1e-5), 500, 1e-5, 2.51, 2.54),
+    (gaussian(2.0), gaussian_epsilon(2.0, 1e-5), 5000, 1e-5, 3.78, 3.84),
+    (laplace(1.0), 1.0, 500, 0.0, 0.67, 0.67),
+    (laplace(3.0), 3.0, 500, 0.0, 2.25, 2.30),
+    (response(2.0), 2.0, 500, 0.0, 1.68, 1.78),
+    (gaussian(0.0), 0.0, 300, 0.0, 0.0, 0.0),
+    (laplace(0.2), 0.2, 100, 0.0, 0.0, 0.0),
 ]
-"""Scores, the true epsilon, the trials a side, delta, and the least mean bound (jax_privacy's, less two standard errors
-of this test's repetitions)."""
-
-
-@pytest.mark.matrix
-@by_rows(*CASES)
-def test_the_mean_bound_is_at_least_that_of_the_field(scores, truth, n, delta, least):
-    draw = np.random.default_rng(1)
-    bounds = [best_epsilon_lower(*scores(draw, n), delta) for _ in range(60)]
-    assert np.mean(bounds) >= least
-    assert np.mean(np.array(bounds) > truth) <= 0.1
+"""Scores, the true epsilon, the trials a side, delta, jax_privacy's mean bound, and ours in docs/claims.md."""
 
 
 @pytest.mark.slow
-@by_rows(*CASES, (gaussian(0.0), 0.0, 300, 0.0, 0.0), (laplace(0.2), 0.2, 100, 0.0, 0.0))
-def test_the_bound_is_above_the_truth_in_at_most_one_of_twenty(scores, truth, n, delta, least):
-    draw = np.random.default_rng(2)
-    above = sum(best_epsilon_lower(*scores(draw, n), delta) > truth for _ in range(1000))
-    assert stats.binom.sf(above - 1, 1000, 0.05) > 1e-3
+@by_rows(*CASES)
+def test_the_mean_bound_is_at_least_the_fields_and_above_the_truth_in_one_of_twenty(
+    scores, truth, n, delta, least, printed
+):
+    draw = np.random.default_rng(1)
+    bounds = np.array([best_epsilon_lower(*scores(draw, n), delta) for _ in range(1000)])
+    assert bounds.mean() >= least
+    assert bounds.mean() == pytest.approx(printed, abs=0.006)
+    assert stats.binom.sf((bounds > truth).sum() - 1, 1000, 0.05) > 1e-3
 
 
 @pytest.mark.matrix
@@ -128,7 +124,8 @@ def test_the_command_reads_csv_and_npz_alike(tmp_path):
     ("score,in\n1,1\nx,0\n", "line 3 has 'x' as \"score\""),
     ("score,in\n1,1\n2\n", 'line 3 has None as "in"'),
     ("score,in\nnan,1\n2,0\n", "row 1 has a score that is not a number"),
-    (b"PK\x03\x04", "cannot be read"),
+    (b"PK\x03\x04", "BadZipFile"),
+    ('score,in\n1,"' + 140_000 * "1" + '"\n', "field larger than field limit"),
     (b"\xff\xfe", "UTF-16"),
 )
 def test_a_wrong_file_is_refused_in_one_line(text, match, tmp_path):

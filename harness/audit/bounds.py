@@ -25,7 +25,7 @@ _OF_COUNTS = 0.1
 _DENSE, _RATIO = 64, 0.02
 """A band has an end for each of the first ranks, then for ranks in this ratio."""
 
-_LIKELY, _MORE = 0.15, 4.0
+_LIKELY, _MORE = 0.15, 2.0
 """The rate whose ends matter most for moderate epsilons, and by how much more level it gets."""
 
 _MOST, _STEPS = 10_000, 12

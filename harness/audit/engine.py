@@ -339,7 +339,7 @@ def _looked(keys: KeyRecord, fit: FitRecord) -> str:
     words = ", ".join(f"{name} {text}" for name, text in ends.items())
     rate = fit.messages / -math.log(_MISSED)
     return (
-        f"; {keys.messages} messages with chosen keys depend on nothing else ({words}); "
+        f"; the key check found nothing in {keys.messages} messages ({words}); "
         f"{fit.messages} messages hold a fault of 1 in {rate:.0f} with probability {1 - _MISSED:g}"
     )
 

@@ -14,14 +14,16 @@ in a few messages, without statistics:
 | fewer clients, the same key of the server: the same noise of the mean | noise that shrinks when clients drop out |
 | 100,000 coordinates: uniform in each tensor, no number twice | large tensors without noise, repeated buffers |
 
-A check is made where the stated distribution implies it. Discrete messages have no noise that could be compared, so
-only their agreement with a repeated message is counted (`MessageDistribution.agreement`), and randomness from the
-shared key agrees by design.
+A check is made where the stated distribution implies it. Discrete messages have no noise that could be compared: their
+agreement with a repeated message is counted if its probability is known (`MessageDistribution.agreement`). Randomness
+from the shared key agrees by design.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,7 +109,8 @@ class _Cause(NamedTuple):
     shared: Key
 
 
-class _Sent(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Sent:
     """A message, the client's memory after it, and its stated distribution."""
 
     wire: bytes
@@ -119,16 +122,21 @@ class _Sent(NamedTuple):
         assert self.stated is not None
         return self.stated.read(self.wire if wire is None else wire, Key(auditor, ("auditor",)))
 
+    @cached_property
+    def read(self) -> Reading:
+        """The message as uniform numbers."""
+        return self.reading()
+
     @property
     def noisy(self) -> bool:
         """Whether its private randomness is stated."""
         stated = self.stated
-        return stated is not None and not stated.from_shared and not stated.noiseless and len(self.reading().places) > 0
+        return stated is not None and not stated.from_shared and not stated.noiseless and len(self.read.places) > 0
 
     @property
     def continuous(self) -> bool:
         """Whether it holds floats with noise, and no part of the noise follows from the update."""
-        return self.noisy and self.stated is not None and self.reading().bits is not None and not self.stated.redraws
+        return self.noisy and self.stated is not None and self.read.bits is not None and not self.stated.redraws
 
 
 class _Check:
@@ -221,7 +229,7 @@ class _Check:
 
     def probe(self, cause: _Cause, message: _Sent) -> None:
         """The noise with the same keys, if one other thing changes."""
-        if message.stated is None or message.stated.noiseless or not message.reading().uniforms.size:
+        if message.stated is None or message.stated.noiseless or not message.read.uniforms.size:
             return
         tiny = cause.update.clone()
         at = [0, len(tiny) // 2, -1]
@@ -233,7 +241,7 @@ class _Check:
             self.faults.setdefault("signs of entries of 1e-20 clips change the message")
         if not message.continuous:
             return
-        fixed = message.reading()
+        fixed = message.read
         for words, changed in self.changes(cause):
             self.match(fixed, self.send(changed), words, cause.number)
 
@@ -262,7 +270,7 @@ class _Check:
         """Every flipped byte must change the reading, or be refused; a sample of the bytes of a long message."""
         if message.stated is None or self.defense.analog:
             return  # the channel's own noise hides what an encoder could put into the lowest bits
-        wire, known = message.wire, message.reading()
+        wire, known = message.wire, message.read
         size = len(wire)
         between = rng.subset(self.key.child("bytes"), size, min(size, _FLIPPED)).tolist()
         places = sorted({*range(min(size, _FLIPPED)), *range(max(0, size - _FLIPPED), size), *between})
@@ -294,7 +302,7 @@ class _Check:
                 raise
             except ValueError:
                 continue  # the defense refuses a federation of this size
-            self.match(message.reading(), resized, f"{clients} clients", 0)
+            self.match(message.read, resized, f"{clients} clients", 0)
 
     def drop_out(self) -> None:
         """The noise that the server adds, with all clients and with fewer."""
@@ -316,7 +324,7 @@ class _Check:
             sent.append(_Sent(mean.numpy().astype("<f4").tobytes(), None, stated))
             self.sizes += [(federation.setting.dim, count, _SAMPLES, 0)] * count
         if sent[0].continuous:
-            self.match(sent[0].reading(), sent[1], "clients that drop out", 0)
+            self.match(sent[0].read, sent[1], "clients that drop out", 0)
 
     def enlarge(self) -> None:
         """Messages of a large model, and of the study's model."""
@@ -337,7 +345,7 @@ class _Check:
         if sent[0].stated is None or sent[0].stated.quadratic or not sent[0].noisy:
             return
         for message in sent[: 1 + sent[0].continuous]:
-            reading = message.reading()
+            reading = message.read
             tensors = np.searchsorted(ends, reading.places, side="right")
             for tensor in range(len(ends)):
                 inside = reading.uniforms[(tensors == tensor) & (reading.places >= 0)]
@@ -347,7 +355,7 @@ class _Check:
                     self.faults.setdefault(f"the noise of a tensor of {size} numbers is not as stated (p < {LEVEL:g})")
                     break
         if sent[1].continuous:
-            ordered = np.sort(np.abs(sent[1].reading().uniforms - 0.5))
+            ordered = np.sort(np.abs(sent[1].read.uniforms - 0.5))
             twice = float(np.mean(np.diff(ordered) < _EQUAL))
             if twice > _REPEATED:
                 self.faults.setdefault(f"{twice:.0%} of the noise in a large message is there twice")
@@ -412,7 +420,7 @@ def _moved(fixed: Reading, message: _Sent) -> float:
 
     If the update decides which coordinates are sent, their noise may belong to the number or to the coordinate.
     """
-    reading = message.reading()
+    reading = message.read
     if len(reading.uniforms) != len(fixed.uniforms):
         return float("inf")
     count = len(reading.uniforms)

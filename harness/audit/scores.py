@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from leakgauge.harness.audit.bounds import best_epsilon_lower
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.files import content, text
 from leakgauge.harness.core.stats import Numbers
+from leakgauge.harness.data import check_unpacked, reading
 
 NAMES = ("score", "in")
 """The columns of a CSV file, or the arrays of an npz file."""
@@ -49,25 +51,20 @@ def audit_scores(path: Path, delta: float, confidence: float) -> ScoresRecord:
             nor 1, or trials of one side only; delta outside [0, 1), or confidence outside (0, 1).
     """
     try:
-        scores, inside = _read(path)
-        wrong = sorted({*inside.tolist()} - {0.0, 1.0})
-        if wrong:
-            raise ValueError(f'"in" has {wrong[0]:g}, expected 1 (the canary was in) or 0 (it was out)')
-        if not (inside == 1).any() or not (inside == 0).any():
-            raise ValueError(f"all {len(inside)} scores have in = {int(inside[0])}, expected some of 0 and of 1")
+        data = content(path)
+        with reading(path):
+            scores, inside = _columns(data)
         outs, ins = scores[inside == 0], scores[inside == 1]
-        apart = best_epsilon_lower(np.zeros(len(outs)), np.full(len(ins), 0.5), delta, confidence)
-        return ScoresRecord(
-            best_epsilon_lower(outs, ins, delta, confidence), delta, confidence, apart, len(ins), len(outs)
-        )
+        bound = best_epsilon_lower(outs, ins, delta, confidence)
+        most = best_epsilon_lower(np.zeros(len(outs)), np.full(len(ins), 0.5), delta, confidence)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise StudyError(str(path), [reason]) from error
+        raise StudyError(str(path), [reason.removeprefix(f"cannot read {path}: ")]) from error
+    return ScoresRecord(bound, delta, confidence, most, len(ins), len(outs))
 
 
-def _read(path: Path) -> tuple[Numbers, Numbers]:
+def _columns(data: bytes) -> tuple[Numbers, Numbers]:
     """[n] scores and [n] sides of a file, as float64."""
-    data = content(path)
     columns = _arrays(data) if data.startswith(b"PK") else _table(text(data))
     shapes = [np.shape(column) for column in columns]
     if len(shapes[0]) != 1 or shapes[0] != shapes[1] or not shapes[0][0]:
@@ -75,26 +72,29 @@ def _read(path: Path) -> tuple[Numbers, Numbers]:
     scores, inside = (np.asarray(column, np.float64) for column in columns)
     if np.isnan(scores).any():
         raise ValueError(f"row {int(np.isnan(scores).argmax()) + 1} has a score that is not a number")
+    wrong = inside[(inside != 0) & (inside != 1)]
+    if len(wrong):
+        raise ValueError(f'"in" has {wrong[0]:g}, expected 1 (the canary was in) or 0 (it was out)')
+    if inside.min() == inside.max():
+        raise ValueError(f"all {len(inside)} scores have in = {int(inside[0])}, expected some of 0 and of 1")
     return scores, inside
 
 
 def _arrays(data: bytes) -> list[Numbers]:
-    try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as file:
-            missing = [name for name in NAMES if name not in file]
-            if missing:
-                raise ValueError(f'no array "{missing[0]}": {_FORM}')
-            return [file[name] for name in NAMES]
-    except ValueError:
-        raise
-    except Exception as error:  # a damaged archive may raise anything
-        raise ValueError(f"{_FORM}; it cannot be read: {type(error).__name__}") from error
+    with zipfile.ZipFile(io.BytesIO(data)) as members:
+        check_unpacked(sum(member.file_size for member in members.infolist()), len(data))
+    with np.load(io.BytesIO(data), allow_pickle=False) as file:
+        missing = [name for name in NAMES if name not in file]
+        if missing:
+            raise ValueError(f'no array "{missing[0]}": {_FORM}')
+        return [file[name] for name in NAMES]
 
 
 def _table(lines: str) -> list[Numbers]:
     rows = csv.DictReader(io.StringIO(lines))
     names = [name.strip().lower() for name in rows.fieldnames or []]
-    if missing := [name for name in NAMES if name not in names]:
+    missing = [name for name in NAMES if name not in names]
+    if missing:
         raise ValueError(f'no column "{missing[0]}": {_FORM}')
     rows.fieldnames = names
     columns: list[list[float]] = [[], []]

@@ -89,7 +89,7 @@ def audit(
     if scores is not None:
         if by != "trials" or any(value is not None for value in given):
             raise typer.BadParameter("--scores has no federation: it takes --delta, --confidence and --json only")
-        _print_scores(scores, 1e-5 if delta is None else delta, confidence or 0.95, as_json)
+        _print_scores(scores, 1e-5 if delta is None else delta, 0.95 if confidence is None else confidence, as_json)
         return
     if delta is not None:
         raise typer.BadParameter("--delta is for --scores; the delta of a defense is that of its claim")
