@@ -54,7 +54,7 @@ def test_the_check_is_short(name):
     start = time.process_time()
     record = check_keys(made(name), LIKE, Key(0))
     assert record.messages <= 800
-    assert time.process_time() - start < (3 if name in T_LAWS else 1.5)
+    assert time.process_time() - start < (2 if name in T_LAWS else 1)
 
 
 # secrets: A
