@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
@@ -122,7 +122,7 @@ class SquaredDistance:
 
 def evaluator(
     task: Task, params: Vector, misfit: Misfit, *, images: int, labels: Tensor | None = None, chunk: int | None = None
-) -> Function:
+) -> Evaluator:
     """The misfit of the candidates' gradients, and its slope in the candidates.
 
     A candidate is one row: `images` inputs and, if `labels` is None, `images` rows of label logits after the inputs, in
@@ -143,6 +143,11 @@ def evaluator(
     if chunk < 1:
         raise ValueError(f"expected chunk >= 1, got chunk={chunk}")
     kernel = kernel_of(task, params, images, blocks=True)
+    if kernel is not None and kernel.structure.places and isinstance(misfit, SquaredDistance):
+        # in the order of the layers, a sum over the parameters rounds alike however the network is written
+        structure = kernel.structure
+        kernel = Kernel(replace(structure, places=(), names=()), structure.by_layers(params))
+        misfit = replace(misfit, targets=structure.by_layers(misfit.targets))
     if params.device.type == "cpu":
         if kernel is not None:
             keep_freed_memory()

@@ -141,8 +141,8 @@ def _of_round(
         else:
             estimates = received_gradients(observation, observed, numbers=True)
             misfit = SquaredDistance(estimates.to(params), explains.scale)
-        function = evaluator(observation.task, params, misfit, images=message.images, labels=labels)
-        return function, misfit(zero, each)
+        matched = evaluator(observation.task, params, misfit, images=message.images, labels=labels)
+        return matched, matched.misfit(zero, each)
     misfit = unlikely
     if not aware:
         estimates = received_gradients(observation, observed, numbers=True).to(factor.device)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from leakgauge.attacks._engine.matching import evaluator
+from leakgauge.attacks._engine.matching import Function, evaluator
 from leakgauge.attacks._engine.prior import Believed, ImagePrior, Prior
 from leakgauge.attacks._engine.simulate import Local, update_evaluator
 from leakgauge.attacks._search.adam import Schedule, descend
@@ -92,7 +92,7 @@ class Direction:
         units = normalize(targets.double(), dim=1, eps=0.0).to(params.dtype)
         misfit = _Directions(units if local is None or local.gradient else -units, times, self.informed)
         if local is None:
-            matched = evaluator(task, params, misfit, images=images, labels=fixed)
+            matched: Function = evaluator(task, params, misfit, images=images, labels=fixed)
         else:
             matched = update_evaluator(task, params, misfit, local, images=images, labels=fixed)
         weight = self.weight / (images * math.prod(task.input_shape))

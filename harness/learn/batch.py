@@ -350,9 +350,10 @@ def _taken(data: Sequence[Tensor], rows: Tensor) -> Tensor:
 
 def _dense_step(task: ModelTask, local: Tensor, step: _Step, velocity: Tensor, plan: LocalPlan) -> None:
     """Add a dense ReLU stack's gradient to the decayed velocity [c, d], by hand: three batched products per layer."""
-    moving, momentum = task.layout.split(velocity), plan.momentum
+    assert task.structure is not None
+    moving, momentum = task.structure.split(velocity), plan.momentum
     weight = step.weight if plan.clip is None else None
-    inputs, deltas = dense_deltas(task.layout.split(local), step.x, step.y, weight)
+    inputs, deltas = dense_deltas(task.structure.split(local), step.x, step.y, weight)
     if plan.clip is not None:
         squares = [partial(outer_squares, *pair) for pair in zip(deltas, inputs, strict=True)]
         factors = clip_factors(squares, local.dtype, plan.clip) * step.weight

@@ -60,7 +60,7 @@ class Kernel:
     """
 
     def __init__(self, structure: Structure, params: Vector, *, linear: bool = False) -> None:
-        self._structure, self._head = structure, _Linear if linear else _Softmax
+        self.structure, self._head = structure, _Linear if linear else _Softmax
         tensors = iter(structure.split(params.detach().clone()))
         self.scale = structure.scale if isinstance(structure.layers[0], layers.Scale) else None
         self._makers = [maker_of(layer, tensors) for layer in structure.core]
@@ -82,7 +82,7 @@ class Kernel:
             whole: False leaves out the entries that `Trace.outer` describes, if there are any; the caller sets them.
         """
         x = x if self.scale is None else self.scale.apply(x)
-        gradients = x.new_empty(len(x), self._structure.layout.dim)
+        gradients = x.new_empty(len(x), self.structure.layout.dim)
         with torch.inference_mode():  # operations and views take a sixth less time
             tape, into, h = self._tape(x), self.split(gradients), x.transpose(1, 2)
             for step in tape.steps:
@@ -118,7 +118,7 @@ class Kernel:
 
     def split(self, vectors: Tensor) -> list[list[Tensor]]:
         """Views of the rows of vectors [m, d], one list per layer."""
-        tensors = iter(self._structure.split(vectors))
+        tensors = iter(self.structure.split(vectors))
         return [[next(tensors) for _ in range(owns)] for owns in self._owns]
 
 

@@ -76,10 +76,10 @@ class Model:
     def widths(self) -> tuple[int, ...] | None:
         """(inputs, hidden..., classes) of a dense ReLU stack, from which batched products are derived.
 
-        It has biases, in the order W0, b0, W1, b1, ... (W [out, in]), and neither dropouts nor a scale; else None.
+        Its layers take the tensors W0 [out, in], b0, W1, b1, ...; it has neither dropouts nor a scale; else None.
         """
         known = self.structure
-        fits = known is not None and not known.places and not known.dropout and known.unscaled == known.layers
+        fits = known is not None and not known.dropout and known.unscaled == known.layers
         return known.widths if known is not None and fits else None
 
 

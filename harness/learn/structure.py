@@ -74,6 +74,10 @@ class Structure:
         order = sorted(range(len(tensors)), key=self.places.__getitem__) if self.places else range(len(tensors))
         return self.layout.join([tensors[number] for number in order])
 
+    def by_layers(self, vectors: Tensor) -> Tensor:
+        """Vectors [..., d] with their tensors in the order in which the layers take them."""
+        return torch.cat([part.flatten(vectors.ndim - 1) for part in self.split(vectors)], dim=-1)
+
     @functools.cached_property
     def flat(self) -> tuple[Layer, ...]:
         """All layers, with those of residual blocks instead of the blocks."""
