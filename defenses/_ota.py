@@ -30,7 +30,17 @@ from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
 from leakgauge.harness.core.codec import pack_float64
 from leakgauge.harness.core.contract import Defense, Link, Sender, Setting
-from leakgauge.harness.core.distribution import DistributionError, MessageDistribution, Normal, Reading, expect_size
+from leakgauge.harness.core.distribution import (
+    DistributionError,
+    Integers,
+    MessageDistribution,
+    Normal,
+    PairLoss,
+    Reading,
+    carried,
+    expect_size,
+    moved_by,
+)
 from leakgauge.harness.core.gaussian import check_nonnegative
 from leakgauge.harness.core.rng import Key, integers, uniform
 from leakgauge.harness.core.stats import Numbers
@@ -499,6 +509,12 @@ class Waveform(MessageDistribution):
     @property
     def noiseless(self) -> bool:  # type: ignore[override]  # a constant of other distributions
         return self.spread == 0
+
+    def loss(self, other: MessageDistribution, among: Integers | None = None) -> PairLoss | None:
+        """That of normal noise at the distance of the centers; unknown if the noise differs."""
+        if not isinstance(other, Waveform) or self.spread != other.spread:
+            return None
+        return moved_by(Normal(), carried(self.center - other.center, None, among), self.spread)
 
     def read(self, wire: bytes, own: Key) -> Reading:
         """Reads a waveform by the normal cdf."""

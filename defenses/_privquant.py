@@ -23,6 +23,7 @@ from leakgauge.harness.core.distribution import (
     DistributionError,
     Integers,
     MessageDistribution,
+    PairLoss,
     Reading,
     outcomes,
 )
@@ -299,6 +300,15 @@ class Matched(MessageDistribution):
     epsilon: float
     quadratic = True
 
+    def loss(self, other: MessageDistribution, among: Integers | None = None) -> PairLoss | None:
+        """The channel's cost if an input differs: attained where all inputs are levels, and all of them differ."""
+        if not isinstance(other, Matched) or _channel_of(self) != _channel_of(other):
+            return None
+        places = np.stack([self.place, other.place])
+        attained = (places == np.rint(places)).all() and (places[0] != places[1]).all()
+        differs = bool((places[0] != places[1]).any())
+        return PairLoss(float(_odds(len(self.place), *_channel_of(self))[0]) * differs, attained=bool(attained))
+
     def read(self, wire: bytes, own: Key) -> Reading:
         """Reads by cumulative probabilities of each level given earlier levels; the nearest, likeliest one is last."""
         d, K = len(self.place), self.levels
@@ -353,6 +363,10 @@ class Matched(MessageDistribution):
             below, above = np.log(np.cumsum(matches)[at]), np.log(np.cumsum(matches[::-1])[::-1][at + 1])
         each = np.logaddexp(favored + above, lesser + below)
         return np.asarray(each[1:] - each[0], np.float64)
+
+
+def _channel_of(stated: Matched) -> tuple[int, int, float]:
+    return stated.levels, stated.tau, stated.logit
 
 
 @functools.lru_cache(maxsize=8)

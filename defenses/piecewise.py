@@ -21,7 +21,9 @@ from leakgauge.harness.core.distribution import (
     DistributionError,
     Integers,
     MessageDistribution,
+    PairLoss,
     Reading,
+    carried,
     clamped,
     expect_size,
 )
@@ -109,12 +111,26 @@ class _TwoLevels(MessageDistribution):
     def product(self) -> bool:
         return True
 
+    def loss(self, other: MessageDistribution, among: Integers | None = None) -> PairLoss | None:
+        """The log ratio of the two densities, for each number whose inputs differ."""
+        if not isinstance(other, _TwoLevels):
+            return None
+        tail, width, bound = self._interval
+        inside, outside = 1 / width, tail / (bound + 1)
+        moved = carried(self.t - other.t, self.places, among)
+        return PairLoss(np.count_nonzero(moved) * math.log(inside / outside))
+
+    @property
+    def _interval(self) -> tuple[float, float, float]:
+        """The probability of an output outside the interval over that inside, the interval's width, the bound."""
+        tail = max(math.exp(-self.epsilon / 2), 1e-250)
+        width = 2 * tail / -math.expm1(-self.epsilon / 2)
+        return tail, width, 1 + width
+
     def read(self, wire: bytes, own: Key) -> Reading:
         """Uniform draws between the cdf's values at the two ends of the numbers that round to an output."""
         expect_size(wire, 4 * len(self.t))
-        tail = max(math.exp(-self.epsilon / 2), 1e-250)
-        width = 2 * tail / -math.expm1(-self.epsilon / 2)
-        bound, sent = 1 + width, np.frombuffer(wire, "<f4")
+        (tail, width, bound), sent = self._interval, np.frombuffer(wire, "<f4")
         if not (np.abs(sent) <= np.float32(bound)).all():
             raise DistributionError(f"an output is not within {bound:.9g}")
         left = (1 + width / 2) * self.t - width / 2

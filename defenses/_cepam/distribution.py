@@ -11,7 +11,19 @@ import torch
 from leakgauge.defenses._cepam import wire as code
 from leakgauge.defenses._cepam.wire import gaussian_radii, laplace_radii
 from leakgauge.harness.core.contract import Link
-from leakgauge.harness.core.distribution import DistributionError, MessageDistribution, Noise, Normal, Reading, numbers
+from leakgauge.harness.core.distribution import (
+    REVEALED,
+    DistributionError,
+    Integers,
+    MessageDistribution,
+    Noise,
+    Normal,
+    PairLoss,
+    Reading,
+    carried,
+    moved_by,
+    numbers,
+)
 from leakgauge.harness.core.rng import Key, uniform
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Vector
@@ -42,6 +54,14 @@ class Decoded(MessageDistribution):
     scale: float
     bound: float
     dimension: int = 1
+
+    def loss(self, other: MessageDistribution, among: Integers | None = None) -> PairLoss | None:
+        """That of the decoded update, whose error is the noise: for a receiver that sees no more than it."""
+        if not isinstance(other, Decoded) or (self.noise, self.scale) != (other.noise, other.scale):
+            return None
+        if self.header != other.header or self.unit != other.unit:
+            return REVEALED
+        return moved_by(self.noise, carried(self.sent - other.sent, None, among), self.scale * self.unit)
 
     def read(self, wire: bytes, own: Key) -> Reading:
         """Reads by the cdf of the noise; without noise, the reading holds the auditor's own numbers."""

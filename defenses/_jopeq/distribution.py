@@ -12,6 +12,7 @@ from leakgauge.defenses._common.reference import Scaled
 from leakgauge.defenses._jopeq.lattice import Lattice
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.distribution import (
+    REVEALED,
     SHARES,
     DistributionError,
     Integers,
@@ -19,10 +20,13 @@ from leakgauge.harness.core.distribution import (
     MessageDistribution,
     Noise,
     Normal,
+    PairLoss,
     Reading,
     StudentPairs,
+    carried,
     evidence,
     outcomes,
+    same_header,
     split,
 )
 from leakgauge.harness.core.rng import Key
@@ -81,6 +85,20 @@ class _NoisyLevels(_Levels):
         """Whether levels are independent: with a scalar quantizer and independent noise, not in a lattice."""
         return self.noise.product and not self.roots[:, 1, 0].any()
 
+    def loss(self, other: MessageDistribution, among: Integers | None = None) -> PairLoss | None:
+        """An upper bound: the loss of the numbers before they become levels."""
+        if not isinstance(other, _NoisyLevels) or not np.array_equal(self.roots, other.roots):
+            return None
+        if not same_header(self.header, other.header):
+            return REVEALED
+        flat = (self.cells - other.cells).ravel()
+        flat[: len(self.places)] = carried(flat[: len(self.places)], self.places, among)
+        moved = flat.reshape(-1, 2)
+        if moved[self.roots.diagonal(axis1=1, axis2=2) == 0].any():
+            return REVEALED
+        found = self.noise.loss(_numbers(np.linalg.solve(self.roots, moved[..., None]).ravel()))
+        return found and found._replace(attained=False)
+
     def read(self, wire: bytes, own: Key) -> Reading:
         """The first level of a pair by its marginal distribution, the second by its distribution given the first's
         level.
@@ -116,6 +134,13 @@ class _ExactLevels(_Levels):
     """Levels of numbers without noise: the error within a cell is uniform over the dither."""
 
     from_shared = True
+
+    def loss(self, other: MessageDistribution, among: Integers | None = None) -> PairLoss | None:
+        """None at all if the numbers are equal, else everything, for a receiver with the shared key."""
+        if not isinstance(other, _ExactLevels):
+            return None
+        moved = carried((self.cells - other.cells).ravel()[: len(self.places)], self.places, among)
+        return PairLoss() if same_header(self.header, other.header) and not moved.any() else REVEALED
 
     def read(self, wire: bytes, own: Key) -> Reading:
         """Reads the place within a cell before rounding; the dither is a multiple of 2^-24."""

@@ -31,7 +31,7 @@ from leakgauge.harness.audit.trials import Mechanism, Part, Trace
 from leakgauge.harness.core import accounting
 from leakgauge.harness.core.claim import Claim, Code, Verdict, judge
 from leakgauge.harness.core.contract import Defense
-from leakgauge.harness.core.result import AssumedBound, FitRecord, KeyRecord
+from leakgauge.harness.core.result import AssumedBound, FitRecord, KeyRecord, StatedRecord
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import STRICT, Numbers
 from leakgauge.harness.core.threats import SEES, Threat
@@ -275,13 +275,14 @@ def apply_test(
     return test.result(bound, claim, mechanism.threat, count(zeros, ones, test.threshold), confidence)
 
 
-def verdict(claim: Claim, audit: AuditResult) -> tuple[Verdict, str]:
+def verdict(claim: Claim, audit: AuditResult, stated: StatedRecord | None = None) -> tuple[Verdict, str]:
     """The verdict on an audited claim, and its reason.
 
     | | verdict |
     |---|---|
     | nothing is claimed, or nothing against this adversary | NOTHING PROMISED |
     | the strict audited bound is above the claim | BROKEN |
+    | HOLDS or LOOSE by `claim.judge`, but the stated distribution does not give the proved epsilon | AUTHOR'S WORD |
     | otherwise | as `claim.judge` |
     """
     judged = judge(claim)
@@ -289,8 +290,11 @@ def verdict(claim: Claim, audit: AuditResult) -> tuple[Verdict, str]:
     if audit.threat not in claim.against:
         reason = f"nothing is claimed against {audit.threat.value}." if claim.against else judged.reason
         return Verdict.NOTHING_PROMISED, f"{reason} {measured}."
-    worst = Verdict.BROKEN if audit.strict > claim.epsilon else judged.verdict
-    return worst, f"{judged.reason} {measured}."
+    if audit.strict > claim.epsilon:
+        return Verdict.BROKEN, f"{judged.reason} {measured}."
+    if stated is None or stated.supports or judged.verdict not in (Verdict.HOLDS, Verdict.LOOSE):
+        return judged.verdict, f"{judged.reason} {measured}."
+    return Verdict.AUTHORS_WORD, f"{judged.reason} {measured}. The proof is its author's word: {stated.lacks}."
 
 
 def inspect(
@@ -300,12 +304,14 @@ def inspect(
     assuming: Sequence[AssumedBound] = (),
     defense: Defense[Any, Any] | None = None,
     keys: KeyRecord | None = None,
+    stated: StatedRecord | None = None,
 ) -> Inspection:
     """Whether the code is the mechanism of its proof, as far as key check, trials and goodness-of-fit test show.
 
     | | verdict |
     |---|---|
     | the key check found that a message depends on what it must not depend on | CONTRADICTED |
+    | two inputs have a larger epsilon under the stated distribution than the proved one | CONTRADICTED |
     | a strict bound is above the proved epsilon, or messages depart from their distribution | CONTRADICTED |
     | messages, or sums if it sees only these, were tested against a stated distribution | CONSISTENT |
     | no such distribution is stated; trials with two inputs alone cannot show that the code is right | INCONCLUSIVE |
@@ -318,7 +324,7 @@ def inspect(
             faults.append(f"the bound that assumes {bound.assumes}, {bound.strict:.4g} per {bound.unit} {at}")
     if fit is not None and fit.rejects:
         faults.append(f"messages depart from their distribution: {', '.join(fit.rejects[:_SHOWN])}")
-    faults += keys.faults if keys else ()
+    faults += (*(keys.faults if keys else ()), *(stated.faults if stated else ()))
     if faults:
         return Inspection(Code.CONTRADICTED, tuple(faults), "; ".join(faults))
     of_sums = defense is not None and type(defense).aggregate_distribution is not Defense.aggregate_distribution

@@ -28,6 +28,7 @@ from leakgauge.harness.audit.claims import DEFAULTS, defense_record, exact_delta
 from leakgauge.harness.audit.engine import AuditResult
 from leakgauge.harness.audit.goodness_of_fit import check_fit
 from leakgauge.harness.audit.keys import check_keys
+from leakgauge.harness.audit.stated import check_stated
 from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.core.answer import Answer, CanaryCounts, CosineRecord, DeltaRecord, MessageCounts, TrialCounts
 from leakgauge.harness.core.cell import PartSpec, Scalar
@@ -35,7 +36,7 @@ from leakgauge.harness.core.claim import Claim, Horizon, Relation, Unit
 from leakgauge.harness.core.contract import Defense, Setting, claim_of
 from leakgauge.harness.core.device import available
 from leakgauge.harness.core.errors import StudyError
-from leakgauge.harness.core.result import AssumedBound, AuditRecord, ClaimRecord, FitRecord, KeyRecord
+from leakgauge.harness.core.result import AssumedBound, AuditRecord, ClaimRecord, FitRecord, KeyRecord, StatedRecord
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import STRICT
 from leakgauge.harness.core.stored import finite
@@ -145,6 +146,7 @@ def audit(
             estimate = _by_cosine(deployment, claim, key)
             return replace(record, audit=estimate, delta_at=exact_delta(claim, adversary)).answer()
         keys = check_keys(deployment.defense, deployment.setting, key.child("keys"))
+        stated = check_stated(deployment.defense, deployment.setting, key.child("stated"))
         fit = check_fit(deployment.defense, deployment.setting, key.child("law"))
         if by == "messages":
             measured = _by_messages(training, claim, adversary, level, key, device or "cpu")
@@ -155,7 +157,7 @@ def audit(
             mechanisms = [Mechanism(deployment, each, device or "cpu") for each in played]
             mechanism = engine.most_telling(mechanisms, claim, much if isinstance(much, int) else TRIALS, level, key)
             measured = _by_trials(mechanism, claim, much, fit, level, key)
-        audited = _audit_record(deployment, claim, record.claim, measured.bound, fit, measured.assuming, keys)
+        audited = _audit_record(deployment, claim, record.claim, measured.bound, fit, measured.assuming, keys, stated)
     except ValueError as error:
         raise error if isinstance(error, StudyError) else StudyError(name, [str(error)]) from error
     delta = None if audited.contradictions else exact_delta(claim, measured.bound.threat) or measured.sampled
@@ -185,9 +187,10 @@ def audit_for_study(spec: PartSpec, study: Setting, trials: int, key: Key, devic
     mechanism = engine.most_telling(mechanisms, claim, trials, CONFIDENCE, key)
     result = engine.audit_mechanism(mechanism, claim, trials, CONFIDENCE, key)
     keys = check_keys(deployment.defense, deployment.setting, key.child("keys"), study)
+    stated = check_stated(deployment.defense, deployment.setting, key.child("stated"))
     fit = check_fit(deployment.defense, deployment.setting, key.child("law"))
     assuming = _assumed(mechanism, claim, fit, trials, CONFIDENCE, key)
-    return _audit_record(deployment, claim, record_claim(claim), result, fit, assuming, keys)
+    return _audit_record(deployment, claim, record_claim(claim), result, fit, assuming, keys, stated)
 
 
 def _audit_record(
@@ -198,11 +201,12 @@ def _audit_record(
     fit: FitRecord | None,
     assuming: tuple[AssumedBound, ...],
     keys: KeyRecord,
+    stated: StatedRecord,
 ) -> AuditRecord:
     """The record of a bound, with the verdicts on the claim and on the code."""
     defense, setting, history = deployment.defense, deployment.setting, deployment.history
-    judged, reason = engine.verdict(claim, result)
-    inspected = engine.inspect(claim, result, fit, assuming, defense, keys)
+    judged, reason = engine.verdict(claim, result, stated)
+    inspected = engine.inspect(claim, result, fit, assuming, defense, keys, stated)
     return AuditRecord(
         claimed=recorded.epsilon,
         proved=recorded.proved.epsilon,
@@ -232,6 +236,7 @@ def _audit_record(
         fit=fit,
         assuming=assuming,
         keys=keys,
+        stated=stated,
     )
 
 

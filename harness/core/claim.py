@@ -57,6 +57,7 @@ class Verdict(enum.Enum):
 
     HOLDS = "HOLDS"
     LOOSE = "LOOSE"
+    AUTHORS_WORD = "AUTHOR'S WORD"
     BROKEN = "BROKEN"
     UNPROVED = "UNPROVED"
     VACUOUS = "VACUOUS"

@@ -14,6 +14,7 @@ Source: Rosenblatt 1952, "Remarks on a multivariate transformation".
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from leakgauge.harness.core.codec import unpack_levels
 from leakgauge.harness.core.errors import MessageError
+from leakgauge.harness.core.gaussian import gaussian_epsilon
 from leakgauge.harness.core.rng import Key, integers, uniform
 from leakgauge.harness.core.stats import Numbers
 
@@ -91,6 +93,36 @@ class StepDistribution(NamedTuple):
     single: bool = False
 
 
+class PairLoss(NamedTuple):
+    """The privacy loss between the distributions of two messages, or of several rounds of them: parts add up.
+
+    Attributes:
+        pure: the loss of parts whose largest log-likelihood ratio is bounded, as for Laplace noise and choices.
+        squares: mu^2 of parts that are N(0, 1) against N(mu, 1); infinite: a message shows which input it is of.
+        attained: whether these are the losses of the messages themselves; False: upper bounds.
+    """
+
+    pure: float = 0.0
+    squares: float = 0.0
+    attained: bool = True
+
+    def plus(self, other: PairLoss) -> PairLoss:
+        """The loss of both."""
+        return PairLoss(self.pure + other.pure, self.squares + other.squares, self.attained and other.attained)
+
+    def ends(self, delta: float) -> tuple[float, float]:
+        """Epsilon at delta: what the pair attains, 0 if that is not known, and an upper bound.
+
+        At delta > 0, bounded losses are known only by their sum, which is an upper bound.
+        """
+        high = self.pure + (gaussian_epsilon(math.sqrt(self.squares), delta) if self.squares else 0.0)
+        return high if self.attained and (delta == 0 or not self.pure) else 0.0, high
+
+
+REVEALED = PairLoss(squares=math.inf)
+"""The loss where one message is impossible under the other distribution."""
+
+
 class MessageDistribution(ABC):
     """The distribution of one message."""
 
@@ -122,6 +154,14 @@ class MessageDistribution(ABC):
         """
         return None
 
+    def loss(self, other: MessageDistribution, among: Integers | None = None) -> PairLoss | None:
+        """The privacy loss between this distribution and another one of the same defense; None: unknown.
+
+        Args:
+            among: only the header and the numbers that carry these coordinates count; None: the whole message.
+        """
+        return None
+
     def branches(self, wire: bytes) -> Branches | None:
         """The message under both branches of the distribution; None: the distribution has no branches."""
         return None
@@ -148,7 +188,12 @@ class Noise(ABC):
     def uniforms(self, noise: Numbers) -> Numbers:
         """[k] uniform numbers of [k] draws."""
 
+    def loss(self, moved: Numbers) -> PairLoss | None:
+        """The privacy loss if the noise's center moves by `moved` [k], in units of its scale; None: unknown."""
+        return None
 
+
+@dataclass(frozen=True)
 class Normal(Noise):
     """Independent standard normal numbers."""
 
@@ -156,7 +201,12 @@ class Normal(Noise):
         """The normal cdf."""
         return np.asarray(special.ndtr(noise), np.float64)
 
+    def loss(self, moved: Numbers) -> PairLoss:
+        """N(0, 1) against N(|moved|, 1)."""
+        return PairLoss(squares=float(np.square(moved).sum()))
 
+
+@dataclass(frozen=True)
 class Laplacian(Noise):
     """Independent Laplace numbers of scale 1."""
 
@@ -164,6 +214,10 @@ class Laplacian(Noise):
         """The Laplace cdf."""
         tail = 0.5 * np.exp(-np.abs(noise))
         return np.where(noise < 0, tail, 1 - tail)
+
+    def loss(self, moved: Numbers) -> PairLoss:
+        """The l1 norm."""
+        return PairLoss(float(np.abs(moved).sum()))
 
 
 @dataclass(frozen=True)
@@ -182,12 +236,27 @@ class StudentPairs(Noise):
         pair = special.stdtr(self.degrees, first), special.stdtr(self.degrees + 1, second / wide)
         return np.stack(pair, 1).ravel()
 
+    def loss(self, moved: Numbers) -> PairLoss:
+        """The sum over the pairs of the largest log ratio of two densities at their distance r.
+
+        On the line through both centers, the ratio ((nu + (x + r)^2) / (nu + x^2))^(nu / 2 + 1) is largest where
+        x (x + r) = nu.
+        """
+        r = np.linalg.norm(np.append(moved, np.zeros(len(moved) % 2)).reshape(-1, 2), axis=1)
+        x = (np.sqrt(r**2 + 4 * self.degrees) - r) / 2
+        each = (self.degrees / 2 + 1) * np.log1p((r**2 + 2 * x * r) / (self.degrees + x**2))
+        return PairLoss(float(each.sum()))
+
 
 @dataclass(frozen=True)
 class Exact(MessageDistribution):
     """The distribution of a message without randomness: exactly these bytes."""
 
     wire: bytes
+
+    def loss(self, other: MessageDistribution, among: Integers | None = None) -> PairLoss | None:
+        """None at all if the bytes are equal, else everything."""
+        return (PairLoss() if other.wire == self.wire else REVEALED) if isinstance(other, Exact) else None
 
     def read(self, wire: bytes, own: Key) -> Reading:
         """An empty reading: the bytes are either equal or impossible."""
@@ -220,6 +289,14 @@ class Additive(MessageDistribution):
     def product(self) -> bool:
         """Whether the numbers of its noise are independent."""
         return self.noise.product
+
+    def loss(self, other: MessageDistribution, among: Integers | None = None) -> PairLoss | None:
+        """That of the noise at the distance of the centers; unknown if the scales differ."""
+        if not isinstance(other, Additive) or not np.array_equal(self.scale, other.scale) or self.noise != other.noise:
+            return None
+        if not same_header(self.header, other.header):
+            return REVEALED
+        return moved_by(self.noise, carried(self.center - other.center, self.places, among), self.scale)
 
     def read(self, wire: bytes, own: Key) -> Reading:
         """Transform the numbers by the cdf of the noise."""
@@ -256,6 +333,21 @@ class Choices(MessageDistribution):
         """True: outcomes are drawn independently."""
         return True
 
+    def loss(self, other: MessageDistribution, among: Integers | None = None) -> PairLoss | None:
+        """The sum over the numbers of the largest log ratio of an outcome's probabilities, in the worse direction."""
+        if not isinstance(other, Choices) or self.chances.shape != other.chances.shape:
+            return None
+        count = len(self.chances) if self.places is None else len(self.places)
+        if not same_header(self.header, other.header):
+            return REVEALED
+        chances, others = (each.chances / each.chances.sum(1, keepdims=True) for each in (self, other))
+        if ((chances > 0) != (others > 0)).any():
+            return REVEALED
+        ratios = np.log(chances, where=chances > 0, out=np.zeros_like(chances))
+        ratios -= np.log(others, where=others > 0, out=np.zeros_like(others))
+        every = [each.max(1)[np.arange(count) % len(each)] for each in (ratios, -ratios)]
+        return PairLoss(float(max(carried(each, self.places, among).sum() for each in every)))
+
     def agreement(self, one: bytes, other: bytes) -> tuple[Numbers, Numbers]:
         """Equal outcomes, and the sum of the squared probabilities of each number's outcomes."""
         count = len(self.chances) if self.places is None else len(self.places)
@@ -283,6 +375,26 @@ class Choices(MessageDistribution):
         with np.errstate(divide="ignore"):
             ratios = np.log(self.others[:, rows, sent]) - np.log(chance)
         return Reading(uniforms, places, ratios=evidence(ratios))
+
+
+def same_header(one: Numbers, other: Numbers) -> bool:
+    """Whether two headers are the same float32 numbers."""
+    return np.array_equal(np.asarray(one, np.float32), np.asarray(other, np.float32))
+
+
+def carried(values: Numbers, places: Integers | None, among: Integers | None) -> Numbers:
+    """The values [k] of the numbers that carry these coordinates, and 0 for others; None: all are kept."""
+    if among is None:
+        return values
+    return np.where(np.isin(np.arange(len(values)) if places is None else places, among), values, 0.0)
+
+
+def moved_by(noise: Noise, moved: Numbers, scale: float | Numbers) -> PairLoss | None:
+    """The loss of noise whose center moves by `moved` [k]; everything where a number moves and has no noise."""
+    scales = np.broadcast_to(np.asarray(scale, np.float64), moved.shape)
+    if moved[scales == 0].any():
+        return REVEALED
+    return noise.loss(np.divide(moved, scales, where=scales > 0, out=np.zeros_like(moved)))
 
 
 def powers(chances: Numbers) -> Numbers:

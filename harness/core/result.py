@@ -211,6 +211,29 @@ class KeyRecord:
 
 
 @dataclass(frozen=True)
+class StatedRecord:
+    """Epsilon under the distribution that the defense states, by a search over pairs of inputs (`audit.stated`).
+
+    Attributes:
+        low, high: what a pair attains, 0 if that is not known, and an upper bound over the pairs; None is infinity.
+        pairs: the number of pairs with a known privacy loss.
+        lacks: why the proof is the author's word; empty: the proved epsilon is at least `high`.
+        faults: one sentence for each proved epsilon that a pair exceeds.
+    """
+
+    low: float | None
+    high: float | None
+    pairs: int
+    lacks: str
+    faults: tuple[str, ...]
+
+    @property
+    def supports(self) -> bool:
+        """Whether the stated distribution gives the proved epsilon."""
+        return not self.lacks
+
+
+@dataclass(frozen=True)
 class AuditRecord:
     """A measured lower bound of a defense's epsilon in a small federation, with the claim and the proof for it.
 
@@ -230,7 +253,7 @@ class AuditRecord:
         code: CONTRADICTED, CONSISTENT or INCONCLUSIVE; contradictions: how the code differs from the proved mechanism.
         seen: one sentence on the code. fit: None if the defense states no distribution.
         assuming: bounds that assume a part of the distribution; may be empty.
-        keys: the key check; None in records of versions without it.
+        keys: the key check. stated: epsilon under the stated distribution. None in records of versions without them.
     """
 
     claimed: float | None
@@ -261,6 +284,7 @@ class AuditRecord:
     fit: FitRecord | None
     assuming: tuple[AssumedBound, ...] = ()
     keys: KeyRecord | None = None
+    stated: StatedRecord | None = None
 
     @property
     def refutes(self) -> bool:

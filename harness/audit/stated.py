@@ -1,0 +1,166 @@
+"""Epsilon under the distribution that a defense states, compared with the epsilon that its author calls proved.
+
+A proof is an author's sentence about the stated distribution, which the other tests compare with messages. Here its
+number is checked: the distributions of two neighboring inputs have a privacy loss (`MessageDistribution.loss`), and
+losses add up over rounds. A search over pairs of inputs refutes a proof that is too small; it does not prove one. It
+takes no message.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from leakgauge.harness.audit.neighbors import FAR, pairs, varied
+from leakgauge.harness.core import accounting
+from leakgauge.harness.core.claim import Claim, Horizon, Relation, Unit
+from leakgauge.harness.core.contract import Defense, Link, Links, Sender, Setting, claim_of
+from leakgauge.harness.core.distribution import Additive, Integers, MessageDistribution, PairLoss, moved_by
+from leakgauge.harness.core.result import StatedRecord
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stored import finite
+from leakgauge.harness.core.threats import SEES, Threat
+from leakgauge.harness.core.vec import Vector
+from leakgauge.harness.federation.small import Federation
+
+_ROUNDS = 10
+"""Rounds of the second comparison: a proof for one round may be called one for all."""
+
+_ROUNDING, _GRID, _SMALLEST = 1e-3, 0.02, 1e-9
+"""Differences of two epsilons that are not counted: relative ones, with random batches by an accountant's grid, and an
+absolute one."""
+
+_FURTHER = 1e4
+"""Inputs are also compared at this multiple, for clips above `neighbors.FAR`."""
+
+
+def check_stated(defense: Defense[Any, Any], setting: Setting, key: Key) -> StatedRecord:
+    """Compares the proof with the stated distribution: for the setting's rounds, for ten, and with smaller batches.
+
+    Args:
+        key: draws the pairs of inputs, and is the parent of the distributions' shared keys.
+
+    Raises:
+        ValueError: the claim cannot be computed.
+    """
+    more = replace(setting, rounds=max(_ROUNDS, setting.rounds))
+    batches = replace(more, batch=max(1, setting.samples // 4), steps=max(2, setting.steps))
+    records = [_compared(defense, each, key) for each in dict.fromkeys((setting, more, batches))]
+    faults = tuple(dict.fromkeys(fault for record in records for fault in record.faults))
+    lacks = next((record.lacks for record in records if record.lacks), "")
+    return replace(records[0], faults=faults, lacks=lacks, pairs=sum(record.pairs for record in records))
+
+
+def _compared(defense: Defense[Any, Any], setting: Setting, key: Key) -> StatedRecord:
+    federation = Federation.of(defense, setting)
+    claim = claim_of(defense, federation.history, setting)
+    covered = len(federation.history) if claim.horizon is Horizon.WHOLE_RUN else 1
+    federation = replace(federation, history=federation.history[:covered])
+    step = _of_steps(federation, claim) if claim.unit is Unit.RECORD else None
+    losses = list(_losses(federation, claim, key)) if step is None else []
+    found, error = [loss.ends(claim.delta) for loss in losses] if step is None else [step[:2]], step[2] if step else 0.0
+    proved = claim.proved.epsilon(claim.delta)
+    if not found:
+        unknown = "no privacy loss can be computed from a stated distribution"
+        return StatedRecord(0.0, None, 0, "" if proved == math.inf else unknown, ())
+    (low, high), least = map(max, zip(*found, strict=True)), proved * (1 + max(error, _ROUNDING)) + _SMALLEST
+    at = f" at delta {claim.delta:g}" if claim.delta else ""
+    about = f"per {claim.unit.value}{at} over {covered} {'round' if covered == 1 else 'rounds'}, proved {proved:.5g}"
+    fault = f"two inputs have epsilon {low:.5g} under the stated distribution, {about}"
+    lacks = f"from the stated distribution follows only epsilon {high:.5g} {about}"
+    faults = (fault,) if low > least else ()
+    return StatedRecord(finite(low), finite(high), len(found), lacks if high > least else "", faults)
+
+
+def _of_steps(federation: Federation, claim: Claim) -> tuple[float, float, float] | None:
+    """Epsilon of one record by the stated local steps, as in `PairLoss.ends`, and its relative error; None: unknown."""
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+
+    defense, setting, rounds = federation.defense, federation.setting, len(federation.history)
+    step = defense.step_distribution(setting)
+    if step is None:
+        return None
+    rule, moves = defense.local, 1.0 if claim.relation is Relation.ADD_REMOVE else 2.0
+    steps = 1 if step.single or rule.full_batch else setting.steps
+    if step.noise > 0:
+        event = GaussianDpEvent(step.noise / moves)
+        if step.share >= 1:
+            exact = accounting.epsilon(accounting.repeat(event, rounds * steps), claim.delta)
+            return exact, exact, 0.0
+        sampled = accounting.repeat(PoissonSampledDpEvent(step.share, event), rounds * steps)
+        epsilon = accounting.epsilon(sampled, claim.delta) if claim.delta else math.inf
+        return epsilon if moves == 1 else 0.0, epsilon, _GRID
+    if steps > 1 or step.share < 1:
+        return None
+    # the records are clipped in training, and the message has noise
+    moved = moves * step.clip * (setting.lr if setting.sends == "update" else 1.0) / setting.samples
+    total = PairLoss()
+    for state in federation.history:
+        link = Link(setting, Sender(0, setting.samples), Key(0, ("stated",)))
+        stated = defense.message_distribution(state, defense.remember(setting), torch.zeros(setting.dim), link)
+        if not isinstance(stated, Additive):
+            return None
+        d = len(stated.center)
+        ways = (torch.eye(d, dtype=torch.float64)[0].numpy(), torch.full((d,), d**-0.5, dtype=torch.float64).numpy())
+        losses = [moved_by(stated.noise, moved * way, stated.scale) for way in ways]
+        if None in losses:
+            return None
+        total = total.plus(max(each for each in losses if each is not None))
+    return *total.ends(claim.delta), 0.0
+
+
+def _losses(federation: Federation, claim: Claim, key: Key) -> Iterator[PairLoss]:
+    """The loss of each pair of inputs over all rounds, where it is known.
+
+    One record moves an update no further than the whole update may move, so this bounds the loss of a record.
+    """
+    defense, setting = federation.defense, federation.setting
+    parts, record = claim.unit in (Unit.COORDINATE, Unit.SUBVECTOR), claim.unit is Unit.RECORD
+    unit = Unit.MESSAGE if record else claim.unit
+    asked = (defense, setting, unit, Relation.ANY_TWO if record else claim.relation, key.child("pairs"))
+    for inputs in [*pairs(*asked), *varied(*asked)]:
+        for number in range(len(inputs.zero) if inputs.zero.dim() == 2 else 1):
+            row = inputs.row(number)
+            among = None if row.focus is None else row.focus.numpy()
+            sender = row.senders[0] if row.senders else Sender(0, setting.samples)
+            for factor in (1.0,) if parts and row.focus is not None else (1.0, _FURTHER / FAR):
+                both = [_stated(federation, claim, factor * update, sender, key) for update in (row.zero, row.one)]
+                loss = _whole(both, among)
+                # a header in clear shows what it holds of any message; a claim per part is for equal headers
+                if loss is not None and not (parts and loss.squares == math.inf):
+                    yield loss._replace(attained=loss.attained and not record)
+
+
+def _whole(both: list[list[MessageDistribution | None]], among: Integers | None) -> PairLoss | None:
+    total = PairLoss()
+    for zero, one in zip(*both, strict=True):
+        loss = None if zero is None or one is None else zero.loss(one, among)
+        if loss is None:
+            return None
+        total = total.plus(loss)
+    return total
+
+
+def _stated(
+    federation: Federation, claim: Claim, update: Vector, sender: Sender, key: Key
+) -> list[MessageDistribution | None]:
+    """The distribution in each round of what the adversary sees: the message, or the sum with updates of zero."""
+    defense, setting = federation.defense, federation.setting
+    against = claim.proved.against or claim.against or {Threat.SERVER}
+    summed = defense.superposes or not any("messages" in SEES[threat] for threat in against)
+    found: list[MessageDistribution | None] = []
+    for number, state in enumerate(federation.history):
+        shared = [key.child("shared", number, client) for client in range(setting.participants)]
+        if not summed:
+            link = Link(setting, sender, shared[0])
+            found.append(defense.message_distribution(state, defense.remember(setting), update, link))
+            continue
+        others = [Sender(client, setting.samples) for client in range(1, setting.participants)]
+        links = Links(setting, [sender._replace(number=0), *others], shared)
+        updates = [update, *(torch.zeros(setting.dim) for _ in others)]
+        found.append(defense.aggregate_distribution(state, updates, links))
+    return found
