@@ -54,6 +54,12 @@ _SHOWN = 3
 _MISSED = 0.01
 """The probability that no tested message is of a kind whose rate an audit states."""
 
+_SLACK = 1e-3
+"""The relative difference of a proof and what pairs of inputs show from which on an audit states it."""
+
+_TOO_FEW = 1e-6
+"""The probability below which a test has too few errors for the stated distribution."""
+
 _TARGET = 0.9
 """Share of the proved epsilon that must be shown for trials to be enough."""
 
@@ -312,6 +318,7 @@ def inspect(
     |---|---|
     | the key check found that a message depends on what it must not depend on | CONTRADICTED |
     | two inputs have a larger epsilon under the stated distribution than the proved one | CONTRADICTED |
+    | the trials have fewer errors than any test of two inputs has under the stated distribution | CONTRADICTED |
     | a strict bound is above the proved epsilon, or messages depart from their distribution | CONTRADICTED |
     | messages, or sums if it sees only these, were tested against a stated distribution | CONSISTENT |
     | no such distribution is stated; trials with two inputs alone cannot show that the code is right | INCONCLUSIVE |
@@ -322,6 +329,13 @@ def inspect(
     for bound in assuming:
         if bound.strict > bound.proved * (1 + 1e-9):
             faults.append(f"the bound that assumes {bound.assumes}, {bound.strict:.4g} per {bound.unit} {at}")
+    if stated is not None and stated.error and "one run" not in audit.method:
+        right, false, positives, negatives = audit.counts
+        wrong, of = positives - right + false, positives + negatives
+        # of all pairs of error rates with this mean, equal ones make few errors most likely (Hoeffding 1956, Thm 4)
+        if special.bdtr(wrong, of, stated.error) < _TOO_FEW:
+            least = f"under the stated distribution every test errs in {stated.error:.3g} of them on average"
+            faults.append(f"the test errs in {wrong} of {of} trials; {least}")
     if fit is not None and fit.rejects:
         faults.append(f"messages depart from their distribution: {', '.join(fit.rejects[:_SHOWN])}")
     faults += (*(keys.faults if keys else ()), *(stated.faults if stated else ()))
@@ -333,9 +347,19 @@ def inspect(
         why = "no distribution of the messages is stated" if fit is None else other
         return Inspection(Code.INCONCLUSIVE, (), f"{why}, and {_reach(claim, audit)}")
     power = f"; {fit.detects:.1%} less noise would show" if fit.detects else ""
+    power += _of_pairs(claim, stated) if stated else ""
     numbers = f"{fit.numbers} numbers of {fit.messages} messages follow their distribution{power}"
     exact = f"{fit.messages} messages are as stated, without any randomness"
     return Inspection(Code.CONSISTENT, (), (numbers if fit.numbers else exact) + (_looked(keys, fit) if keys else ""))
+
+
+def _of_pairs(claim: Claim, stated: StatedRecord) -> str:
+    """What the stated distribution says of pairs of inputs, and how far below the proof that is."""
+    if not stated.pairs or stated.high is None:
+        return ""
+    proved = claim.proved.epsilon(claim.delta)
+    slack = f", the proof is {1 - stated.high / proved:.1%} above it" if stated.high < proved * (1 - _SLACK) else ""
+    return f"; {stated.pairs} pairs of inputs have epsilon {stated.high:.5g} or less under it{slack}"
 
 
 def _looked(keys: KeyRecord, fit: FitRecord) -> str:

@@ -62,22 +62,28 @@ def _compared(defense: Defense[Any, Any], setting: Setting, key: Key) -> StatedR
     federation = replace(federation, history=federation.history[:covered])
     step = _of_steps(federation, claim) if claim.unit is Unit.RECORD else None
     losses = list(_losses(federation, claim, key)) if step is None else []
-    found, error = [loss.ends(claim.delta) for loss in losses] if step is None else [step[:2]], step[2] if step else 0.0
+    known = [loss for loss in losses if loss is not None]
+    found = [(*loss.ends(claim.delta), loss.error) for loss in known] if step is None else [step]
     proved = claim.proved.epsilon(claim.delta)
+    unknown = "no privacy loss can be computed from a stated distribution" if len(known) < len(losses) else ""
+    if proved == math.inf:
+        unknown = ""
     if not found:
-        unknown = "no privacy loss can be computed from a stated distribution"
-        return StatedRecord(0.0, None, 0, "" if proved == math.inf else unknown, ())
-    (low, high), least = map(max, zip(*found, strict=True)), proved * (1 + max(error, _ROUNDING)) + _SMALLEST
+        return StatedRecord(0.0, None, None, 0, unknown, ())
+    low, high = max(each[0] for each in found), max(each[1] for each in found)
+    sampled = accounting.is_sampled(claim.proved.event)
+    least = proved * (1 + (_GRID if sampled else _ROUNDING)) + _SMALLEST
     at = f" at delta {claim.delta:g}" if claim.delta else ""
     about = f"per {claim.unit.value}{at} over {covered} {'round' if covered == 1 else 'rounds'}, proved {proved:.5g}"
     fault = f"two inputs have epsilon {low:.5g} under the stated distribution, {about}"
     lacks = f"from the stated distribution follows only epsilon {high:.5g} {about}"
     faults = (fault,) if low > least else ()
-    return StatedRecord(finite(low), finite(high), len(found), lacks if high > least else "", faults)
+    error = min(each[2] for each in found)
+    return StatedRecord(finite(low), finite(high), error, len(found), lacks if high > least else unknown, faults)
 
 
 def _of_steps(federation: Federation, claim: Claim) -> tuple[float, float, float] | None:
-    """Epsilon of one record by the stated local steps, as in `PairLoss.ends`, and its relative error; None: unknown."""
+    """Epsilon of one record by the stated local steps, as in `PairLoss.ends`, and `PairLoss.error`; None: unknown."""
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
     defense, setting, rounds = federation.defense, federation.setting, len(federation.history)
@@ -87,13 +93,14 @@ def _of_steps(federation: Federation, claim: Claim) -> tuple[float, float, float
     rule, moves = defense.local, 1.0 if claim.relation is Relation.ADD_REMOVE else 2.0
     steps = 1 if step.single or rule.full_batch else setting.steps
     if step.noise > 0:
-        event = GaussianDpEvent(step.noise / moves)
-        if step.share >= 1:
-            exact = accounting.epsilon(accounting.repeat(event, rounds * steps), claim.delta)
-            return exact, exact, 0.0
-        sampled = accounting.repeat(PoissonSampledDpEvent(step.share, event), rounds * steps)
-        epsilon = accounting.epsilon(sampled, claim.delta) if claim.delta else math.inf
-        return epsilon if moves == 1 else 0.0, epsilon, _GRID
+        event: Any = GaussianDpEvent(step.noise / moves)
+        if step.share < 1:
+            event = PoissonSampledDpEvent(step.share, event)
+        total_event = accounting.repeat(event, rounds * steps)
+        epsilon = accounting.epsilon(total_event, claim.delta) if claim.delta or step.share >= 1 else math.inf
+        # the distributions of a replaced record are not those of a larger sensitivity
+        attained = moves == 1 or step.share >= 1
+        return epsilon if attained else 0.0, epsilon, (1 - accounting.delta(total_event, 0.0)) / 2
     if steps > 1 or step.share < 1:
         return None
     # the records are clipped in training, and the message has noise
@@ -110,11 +117,11 @@ def _of_steps(federation: Federation, claim: Claim) -> tuple[float, float, float
         if None in losses:
             return None
         total = total.plus(max(each for each in losses if each is not None))
-    return *total.ends(claim.delta), 0.0
+    return *total.ends(claim.delta), total.error
 
 
-def _losses(federation: Federation, claim: Claim, key: Key) -> Iterator[PairLoss]:
-    """The loss of each pair of inputs over all rounds, where it is known.
+def _losses(federation: Federation, claim: Claim, key: Key) -> Iterator[PairLoss | None]:
+    """The loss of each pair of inputs over all rounds; None: it is unknown.
 
     One record moves an update no further than the whole update may move, so this bounds the loss of a record.
     """
@@ -131,7 +138,9 @@ def _losses(federation: Federation, claim: Claim, key: Key) -> Iterator[PairLoss
                 both = [_stated(federation, claim, factor * update, sender, key) for update in (row.zero, row.one)]
                 loss = _whole(both, among)
                 # a header in clear shows what it holds of any message; a claim per part is for equal headers
-                if loss is not None and not (parts and loss.squares == math.inf):
+                if loss is None:
+                    yield None
+                elif not (parts and loss.squares == math.inf):
                     yield loss._replace(attained=loss.attained and not record)
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from leakgauge.harness.core.codec import unpack_levels
 from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.gaussian import gaussian_epsilon
+from leakgauge.harness.core.gaussian import gaussian_delta, gaussian_epsilon
 from leakgauge.harness.core.rng import Key, integers, uniform
 from leakgauge.harness.core.stats import Numbers
 
@@ -117,6 +117,11 @@ class PairLoss(NamedTuple):
         """
         high = self.pure + (gaussian_epsilon(math.sqrt(self.squares), delta) if self.squares else 0.0)
         return high if self.attained and (delta == 0 or not self.pure) else 0.0, high
+
+    @property
+    def error(self) -> float:
+        """A lower bound of the mean of the two error rates of any test: (1 - total variation distance) / 2."""
+        return (1 - math.tanh(self.pure / 2)) * (1 - gaussian_delta(math.sqrt(self.squares), 0.0)) / 2
 
 
 REVEALED = PairLoss(squares=math.inf)

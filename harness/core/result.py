@@ -216,6 +216,7 @@ class StatedRecord:
 
     Attributes:
         low, high: what a pair attains, 0 if that is not known, and an upper bound over the pairs; None is infinity.
+        error: the least mean of the two error rates of any test of two inputs; None: unknown.
         pairs: the number of pairs with a known privacy loss.
         lacks: why the proof is the author's word; empty: the proved epsilon is at least `high`.
         faults: one sentence for each proved epsilon that a pair exceeds.
@@ -223,6 +224,7 @@ class StatedRecord:
 
     low: float | None
     high: float | None
+    error: float | None
     pairs: int
     lacks: str
     faults: tuple[str, ...]

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from leakgauge.harness.core.cases import gathered
+from leakgauge.harness.core.claim import Verdict
 from leakgauge.harness.core.labels import assumption, counted
 from leakgauge.harness.core.result import AuditRecord, ClaimRecord, TrainingRecord
 from leakgauge.harness.core.stats import STRICT
@@ -115,11 +116,17 @@ class Badge(NamedTuple):
 BY_AUDIT = "BROKEN (audit)"
 """The verdict if an audit is above the claim for the audited federation."""
 
+AUTHORS_WORD = Verdict.AUTHORS_WORD.value
+"""The verdict if the proved epsilon does not follow from the distribution that the defense states."""
+
+_WORD = "The proof is its author's word: "
+
 BADGES = {
     BY_AUDIT: Badge("bad", "✕", BY_AUDIT),
     "BROKEN": Badge("bad", "✕", "BROKEN"),
     "UNPROVED": Badge("warn", "?", "UNPROVED"),
     "VACUOUS": Badge("warn", "∞", "VACUOUS"),
+    AUTHORS_WORD: Badge("warn", "?", AUTHORS_WORD),
     "LOOSE": Badge("info", "~", "LOOSE"),
     "HOLDS": Badge("good", "✓", "HOLDS"),
     "NOTHING PROMISED": Badge("none", "–", "NOTHING PROMISED"),
@@ -143,6 +150,7 @@ _COUNTED = {
     "BROKEN": ("is broken", "are broken"),
     "UNPROVED": ("is unproved", "are unproved"),
     "VACUOUS": ("is vacuous", "are vacuous"),
+    AUTHORS_WORD: ("is its author's word", "are their authors' words"),
 }
 """Each verdict as a verb, for one claim and for several claims."""
 
@@ -157,12 +165,15 @@ class State(NamedTuple):
 def checked(training: TrainingRecord) -> tuple[ClaimRecord, ClaimRecord]:
     """The recorded claims for one round and for the whole run.
 
-    If an audit for the same unit and horizon refutes a claim, it is BROKEN (audit).
+    If an audit for the same unit and horizon refutes a claim, it is BROKEN (audit). If its proof does not follow from
+    the stated distribution, it is at most AUTHOR'S WORD.
     """
     return _with_audit(training.one_round, training.audited), _with_audit(training.whole_run, training.audited)
 
 
 def _with_audit(claim: ClaimRecord, audit: AuditRecord | None) -> ClaimRecord:
+    if audit is not None and audit.stated and audit.stated.lacks and claim.verdict in ("HOLDS", "LOOSE"):
+        return dataclasses.replace(claim, verdict=AUTHORS_WORD, reason=f"{claim.reason} {_WORD}{audit.stated.lacks}.")
     if audit is None or not audit.refutes or (audit.unit, audit.horizon) != (claim.unit, claim.horizon):
         return claim
     return dataclasses.replace(claim, verdict=BY_AUDIT, reason=f"{stated(audit)}; in this study {claim.reason}")
@@ -229,7 +240,8 @@ def why(claim: ClaimRecord) -> str:
         return reason(claim)
     audited = "The audited bound is above the claim for the audited federation. Proved: "
     decides = claim.attained if claim.attained is not None and verdict_of(claim) == "BROKEN" else claim.proved
-    return f"{audited if verdict_of(claim) == BY_AUDIT else ''}{decides.reason}"
+    word = claim.reason[claim.reason.find(_WORD) :] + " Proved: " if verdict_of(claim) == AUTHORS_WORD else ""
+    return f"{audited if verdict_of(claim) == BY_AUDIT else word}{decides.reason}"
 
 
 def reason(claim: ClaimRecord) -> str:
