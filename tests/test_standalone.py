@@ -74,8 +74,9 @@ def test_messages_with_too_little_noise_break_the_claim(monkeypatch):
     assert found["audited"]["epsilon_lower"] > 1.0
     assert found["verdict"] == "BROKEN"
     assert found["audited"]["verdict"] == "CONTRADICTED"
-    bound, fit, *_ = found["audited"]["contradicts"]
+    bound, errors, fit, *_ = found["audited"]["contradicts"]
     assert "above what is proved" in bound
+    assert errors.startswith("the test errs in 0 of 80 trials; under the stated distribution every test errs in 0.336")
     assert "depart from their distribution" in fit
     assert "delta_at" not in found["audited"]  # a number from a distribution that the messages do not follow
 

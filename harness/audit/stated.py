@@ -9,7 +9,8 @@ takes no message.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -126,6 +127,9 @@ def _losses(federation: Federation, claim: Claim, key: Key) -> Iterator[PairLoss
     One record moves an update no further than the whole update may move, so this bounds the loss of a record.
     """
     defense, setting = federation.defense, federation.setting
+    # rounds with one state have one distribution, apart from the shared key
+    rounds = Counter(map(id, federation.history))
+    federation = replace(federation, history=tuple({id(state): state for state in federation.history}.values()))
     parts, record = claim.unit in (Unit.COORDINATE, Unit.SUBVECTOR), claim.unit is Unit.RECORD
     unit = Unit.MESSAGE if record else claim.unit
     asked = (defense, setting, unit, Relation.ANY_TWO if record else claim.relation, key.child("pairs"))
@@ -136,7 +140,7 @@ def _losses(federation: Federation, claim: Claim, key: Key) -> Iterator[PairLoss
             sender = row.senders[0] if row.senders else Sender(0, setting.samples)
             for factor in (1.0,) if parts and row.focus is not None else (1.0, _FURTHER / FAR):
                 both = [_stated(federation, claim, factor * update, sender, key) for update in (row.zero, row.one)]
-                loss = _whole(both, among)
+                loss = _whole(both, among, rounds.values())
                 # a header in clear shows what it holds of any message; a claim per part is for equal headers
                 if loss is None:
                     yield None
@@ -144,13 +148,16 @@ def _losses(federation: Federation, claim: Claim, key: Key) -> Iterator[PairLoss
                     yield loss._replace(attained=loss.attained and not record)
 
 
-def _whole(both: list[list[MessageDistribution | None]], among: Integers | None) -> PairLoss | None:
+def _whole(
+    both: list[list[MessageDistribution | None]], among: Integers | None, counts: Iterable[int]
+) -> PairLoss | None:
+    """The sum over the rounds, of which each distribution is that of `counts`."""
     total = PairLoss()
-    for zero, one in zip(*both, strict=True):
+    for zero, one, count in zip(*both, counts, strict=True):
         loss = None if zero is None or one is None else zero.loss(one, among)
         if loss is None:
             return None
-        total = total.plus(loss)
+        total = total.plus(loss.times(count))
     return total
 
 

@@ -110,6 +110,10 @@ class PairLoss(NamedTuple):
         """The loss of both."""
         return PairLoss(self.pure + other.pure, self.squares + other.squares, self.attained and other.attained)
 
+    def times(self, rounds: int) -> PairLoss:
+        """The loss of so many rounds."""
+        return self._replace(pure=rounds * self.pure, squares=rounds * self.squares)
+
     def ends(self, delta: float) -> tuple[float, float]:
         """Epsilon at delta: what the pair attains, 0 if that is not known, and an upper bound.
 

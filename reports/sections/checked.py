@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from leakgauge.harness.core.cases import gathered
-from leakgauge.harness.core.claim import Verdict
 from leakgauge.harness.core.labels import assumption, counted
 from leakgauge.harness.core.result import AuditRecord, ClaimRecord, TrainingRecord
 from leakgauge.harness.core.stats import STRICT
@@ -116,7 +115,7 @@ class Badge(NamedTuple):
 BY_AUDIT = "BROKEN (audit)"
 """The verdict if an audit is above the claim for the audited federation."""
 
-AUTHORS_WORD = Verdict.AUTHORS_WORD.value
+AUTHORS_WORD = "AUTHOR'S WORD"
 """The verdict if the proved epsilon does not follow from the distribution that the defense states."""
 
 _WORD = "The proof is its author's word: "
@@ -126,7 +125,7 @@ BADGES = {
     "BROKEN": Badge("bad", "✕", "BROKEN"),
     "UNPROVED": Badge("warn", "?", "UNPROVED"),
     "VACUOUS": Badge("warn", "∞", "VACUOUS"),
-    AUTHORS_WORD: Badge("warn", "?", AUTHORS_WORD),
+    AUTHORS_WORD: Badge("warn", "✎", AUTHORS_WORD),
     "LOOSE": Badge("info", "~", "LOOSE"),
     "HOLDS": Badge("good", "✓", "HOLDS"),
     "NOTHING PROMISED": Badge("none", "–", "NOTHING PROMISED"),
