@@ -217,6 +217,7 @@ def test_a_liar_with_additive_noise_is_found(name, fault, epsilon):
     assert check_keys(liar, LIKE, Key(3)).faults
 
 
+DISCRETE_NAMES = ["mvu", "vqsgd", "jopeq-sound", "jopeq", "sqsgd", "laplace+sdq"]
 DISCRETE = {
     "the shared key": SECRETS["the shared key"],
     "a constant key": keyed(lambda link, private: Key(7, ("noise",))),
@@ -229,7 +230,7 @@ DISCRETE = {
 @pytest.mark.matrix
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])
 @pytest.mark.parametrize("fault", DISCRETE)
-@pytest.mark.parametrize("name", ["mvu", "vqsgd", "jopeq-sound", "jopeq", "sqsgd", "laplace+sdq"])
+@pytest.mark.parametrize("name", DISCRETE_NAMES)
 def test_a_liar_with_discrete_messages_is_found(name, fault, epsilon):
     try:
         honest = base(name, epsilon)
