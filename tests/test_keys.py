@@ -218,6 +218,37 @@ def test_a_liar_with_additive_noise_is_found(name, fault, epsilon):
 
 
 DISCRETE_NAMES = ["mvu", "vqsgd", "jopeq-sound", "jopeq", "sqsgd", "laplace+sdq"]
+
+
+def spliced(share, stale):
+    """The last part of the message's bytes are those of another key, the shared one or a constant."""
+
+    def how(liar, honest, state, memory, update, link, private):
+        key = Key(7, ("stale",)) if stale else link.key.child("stale")
+        (wire, kept), (other, _) = (honest(state, memory, update, link, each) for each in (private, key))
+        rng.uniform(private.child("nothing"), (1,))
+        cut = len(wire) - int(share * len(wire)) // 3 * 3
+        return wire[:cut] + other[cut:], kept
+
+    return how
+
+
+PARTS = {
+    "a half of the shared key": spliced(0.5, False),
+    "a quarter of the shared key": spliced(0.25, False),
+    "a half of a constant key": spliced(0.5, True),
+    "nearly all of the shared key": spliced(0.9, False),
+}
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("epsilon", [1.0, 8.0])
+@pytest.mark.parametrize("fault", PARTS)
+@pytest.mark.parametrize("name", ["mvu", "jopeq-sound", "jopeq", "laplace+sdq", "laplace+sdq-lattice"])
+def test_levels_whose_randomness_is_shared_in_part_are_found(name, fault, epsilon):
+    assert check_keys(lying(base(name, epsilon), PARTS[fault]), LIKE, Key(3)).faults
+
+
 DISCRETE = {
     "the shared key": SECRETS["the shared key"],
     "a constant key": keyed(lambda link, private: Key(7, ("noise",))),

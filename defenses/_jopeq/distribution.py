@@ -38,6 +38,7 @@ _INVERSE = {1: np.eye(2), 2: np.array([[1.0, 0.0], [-0.5, 0.75**0.5]])}
 _SCALES = 1 - np.array([0.0, *SHARES])  # scales of the noise, in the distribution and in its alternatives
 _ERROR = 1e-15  # rounding error of a probability
 _TINY = 1e-9
+_AGREE = 2**19  # maximum number of probabilities in the comparison of two messages
 _ROUNDING = 2.0**-20  # upper bound on the shift of a lattice coordinate by float32 arithmetic, as a share of its terms
 
 
@@ -84,6 +85,18 @@ class _NoisyLevels(_Levels):
     def product(self) -> bool:
         """Whether levels are independent: with a scalar quantizer and independent noise, not in a lattice."""
         return self.noise.product and not self.roots[:, 1, 0].any()
+
+    def agreement(self, one: bytes, other: bytes) -> tuple[Numbers, Numbers]:
+        """Equal levels of numbers that are independent: all, or in a lattice the first of each pair; at most `_AGREE`.
+
+        Two draws agree with the sum of the squared probabilities of the levels.
+        """
+        chosen = slice(max(1, _AGREE // (2 * self.top + 1))), slice(2 if self.product else 1)
+        equal = (self.levels(one) == self.levels(other))[chosen]
+        edges = np.concatenate([[-np.inf], np.arange(-self.top, self.top) + 0.5, [np.inf]])
+        spread = self.roots.diagonal(axis1=1, axis2=2)[chosen]
+        chances = np.diff(_chances(self.noise, (edges - self.cells[chosen][..., None]) / spread[..., None]))
+        return equal.ravel().astype(float), _numbers(np.square(chances).sum(-1)).ravel()
 
     def loss(self, other: MessageDistribution, among: Integers | None = None) -> PairLoss | None:
         """An upper bound: the loss of the numbers before they become levels."""
