@@ -473,7 +473,8 @@ def _sum(noise: _Sampled, delta: float, *, added: bool) -> _Sum | None:
         run = _run(noise, step, ends, added=added)
         high = run.bound(_UNSEEN * delta, 1)[0]
         # a sum beyond the window returns at its other end, where a tilt magnifies it: below all epsilons, if at all
-        low = min(run.bound(1e-9, -1)[0], -high)
+        least = run.bound(1e-9, -1)[0]
+        low = min(least, max(-high, 2 * least - high))
         if high - low <= 1.01 * step * _LOSSES:
             break
         if not math.isfinite(high - low):
