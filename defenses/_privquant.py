@@ -288,6 +288,7 @@ class Matched(MessageDistribution):
         place: [d], positions among the levels, from 0 to levels - 1.
         levels, tau, logit: parameters of the channel.
         epsilon: the largest epsilon that the channel may have.
+        hidden: the part of the channel's epsilon that no two updates are known to attain.
 
     Source: the distribution of Algorithm 1 of sqSGD, computed independently of `PrivQuant`; P(V_j | V_1..V_(j-1)) sums
     over later V.
@@ -298,6 +299,7 @@ class Matched(MessageDistribution):
     tau: int
     logit: float
     epsilon: float
+    hidden: float = 0.0
     quadratic = True
 
     def loss(self, other: MessageDistribution, among: Integers | None = None) -> PairLoss | None:
@@ -337,7 +339,7 @@ class Matched(MessageDistribution):
         fewer, more = (float(logs[self.tau - 1]) for logs in _branches(d, self.levels))
         with np.errstate(divide="ignore"):
             lesser, favored = np.log([before[d, : self.tau].sum(), before[d, self.tau :].sum()])
-        return Branches(float(favored) - more, float(lesser) - fewer, fewer - more)
+        return Branches(float(favored) - more, float(lesser) - fewer, fewer - more - self.hidden)
 
     @property
     def _below(self) -> Integers:

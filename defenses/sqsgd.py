@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy import special
 from scipy.linalg import hadamard
 from torch import Tensor
 
@@ -59,7 +60,7 @@ class SqSGD(Defense[Plan, Tensor]):
         Messages have ceil(dt * bits / 8) bytes; the coordinates and the rotation follow from shared randomness.
         decode(encode(u)) has expectation x on the sent coordinates and is zero on the others. x is the residual plus
         beta times the clipped update, clipped again; without `reclip`, x is that sum with its rotation clamped.
-        One message is exactly `PrivQuant.epsilon`-DP for any two updates and residuals.
+        One message is `epsilons`-DP for any two updates and residuals.
 
     | case | what happens |
     |---|---|
@@ -181,7 +182,8 @@ class SqSGD(Defense[Plan, Tensor]):
             rotated = np.concatenate([even + odd, even - odd])
         values = np.clip(rotated / math.sqrt(count) / self.clip, -1.0, 1.0)
         levels, channel = 1 << self.bits, state.channel
-        return Matched((values + 1) * (levels - 1) / 2, levels, channel.tau, channel.logit, self.epsilon)
+        hidden = channel.epsilon - self.epsilons(channel)[1]
+        return Matched((values + 1) * (levels - 1) / 2, levels, channel.tau, channel.logit, self.epsilon, hidden)
 
     def low_noise_variant(self) -> SqSGD:
         """The same with 1024 levels, and a channel that is the identity up to 1298 coordinates."""
@@ -195,12 +197,33 @@ class SqSGD(Defense[Plan, Tensor]):
             chance = channel.log_rest / math.log(10)
             reason = f"the rarer branch has a probability of 10^{chance:.0f}, too small for a generator: it never runs."
             further = (Proof.none(Unit.MESSAGE, reason, "arithmetic"),)
-        # only one rotated coordinate at a time can reach the end of the range, because of the l2 clip
-        tight = channel.d == 1
+        bound, shown = self.epsilons(channel)
+        tight = shown >= bound * (1 - 1e-9)
         why = f"an output has one of two probabilities, counted exactly{'; both are attained' if tight else ''}."
-        proved = Proof.pure(channel.epsilon, rounds, Unit.MESSAGE, why, tight=tight)
+        proved = Proof.pure(bound, rounds, Unit.MESSAGE, why, tight=tight)
+        why = "two updates attain this: one makes all outputs match as often as the clip allows, the other seldom."
+        attained = None if tight else Proof.pure(shown, rounds, Unit.MESSAGE, why, "closed form for two inputs")
         source = added_up("sqSGD (2021), Algorithm 1 and sec. 4", rounds)
-        return claim_over(rounds, self.epsilon * rounds, proved, source=source, further=further)
+        return claim_over(rounds, self.epsilon * rounds, proved, source=source, further=further, attained=attained)
+
+    def epsilons(self, channel: PrivQuant) -> tuple[float, float]:
+        """Epsilon of one message: an upper bound, and what two updates attain without residuals.
+
+        The channel's epsilon e needs inputs that surely reach tau matches, but the clip bounds the rotated vector. With
+        F the chance of tau matches, an output's ratio is at most 1 + (e^e - 1) F. An output is matched with h_j <= 1/2
+        + |x_j| (K - 1) / 2U, a mean of at most h = 1/2 + (K - 1) / (2 sqrt dt). So F is at most that of dt matches with
+        chance h each, if tau is dt, or at least dt h + 1 (Hoeffding 1956, Thm 4). Equal coordinates attain it. The
+        other update matches never, if (K - 1)^2 coordinates at the level beside are enough for that.
+        """
+        d, tau, steps = channel.d, channel.tau, channel.levels - 1
+        first = min(1.0, self.beta)  # the norm of a first message, relative to the clip
+        most, shared = (min(1.0, 0.5 + steps * norm / (2 * math.sqrt(d))) for norm in (1.0, first))
+        limited = self.reclip and (tau == d or tau >= d * most + 1)
+        bound = _diluted(channel.epsilon, _log_tail(d, most, tau) if limited else 0.0)
+        far = min(d, int((steps * first) ** 2))
+        other = min(_log_tail(d, 1 - shared, tau), _log_tail(d - far, 0.5, tau))
+        near = _diluted(channel.epsilon, _log_tail(d, shared, tau))
+        return bound, near - _diluted(channel.epsilon, other)
 
     def coordinates(self, shared: Key, setting: Setting) -> Tensor:
         """[dt]: the coordinates that this client sends in the round, in increasing order."""
@@ -223,6 +246,20 @@ def _plan(sent: int, levels: int, epsilon: float, share: float, rotation: int) -
 def _stated_signs(count: int, rotation: int) -> Numbers:
     """The signs [count] of the rotation for `message_distribution`, computed independently of `_plan`."""
     return np.asarray(2.0 * rng.integers(Key(rotation).child("rademacher"), count, 2) - 1, np.float64)
+
+
+def _log_tail(count: int, chance: float, least: int) -> float:
+    """The logarithm of the probability that at least so many (1 or more) of `count` independent events happen."""
+    if least > count or chance in (0.0, 1.0):
+        return 0.0 if chance == 1 and least <= count else -math.inf
+    k = np.arange(least, count + 1)
+    ways = special.gammaln(count + 1) - special.gammaln(k + 1) - special.gammaln(count - k + 1)
+    return min(0.0, float(special.logsumexp(ways + k * math.log(chance) + (count - k) * math.log1p(-chance))))
+
+
+def _diluted(epsilon: float, log_chance: float) -> float:
+    """ln(1 + (e^epsilon - 1) chance)."""
+    return float(np.logaddexp(log_chance + epsilon, math.log(-math.expm1(log_chance)))) if log_chance else epsilon
 
 
 def _shortened(x: npt.NDArray[np.float32], bound: float) -> npt.NDArray[np.float32]:

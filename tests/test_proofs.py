@@ -407,14 +407,31 @@ def test_vqsgd_is_not_proved_below_the_ratio_of_its_points(eps, repeats, rounds)
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
-@pytest.mark.parametrize("parameters", [{}, {"epsilon": 40.0, "bits": 1}, {"epsilon": 100.0, "bits": 2, "share": 0.5}])
-def test_sqsgd_is_not_proved_below_the_ratio_of_its_two_branches(parameters, rounds):
+@pytest.mark.parametrize(
+    "parameters", [{}, {"epsilon": 40.0, "bits": 1}, {"epsilon": 100.0, "bits": 2, "share": 0.5}, {"bits": 3}]
+)
+def test_sqsgd_is_not_proved_below_the_ratio_of_two_updates(parameters, rounds):
     setting = dataclasses.replace(SETTING, layout=Layout(("w",), ((3200,),)))
     _, states, _, claim = case("sqsgd", {"ratio": 0.02} | parameters, rounds, setting)
     channel = states[0].channel
-    ways = [math.comb(channel.d, m) * (channel.levels - 1) ** (channel.d - m) for m in range(channel.d + 1)]
-    attained = channel.logit + math.log(sum(ways[: channel.tau])) - math.log(sum(ways[channel.tau :]))
-    assert attained * rounds * (1 - 1e-9) <= judge(claim).proved
+    d, tau, steps = channel.d, channel.tau, channel.levels - 1
+    # an output of the lesser branch against one of the favored branch, by counting vectors
+    ways = [math.comb(d, m) * steps ** (d - m) for m in range(d + 1)]
+    odds = math.exp(channel.logit) * (sum(ways[:tau]) / sum(ways[tau:]))
+
+    def favored(h):
+        """The chance of tau matches for coordinates that match with these chances."""
+        counts = np.ones(1)
+        for one in h:
+            counts = np.convolve(counts, [1 - one, one])
+        return counts[tau:].sum()
+
+    # equal coordinates, and some at the other middle level or all below 0
+    near = favored(np.full(d, min(1.0, 0.5 + steps / 2 / math.sqrt(d))))
+    others = [np.full(d, max(0.0, 0.5 - steps / 2 / math.sqrt(d))), np.where(np.arange(d) < steps**2, 0.0, 0.5)]
+    attained = max(math.log1p((odds - 1) * near) - math.log1p((odds - 1) * favored(h)) for h in others)
+    assert attained * rounds * (1 - 1e-9) <= claim.proved.epsilon(0)
+    assert (claim.attained or claim.proved).epsilon(0) == pytest.approx(attained * rounds, rel=1e-9)
 
 
 def test_every_defense_and_cascade_is_in_a_test_of_this_file():
