@@ -13,9 +13,9 @@ from leakgauge.defenses._common.cascade import Perturbs
 from leakgauge.defenses._common.clip import Clipped, clip_l2, normal_reach
 from leakgauge.defenses._common.misfit import gaussian_misfit
 from leakgauge.defenses._common.scale import Scaling
-from leakgauge.defenses._jopeq.lattice import Rounded
+from leakgauge.defenses._jopeq.lattice import Lattice, Rounded
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.accounting import gaussian_mu
+from leakgauge.harness.core.accounting import Quantized, gaussian_mu
 from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
 from leakgauge.harness.core.contract import Likelihood, Link, Setting
 from leakgauge.harness.core.distribution import Additive, MessageDistribution, Normal, projected
@@ -78,6 +78,19 @@ class Gaussian(Clipped, Perturbs):
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
         """The noisy clipped update, which is unbiased for the clipped update."""
         return self.split(received, link.setting)[1]
+
+    def attained(self, lattice: Lattice, rounds: int, setting: Setting) -> Proof | None:
+        """What two opposite updates attain that are spread evenly over the first coordinates of all cells.
+
+        None if the noise of a coordinate is smaller than the change: then a cell tells the two apart.
+        """
+        cells, noise = -(-setting.dim // lattice.dimension), math.sqrt(self.noise_variance(setting))
+        shift = self.clip / math.sqrt(cells) / self.sigma
+        if shift > 1:
+            return None
+        event = Quantized(shift, lattice.step / noise, lattice.top, cells * rounds)
+        why = f"two updates whose change is spread over {cells} coordinates attain this epsilon."
+        return Proof(event, Unit.MESSAGE, "quadrature for two inputs", why)
 
     def longest(self, state: None, link: Link) -> float:
         """C plus a bound on the norm of the noise."""

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakgauge.defenses._common.cascade import Perturbs
+from leakgauge.defenses._common.cascade import THRESHOLD, Perturbs
 from leakgauge.defenses._common.clip import clip_coordinates, epsilon_unless
 from leakgauge.defenses._common.misfit import Misfit, laplace_misfit, rounded_misfit
 from leakgauge.defenses._common.reference import scaled
 from leakgauge.defenses._common.scale import Mode
-from leakgauge.defenses._jopeq.lattice import Rounded
+from leakgauge.defenses._jopeq.lattice import Lattice, Rounded
+from leakgauge.defenses._jopeq.privacy import scalar_epsilon
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import repeat
 from leakgauge.harness.core.checks import positive
@@ -95,6 +96,11 @@ class Laplace(Perturbs):
         if self.scale == "public":
             return self.split(received, link.setting)[1]
         return super().estimate(state, received, link)
+
+    def attained(self, lattice: Lattice, rounds: int, setting: Setting) -> Proof:
+        """What one threshold attains on a number that is 1 or -1, in bounds."""
+        shown = scalar_epsilon(2 * self._bound / self.noise_scale, 0.0, lattice.edge)
+        return Proof.pure(shown, rounds, Unit.COORDINATE, THRESHOLD)
 
     def longest(self, state: None, link: Link) -> float:
         """For `public`, C plus noise in each coordinate: any of d exceeds b (ln d + 30) with probability e^-30."""

@@ -12,11 +12,11 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from leakgauge.defenses._common.cascade import Perturbs
+from leakgauge.defenses._common.cascade import THRESHOLD, Perturbs
 from leakgauge.defenses._common.misfit import student_misfit
 from leakgauge.defenses._common.reference import scaled
 from leakgauge.defenses._common.scale import Mode
-from leakgauge.defenses._jopeq.lattice import Rounded, student_variance
+from leakgauge.defenses._jopeq.lattice import Lattice, Rounded, student_variance
 from leakgauge.defenses._jopeq.privacy import Student, t_epsilon
 from leakgauge.defenses._jopeq.quantizer import draw_student, student
 from leakgauge.harness.core.checks import positive
@@ -79,13 +79,16 @@ class TNoise(Perturbs):
         """s2 nu / (nu - 2)."""
         return student_variance(*self.noise)
 
-    def attained(self, edge: float) -> float:
-        """Epsilon that one threshold in [0, edge] attains on the first number of a pair, which is 1 or -1."""
-        thresholds = np.linspace(0.0, edge, 1001)
+    def attained(self, lattice: Lattice, rounds: int, setting: Setting) -> Proof:
+        """What one threshold in [0, edge] attains on the first number of a pair, which is 1 or -1."""
+        thresholds = np.linspace(0.0, lattice.edge, 1001)
         std = math.sqrt(self.noise.s2)
-        above, below = (special.stdtr(self.noise.nu, (x - thresholds) / std) for x in (1.0, -1.0))
         # raising the smaller of two chances keeps their ratio a lower bound
-        return float(np.log(above / np.maximum(below, 1e-300)).max())
+        above, below = (
+            np.log(np.maximum(special.stdtr(self.noise.nu, (x - thresholds) / std), 1e-300)) for x in (1, -1)
+        )
+        shown = float((above - below).max())
+        return Proof.pure(shown, rounds, Unit.SUBVECTOR, THRESHOLD, "closed form for two inputs")
 
     def longest(self, state: None, link: Link) -> float:
         """For `public`, C plus noise in each pair: P(|r| > x) = (1 + x^2 / (nu s2))^(-nu/2), e^-30 over all pairs."""

@@ -13,7 +13,8 @@ from scipy import special, stats
 
 from leakgauge import Key, Links, rng
 from leakgauge.defenses._common.cascade import Cascade
-from leakgauge.defenses._jopeq.privacy import GENERATOR
+from leakgauge.defenses._jopeq.lattice import Lattice
+from leakgauge.defenses._jopeq.privacy import GENERATOR, scalar_epsilon
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.laplace import Laplace
 from leakgauge.defenses.sdq import SDQ
@@ -139,7 +140,9 @@ def test_the_proof_of_the_first_is_a_bound_for_the_cascade():
             assert judge(both)[1:3] == judge(alone)[1:3]
             assert (both.unit, both.horizon) == (alone.unit, Horizon.of(rounds))
             assert "post-processing" in both.proved.method
-            assert not both.proved.tight
+            # at the edge, a threshold tells 1 from -1 as well as the noise does
+            assert both.proved.tight is (name == "laplace+sdq")
+            assert not any(proof.tight for proof in both.further)
             assert [proof.epsilon(0) for proof in both.further] == [proof.epsilon(0) for proof in alone.further]
 
 
@@ -194,9 +197,34 @@ def test_an_audit_of_the_bytes_finds_the_attained_epsilon_behind_the_quantizer()
 
 
 def test_the_attained_epsilon_is_finite_for_tiny_noise_and_small_for_huge_noise():
-    assert math.isfinite(TNoise(s2=1e-6, nu=1000.0).attained(1.0))
-    assert TNoise(s2=1e6, nu=3.0).attained(1.0) < 0.01
-    assert Laplace().attained(1.0) == 0.0
+    lattice, here = Lattice(2.0, 1), setting_of(10)
+    assert math.isfinite(TNoise(s2=1e-6, nu=1000.0).attained(lattice, 1, here).epsilon(0))
+    assert TNoise(s2=1e6, nu=3.0).attained(lattice, 1, here).epsilon(0) < 0.01
+    assert Laplace().attained(lattice, 1, here).epsilon(0) == 8.0
+    assert Gaussian(noise_std=1e-6).attained(lattice, 1, here) is None  # a cell tells the inputs apart
+    assert Gaussian(noise_std=1e6).attained(lattice, 1, here).epsilon(1e-5) == 0.0
+
+
+@by_rows(("tensor", math.inf), ("public", 70_896.45))
+def test_laplace_noise_before_a_small_quantizer_is_proved_to_have_less_than_alone(scale, message):
+    # edge .0667: (1 + edge) / b + ln(2 - e^(-(1 - edge) / b)), with b = 1/2
+    first = build("laplace+sdq", epsilon=4.0, gamma=0.1, scale=scale)
+    for rounds in (1, 3):
+        claim = first.claim([None] * rounds, setting_of(25_818))
+        verdict, claimed, proved, _ = judge(claim)
+        assert (claimed, proved) == pytest.approx((4.0 * rounds, 2.746009 * rounds), rel=1e-6)
+        assert verdict is Verdict.LOOSE
+        assert claim.proved.tight
+        assert claim.attained is None
+        assert claim.further[0].epsilon(0) == pytest.approx(message * rounds, rel=1e-6)
+
+
+def test_laplace_noise_before_a_small_lattice_shows_what_its_first_coordinate_attains():
+    claim = build("laplace+sdq-lattice", epsilon=4.0, gamma=0.1).claim([None], setting_of(100))
+    assert claim.proved.epsilon(0) == pytest.approx(4.0)
+    assert not claim.proved.tight
+    edge = 2 * 2 * 0.1 / 5
+    assert claim.attained.epsilon(0) == pytest.approx(scalar_epsilon(4.0, 0.0, edge))
 
 
 def test_the_lattice_carries_the_numbers_of_another_defense_in_pairs():
@@ -207,7 +235,12 @@ def test_the_lattice_carries_the_numbers_of_another_defense_in_pairs():
     assert torch.allclose(decode(defense, encode(defense, update), setting_of(17)), update, atol=2e-3)
 
 
-@by_rows(("t-noise+sdq", 3.951, 3.098), ("t-noise+sdq-lattice", 3.951, 3.098), ("jopeq-t", 4.177, 4.055))
+@by_rows(
+    ("t-noise+sdq", 3.951, 3.098),
+    ("t-noise+sdq-lattice", 3.951, 3.098),
+    ("jopeq-t", 4.177, 4.055),
+    ("gaussian+sdq", 8, 6.926),
+)
 def test_the_command_prints_the_bound_as_proved_and_the_attained_epsilon_by_its_own_name(name, proved, attained):
     found = json.loads(call("claim", name, "--json").output)
     assert found["proved"]["epsilon"] == pytest.approx(proved, abs=5.1e-4)

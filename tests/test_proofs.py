@@ -234,6 +234,13 @@ def test_laplace_noise_before_or_without_a_quantizer_is_not_proved_below_its_cel
     for name, attained in (("laplace", alone), ("laplace+sdq", behind), ("laplace+sdq-lattice", 0), ("jopeq", jopeq)):
         parameters = {"epsilon": eps, "scale": scale} | ({"bits": bits} if name != "laplace" else {})
         assert attained * rounds <= case(name, parameters, rounds)[3].proved.epsilon(0) * (1 + 1e-6)
+    if bits == 1:  # levels that hide much of the noise
+        small = {"epsilon": eps, "scale": scale, "bits": 1, "gamma": 0.3}
+        attained = of_cells(laplace_cdf, b, cells(*quantizer(1, 0, 0.3)))
+        for name in ("laplace+sdq", "laplace+sdq-lattice"):
+            claim = case(name, small, rounds)[3]
+            assert attained * rounds <= claim.proved.epsilon(0) * (1 + 1e-6)
+            assert (claim.attained or claim.proved).epsilon(0) == pytest.approx(attained * rounds, rel=1e-3)
     sound = case("jopeq-sound", {"epsilon": eps, "bits": bits, "gamma": 0.7}, rounds)[3].proved.epsilon(0)
     small = of_cells(laplace_cdf, b, cells(*quantizer(bits, 0, 0.7)))
     assert small * rounds <= sound * (1 + 1e-6)
@@ -250,6 +257,37 @@ def test_normal_noise_before_a_quantizer_is_not_proved_below_its_outermost_cell(
     above, below = (special.ndtr((x / unit - ends) * unit / first.sigma) for x in (first.clip, -first.clip))
     attained = solved(lambda eps: float((above - math.exp(eps) * below).max()), claim.delta)
     assert attained <= judge(claim).proved
+
+
+def summed(losses, chances, count, delta, step=2e-5):
+    """Epsilon of `count` sums of these losses, rounded down and rounded up."""
+    size, found = 1 << 22, []
+    shifts = (np.arange(size) - size * (np.arange(size) > size // 2)) * step
+    for rounded in (np.floor(losses / step), np.ceil(losses / step)):
+        one = np.bincount(rounded.astype(int) % size, chances, size)
+        total = np.fft.irfft(np.fft.rfft(one) ** count, size)
+        found.append(solved(lambda eps, total=total: float(total @ -np.expm1(np.minimum(eps - shifts, 0.0))), delta))
+    return found
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+@by_rows(
+    ("sdq", 1, {}),
+    ("sdq", 1, {"gamma": 0.1, "epsilon": 3.0}),
+    ("sdq", 3, {"noise_std": 2.0, "delta": 1e-3}),
+    ("sdq-lattice", 2, {}),
+)
+def test_normal_noise_before_a_quantizer_attains_almost_the_epsilon_of_an_even_change(second, bits, parameters, rounds):
+    defense, _, _, claim = case(f"gaussian+{second}", parameters | {"bits": bits}, rounds)
+    first = defense.first
+    unit = 3 * first.clip / math.sqrt(DIM)
+    step, edge = quantizer(bits, (first.sigma / unit) ** 2, parameters.get("gamma"))
+    count = DIM if second == "sdq" else DIM // 2  # of a pair, its first lattice coordinate
+    shift, ends = first.clip / math.sqrt(count) / first.sigma, cells(step, edge, 1000) * unit / first.sigma
+    p, q = (np.maximum(np.diff(special.ndtr(ends - at), axis=1), 1e-300).ravel() / 1000 for at in (shift, -shift))
+    low, high = summed(np.log(p / q), p, count * rounds, claim.delta)
+    assert low * 0.995 <= claim.attained.epsilon(claim.delta) <= high
+    assert high < claim.proved.epsilon(claim.delta)
 
 
 def student(x, s2, nu):

@@ -17,7 +17,7 @@ from leakgauge.defenses._jopeq.distribution import leveled
 from leakgauge.defenses._jopeq.lattice import Lattice, Rounded
 from leakgauge.defenses._jopeq.quantizer import Bare
 from leakgauge.harness.core.checks import check_update
-from leakgauge.harness.core.claim import Claim, Proof
+from leakgauge.harness.core.claim import Claim, Proof, Unit
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
 from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
 from leakgauge.harness.core.defense import Wrapper
@@ -25,6 +25,9 @@ from leakgauge.harness.core.distribution import Additive, MessageDistribution
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
+
+THRESHOLD = "two inputs attain this epsilon by how often a number exceeds a threshold that the dither can set."
+"""Why quantized numbers attain an epsilon."""
 
 
 class Perturbs(ByScale[None]):
@@ -49,13 +52,13 @@ class Perturbs(ByScale[None]):
     def misfit(self, received: Sequence[bytes], *, setting: Setting, rounded: Rounded | None = None) -> Likelihood:
         """The likelihood of n messages, whose numbers were quantized as `rounded` states."""
 
-    def attained(self, edge: float) -> float:
-        """Epsilon of the claim's unit that one round is known to attain even if numbers are quantized; 0: unknown.
+    def attained(self, lattice: Lattice, rounds: int, setting: Setting) -> Proof | None:
+        """What two inputs attain although their numbers are quantized, for the claim's unit; None: unknown.
 
-        Args:
-            edge: in units; the bound uses only whether a number exceeds a threshold in [-edge, edge].
+        It uses only the first coordinates of the lattice's cells: whether a number, in units, exceeds a threshold in
+        [-edge, edge], which the dither sets.
         """
-        return 0.0
+        return None
 
     def normalize(self, update: Vector, setting: Setting) -> tuple[bytes, Tensor]:
         """The header, and the bounded or scaled numbers [count], float32."""
@@ -180,13 +183,23 @@ class Cascade(Wrapper[None, None]):
         return replace(self, first=quiet, second=self.second.finer()) if isinstance(quiet, Perturbs) else None
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
-        """The first defense's claim; its proof becomes an upper bound, because the second is post-processing."""
-        claim, rounds = self.first.claim(history, setting), len(history)
-        bounds = tuple(map(_after_processing, (claim.proved, *claim.further)))
-        shown = self.first.attained(self._lattice(setting).edge)
-        reason = "two inputs attain this epsilon by how often a number exceeds a threshold that the dither can set."
-        attained = Proof.pure(shown, rounds, claim.unit, reason, "closed form for two inputs") if shown else None
-        return replace(claim, proved=bounds[0], further=bounds[1:], attained=attained)
+        """The first defense's claim; its proof becomes an upper bound, because the second is post-processing.
+
+        Numbers with Laplace noise that are quantized one by one have the epsilon that two inputs attain, which is exact
+        (`privacy.scalar_epsilon`).
+        """
+        claim, rounds, lattice = self.first.claim(history, setting), len(history), self._lattice(setting)
+        attained = self.first.attained(lattice, rounds, setting)
+        proved, *further = map(_bound, (claim.proved, *claim.further))
+        shown = attained.epsilon(claim.delta) if attained is not None else 0.0
+        if attained is None or shown == 0:
+            return replace(claim, proved=proved, further=tuple(further))
+        if shown >= proved.epsilon(claim.delta) * (1 - 1e-12):
+            return replace(claim, proved=replace(proved, tight=True), further=tuple(further))
+        if claim.unit is Unit.COORDINATE and lattice.dimension == 1:
+            each, promised = shown / rounds, claim.epsilon / rounds
+            return self.first.claim_of_each(promised, each, attained, claim.source, rounds, setting)
+        return replace(claim, proved=proved, further=tuple(further), attained=attained)
 
     def parameters(self) -> dict[str, Any]:
         """The parameters of both defenses by name; a name that both have becomes `first.name` and `second.name`."""
@@ -195,7 +208,7 @@ class Cascade(Wrapper[None, None]):
         return {f"{name}.{k}" if k in other else k: value for name, own, other in each for k, value in own.items()}
 
 
-def _after_processing(proof: Proof) -> Proof:
+def _bound(proof: Proof) -> Proof:
     """The proof for a function of the message; a missing bound stays missing, because the header is unchanged."""
     if proof.event is None:
         return proof
