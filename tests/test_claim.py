@@ -94,6 +94,26 @@ def test_the_command_prints_both_numbers_and_the_verdict():
     assert "everybody" in found.output
 
 
+@by_rows(
+    (["udp"], "delta 0.001 is not below one in 49,980 records"),
+    (["udp", "--setting", "samples=33", "--setting", "clients=30"], None),
+    (["dp-sgd"], None),
+    (["dp-fedavg", "--set", "delta=0.05"], "delta 0.05 is not below one in 30 clients"),
+    (["dp-fedavg", "--set", "delta=0.05", "--setting", "clients=19", "--setting", "participants=19"], None),
+    (["laplace"], None),
+    (["laplace", "--delta", "0.04"], "delta 0.04 is not below one in 30 clients"),
+    (["none", "--delta", "0.04"], None),
+)
+def test_a_delta_of_one_in_all_records_or_clients_or_more_has_a_note(arguments, note):
+    printed, found = leakgauge(*arguments).output, json.loads(leakgauge(*arguments, "--json").output)
+    if note is None:
+        assert "  note " not in printed
+        assert "notes" not in found
+    else:
+        assert f"\n  note     {note}: publishing all about one of them satisfies it.\n" in printed
+        assert found["notes"] == [f"{note}: publishing all about one of them satisfies it."]
+
+
 def test_the_command_prints_json_with_infinity_as_text():
     found = json.loads(leakgauge("none", "--json").output)
     assert found["claimed"]["epsilon"] == found["proved"]["epsilon"] == "inf"

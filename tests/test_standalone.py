@@ -17,6 +17,7 @@ from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.harness.audit import standalone
 from leakgauge.harness.audit.claims import ratios_delta
 from leakgauge.harness.audit.goodness_of_fit import check_fit
+from leakgauge.harness.cli.claim_text import claim_lines
 from leakgauge.harness.core.answer import DefenseRecord
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.gaussian import gaussian_delta, gaussian_epsilon
@@ -330,7 +331,7 @@ def test_an_audit_has_the_keys_of_its_kind_and_the_claim_those_of_a_claim(by, ke
     )
     assert keys[0] | {"delta_at"} <= set(found["audited"])
     assert not (keys[1] | {"fit", "detects", "reason"}) & set(found["audited"])
-    assert set(found) == {
+    assert set(found) - {"notes"} == {
         *("version", "defense", "parameters", "setting", "claimed", "proved", "further"),
         *("verdict", "reason", "audited"),
     }
@@ -338,6 +339,14 @@ def test_an_audit_has_the_keys_of_its_kind_and_the_claim_those_of_a_claim(by, ke
         *("epsilon", "chance", "delta", "unit", "relation", "adjacency", "horizon", "against", "source", "assumes")
     }
     assert set(found["proved"]) == {*("epsilon", "chance", "delta", "unit", "method", "reason", "tight", "against")}
+
+
+@by_rows((5, True), (99, True), (100, False))
+def test_few_trials_have_a_note(trials, noted, monkeypatch):
+    monkeypatch.setattr(standalone, "check_fit", lambda *_: None)
+    found = audited("laplace", trials=trials)
+    assert found.get("notes", []) == [f"{trials} trials are few: under 100, a verdict says little."] * noted
+    assert (f"  note     {trials} trials are few" in "\n".join(claim_lines(found.record))) is noted
 
 
 def test_a_distribution_is_shown_with_what_it_detects_and_an_infinite_number_as_text(monkeypatch):

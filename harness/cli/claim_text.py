@@ -28,7 +28,8 @@ def claim_lines(record: DefenseRecord) -> list[str]:
         most = "" if audit.ceiling is None else f" (at most {audit.ceiling:.4g} by these trials)"
         bound = f"epsilon >= {audit.strict:.4g}{most}, confidence {max(audit.confidence, STRICT):g}"
         lines.append(f"  verdict  by {bound}, by {audit.threat}")
-    return [*lines, *(f"  assumes  {text}" for text in claim.assumes), f"  {judged.verdict}: {judged.reason}"]
+    caveats = [f"  assumes  {text}" for text in claim.assumes] + [f"  note     {text}" for text in record.notes]
+    return [*lines, *caveats, f"  {judged.verdict}: {judged.reason}"]
 
 
 def _terms(label: str, row: ClaimRecord | ProofRecord, horizon: str, how: str) -> str:

@@ -13,6 +13,8 @@ from leakgauge.harness.core.labels import assumption
 from leakgauge.harness.core.result import AuditRecord, ClaimRecord, chance
 from leakgauge.harness.core.stored import VERSION, to_data
 
+_FEW = 100  # trials below which an audit shows at most an epsilon of 3 or so
+
 
 @dataclass(frozen=True)
 class TrialCounts:
@@ -131,6 +133,19 @@ class DefenseRecord:
         """The record that holds verdict and reason: a bound decides besides the proof, an estimate does not."""
         return self.audit if isinstance(self.audit, AuditRecord) else self.claim
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Caveats: a delta that protects too few, and a bound from few trials."""
+        claim, notes = self.claim, list[str]()
+        delta, of_records = max(claim.delta, claim.proved.delta), claim.unit == "record"
+        number = self.setting["clients"] * (self.setting["samples"] if of_records else 1)
+        if delta * number >= 1 and (claim.epsilon is not None or claim.proved.epsilon is not None):
+            many = f"{number:,} {'records' if of_records else 'clients'}"
+            notes.append(f"delta {delta:g} is not below one in {many}: publishing all about one of them satisfies it.")
+        if isinstance(self.audit, AuditRecord) and self.audit.trials < _FEW:
+            notes.append(f"{self.audit.trials} trials are few: under {_FEW}, a verdict says little.")
+        return tuple(notes)
+
     def answer(self) -> Answer:
         """The record as plain data."""
         claimed = to_data(self.claim, infinity="inf") | {"adjacency": self.claim.relation}
@@ -142,6 +157,8 @@ class DefenseRecord:
         answer |= {"parameters": {**self.parameters}, "setting": {**self.setting}}
         answer |= {"claimed": claimed} | {key: proof for key, proof in proofs.items() if proof is not None}
         answer |= {"verdict": self.judged.verdict, "reason": self.judged.reason}
+        if self.notes:
+            answer["notes"] = list(self.notes)
         if self.audit is not None:
             answer["audited"] = self._audited(self.audit)
         answer.record = self
@@ -169,6 +186,7 @@ class Answer(dict[str, Any]):
     | version | the version of the form, as in stored files |
     | claimed | the `ClaimRecord`; `adjacency` is its relation |
     | proved, attained, further | the proofs of the claim; `attained` only if it is known |
+    | notes | caveats, one sentence each; missing if there are none |
     | verdict, reason | of the audit if it shows a bound, else of the claim |
     | audited | the `AuditRecord` and its counts, or the `CosineRecord`; missing if there is no audit |
     | audited: verdict, contradicts | `AuditRecord.code` and `contradictions`, the verdict on the code |
