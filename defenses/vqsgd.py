@@ -64,7 +64,10 @@ class VQSGD(Defense[None, None]):
         positive(clip=self.clip, epsilon=self.epsilon, repeats=self.repeats)
 
     def repetition_epsilon(self, dim: int) -> float:
-        """The exact epsilon of one repetition, which e_i against a vector of equal magnitudes attains."""
+        """The exact epsilon of one repetition, which e_i against a vector of equal magnitudes attains.
+
+        In float64, probabilities of such a vector may sum to 1 - 1e-16, and the rest hides all but about 37 of epsilon.
+        """
         likeliest = 1 / math.sqrt(dim) + (1 - 1 / math.sqrt(dim)) / (2 * dim)
         return self.epsilon + math.log(likeliest + (1 - likeliest) * math.exp(-self.epsilon))
 

@@ -10,6 +10,7 @@ import itertools
 import math
 from pathlib import Path
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -444,6 +445,31 @@ def test_vqsgd_is_not_proved_below_the_ratio_of_its_points(eps, repeats, rounds)
     assert attained * (1 - 1e-9) <= judge(claim).proved
 
 
+def test_a_search_over_distributions_found_4151_of_the_44904_of_vqsgd_because_probabilities_were_rounded():
+    # a draw is e_i with probability 1/sqrt(d) or more, or never for a vector of equal magnitudes; then a response
+    dim, repeats, eps = 200, 113, mpmath.mpf(400)
+    with mpmath.workdps(400):
+        other = 1 / (mpmath.exp(eps) + 2 * dim - 1)
+        likeliest = 1 / mpmath.sqrt(dim) + (1 - 1 / mpmath.sqrt(dim)) / (2 * dim)
+        attained = float(repeats * mpmath.log((other + (1 - 2 * dim * other) * likeliest) / other))
+    setting = dataclasses.replace(SETTING, layout=Layout(("w",), ((dim,),)))
+    proved = case("vqsgd", {"repeats": repeats}, 1, setting)[3].proved
+    assert proved.tight
+    assert proved.epsilon(0) == pytest.approx(attained, rel=1e-12)
+    assert attained == pytest.approx(44_904, abs=1)
+
+    def stated(dim):
+        """What the float64 probabilities of the distribution attain for e_1 against equal magnitudes."""
+        here = dataclasses.replace(SETTING, layout=Layout(("w",), ((dim,),)))
+        defense, states, here, claim = case("vqsgd", {"repeats": repeats}, 1, here)
+        ends = torch.eye(dim)[0], -torch.ones(dim)
+        one, two = (defense.message_distribution(states[0], None, end, link(here)).chances for end in ends)
+        return float(np.log(one / two).max()) * repeats, claim.proved.epsilon(0)
+
+    assert stated(36)[0] == pytest.approx(stated(36)[1], rel=1e-12)  # sums of 1/6 are exact
+    assert stated(200)[0] < 113 * 40
+
+
 @pytest.mark.parametrize("rounds", [1, 3])
 @pytest.mark.parametrize(
     "parameters", [{}, {"epsilon": 40.0, "bits": 1}, {"epsilon": 100.0, "bits": 2, "share": 0.5}, {"bits": 3}]
@@ -470,6 +496,64 @@ def test_sqsgd_is_not_proved_below_the_ratio_of_two_updates(parameters, rounds):
     attained = max(math.log1p((odds - 1) * near) - math.log1p((odds - 1) * favored(h)) for h in others)
     assert attained * rounds * (1 - 1e-9) <= claim.proved.epsilon(0)
     assert (claim.attained or claim.proved).epsilon(0) == pytest.approx(attained * rounds, rel=1e-9)
+
+
+def further(claim, unit, at=0):
+    """Epsilon of the proof number `at` for a unit, at the claim's delta."""
+    return [proof for proof in claim.further if proof.unit.value == unit][at].epsilon(claim.delta)
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+@by_rows(("laplace", 2.0), ("laplace", 8.0), ("jopeq", 2.0), ("jopeq-sound", 4.0), ("mvu", 4.0), ("laplace+sdq", 8.0))
+def test_a_whole_message_is_not_proved_below_the_sum_over_its_independent_numbers(name, eps, rounds):
+    claim = case(name, {"epsilon": eps}, rounds)[3]
+    b = 2 / eps
+    if name == "jopeq":  # 1 bit, and the error of the quantizer instead of a part of the noise
+        step = quantizer(1, 2 * b**2)[0]
+        b = math.sqrt(b**2 - step**2 / 24)
+        # coordinates 1/3 and -1/3 lie on the sphere of the scale
+        third = of_cells(laplace_cdf, b, cells(*quantizer(1, 8 / eps**2)), 1 / 3, -1 / 3)
+        assert DIM * third * rounds == pytest.approx(further(claim, "message", 1), rel=1e-6)
+    one = of_cells(laplace_cdf, b, np.linspace(-3, 3, 601)[None]) if name != "mvu" else eps
+    assert DIM * one * rounds == pytest.approx(further(claim, "message"), rel=1e-6)
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+@pytest.mark.parametrize("parameters", [{}, {"epsilon": 9.0, "clip": 2.0, "fading": "equal"}, {"power": 3.0}])
+def test_over_the_air_adversaries_that_know_more_are_not_proved_to_see_less(parameters, rounds):
+    clip = parameters.get("clip", 1.0)
+    defense, states, setting, claim = case("ota", parameters, rounds)
+    state = states[0]
+    heard = Links(setting, [Sender(k, 50) for k in range(20)], KEY)
+    alone = [defense.message_distribution(state, None, clip * FIRST, link(setting, k)) for k in range(20)]
+    gains = np.array(state.channel.squared_gains)
+    total = defense.aggregate_distribution(state, [clip * FIRST] + [0 * FIRST] * 19, heard)
+    moved, noise = 2 * float(np.linalg.norm(total.center)), np.array([one.spread for one in alone]) ** 2 * gains
+    mus = {
+        "colluding-server": moved / np.sqrt(noise.min() + state.channel.noise_variance),
+        "eavesdropper": max(
+            2 * float(np.linalg.norm(one.center)) / one.spread if one.spread else np.inf for one in alone
+        ),
+        "participant": moved / np.sqrt(noise.sum() - noise.max() + state.channel.noise_variance),
+    }
+    for proof, (threat, mu) in zip(claim.further, mus.items(), strict=True):
+        assert {one.value for one in proof.against} == {threat}
+        attained = normal(mu * math.sqrt(rounds), claim.delta) if mu < 1e6 else math.inf
+        assert attained * (1 - 1e-6) <= proof.epsilon(claim.delta) <= attained * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_records_in_every_batch_and_all_records_of_a_client_are_not_proved_below_their_hockey_sticks(rounds):
+    defense, _, setting, claim = case("dp-sgd", {}, rounds)
+    attained = normal(math.sqrt(4 * rounds) / defense.multiplier(setting), claim.delta)
+    assert attained * (1 - 1e-9) <= further(claim, "record") <= attained * (1 + 1e-6)
+    for name in ("udp", "udp-crd", "udp-lei"):
+        defense, states, setting, claim = case(name, {}, rounds)
+        mus = distances(defense, states, setting, 2 * 0.1 * FIRST, 0 * FIRST)  # all 50 records turned around
+        attained = normal(math.sqrt(float(mus @ mus)), claim.delta)
+        assert attained * (1 - 1e-6) <= further(claim, "client") <= attained * (1 + 1e-6)
+    claim = case("piecewise", {"epsilon": 30.0}, rounds)[3]
+    assert further(claim, "coordinate") == pytest.approx(30.0 / 12 * rounds)
 
 
 def test_every_defense_and_cascade_is_in_a_test_of_this_file():
