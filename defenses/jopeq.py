@@ -113,7 +113,7 @@ class JoPEQ(ScalarJoPEQ):
             cube = Proof.leak(privacy.uniform_delta(self.lattice.step), dim * rounds, Unit.MESSAGE, why, _CUBE)
         else:
             why = f"{given}all {dim} coordinates may change across their whole range at once."
-            cube = Proof.pure(privacy.cube_epsilon(self._known, dim), rounds, Unit.MESSAGE, why, _CUBE)
+            cube = Proof.pure(dim * self._known, rounds, Unit.MESSAGE, why, _CUBE)
         if self.scale == "public":
             return (cube,)
         complete = Proof.none(Unit.MESSAGE, CLEAR)

@@ -242,7 +242,7 @@ def test_the_distance_of_means_comes_at_once_and_is_never_too_high(distance):
     for n, m, confidence in itertools.product((2, 3, 200, 10**6), (2, 200, 10**6), CONFIDENCES):
         start = time.process_time()
         found, scale, freedom = distance_lower(distance, n, m, confidence), math.sqrt(n * m / (n + m)), n + m - 2
-        assert time.process_time() - start < 1
+        assert time.process_time() - start < 0.1
         assert 0 <= found < math.inf
         # the errors at the limit, by quantiles of the spread: a mean over equal shares
         shares = (np.arange(20_000) + 0.5) / 20_000

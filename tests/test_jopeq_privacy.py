@@ -13,7 +13,6 @@ from scipy import special, stats
 from leakgauge import Key, rng
 from leakgauge.defenses._jopeq.privacy import (
     GENERATOR,
-    cube_epsilon,
     scalar_epsilon,
     sphere_epsilon,
     surrogate_scale,
@@ -117,9 +116,8 @@ def test_a_message_on_the_sphere_costs_a_third_of_one_in_the_cube():
     # as printed, at epsilon 4: linear model, CNN, MLP, CIFAR CNN
     for weights, printed in ((7850, 1.05e4), (6422, 8.6e3), (25818, 3.4e4), (169578, 2.3e5)):
         assert float(f"{sphere_epsilon(4.0, weights):.1e}") == pytest.approx(printed, rel=0.06)
-        assert cube_epsilon(4.0, weights) == 4 * weights
     assert sphere_epsilon(4.0, 7850) == pytest.approx(10466.667, abs=1e-3)
-    assert sphere_epsilon(INF, 3) == cube_epsilon(INF, 3) == INF
+    assert sphere_epsilon(INF, 3) == INF
 
 
 def test_no_two_points_of_the_sphere_are_further_apart_in_l1_than_claimed():
@@ -186,7 +184,7 @@ def test_nor_does_t_noise_over_the_lattice():
     (lambda: surrogate_scale(1, INF), "expected step >= 0"),
     (lambda: scalar_epsilon(1, 1, 0), "expected edge > 0, got edge=0"),
     (lambda: uniform_delta(0), "expected step > 0"),
-    (lambda: cube_epsilon(-1, 3), "expected epsilon >= 0, got epsilon=-1"),
+    (lambda: sphere_epsilon(-1, 3), "expected epsilon >= 0, got epsilon=-1"),
     (lambda: sphere_epsilon(1, 0), "expected a message of at least 1 part, got 0"),
 )
 def test_arguments_out_of_range_are_refused(call, message):

@@ -111,16 +111,6 @@ def uniform_delta(step: float) -> float:
     return min(1.0, 2 / step)
 
 
-def cube_epsilon(epsilon_per_coordinate: float, dim: int) -> float:
-    """Exact pure epsilon of a message of `dim` coordinates, each in [-1, 1]: the sum over the coordinates.
-
-    Raises:
-        ValueError: epsilon is negative, or dim below 1.
-    """
-    _check_message(epsilon_per_coordinate, dim)
-    return dim * epsilon_per_coordinate
-
-
 def sphere_epsilon(epsilon_per_coordinate: float, sub_vectors: int) -> float:
     """Exact pure epsilon of a message of M scalars on the sphere of radius sqrt(M)/3, the range of JoPEQ's scale.
 
@@ -135,7 +125,9 @@ def sphere_epsilon(epsilon_per_coordinate: float, sub_vectors: int) -> float:
     Raises:
         ValueError: epsilon is negative, or sub_vectors below 1.
     """
-    _check_message(epsilon_per_coordinate, sub_vectors)
+    check_nonnegative(epsilon=epsilon_per_coordinate)
+    if sub_vectors < 1:
+        raise ValueError(f"expected a message of at least 1 part, got {sub_vectors}")
     return sub_vectors / 3 * epsilon_per_coordinate
 
 
@@ -323,9 +315,3 @@ def _error_scale(s2: float, nu: float, step: float) -> float:
 def _check_step(step: float) -> None:
     if not 0 <= step < math.inf:
         raise ValueError(f"expected step >= 0, got step={step}")
-
-
-def _check_message(epsilon: float, parts: int) -> None:
-    check_nonnegative(epsilon=epsilon)
-    if parts < 1:
-        raise ValueError(f"expected a message of at least 1 part, got {parts}")

@@ -505,7 +505,7 @@ def _sum(noise: _Sampled, delta: float, *, added: bool) -> _Sum | None:
         step = max(step, (high - low) / _LOSSES)
         run = _run(noise, step, ends, added=added)
         high = run.bound(_UNSEEN * delta, 1)[0]
-        # a sum beyond the window returns at its other end, where a tilt magnifies it: below 0, or the least likely sums
+        # a sum beyond the window returns at its other end, where a tilt magnifies it: below 0 or below the least sums
         least = run.bound(1e-9, -1)[0]
         low = min(least, max(-high, 2 * least - high))
         if high - low <= 1.01 * step * _LOSSES:
