@@ -76,6 +76,15 @@ def test_every_proof_follows_from_the_stated_distribution(name, rounds, setting)
             assert number(found.high) == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.parametrize("gamma", [0.02, 0.1, 0.3])
+@pytest.mark.parametrize("name", ["jopeq", "jopeq-sound", "laplace+sdq", "laplace+sdq-lattice", "gaussian+sdq"])
+def test_levels_that_overload_have_the_loss_of_the_worst_dither(name, gamma):
+    federation = prepared(name, {"gamma": gamma, "epsilon": 3.0})
+    found = check_stated(federation.defense, federation.setting, KEY)
+    assert (found.faults, found.lacks) == ((), "")
+    assert found.high == pytest.approx(proved(federation), rel=1e-3)
+
+
 def claiming(name, parameters=None, **changes):
     """A defense that proves something else."""
 
@@ -226,7 +235,7 @@ def test_a_proof_that_does_not_follow_is_the_authors_word_and_never_green(name):
 
 
 def test_an_upper_bound_above_the_proof_refutes_nothing_but_is_no_proof():
-    liar = claiming("laplace+sdq", {"epsilon": 4.0}, proved=smaller(0.9))
+    liar = claiming("laplace+sdq-lattice", {"epsilon": 4.0}, proved=smaller(0.9))
     found = check_stated(liar, prepared("none").setting, KEY)
     assert found.faults == ()
     assert found.lacks.startswith("from the stated distribution follows only epsilon 4 per coordinate over 1 round")

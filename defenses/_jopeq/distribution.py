@@ -38,6 +38,7 @@ _INVERSE = {1: np.eye(2), 2: np.array([[1.0, 0.0], [-0.5, 0.75**0.5]])}
 _SCALES = 1 - np.array([0.0, *SHARES])  # scales of the noise, in the distribution and in its alternatives
 _ERROR = 1e-15  # rounding error of a probability
 _TINY = 1e-9
+_EXACT, _DITHERS = 2**11, 33  # maximum number of levels of all numbers whose loss is that of levels; number of dithers
 _AGREE = 2**19  # maximum number of probabilities in the comparison of two messages
 _ROUNDING = 2.0**-20  # upper bound on the shift of a lattice coordinate by float32 arithmetic, as a share of its terms
 
@@ -76,10 +77,11 @@ class _Levels(MessageDistribution):
 
 @dataclass(frozen=True, eq=False)
 class _NoisyLevels(_Levels):
-    """Levels of `cells` plus noise: `roots` [n, 2, 2], lower triangular, times standard pairs."""
+    """Levels of `cells` plus noise: triangular `roots` [n, 2, 2] times standard pairs. They include `dither`."""
 
     noise: Noise
     roots: Numbers
+    dither: Numbers
 
     @property
     def product(self) -> bool:
@@ -99,16 +101,23 @@ class _NoisyLevels(_Levels):
         return equal.ravel().astype(float), _numbers(np.square(chances).sum(-1)).ravel()
 
     def loss(self, other: MessageDistribution, among: Integers | None = None) -> PairLoss | None:
-        """An upper bound: the loss of the numbers before they become levels."""
+        """That of the numbers before they become levels, an upper bound; of few with Laplace noise, of the levels.
+
+        The latter is for the worst dither, which the server may see.
+        """
         if not isinstance(other, _NoisyLevels) or not np.array_equal(self.roots, other.roots):
             return None
         if not same_header(self.header, other.header):
             return REVEALED
         flat = (self.cells - other.cells).ravel()
         flat[: len(self.places)] = carried(flat[: len(self.places)], self.places, among)
-        moved = flat.reshape(-1, 2)
-        if moved[self.roots.diagonal(axis1=1, axis2=2) == 0].any():
+        moved, spread = flat.reshape(-1, 2), self.roots.diagonal(axis1=1, axis2=2)
+        if moved[spread == 0].any():
             return REVEALED
+        moving = moved != 0
+        if self.product and isinstance(self.noise, Laplacian) and moving.sum() * self.top <= _EXACT:
+            centers = np.stack([(each.cells - each.dither)[moving] for each in (self, other)])
+            return _of_levels(centers, spread[moving], self.top)
         found = self.noise.loss(_numbers(np.linalg.solve(self.roots, moved[..., None]).ravel()))
         return found and found._replace(attained=False)
 
@@ -165,6 +174,24 @@ class _ExactLevels(_Levels):
         return self.reading((self.cells + 0.5 + 2.0**-24 * self.own(own)) % 1.0, np.zeros(0))
 
 
+def _of_levels(centers: Numbers, spread: Numbers, top: int) -> PairLoss:
+    """The loss of levels of two centers [2, k] plus Laplace noise of scale `spread` [k], at the worst dither.
+
+    It is largest where a threshold is at the end of the dithers, or at a center.
+    """
+    ends = np.concatenate([np.linspace(-0.5, 0.5, _DITHERS), (np.round(centers) + 0.5 - centers).ravel()]).clip(
+        -0.5, 0.5
+    )
+    edges = np.concatenate([[-np.inf], np.arange(-top, top) + 0.5, [np.inf]])
+    at = (edges[:, None, None, None] - ends[:, None, None] - centers) / spread  # [edges, dithers, 2, k]
+    low, high = at[:-1], at[1:]
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        beyond = np.where(low >= 0, -low, high) + np.log(-np.expm1(low - high) / 2)
+        logs = np.where((low < 0) & (high > 0), np.log(-(np.expm1(low) + np.expm1(-high)) / 2), beyond)
+    ratios = (logs[:, :, 0] - logs[:, :, 1]).reshape(-1, logs.shape[-1])
+    return PairLoss(float(max(ratios.max(0).sum(), -ratios.min(0).sum())))
+
+
 def _pairs(values: Numbers) -> Numbers:
     """[n / 2, 2]: the values [n] in pairs, with a 0 at the end if n is odd."""
     return (np.append(values, 0.0) if len(values) % 2 else values).reshape(-1, 2)
@@ -191,7 +218,7 @@ def leveled(sent: Scaled, noise: Noise, root: Numbers, lattice: Lattice, shared:
     if count % 2:
         # padding has no noise
         roots[-1, 1, 1] = _TINY
-    return _NoisyLevels(sent.header, places, cells, lattice.bits, noise, roots)
+    return _NoisyLevels(sent.header, places, cells, lattice.bits, noise, roots, dither)
 
 
 def _chances(noise: Noise, x: Numbers) -> Numbers:
