@@ -215,3 +215,40 @@ def test_help_and_the_version_need_nothing_heavy():
     assert imported_by("--help") == imported_by("--version") == set()
     done = subprocess.run([sys.executable, "-m", "leakgauge", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == call("--version").stdout == f"leakgauge {__version__}\n"
+
+
+@pytest.mark.matrix
+def test_a_study_is_audited_at_its_own_size_one_defense_after_the_other(study):
+    options = ("audit", "--study", study, "--trials", 20)
+    printed = call(*options).stdout
+    assert printed.count("in tiny: 3 of 3 clients in each of 2 rounds, d 2778, 20 records or more") == 2
+    for line in printed.splitlines():
+        assert not ("d 2778" in line and "d 36" in line), "one line, one federation"
+        assert not ("in the small federation" in line and "of the study" in line)
+    assert printed.count("  small    federation of the trials: clients 3, rounds 1, d 36") == 2
+    (found,) = json.loads(call(*options, "--only", "gaussian", "--json").stdout)
+    assert (found["defense"], found["setting"]["dim"], found["audited"]["dim"]) == ("gaussian", 2778, 36)
+
+
+@by_rows(
+    (["--only", "gausian"], "no defense in tiny 'gausian'; did you mean 'gaussian'? Known: none, gaussian"),
+    (["gaussian"], "expected one of a defense"),
+    (["--rounds", "3"], "--study states parameters, federation and rounds"),
+    (["--delta", "0.1"], "--delta is for --scores"),
+)
+def test_an_audit_of_a_study_refuses_what_it_cannot_use(options, words, study):
+    result = call("audit", "--study", study, *options)
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.replace("│", "").split())
+
+
+def test_options_of_a_study_are_refused_without_one():
+    assert call("audit", "gaussian", "--only", "gaussian").exit_code == 2
+
+
+@pytest.mark.matrix
+def test_a_goal_that_needs_trainings_is_refused_by_an_audit_of_a_study(study):
+    study.write_text(STUDY.replace("noise_std = 0.01", "target = {accuracy_loss = 0.02}"))
+    result = call("audit", "--study", study)
+    assert result.exit_code == 2
+    assert "its goal is solved by trainings" in result.stderr

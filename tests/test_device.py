@@ -246,7 +246,7 @@ def test_an_audit_on_the_device_counts_what_the_cpu_counts(name, asked, monkeypa
 def test_a_study_audits_on_the_device_of_its_training(tmp_path, monkeypatch):
     places = []
     monkeypatch.setattr(
-        trainings, "audit_for_study", lambda *asked: places.append(asked[4:]) or standalone.audit_for_study(*asked)
+        trainings, "audit_for_study", lambda *asked: places.append(asked[4:5]) or standalone.audit_for_study(*asked)
     )
     federation = {"clients": 2, "rounds": 1, "samples": 20, "algorithm": "fedsgd", "batch": 1, "test_samples": 20}
     made = resolve(study_table(federation, ["gaussian"], [{"name": "prior"}], limit=False, audit=30))

@@ -3,10 +3,11 @@
 import pytest
 
 from leakgauge.harness.audit.goodness_of_fit import check_fit
+from leakgauge.harness.audit.keys import check_keys
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation import registry
 from tests.audit_case import setting_of
-from tests.faults.library import MISSED, STEPS, faults
+from tests.faults.library import MISSED, STEPS, faults, of_studies
 
 HONEST = [*registry.classes("defense"), "laplace+sdq", "gaussian+sdq", "t-noise+sdq-lattice"]
 
@@ -32,6 +33,24 @@ def test_a_liar_is_caught_at_epsilon_8(fault):
 def test_a_liar_is_caught_at_epsilon_1(fault):
     result = check_fit(fault.liar, setting_of(36, steps=STEPS), Key(4))
     assert bool(result.rejects) == ((1.0, fault.name) not in MISSED)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("epsilon", [1.0, 8.0])
+@pytest.mark.parametrize("number", range(len(of_studies(8.0))))
+def test_a_fault_at_the_size_of_a_study_is_found(number, epsilon):
+    fault = of_studies(epsilon)[number]
+    if fault.kind == "buffer":  # equal numbers follow the distribution, one by one
+        assert check_keys(fault.liar, setting_of(36), Key(3)).faults
+    else:
+        assert check_fit(fault.liar, setting_of(36), Key(3)).rejects
+
+
+def test_a_fit_states_what_was_looked_at():
+    small, large = check_fit(registry.build("defense", "gaussian", {}), setting_of(36), Key(3)).looked
+    assert (small.messages, small.dim, small.clients) == (600, 200, (20, 400))
+    assert (small.samples, small.rounds) == ((20, 80_000), (0, 10_000))
+    assert (large.messages, large.dim, large.samples) == (18, 101_770, (20, 80_000))
 
 
 @pytest.mark.parametrize(

@@ -283,7 +283,16 @@ def test_noise_of_a_sum_that_shrinks_when_clients_drop_out_is_found():
 def test_a_record_states_the_range_that_was_looked_at():
     record = check_keys(made("gaussian"), LIKE, Key(0))
     assert (record.dims, record.clients) == ((200, 101_770), (3, 400))
-    assert (record.samples, record.rounds) == ((1, 5000), (0, 25))
+    assert (record.samples, record.rounds) == ((1, 100_000), (0, 10_000))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("dim", [100_000, 3_000_000])
+def test_a_long_message_is_no_repeated_buffer_but_one_that_repeats_a_tenth_is(dim):
+    study = dataclasses.replace(setting_of(36), layout=Layout(("all",), ((dim,),)))
+    assert not check_keys(base("gaussian", 8.0), LIKE, Key(3), study).faults
+    (fault,) = check_keys(lying(base("gaussian", 8.0), repeated(dim * 9 // 10)), LIKE, Key(3), study).faults
+    assert "there twice" in fault
 
 
 def studied(**changes):
@@ -309,5 +318,5 @@ def test_a_fault_at_the_size_of_a_study_alone_is_found_there(name, fault):
     record = check_keys(liar, LIKE, Key(3), study)
     assert record.faults, name
     assert record.clients[1] == 900
-    assert record.rounds == (0, 99)
+    assert record.rounds == (0, 10_000)
     assert not check_keys(base("gaussian", 8.0), LIKE, Key(3), study).faults

@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy import stats
 
-from leakgauge import Key, audit, rng, unpack_float32
+from leakgauge import Key, Layout, Setting, audit, claim, rng, unpack_float32
 from leakgauge.defenses.dp_fedavg import DPFedAvg
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.harness.audit import standalone
@@ -22,8 +22,10 @@ from leakgauge.harness.core.answer import DefenseRecord
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.gaussian import gaussian_delta, gaussian_epsilon
 from leakgauge.harness.core.stored import from_data, to_data
+from tests.audit_case import setting_of
 from tests.by_rows import by_rows
 from tests.command import call
+from tests.faults.library import lying, of_noise
 
 pytestmark = pytest.mark.usefixtures("without_fit")
 
@@ -262,6 +264,48 @@ def test_there_is_no_delta_if_the_likelihood_is_not_the_distribution_or_nothing_
     assert "delta_at" not in audited("sqsgd", trials=20)["audited"]  # extended for attacks: above what is proved
     assert "delta_at" not in audited("jopeq", trials=20)["audited"]  # at one norm: ratios of a part of the message
     assert "delta_at" not in audited("none", trials=20)["audited"]
+
+
+STUDY = standalone.Studied(
+    Setting(Layout(("first", "second"), ((300, 70), (70,))), 900, 90, 30, "update", 2, 0.1, 5, 7000), 7777
+)
+
+
+def half_if(when):
+    """A Gaussian mechanism with half of its noise in messages for which `when(link)` holds."""
+    noise = of_noise(lambda z, u, p, link: np.where(when(link), 0.5, 1.0) * z)
+    return lying(Gaussian(epsilon=8.0), noise)
+
+
+@by_rows(
+    (
+        "a tensor",
+        lambda link: np.repeat([size == 21_000 for size in link.setting.layout.sizes], link.setting.layout.sizes),
+    ),
+    ("900 clients", lambda link: link.setting.clients == 900),
+    ("90 senders", lambda link: link.setting.participants == 90),
+    ("7,777 records", lambda link: link.sender.samples == 7777),
+)
+def test_half_of_the_noise_at_the_size_of_a_study_alone_is_found_there(name, when):
+    liar = half_if(when)
+    assert not check_fit(liar, setting_of(36), KEY).rejects, name
+    assert check_fit(liar, setting_of(36), KEY, *STUDY).rejects, name
+
+
+def test_an_audit_of_a_study_has_its_claim_and_the_small_federation_beside_the_bound():
+    found = audited("dp-fedavg", {"noise_std": 4.0}, study=STUDY, trials=20)
+    whole = claim("dp-fedavg", {"noise_std": 4.0}, {"clients": 900, "participants": 90}, 30, None)
+    assert found["claimed"]["epsilon"] == whole["claimed"]["epsilon"]
+    assert found["proved"]["epsilon"] == whole["proved"]["epsilon"]
+    assert [found["setting"][name] for name in ("dim", "clients", "participants", "rounds", "samples")] == [
+        *(21_070, 900, 90, 30, 7000)
+    ]
+    row = found["audited"]
+    assert [row[name] for name in ("dim", "clients", "rounds")] == [36, 3, 20]
+    assert row["proved"] != found["proved"]["epsilon"]
+    assert found["verdict"] == whole["verdict"]
+    assert set(found["small"]) == {"verdict", "reason"}
+    assert "audited" not in found["reason"]
 
 
 DOCUMENT = (Path(__file__).parents[1] / "docs" / "claims.md").read_text("utf-8")

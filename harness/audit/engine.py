@@ -363,15 +363,22 @@ def _of_pairs(claim: Claim, stated: StatedRecord) -> str:
 
 
 def _looked(keys: KeyRecord, fit: FitRecord) -> str:
-    """What the key check looked at, and how rare a fault may be that the messages of the goodness-of-fit test hold."""
-    sizes = {"d": keys.dims, "clients": keys.clients, "records": keys.samples, "rounds": keys.rounds}
-    ends = {name: f"{low} to {high}" if low < high else str(low) for name, (low, high) in sizes.items()}
-    words = ", ".join(f"{name} {text}" for name, text in ends.items())
-    rate = fit.messages / -math.log(_MISSED)
-    return (
-        f"; the key check found nothing in {keys.messages} messages ({words}); "
-        f"{fit.messages} messages hold a fault of 1 in {rate:.0f} with probability {1 - _MISSED:g}"
-    )
+    """What key check and goodness-of-fit test looked at, and how rare a fault may be that these messages hold."""
+    from leakgauge.harness.audit.goodness_of_fit import Fit
+
+    def words(looked: Any, dims: tuple[int, int]) -> str:
+        sizes = {"d": dims, "clients": looked.clients, "records": looked.samples, "rounds": looked.rounds}
+        ends = {name: f"{low} to {high}" if low < high else str(low) for name, (low, high) in sizes.items()}
+        return ", ".join(f"{name} {text}" for name, text in ends.items())
+
+    text = f"; the key check found nothing in {keys.messages} messages ({words(keys, keys.dims)})"
+    for looked in fit.looked if isinstance(fit, Fit) else ():
+        rate = looked.messages / -math.log(_MISSED)
+        rare = (
+            f" hold a fault of 1 in {rate:.0f} with probability {1 - _MISSED:g}" if rate > 2 else " show a constant one"
+        )
+        text += f"; {looked.messages} tested messages ({words(looked, (looked.dim, looked.dim))}){rare}"
+    return text
 
 
 def _reach(claim: Claim, audit: AuditResult) -> str:

@@ -3,15 +3,18 @@
 Distinguishing two inputs needs about e^epsilon trials; a distribution is tested with a few hundred messages at any
 epsilon. The test does not measure epsilon. It shows whether the code is the mechanism of the proof.
 
-Messages come from a small federation that runs the same round as training: twenty clients of unequal size, ten rounds
-with memories kept, several tensors, and updates of many shapes and norms. Discrete messages also come from updates at
-the clip in few and in many coordinates, where messages reveal most about an update.
+Messages come from a small federation that runs the same round as training: twenty clients with 20 to 80,000 records,
+ten rounds up to the 10,000th with memories kept, several tensors, and updates of many shapes and norms, also of exactly
+the clip. Every second run has 400 clients, or as many as the study, and old memories. In some rounds, clients drop out
+of the sum. Discrete messages also come from updates at the clip in few and in many coordinates, where messages reveal
+most about an update. A few messages come from large tensors, and from the tensors of the study.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,7 +68,25 @@ _LONG, _WIDEST, _BRIEF = 256, 100_000, 5
 """The length of a dependent message if shorter messages never err, the most coordinates for it, and its rounds. Of many
 numbers, only a part is sent unchanged, and the size of this part depends on the noise."""
 
-_CLIENTS, _ROUNDS, _SMALLEST = 20, 10, 20
+_CLIENTS, _ROUNDS, _SMALLEST, _LARGEST = 20, 10, 20, 80_000
+_MANY = 400
+"""Clients of a larger federation, of which `_CLIENTS` send; every second run has so many, or as many as the study."""
+
+_LATE = (*range(5), 11, 51, 201, 1001, 10_000)
+"""The rounds that are looked at if the defense does not stop before."""
+
+_BEFORE = 60
+"""Messages that clients with a memory have sent before every second run."""
+
+_ABSENT = (0, 1, 5, 15)
+"""Clients whose messages do not arrive in rounds that are summed, in turn."""
+
+LARGE = Layout(("matrix", "bias", "second matrix", "second bias"), ((784, 128), (128,), (128, 10), (10,)))
+"""Tensors of 101,770 numbers in all."""
+
+_TESTED, _FEWEST, _LONGEST = 2_000_000, 2, 1_000_000
+"""How many numbers of large tensors are tested, the fewest senders of them, and the most numbers of one message."""
+
 _NUMBERS = 20_000
 """The least number of tested numbers, if `_MOST` messages hold that many; it detects 3 % of missing noise."""
 
@@ -74,6 +95,9 @@ _MOST, _LEAST = 4000, 460
 
 _TRAININGS = 100
 """Trained clients; each update has as many numbers as a message."""
+
+_NORMS = (1.0, 1.0, 1 - 1e-6, 1 + 1e-6)
+"""Norms near the clip, in clips."""
 
 _STEPS = 8
 """The most local steps."""
@@ -98,8 +122,8 @@ _SILENT = 0.01
 _SINGLE = 0.2
 """Share of updates at the clip with a single nonzero coordinate."""
 
-_REPEATED = 0.2
-"""Share of messages that repeat the client's previous update."""
+_REPEATED, _EXACT_NORM = 0.2, 0.1
+"""Shares of messages that repeat the client's previous update, and whose norm is the clip up to one in a million."""
 
 
 class _Item(NamedTuple):
@@ -118,12 +142,37 @@ _Kinds = dict[str, list[_Item]]
 """The tested items by kind: `message`, `sum` and `training`."""
 
 
-def check_fit(defense: Defense[Any, Any], like: Setting, key: Key) -> FitRecord | None:
+class Looked(NamedTuple):
+    """How many messages of d numbers were tested, and the range of their federations, senders and rounds."""
+
+    messages: int
+    dim: int
+    clients: tuple[int, int]
+    samples: tuple[int, int]
+    rounds: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Fit(FitRecord):
+    """A record with the range that was looked at, for the sentence on the code.
+
+    Attributes:
+        looked: messages of the small tensors, then those of each larger layout that the defense takes.
+    """
+
+    looked: tuple[Looked, ...] = ()
+
+
+def check_fit(
+    defense: Defense[Any, Any], like: Setting, key: Key, study: Setting | None = None, most_samples: int = 0
+) -> Fit | None:
     """Test a defense's messages, its sums and its local training against their distributions; None if it states no
     distribution.
 
     Args:
         like: the federation whose defense is audited; the test uses its local training.
+        study: a federation whose tensors, clients, participants, records and rounds are looked at, too.
+        most_samples: the number of records of its largest client.
 
     Guarantees:
         If the messages follow the distribution, any test rejects with probability at most `LEVEL`.
@@ -132,28 +181,35 @@ def check_fit(defense: Defense[Any, Any], like: Setting, key: Key) -> FitRecord 
     Raises:
         MessageError: the defense rejects its own messages, in `transmit` or `decode`.
     """
-    federation = Federation.of(defense, _setting(like))
+    federation = _aged(defense, _setting(like))
     try:
         kinds = _readings(federation, 0, key)
         if not any(kinds.values()):
             return None
         if 0 < _numbers(kinds) < _FEW:
             # the defense sends a share of the coordinates: with more coordinates, a message holds more numbers
-            wide = Federation.of(defense, _setting(like, _WIDE))
+            wide = _aged(defense, _setting(like, _WIDE))
             more = _readings(wide, 0, key)
             if _numbers(more) > _numbers(kinds):
                 federation, kinds = wide, more
-        values, kinds = _p_values(federation, kinds, key)
+        values, kinds = _p_values(federation, kinds, key, study)
         setting = federation.setting
+        last = _LATE[-1] if len(federation.history) == len(_LATE) else len(federation.history) - 1
+        clients = federation.setting.clients, _larger(federation, study).setting.clients
+        looked = [Looked(_count(kinds), setting.dim, clients, (_SMALLEST, _LARGEST), (0, last))]
+        for of_size, further in _at_size(defense, like, study, most_samples, kinds, key):
+            looked.append(of_size)
+            values |= further
         samples = [_sample(items, setting) for items in kinds.values() if _numbers({"": items})]
         # the level of one p-value, before a few more are added
         share = _detects(samples, LEVEL / max(1, len(values)))
-        max_norm = _max_norm(defense, setting, kinds["message"], key, enough=share is not None and share <= _SHARE)
+        enough = share is not None and share <= _SHARE
+        max_norm = _max_norm(defense, setting, kinds["message"], key, study, enough=enough)
     except DistributionError as error:
-        return FitRecord((str(error),), 0.0, 1, 0, 1, None)
-    messages, numbers = sum(map(len, kinds.values())), _numbers(kinds)
+        return Fit((str(error),), 0.0, 1, 0, 1, None)
+    messages, numbers = _count(kinds), _numbers(kinds)
     if not values:
-        return FitRecord((), 1.0, messages, 0, 0, None)
+        return Fit((), 1.0, messages, 0, 0, None, tuple(looked))
     for word, sample in max_norm.items():
         further = ratio_values(sample.ratios, sample.groups) if sample.ratios is not None else {}
         values |= {f"{name}, {word} at the clip": p for name, p in further.items()}
@@ -162,19 +218,65 @@ def check_fit(defense: Defense[Any, Any], like: Setting, key: Key) -> FitRecord 
     least = min(1.0, min(values.values()) * len(values))
     share = _detects(samples, level, list(max_norm.values()))
     messages += sum(len(sample.uniforms) for sample in max_norm.values())
-    return FitRecord(rejects, least, messages, numbers, len(values), share)
+    return Fit(rejects, least, messages, numbers, len(values), share, tuple(looked))
 
 
-def _p_values(federation: Federation, kinds: _Kinds, key: Key) -> tuple[dict[str, float], _Kinds]:
+def _aged(defense: Defense[Any, Any], setting: Setting) -> Federation:
+    """The federation in rounds `_LATE`, or in its first ones if the defense stops before."""
+    history = Federation.of(defense, setting, _LATE[-1] + 1).history
+    late = len(history) > _LATE[-1]
+    return Federation(defense, setting, tuple(history[number] for number in _LATE) if late else history[:_ROUNDS])
+
+
+def _larger(federation: Federation, study: Setting | None) -> Federation:
+    """The federation with many clients, or those of the study; the same one if the defense refuses their number."""
+    clients, participants = (study.clients, study.participants) if study else (_MANY, _MANY)
+    try:
+        setting = replace(federation.setting, clients=max(clients, _CLIENTS), participants=max(participants, _CLIENTS))
+        return _aged(federation.defense, setting)
+    except ValueError:
+        return federation
+
+
+def _at_size(
+    defense: Defense[Any, Any], like: Setting, study: Setting | None, most_samples: int, kinds: _Kinds, key: Key
+) -> Iterator[tuple[Looked, dict[str, float]]]:
+    """p-values of messages of large tensors, and of the study's federation, in the first and in the last round."""
+    items, small = kinds["message"] or kinds["sum"], _setting(like)
+    if not items or not (items[0].product or items[0].reading.bits is not None):
+        return  # numbers that depend on each other are slow to read
+    settings = [(replace(small, layout=LARGE), _SMALLEST, _LARGEST)]
+    if study:
+        same = {name: getattr(study, name) for name in ("layout", "clients", "participants", "rounds")}
+        settings.append((replace(small, **same), study.samples, max(study.samples, most_samples)))
+    for number, (setting, least, most) in enumerate(settings):
+        count = min(setting.participants, max(_FEWEST, min(_CLIENTS, _TESTED // (2 * setting.dim))))
+        senders = [Sender(k, int(size)) for k, size in enumerate(np.geomspace(least, most, count).round())]
+        try:
+            history = Federation.of(defense, setting).history
+            federation = Federation(defense, setting, (history[0], history[-1]))
+            read = _readings(federation, 0, key.child("size", number), senders)
+        except (DistributionError, MessageError):
+            raise
+        except ValueError:
+            continue  # the defense refuses so many numbers or clients
+        values = _of_kinds(read, setting, coarse=True)
+        looked = Looked(_count(read), setting.dim, (setting.clients,) * 2, (least, most), (0, len(history) - 1))
+        yield looked, {f"{name}, d = {setting.dim}": p for name, p in values.items()}
+
+
+def _p_values(
+    federation: Federation, kinds: _Kinds, key: Key, study: Setting | None
+) -> tuple[dict[str, float], _Kinds]:
     """All p-values by name, and the tested items; `kinds` has the items of the first federation."""
-    run, setting = 1, federation.setting
-    while _numbers(kinds) > 0 and _too_few(kinds) and sum(map(len, kinds.values())) < _MOST:
-        more = _readings(federation, run, key)
+    run, setting, federations = 1, federation.setting, (federation, _larger(federation, study))
+    while _numbers(kinds) > 0 and _too_few(kinds) and _count(kinds) < _MOST:
+        more = _readings(federations[run % 2], run, key)
         kinds, run = {kind: items + more[kind] for kind, items in kinds.items()}, run + 1
     values = _of_kinds(kinds, setting, coarse=False)
     low_noise = federation.defense.low_noise_variant()
     if low_noise is not None:
-        at_rest = _of_kinds(_readings(Federation.of(low_noise, setting), -1, key), setting, coarse=True)
+        at_rest = _of_kinds(_readings(_aged(low_noise, setting), -1, key), setting, coarse=True)
         values |= {f"{name}, with little noise": p for name, p in at_rest.items()}
     values |= _repeats(federation, key.child("twins"), sums=False)
     if kinds["sum"]:
@@ -183,7 +285,13 @@ def _p_values(federation: Federation, kinds: _Kinds, key: Key) -> tuple[dict[str
 
 
 def _max_norm(
-    defense: Defense[Any, Any], like: Setting, items: Sequence[_Item], key: Key, *, enough: bool
+    defense: Defense[Any, Any],
+    like: Setting,
+    items: Sequence[_Item],
+    key: Key,
+    study: Setting | None,
+    *,
+    enough: bool,
 ) -> dict[str, Sample]:
     """Discrete messages of updates at the clip, by the size of the update; `items` are messages of other updates.
 
@@ -204,11 +312,14 @@ def _max_norm(
     for sizes, runs in federations:
         setting = _setting(like, sizes)
         try:
-            history = Federation.of(defense, setting).history[: _BRIEF if silent else None]
+            federation = _aged(defense, setting)
         except ValueError:
             continue  # no channel of this epsilon has so few coordinates
-        federation, own = Federation(defense, setting, history), key.child("clip", setting.dim)
-        each = [_readings(federation, run, own, max_norm=True) for run in range(runs)]
+        both = federation, _larger(federation, study)
+        if silent:
+            both = (replace(federation, history=federation.history[-_BRIEF:]),) * 2
+        own = key.child("clip", setting.dim)
+        each = [_readings(both[run % 2], run, own, max_norm=True) for run in range(runs)]
         sample = _sample([item for kinds in each for item in kinds["message"]], setting)
         if sample.ratios is not None and not (silent and _is_silent(sample.ratios)):
             samples[f"d = {setting.dim}"] = sample
@@ -236,6 +347,10 @@ def _too_few(kinds: _Kinds) -> bool:
     return _numbers(kinds) < _NUMBERS or max(len(items) for items in kinds.values() if _numbers({"": items})) < _LEAST
 
 
+def _count(kinds: _Kinds) -> int:
+    return sum(map(len, kinds.values()))
+
+
 def _numbers(kinds: _Kinds) -> int:
     """The number of tested numbers of the kind with the fewest."""
     counts = [sum(len(item.reading.uniforms) for item in items) for items in kinds.values()]
@@ -251,36 +366,64 @@ def _of_kinds(kinds: _Kinds, setting: Setting, *, coarse: bool) -> dict[str, flo
     }
 
 
-def _readings(federation: Federation, run: int, key: Key, *, max_norm: bool = False) -> _Kinds:
+def _readings(
+    federation: Federation, run: int, key: Key, senders: Sequence[Sender] = (), *, max_norm: bool = False
+) -> _Kinds:
     """The messages and the sums of one federation that follow a distribution, ordered by round and sender.
 
     Args:
-        loud: all updates are at the clip.
+        senders: of large messages, without local training; empty: those of the small federation.
+        max_norm: all updates are at the clip.
     """
-    defense, setting = federation.defense, federation.setting
-    draw, kinds = _max_norm_update if max_norm else _update, _Kinds(message=[], sum=[])
-    senders = [Sender(k, _SMALLEST * (1 + k % 10)) for k in range(_CLIENTS)]
-    memories, updates = federation.memories(_CLIENTS), [torch.zeros(setting.dim) for _ in senders]
-    kinds["training"] = _trainings(defense, setting, run, key.child("training", run))
+    defense, setting, large = federation.defense, federation.setting, bool(senders)
+    draw, kinds = _max_norm_update if max_norm else _update, _Kinds(message=[], sum=[], training=[])
+    if not large:
+        sizes = np.geomspace(_SMALLEST, _LARGEST, _CLIENTS // 2).astype(int).tolist()
+        senders = [Sender(k, size) for k, size in enumerate(2 * sizes)]
+        kinds["training"] = _trainings(defense, setting, run, key.child("training", run))
+    updates = [torch.zeros(setting.dim) for _ in senders]
+    memories, before = federation.memories(len(senders)), key.child("run", run, "before")
+    if run % 2:
+        clients = [
+            Client.of(sender, update, memory, before.child(sender.number))
+            for sender, update, memory in zip(senders, updates, memories, strict=True)
+        ]
+        memories = [grown(federation.round(), client, _BEFORE) for client in clients]
     for number, state in enumerate(federation.history):
         own = key.child("run", run, "round", number)
-        drawn = [draw(defense, setting, own.child("update", k), updates[k]) for k in range(_CLIENTS)]
+        drawn = [draw(defense, setting, own.child("update", k), last) for k, last in enumerate(updates)]
         patterns, updates = [pattern for pattern, _ in drawn], [update for _, update in drawn]
         sent = [update.clone() for update in updates]
         exchange = federation.exchange(sent, own, number, senders=senders, memories=memories)
-        distribution = defense.aggregate_distribution(state, updates, exchange.links)
+        absent = 0 if defense.superposes else _ABSENT[number % len(_ABSENT)] * len(senders) // _CLIENTS
+        arrived = exchange
+        if absent:
+            ends = {"senders": senders[absent:], "memories": memories[absent:]}
+            arrived = federation.exchange([update.clone() for update in updates[absent:]], own, number, **ends)
+        distribution = defense.aggregate_distribution(state, updates[absent:], arrived.links)
         if distribution is not None:
-            total = _arrives(federation.round(number), exchange, own.child("server"))
-            reading = _read(distribution, total, own.child("auditor"))
-            kinds["sum"].append(_Item(reading, senders[0], number, run, 0, torch.stack(updates).double().sum(0)))
+            total = _arrives(federation.round(number), arrived, own.child("server"))
+            reading, counted = _read(distribution, total, own.child("auditor")), Sender(0, len(senders) - absent)
+            kinds["sum"].append(_Item(reading, counted, number, run, 0, torch.stack(updates).double().sum(0)))
         wires, links = exchange.sent if defense.superposes else exchange.received, exchange.links.each()
-        for memory, update, wire, link, pattern in zip(memories, updates, wires, links, patterns, strict=True):
+        # on a channel that superposes, the other participants follow
+        for memory, update, wire, link, pattern in zip(memories, updates, wires, links, patterns, strict=False):
             distribution = defense.message_distribution(state, memory, update, link)
-            if distribution is not None:
+            # a long message without noise may differ from its definition by a sum's rounding
+            if distribution is not None and not (large and distribution.noiseless):
                 reading = _read(distribution, wire, own.child("auditor", link.sender.number))
                 kinds["message"].append(_Item(reading, link.sender, number, run, pattern, update, distribution.product))
         memories = exchange.memories
     return kinds
+
+
+def grown(round_: Round, client: Client, messages: int) -> Any:
+    """What a client remembers after so many messages; a memory that one message leaves empty stays so."""
+    for number in range(messages):
+        client = client._replace(memory=round_.encode(client._replace(private=client.private.child(number)))[1])
+        if client.memory is None:
+            break
+    return client.memory
 
 
 def _trainings(defense: Defense[Any, Any], setting: Setting, run: int, key: Key) -> list[_Item]:
@@ -358,11 +501,16 @@ def _repeats(federation: Federation, key: Key, *, sums: bool) -> dict[str, float
 
 
 def _read(distribution: MessageDistribution, wire: bytes, own: Key) -> Reading:
-    """The message as its distribution reads it; bytes that it cannot parse also depart from it."""
+    """The message as its distribution reads it; bytes that it cannot parse also depart from it.
+
+    Of a very long message, every n-th number.
+    """
     try:
-        return distribution.read(wire, own)
+        reading = distribution.read(wire, own)
     except MessageError as error:
         raise DistributionError(str(error)) from error
+    step = len(reading.uniforms) // _LONGEST
+    return reading if step < 2 else Reading(reading.uniforms[::step], reading.places[::step])
 
 
 def _arrives(here: Round, exchange: Exchange, server: Key) -> bytes:
@@ -375,14 +523,16 @@ def _arrives(here: Round, exchange: Exchange, server: Key) -> bytes:
 def _update(defense: Defense[Any, Any], setting: Setting, key: Key, last: Tensor) -> tuple[int, Tensor]:
     """The number of a pattern, and an update of this shape with a norm far below, near or far above the clip."""
     pick, place, near, high = rng.uniform(key.child("pick"), (4,), dtype=torch.float64).tolist()
+    clip = float(getattr(defense, "clip", 1.0))
     if place < _REPEATED and bool(last.any()):
         return len(_PATTERNS), last
+    if place > 1 - _EXACT_NORM and defense.local.clip is None:
+        return len(_PATTERNS) + 1, _exact(setting, key, clip * _NORMS[int(near * len(_NORMS))], 1 if high < 0.5 else 16)
     pattern = int(pick * len(_PATTERNS))
     values = rng.normal(key.child("values"), (setting.dim,), torch.float64)
     if _PATTERNS[pattern] == "zero":
         return pattern, torch.zeros(setting.dim)
     values = shaped(_PATTERNS[pattern], values, setting.layout, key)
-    clip = float(getattr(defense, "clip", 1.0))
     if defense.local.clip is not None:
         # local training has already bounded its updates
         norm = defense.local.clip * (setting.lr if setting.sends == "update" else 1.0) * 10 ** (-3 * high)
@@ -393,11 +543,23 @@ def _update(defense: Defense[Any, Any], setting: Setting, key: Key, last: Tensor
     return pattern, (values * (norm / values.norm())).float()
 
 
+def _exact(setting: Setting, key: Key, norm: float, count: int) -> Tensor:
+    """An update of so many coordinates, a power of 4, of equal size: its norm is a float32 number exactly."""
+    update = torch.zeros(setting.dim)
+    places = torch.from_numpy(rng.permutation(key.child("places"), setting.dim)[:count])
+    update[places] = rng.normal(key.child("values"), (count,)).sign() * (norm / count**0.5)
+    return update
+
+
 def _max_norm_update(defense: Defense[Any, Any], setting: Setting, key: Key, last: Tensor) -> tuple[int, Tensor]:
-    """The number of a pattern, and an update with all coordinates, or a single one, far above the clip."""
-    size = 10 * float(getattr(defense, "clip", 1.0)) * setting.dim
-    values = size * rng.normal(key.child("values"), (setting.dim,)).sign()
-    pattern = int(rng.uniform(key.child("pick"), (1,)).item() < _SINGLE)
+    """The number of a pattern, and an update with all coordinates, or a single one, far above the clip or at it."""
+    clip, pick = float(getattr(defense, "clip", 1.0)), rng.uniform(key.child("pick"), (1,)).item()
+    if pick > 1 - _EXACT_NORM / 2:
+        return 3, _exact(setting, key, clip, 4 ** int(np.log2(setting.dim) / 2))
+    signs = rng.normal(key.child("values"), (setting.dim,)).sign()
+    if pick > 1 - 1.5 * _EXACT_NORM:
+        return 2, clip * signs
+    values, pattern = 10 * clip * setting.dim * signs, int(pick < _SINGLE)
     if pattern:
         values[torch.from_numpy(rng.permutation(key.child("places"), setting.dim)[1:])] = 0.0
     return pattern, values
@@ -413,7 +575,7 @@ def _sample(items: Sequence[_Item], setting: Setting) -> Sample:
     return Sample(
         uniforms=np.array([reading.uniforms for reading in readings]),
         places=places,
-        tensors=np.repeat(np.arange(len(_TENSORS)), setting.layout.sizes),
+        tensors=np.repeat(np.arange(len(setting.layout.sizes)), setting.layout.sizes),
         carried=np.array([np.where(at >= 0, update[at], 0.0) for at, update in zip(places, updates, strict=True)]),
         norms=np.array([np.linalg.norm(update) for update in updates]),
         sizes=np.array([item.sender.samples for item in items]),

@@ -31,6 +31,7 @@ import torch
 from scipy import special, stats
 from torch import Tensor
 
+from leakgauge.harness.audit.goodness_of_fit import LARGE, grown
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Sender, Setting
 from leakgauge.harness.core.defense import Defense
@@ -47,8 +48,7 @@ LEVEL = 1e-12
 """The largest p-value of a finding by counts. Other findings cannot happen by chance."""
 
 _SMALL = Layout(("tensor 0", "tensor 1", "tensor 2"), ((121,), (44,), (35,)))
-_LARGE = Layout(("matrix", "bias", "second matrix", "second bias"), ((784, 128), (128,), (128, 10), (10,)))
-"""Tensors of 200 and of 101,770 numbers in all."""
+"""Tensors of 200 numbers in all."""
 
 _CLIENTS, _ROUNDS, _SAMPLES = 40, 26, 20
 _WATCHED = (0, 1, _ROUNDS - 1)
@@ -60,8 +60,14 @@ _PROBED = (0, 14, 38)
 _LONGEST = 200
 """The largest number of rounds of a study that are looked at."""
 
-_SIZES, _FEDERATIONS = (1, 201, 5000), (3, 400)
+_SIZES, _FEDERATIONS = (1, 60, 201, 700, 5000, 100_000), (3, 21, 60, 400)
 """Other numbers of a client's records, and of the federation's clients."""
+
+_LATE = (100, 1000, 10_000)
+"""Late rounds, and the numbers of earlier messages of a client."""
+
+_ARRIVED = (8, 7, 5, 2)
+"""How many of eight clients do not drop out."""
 
 _SAME = 1e-3
 """How far a uniform number may move, besides what the rounding of the message moves it."""
@@ -76,19 +82,23 @@ _BINS, _REPEATED, _EQUAL = 50, 0.05, 1e-9
 """Bins for the numbers of a large tensor, the share of them that may be there twice, and their distance if they are."""
 
 
-def check_keys(defense: Defense[Any, Any], like: Setting, key: Key, study: Setting | None = None) -> KeyRecord:
+def check_keys(
+    defense: Defense[Any, Any], like: Setting, key: Key, study: Setting | None = None, most_samples: int = 0
+) -> KeyRecord:
     """Look for what a message depends on and must not.
 
     Args:
         like: the federation whose local training the defense sees, and whose tensors if it refuses small ones.
         study: a federation whose tensors, clients, records and rounds, up to `_LONGEST`, are looked at, too.
+        most_samples: the number of records of its largest client.
 
     Guarantees:
         The same arguments give the same record.
         Code that follows its stated distribution has a finding with probability below 1e-9.
     """
     check = _Check(defense, like, key, study)
-    for part in (check.follow, check.resize, check.drop_out, check.enlarge):
+    check.samples += (study.samples, max(study.samples, most_samples)) if study else ()
+    for part in (check.follow, check.age, check.resize, check.drop_out, check.enlarge):
         try:
             part()
         except (DistributionError, MessageError) as error:
@@ -151,6 +161,7 @@ class _Check:
         except ValueError:
             self.layout = like.layout
             self.federation = self.of(self.layout, _CLIENTS, rounds)
+        self.samples: tuple[int, ...] = _SIZES
         self.faults: dict[str, None] = {}
         self.sizes: list[tuple[int, int, int, int]] = []
         self.constants: set[Key] | None = None
@@ -252,10 +263,13 @@ class _Check:
         for words, times in (norms | {"far above the clip": 1e6, "far below the clip": 1e-6}).items():
             yield f"an update of norm {words}", cause._replace(update=direction * (times * self.clip))
         yield "a negative update", cause._replace(update=-direction.abs() * self.clip)
+        single = torch.zeros_like(direction)
+        single[0] = self.clip
+        yield "one coordinate at the clip", cause._replace(update=single)
         sparse = torch.zeros_like(direction)
         sparse[::17] = direction[::17]
         yield "a sparse update", cause._replace(update=sparse * (0.5 * self.clip / sparse.norm()))
-        for samples in (*_SIZES, *([self.study.samples] if self.study else [])):
+        for samples in self.samples:
             words = f"{samples} records of the client"
             yield words, cause._replace(sender=cause.sender._replace(samples=samples))
         if cause.memory is not None:
@@ -289,6 +303,18 @@ class _Check:
             if wire and _accepts(message, bent, None):
                 self.faults.setdefault(f"the stated distribution allows a {words} message")
 
+    def age(self) -> None:
+        """The noise in late rounds, and of a client that has sent many messages."""
+        federation = Federation.of(self.defense, self.federation.setting, _LATE[-1] + 1)
+        cause = self.cause(0, _PROBED[0], self.defense.remember(self.federation.setting))
+        first = self.send(cause)
+        if not first.continuous:
+            return
+        for number in (late for late in _LATE if late < len(federation.history)):
+            client = Client.of(cause.sender, cause.update, first.memory, self.key.child("age", number))
+            old = cause._replace(number=number, memory=grown(federation.round(), client, number))
+            self.match(first.read, self.send(old, federation), "earlier messages", number)
+
     def resize(self) -> None:
         """The noise in federations of other sizes."""
         cause = self.cause(0, _PROBED[0], self.defense.remember(self.federation.setting))
@@ -314,7 +340,7 @@ class _Check:
             return
         updates = [_dense(key.child("update", k), federation.setting.dim) * (0.5 * self.clip) for k in range(8)]
         sent = []
-        for count in (8, 5):
+        for count in _ARRIVED:
             exchange = federation.exchange([update.clone() for update in updates[:count]], key)
             state, links = federation.history[0], exchange.links
             stated = self.defense.aggregate_distribution(state, updates[:count], links)
@@ -322,13 +348,14 @@ class _Check:
                 return
             mean = federation.round().decode(exchange, key.child("server"))
             sent.append(_Sent(mean.numpy().astype("<f4").tobytes(), None, stated))
-            self.sizes += [(federation.setting.dim, count, _SAMPLES, 0)] * count
+            self.sizes += [(federation.setting.dim, federation.setting.clients, _SAMPLES, 0)] * count
         if sent[0].continuous:
-            self.match(sent[0].read, sent[1], "clients that drop out", 0)
+            for count, message in zip(_ARRIVED[1:], sent[1:], strict=True):
+                self.match(sent[0].read, message, f"{count} of 8 clients", 0)
 
     def enlarge(self) -> None:
         """Messages of a large model, and of the study's model."""
-        for layout in (_LARGE, *([self.study.layout] if self.study else [])):
+        for layout in (LARGE, *([self.study.layout] if self.study else [])):
             self.examine(layout)
 
     def examine(self, layout: Layout) -> None:
@@ -355,8 +382,13 @@ class _Check:
                     self.faults.setdefault(f"the noise of a tensor of {size} numbers is not as stated (p < {LEVEL:g})")
                     break
         if sent[1].continuous:
-            ordered = np.sort(np.abs(sent[1].read.uniforms - 0.5))
-            twice = float(np.mean(np.diff(ordered) < _EQUAL))
+            sizes = np.abs(sent[1].read.uniforms - 0.5)
+            # in a long message, floats agree by chance, but not together with their neighbors
+            shares = [
+                np.mean(np.diff(np.sort(numbers)) < _EQUAL) - chance * len(sizes)
+                for numbers, chance in ((sizes, 2e-8), (sizes[:-1] + np.pi * sizes[1:], 1e-9))
+            ]
+            twice = max(map(float, shares))
             if twice > _REPEATED:
                 self.faults.setdefault(f"{twice:.0%} of the noise in a large message is there twice")
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Literal, NamedTuple
 
 from leakgauge.harness.audit import engine
@@ -30,7 +30,15 @@ from leakgauge.harness.audit.goodness_of_fit import check_fit
 from leakgauge.harness.audit.keys import check_keys
 from leakgauge.harness.audit.stated import check_stated
 from leakgauge.harness.audit.trials import Mechanism
-from leakgauge.harness.core.answer import Answer, CanaryCounts, CosineRecord, DeltaRecord, MessageCounts, TrialCounts
+from leakgauge.harness.core.answer import (
+    Answer,
+    CanaryCounts,
+    CosineRecord,
+    DefenseRecord,
+    DeltaRecord,
+    MessageCounts,
+    TrialCounts,
+)
 from leakgauge.harness.core.cell import PartSpec, Scalar
 from leakgauge.harness.core.claim import Claim, Horizon, Relation, Unit
 from leakgauge.harness.core.contract import Defense, Setting, claim_of
@@ -92,6 +100,13 @@ _KINDS = {
 }
 
 
+class Studied(NamedTuple):
+    """A study's federation: its public setting, and the number of records of its largest client."""
+
+    setting: Setting
+    most_samples: int
+
+
 @one_thread()
 def audit(
     name: str,
@@ -106,6 +121,7 @@ def audit(
     device: str | None = None,
     seed: int,
     by: str = "trials",
+    study: Studied | None = None,
 ) -> Answer:
     """The result of `claims.claim`, with an audit, and the verdict on both; `core.answer` lists the fields and keys.
 
@@ -121,6 +137,9 @@ def audit(
             All adversaries see decoded rounds; in trials, `public` sees only their sum.
         device: where clients train and likelihoods are computed: `cpu` (the default) or `cuda`, for trials and
             messages. Messages are encoded and decoded on the CPU, so the other kinds would compute nothing there.
+        study: by trials only; `setting` and `rounds` are then those of `audited_part`. Setting, claim, proof and
+            verdict of the result are the study's, and messages of its size are looked at. `audited` is of the small
+            federation, whose size, claim and proof stand beside it; `small` holds the verdict on that claim.
 
     Raises:
         UnknownNameError: as `claims.claim`.
@@ -129,6 +148,8 @@ def audit(
     options = {"trials": trials, "budget": budget, "confidence": confidence, "threat": threat, "device": device}
     _check_options(setting, by, options)
     started, kind, key = time.monotonic(), _KINDS[by], Key(seed, ("audit",))
+    if study is not None:
+        setting, rounds = audited_part(PartSpec(name, parameters), study.setting)
     given = kind.rounds if rounds is None else rounds
     deployment = prepare(name, parameters, setting, given, None, kind.setting, most=_RUN)
     level = CONFIDENCE if confidence is None else confidence
@@ -145,9 +166,9 @@ def audit(
         if by == "cosine":
             estimate = _by_cosine(deployment, claim, key)
             return replace(record, audit=estimate, delta_at=exact_delta(claim, adversary)).answer()
-        keys = check_keys(deployment.defense, deployment.setting, key.child("keys"))
+        keys = check_keys(deployment.defense, deployment.setting, key.child("keys"), *(study or ()))
         stated = check_stated(deployment.defense, deployment.setting, key.child("stated"))
-        fit = check_fit(deployment.defense, deployment.setting, key.child("law"))
+        fit = check_fit(deployment.defense, deployment.setting, key.child("law"), *(study or ()))
         if by == "messages":
             measured = _by_messages(training, claim, adversary, level, key, device or "cpu")
         elif by == "one-run":
@@ -158,21 +179,37 @@ def audit(
             mechanism = engine.most_telling(mechanisms, claim, much if isinstance(much, int) else TRIALS, level, key)
             measured = _by_trials(mechanism, claim, much, fit, level, key)
         audited = _audit_record(deployment, claim, record.claim, measured.bound, fit, measured.assuming, keys, stated)
+        in_study = study and Federation.of(deployment.defense, study.setting)
     except ValueError as error:
         raise error if isinstance(error, StudyError) else StudyError(name, [str(error)]) from error
     delta = None if audited.contradictions else exact_delta(claim, measured.bound.threat) or measured.sampled
-    return replace(record, audit=audited, counts=measured.counts, delta_at=delta).answer()
+    record = replace(record, audit=audited, counts=measured.counts, delta_at=delta)
+    return _in_study(name, in_study, record) if in_study else record.answer()
 
 
-def audit_for_study(spec: PartSpec, study: Setting, trials: int, key: Key, device: str = "cpu") -> AuditRecord:
+def _in_study(name: str, federation: Federation, small: DefenseRecord) -> Answer:
+    """The answer for a study's federation, with the audit of a small one."""
+    claim = record_claim(claim_of(federation.defense, federation.history, federation.setting))
+    record = replace(defense_record(name, federation, claim), audit=small.audit, counts=small.counts)
+    answer = replace(record, delta_at=small.delta_at).answer()
+    judged = {"verdict": answer["verdict"], "reason": answer["reason"]}
+    answer.update(verdict=claim.verdict, reason=claim.reason, small=judged)
+    return answer
+
+
+def audit_for_study(
+    spec: PartSpec, study: Setting, trials: int, key: Key, device: str = "cpu", most_samples: int = 0
+) -> AuditRecord:
     """A lower bound of a defense's epsilon, in the small federation of `leakgauge audit`.
 
     Args:
         study: the study's federation. The audit uses its local training: what is sent, the learning rate, the
             momentum, at most `MOST_STEPS` steps, the share of records in a batch. It covers one round if the defense
-            promises one round, else at most `MOST_ROUNDS`. The key check also looks at the study's own size.
+            promises one round, else at most `MOST_ROUNDS`. Key check and goodness-of-fit test also look at the study's
+            own size.
         trials: the number of counted trials with each of the two inputs.
         device: where clients train and likelihoods are computed.
+        most_samples: the number of records of the study's largest client.
 
     Guarantees:
         The same arguments give the same record.
@@ -186,9 +223,9 @@ def audit_for_study(spec: PartSpec, study: Setting, trials: int, key: Key, devic
     mechanisms = [Mechanism(deployment, threat, device) for threat in engine.adversaries(claim)]
     mechanism = engine.most_telling(mechanisms, claim, trials, CONFIDENCE, key)
     result = engine.audit_mechanism(mechanism, claim, trials, CONFIDENCE, key)
-    keys = check_keys(deployment.defense, deployment.setting, key.child("keys"), study)
+    keys = check_keys(deployment.defense, deployment.setting, key.child("keys"), study, most_samples)
     stated = check_stated(deployment.defense, deployment.setting, key.child("stated"))
-    fit = check_fit(deployment.defense, deployment.setting, key.child("law"))
+    fit = check_fit(deployment.defense, deployment.setting, key.child("law"), study, most_samples)
     assuming = _assumed(mechanism, claim, fit, trials, CONFIDENCE, key)
     return _audit_record(deployment, claim, record_claim(claim), result, fit, assuming, keys, stated)
 
@@ -233,16 +270,16 @@ def _audit_record(
         code=inspected.code.value,
         contradictions=inspected.contradictions,
         seen=inspected.reason,
-        fit=fit,
+        fit=fit and FitRecord(*(getattr(fit, field.name) for field in fields(FitRecord))),
         assuming=assuming,
         keys=keys,
         stated=stated,
     )
 
 
-def sizes(study: Setting) -> list[Any]:
+def sizes(study: Setting, most_samples: int) -> list[Any]:
     """What an audit looks at besides `audited_part`; equal results of both mean equal audits."""
-    return [study.layout.shapes, study.clients, study.samples, study.rounds]
+    return [study.layout.shapes, study.clients, study.participants, study.samples, most_samples, study.rounds]
 
 
 def audited_part(spec: PartSpec, study: Setting) -> tuple[dict[str, Scalar], int]:

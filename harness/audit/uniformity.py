@@ -93,6 +93,7 @@ class Sample:
             "size": self.sizes,
             "norm": decades,
             "pattern": self.patterns,
+            "run": self.runs,
         }
 
 

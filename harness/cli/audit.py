@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +15,9 @@ from leakgauge.harness.core.code import import_from, named_code
 from leakgauge.harness.core.sinks import say
 
 if TYPE_CHECKING:
-    from leakgauge.harness.core.answer import DefenseRecord
+    from leakgauge.harness.core.answer import Answer, DefenseRecord
+    from leakgauge.harness.core.cell import TrainingSpec
+    from leakgauge.harness.core.result import TrainingRecord
 
 
 def _seconds(text: str) -> float:
@@ -79,41 +84,97 @@ def audit(
         typer.Option(help="Instead of a defense: a CSV or npz file with your canaries' scores; columns score and in."),
     ] = None,
     delta: Annotated[float | None, typer.Option(help="Delta of the bound from --scores; default: 1e-5.")] = None,
+    study: Annotated[
+        str | None, typer.Option(help="Instead of a defense: those of this study (file or name), at its size.")
+    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="With --study: this defense alone; repeatable.")] = None,
+    data: cli.DataOption = None,
+    allow_code: cli.AllowCodeOption = False,
     seed: Annotated[int, typer.Option(help="Seed of every random draw.")] = 0,
     as_json: cli.JsonOption = False,
 ) -> None:
     """Audit a defense: show a measured lower bound of epsilon beside the claimed and the proved epsilon."""
-    given = set_, rounds, trials, budget, threat, device, setting
-    if (defense is None) == (scores is None):
-        raise typer.BadParameter("expected either a defense or --scores FILE")
+    own, measured = (set_, rounds, setting), (trials, budget, threat, device)
+    if sum(value is not None for value in (defense, scores, study)) != 1:
+        raise typer.BadParameter("expected one of a defense, --scores FILE and --study FILE")
+    if study is None and (only or data or allow_code):
+        raise typer.BadParameter("--only, --data and --allow-code are for --study")
     if scores is not None:
-        if by != "trials" or any(value is not None for value in given):
+        if by != "trials" or any(value is not None for value in (*own, *measured)):
             raise typer.BadParameter("--scores has no federation: it takes --delta, --confidence and --json only")
         _print_scores(scores, 1e-5 if delta is None else delta, 0.95 if confidence is None else confidence, as_json)
         return
     if delta is not None:
         raise typer.BadParameter("--delta is for --scores; the delta of a defense is that of its claim")
-    assert defense is not None
     from leakgauge.harness.audit.claims import assignments
     from leakgauge.harness.audit.standalone import audit as audited
 
+    audited = partial(
+        audited, trials=trials, budget=budget, confidence=confidence, threat=threat, device=device, seed=seed
+    )
+    if study is not None:
+        if by != "trials" or any(value is not None for value in own):
+            raise typer.BadParameter("--study states parameters, federation and rounds; it is audited by trials")
+        _audit_study(audited, study, only or [], data, as_json, allow_code=allow_code)
+        return
+    assert defense is not None
     if named_code([defense]):
         import_from(Path.cwd())
     with cli.user_errors():
-        found = audited(
-            defense,
-            assignments(set_ or [], "--set"),
-            assignments(setting or [], "--setting"),
-            rounds,
-            by=by,
-            trials=trials,
-            budget=budget,
-            confidence=confidence,
-            threat=threat,
-            device=device,
-            seed=seed,
-        )
+        tables = assignments(set_ or [], "--set"), assignments(setting or [], "--setting")
+        found = audited(defense, *tables, rounds, by=by)
     _print(found.record, as_json)
+
+
+def _audit_study(
+    audited: Callable[..., Answer], source: str, only: list[str], data: Path | None, as_json: bool, *, allow_code: bool
+) -> None:
+    """Audit each distinct defense and federation of a study, and print each audit once it is finished."""
+    from leakgauge.harness.audit.standalone import Studied
+    from leakgauge.harness.cli.claim_text import claim_lines
+    from leakgauge.harness.core.errors import StudyError, unknown
+    from leakgauge.harness.data import default_root
+    from leakgauge.harness.learn.partition import sizes
+    from leakgauge.harness.study.goal import solve
+    from leakgauge.harness.study.prepare import prepare
+    from leakgauge.harness.study.study import load_study
+
+    answers: dict[str, Answer] = {}
+    problems, root = list[str](), data or default_root()
+    with cli.user_errors():
+        loaded = load_study(source, allow_code=allow_code)
+        known = dict.fromkeys(spec.defense.name for spec in loaded.trainings)
+        for name in only:
+            if name not in known:
+                raise unknown(f"defense in {loaded.name}", name, known)
+        cells = tuple(cell for cell in loaded.cells if not only or cell.training.defense.name in only)
+        specs: dict[str, TrainingSpec] = {}  # the first seed of each task, federation and defense
+        for cell in solve(cells, root, _untrained)[0]:
+            specs.setdefault(replace(cell.training.honest, seed=0, audit=0).id, cell.training.honest)
+        for spec in specs.values():
+            try:
+                ready = prepare(spec, root)
+                studied = Studied(ready.setting, max(sizes(ready.holdings).values()))
+                asked = repr((spec.defense, studied))
+                if asked not in answers:
+                    answers[asked] = audited(spec.defense.name, spec.defense.parameters, {}, None, study=studied)
+                    if not as_json:
+                        say(*claim_lines(answers[asked].record, loaded.name), "")
+            except StudyError as error:
+                problems += error.problems
+        if as_json:
+            cli.print_json(list(answers.values()))
+        if problems:
+            raise StudyError(loaded.name, problems)
+
+
+def _untrained(trainings: list[TrainingSpec]) -> dict[str, TrainingRecord]:
+    """No records of trainings, because an audit of a study trains nothing."""
+    from leakgauge.harness.core.errors import StudyError
+
+    for spec in trainings:
+        raise StudyError(spec.defense.name, ["its goal is solved by trainings; expected --only of the other defenses"])
+    return {}
 
 
 def _print_scores(path: Path, delta: float, confidence: float, as_json: bool) -> None:

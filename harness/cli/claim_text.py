@@ -9,27 +9,39 @@ from leakgauge.harness.core.stored import number
 from leakgauge.harness.core.threats import Threat
 
 
-def claim_lines(record: DefenseRecord) -> list[str]:
-    """A claim with its audit, if there is one."""
+def claim_lines(record: DefenseRecord, study: str = "") -> list[str]:
+    """A claim with its audit, if there is one; `study`: the name of the study whose federation it is for."""
     claim, audit, judged = record.claim, record.audit, record.judged
     parameters = ", ".join(f"{key}={value}" for key, value in record.parameters.items() if value is not None)
     source = f"{claim.source}, {claim.relation}" if claim.source else ""
-    lines = [f"{record.defense}({parameters})", _terms("claimed", claim, claim.horizon, source)]
+    place = "{participants} of {clients} clients in each of {rounds} rounds, d {dim}, {samples} records or more"
+    head = f" in {study}: {place.format(**record.setting)}" if study else ""
+    lines = [f"{record.defense}({parameters}){head}", _terms("claimed", claim, claim.horizon, source)]
     lines.append(_terms("proved", claim.proved, claim.horizon, claim.proved.method))
     proofs = [("attained", claim.attained)] if claim.attained else []
     for label, proof in [*proofs, *(("", proof) for proof in claim.further)]:
         lines.append(f"{_terms(label, proof, claim.horizon, proof.method)}: {proof.reason}")
     if audit is not None:
-        size = "clients {clients}, rounds {rounds}, d {dim}".format(**record.setting)
-        lines += [*audit_lines(record), f"           claimed, proved and audited in the same federation: {size}"]
+        size = "clients {clients}, rounds {rounds}, d {dim}"
+        here = size.format(**record.setting)
+        rows = [*audit_lines(record), f"           claimed, proved and audited in the same federation: {here}"]
+        if study and isinstance(audit, AuditRecord):
+            epsilons = f"claimed {number(audit.claimed):.6g}, proved {number(audit.proved):.6g}"
+            there = size.format(clients=audit.clients, rounds=audit.rounds, dim=audit.dim)
+            lines.append(f"           claimed and proved in the federation of the study: {here}")
+            rows = [f"  small    federation of the trials: {there}; {epsilons}", *audit_lines(record)]
+        lines += rows
     if isinstance(audit, AuditRecord):
         from leakgauge.harness.core.stats import STRICT  # scipy, which a claim without an audit does not need
 
         most = "" if audit.ceiling is None else f" (at most {audit.ceiling:.4g} by these trials)"
         bound = f"epsilon >= {audit.strict:.4g}{most}, confidence {max(audit.confidence, STRICT):g}"
         lines.append(f"  verdict  by {bound}, by {audit.threat}")
-    caveats = [f"  assumes  {text}" for text in claim.assumes] + [f"  note     {text}" for text in record.notes]
-    return [*lines, *caveats, f"  {judged.verdict}: {judged.reason}"]
+    lines += [f"  assumes  {text}" for text in claim.assumes] + [f"  note     {text}" for text in record.notes]
+    if not study:
+        return [*lines, f"  {judged.verdict}: {judged.reason}"]
+    small = f"  {judged.verdict} in the small federation: {judged.reason}"
+    return [*lines, small, f"  {claim.verdict} in the federation of the study: {claim.reason}"]
 
 
 def _terms(label: str, row: ClaimRecord | ProofRecord, horizon: str, how: str) -> str:

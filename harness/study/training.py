@@ -34,6 +34,7 @@ from leakgauge.harness.federation.loop import Broadcast, Keep, Training, train
 from leakgauge.harness.federation.observe import before_rounds
 from leakgauge.harness.federation.recording import RecordedData, Recording
 from leakgauge.harness.learn.batch import Engine, choose_engine
+from leakgauge.harness.learn.partition import sizes as sizes_of
 from leakgauge.harness.study.environment import SOURCES, cache_folder, code_of, environment, numerics, shipped
 from leakgauge.harness.study.flags import training_flags
 from leakgauge.harness.study.jobs import RunContext
@@ -169,13 +170,14 @@ def _audit(ready: Prepared, spec: TrainingSpec, device: str) -> tuple[AuditRecor
     if not spec.audit:
         return None, ""
     asked = spec.defense, ready.setting, spec.audit, ready.key.child("training", "audit")
+    most = max(sizes_of(ready.holdings).values())
     try:
         training, rounds = audited_part(spec.defense, ready.setting)
         question = {"training": training, "rounds": rounds, "trials": spec.audit, "key": repr(asked[3])}
-        question["sizes"] = sizes(ready.setting)
+        question["sizes"] = sizes(ready.setting, most)
         if device != "cpu":  # the last digits depend on the card
-            return audit_for_study(*asked, device), ""
-        return known(AuditRecord, spec.defense, question, partial(audit_for_study, *asked)), ""
+            return audit_for_study(*asked, device, most), ""
+        return known(AuditRecord, spec.defense, question, partial(audit_for_study, *asked, device, most)), ""
     except ValueError as error:
         return None, " ".join(str(error).split())
 

@@ -122,7 +122,7 @@ def other_update(change):
 
 def by_tensor(liar, update):
     """Each tensor scaled so that it alone is within the clip; sums may exceed it."""
-    parts = torch.split(update, [121, 44, 35])
+    parts = torch.split(update, [121, 44, len(update) - 165])
     return torch.cat([part * min(1.0, liar.clip / max(float(part.double().norm()), 1e-30)) for part in parts])
 
 
@@ -449,3 +449,117 @@ def quiet_mean(share, liar, honest, state, received, links, private):
         .__mro__[1]
         .decode(dataclasses.replace(liar, epsilon=None, noise_std=std), state, received, links, private)
     )
+
+
+def resized(noise):
+    """Noise z [k] becomes `noise(z, size)`, where `size` [k] is that of the tensor of each number."""
+
+    def change(z, center, private, link):
+        sizes = np.array(link.setting.layout.sizes)
+        drawn = sizes if sizes.sum() == len(z) else sizes + sizes % 2  # noise of pairs
+        return noise(z, np.repeat(sizes, drawn))
+
+    return of_noise(change)
+
+
+def buffered(size):
+    """The first numbers of the noise, again and again."""
+    return of_noise(lambda z, u, p, link: np.resize(z[:size], len(z)))
+
+
+def half(when):
+    """Half of the noise in messages for which `when` holds, as in `only`."""
+    return only(when, of_noise(lambda z, u, p, link: 0.5 * z))
+
+
+def in_rounds(base, first):
+    """A liar whose public state counts rounds, and whose noise is halved from round `first` on."""
+
+    def how(liar, honest, state, *call):
+        return half(lambda u, link, p, n: state >= first)(liar, honest, state, *call)
+
+    return lying(lying(base, lambda liar, honest, state, *call: (state or 0) + 1, "advance"), since(how), "encode")
+
+
+def since(how):
+    """`how` with the state of the first round as number 0."""
+    return lambda liar, honest, state, *call: how(liar, honest, state or 0, *call)
+
+
+def norm_of(update, order=2):
+    """The norm of an update in float64."""
+    return float(update.double().norm(p=order))
+
+
+def thinned(share):
+    """The decoded mean with `share(arrived, expected)` of its noise."""
+    return lambda liar, honest, state, received, links, private: quiet_mean(
+        share(len(received), links.setting.participants), liar, honest, state, received, links, private
+    )
+
+
+def of_studies(epsilon):
+    """Faults that show at the size of a study only, by their kind; each with four thresholds, places or families."""
+    gaussian, laplace = made("gaussian", epsilon=epsilon), made("laplace", epsilon=epsilon)
+    t_noise, mvu, fedavg = made("t-noise"), made("mvu", epsilon=epsilon), made("dp-fedavg", epsilon=epsilon)
+    twice = of_epsilon(2)
+    rows = {
+        "tensors": {
+            "Gaussian: none above 1,000 numbers": (gaussian, resized(lambda z, n: z * (n <= 1000))),
+            "Laplace: none above 65,536 numbers": (laplace, resized(lambda z, n: z * (n <= 65_536))),
+            "t noise: none from 1,000 to 2,000 numbers": (t_noise, resized(lambda z, n: z * ((n < 1000) | (n > 2000)))),
+            "Gaussian: none above 300 numbers": (gaussian, resized(lambda z, n: z * (n <= 300))),
+        },
+        "buffer": {
+            "Gaussian: 1,024 numbers": (gaussian, buffered(1024)),
+            "Laplace: 4,096 numbers": (laplace, buffered(4096)),
+            "Gaussian: 65,536 numbers": (gaussian, buffered(65_536)),
+            "t noise: 16,384 numbers": (t_noise, buffered(16_384)),
+        },
+        "scale": {
+            "Gaussian: half above 1,000 numbers": (gaussian, resized(lambda z, n: np.where(n > 1000, 0.5, 1) * z)),
+            "Laplace: half above 65,536 numbers": (laplace, resized(lambda z, n: np.where(n > 65_536, 0.5, 1) * z)),
+            "t noise: half of 1,280 numbers": (t_noise, resized(lambda z, n: np.where(n == 1280, 0.5, 1) * z)),
+            "Gaussian: 0.9 above 200 numbers": (gaussian, resized(lambda z, n: np.where(n > 200, 0.9, 1) * z)),
+        },
+        "records": {
+            "Gaussian: half above 200": (gaussian, half(lambda u, link, p, n: link.sender.samples > 200)),
+            "Laplace: half above 10,000": (laplace, half(lambda u, link, p, n: link.sender.samples > 10_000)),
+            "t noise: half of 300 to 1,000": (t_noise, half(lambda u, link, p, n: 300 < link.sender.samples < 1000)),
+            "MVU: twice the epsilon above 200": (mvu, only(lambda u, link, p, n: link.sender.samples > 200, twice)),
+        },
+        "federation": {
+            "Gaussian: half above 20 clients": (gaussian, half(lambda u, link, p, n: link.setting.clients > 20)),
+            "Laplace: half above 100 clients": (laplace, half(lambda u, link, p, n: link.setting.clients > 100)),
+            "t noise: half above 50 senders": (t_noise, half(lambda u, link, p, n: link.setting.participants > 50)),
+            "MVU: twice the epsilon above 20": (mvu, only(lambda u, link, p, n: link.setting.clients > 20, twice)),
+        },
+        "norm": {
+            "Gaussian: none at the clip": (gaussian, only(lambda u, link, p, n: norm_of(u) == 1, noiseless)),
+            "Gaussian: half above it": (gaussian, half(lambda u, link, p, n: 1 < norm_of(u) < 1 + 1e-5)),
+            "Laplace: half at the l1 clip": (laplace, half(lambda u, link, p, n: norm_of(u, 1) == 1)),
+            "MVU: twice the epsilon at it": (mvu, only(lambda u, link, p, n: float(u.abs().max()) == 1, twice)),
+        },
+        "arrivals": {
+            "DP-FedAvg: by arrivals": (fedavg, thinned(lambda n, m: n / m)),
+            "DP-FedAvg: half if one drops out": (fedavg, thinned(lambda n, m: 0.5 if n == m - 1 else 1)),
+            "DP-FedAvg: half if most drop out": (fedavg, thinned(lambda n, m: 0.5 if n < m / 2 else 1)),
+            "DP-FedAvg: by the root of arrivals": (fedavg, thinned(lambda n, m: (n / m) ** 0.5)),
+        },
+    }
+    methods = {"arrivals": "decode"}
+    found = [
+        Fault(kind, name, lying(base, how, methods.get(kind, "encode")))
+        for kind, liars in rows.items()
+        for name, (base, how) in liars.items()
+    ]
+    late = {"Gaussian: half from round 11": 11, "Laplace: half from round 50": 50}
+    found += [
+        Fault("rounds", name, lying(base, half(lambda u, link, p, n, first=first: n >= first)))
+        for (name, first), base in zip(late.items(), (gaussian, laplace), strict=True)
+    ]
+    found += [
+        Fault("rounds", f"{name}: half from round {first} of the state", in_rounds(base, first))
+        for name, base, first in (("t noise", t_noise, 1000), ("Gaussian", gaussian, 9000))
+    ]
+    return found
