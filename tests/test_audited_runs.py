@@ -11,6 +11,7 @@ from leakgauge.harness.audit.standalone import MOST_ROUNDS, audit_for_study
 from leakgauge.harness.core.cell import PartSpec
 from leakgauge.harness.core.result import Flag
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.study.prepare import prepare
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import Store, load_run
 from leakgauge.harness.study.study import resolve
@@ -69,7 +70,8 @@ def test_a_run_stores_the_audit_with_the_claim_of_the_small_federation(reference
     assert (nothing_promised.verdict, nothing_promised.refutes) == ("NOTHING PROMISED", False)
     rate = 0.025 ** (1 / 20)  # Clopper-Pearson of 20 of 20 right
     assert nothing_promised.epsilon_lower == pytest.approx(math.log(rate / (1 - rate)))
-    assert audit == audit_for_study(PartSpec("laplace", found["laplace"].spec.defense.parameters), SMALL, 20, KEY)
+    setting, laplace = prepare(found["laplace"].spec, reference).setting, found["laplace"].spec.defense
+    assert audit == audit_for_study(PartSpec("laplace", laplace.parameters), setting, 20, KEY, most_samples=20)
     assert (audit.code, audit.contradictions, audit.fit.rejects) == ("CONSISTENT", (), ())
 
 
