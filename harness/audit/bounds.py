@@ -2,8 +2,10 @@
 
 An audit runs a mechanism many times on each of two inputs, 0 and 1, and scores every output. A score above a threshold
 is a guess of input 1. The bounds hold for a threshold that does not depend on the counted trials: fixed before any
-trial (0 for a log-likelihood ratio) or chosen on other trials (`split_threshold`). `best_epsilon_lower` holds for all
-thresholds at once, so it may take the best one on the counted trials.
+trial (0 for a log-likelihood ratio) or chosen on other trials (`pilot_threshold`). `best_epsilon_lower` holds for all
+thresholds at once, so it may take the best one on the counted trials. Which of the two shows more is decided on other
+trials too (`likely_rates`): one threshold is better if the scores have few values or hardly overlap, all thresholds if
+the best one is far out, where few trials of a pilot end.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy import optimize, signal, special, stats
 
-from leakgauge.harness.core.gaussian import check_delta, check_nonnegative, gaussian_epsilon
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.gaussian import check_delta, check_nonnegative, gaussian_epsilon, gaussian_mu
+from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import STRICT, Numbers, clopper_pearson
 
 _OF_COUNTS = 0.1
@@ -25,10 +29,26 @@ _OF_COUNTS = 0.1
 _DENSE, _RATIO = 64, 0.02
 """A band has an end for each of the first ranks, then for ranks in this ratio."""
 
-_LIKELY, _MORE = 0.15, 2.0
-"""The rate whose ends matter most for moderate epsilons, and by how much more level it gets."""
+Rates = tuple[float, float]
+"""A rate of false positives and a rate of misses, for which bounds at all thresholds are sharpest."""
 
-_MOST, _STEPS = 10_000, 12
+_USUAL, _MORE, _CHOSEN = 0.15, 2.0, 20.0
+"""The rate that matters most for moderate epsilons, and by how much more level it, or a chosen rate, gets."""
+
+_LOGITS, _FARTHEST = 0.5, 9.0
+"""Chosen rates are rounded to logits in these steps, up to the farthest, so that bands can be used again."""
+
+_REPEATS, _LUCK = 8, 0.975
+"""Repeated pilots that compare one threshold with all, and the share of its bound that one threshold keeps: a pilot's
+best threshold is lucky."""
+
+_SURE = 1e-4
+"""The probability below which a test has too few errors for what is stated of every test."""
+
+_TARGET, _MOST_TRIALS = 0.9, 1e12
+"""Share of an epsilon that must be shown for trials to be enough, and the largest number of trials that is reported."""
+
+_MOST, _STEPS = 10_000, 8
 """The largest n whose local level is computed, by so many bisections; for others, errors of all ranks add up."""
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
@@ -103,16 +123,19 @@ def epsilon_lower(counts: Counts, delta: float, confidence: float = 0.95) -> flo
     return max(0.0, float(_directions(np.array(fpr), np.array(fnr), delta)))
 
 
-def best_epsilon_lower(zero_scores: Numbers, one_scores: Numbers, delta: float, confidence: float = 0.95) -> float:
+def best_epsilon_lower(
+    zero_scores: Numbers, one_scores: Numbers, delta: float, confidence: float = 0.95, rates: Rates | None = None
+) -> float:
     """A lower bound of the epsilon of any mechanism at `delta`, by the best threshold on these trials.
 
     The bound of `epsilon_lower` with upper ends of both rates that hold at all thresholds at once: quantiles of Beta
     distributions at local levels, which are as large as the confidence of the whole band allows. Scores of 0 and 1 are
-    decisions, which have one threshold.
+    decisions, which have one threshold. No threshold lies between scores whose difference may be rounding.
 
     Args:
         zero_scores: [n] scores of independent trials with input 0; they may be infinite.
         one_scores: [m] scores of such trials with input 1.
+        rates: where the ends are sharpest, independent of these trials; None: at those of moderate epsilons.
 
     Guarantees:
         Above the true epsilon with probability at most 1 - confidence, for any mechanism.
@@ -122,30 +145,49 @@ def best_epsilon_lower(zero_scores: Numbers, one_scores: Numbers, delta: float, 
 
     Source: bands of equal local levels, Berk and Jones 1979; computed as in Moscovich and Nadler 2017.
     """
-    zeros, ones = np.sort(_scores(zero_scores)), np.sort(_scores(one_scores))
+    return _best(zero_scores, one_scores, delta, confidence, rates)[0]
+
+
+def best_ceiling(negatives: int, positives: int, delta: float, confidence: float, rates: Rates | None = None) -> float:
+    """The bound of `best_epsilon_lower` if all scores with input 1 are above all others."""
+    fpr, fnr = _bands(negatives, positives, confidence, rates)
+    return max(0.0, float(_directions(fpr[0], fnr[0], delta)))
+
+
+def _best(zeros: Numbers, ones: Numbers, delta: float, confidence: float, rates: Rates | None) -> tuple[float, float]:
+    """The bound of `best_epsilon_lower`, and its threshold."""
+    zeros, ones = np.sort(_scores(zeros)), np.sort(_scores(ones))
     check_delta(delta)
     check_confidence(confidence)
-    thresholds = np.unique(np.concatenate([zeros, ones]))
-    if np.isin(thresholds, (0.0, 1.0)).all():
-        return epsilon_lower(count(zeros, ones, 0.5), delta, confidence)
-    false_positives = len(zeros) - np.searchsorted(zeros, thresholds, side="right")
-    misses = np.searchsorted(ones, thresholds, side="right")
-    fpr, fnr = (_band(len(side), (1 - confidence) / 2) for side in (zeros, ones))
-    return max(0.0, float(_directions(fpr[false_positives], fnr[misses], delta).max()))
+    values = np.unique(np.concatenate([zeros, ones]))
+    if np.isin(values, (0.0, 1.0)).all():
+        return epsilon_lower(count(zeros, ones, 0.5), delta, confidence), 0.5
+    thresholds = _between(values)
+    false_positives, misses = _errors(zeros, ones, thresholds)
+    fpr, fnr = _bands(len(zeros), len(ones), confidence, rates)
+    bounds = _directions(fpr[false_positives], fnr[misses], delta)
+    return max(0.0, float(bounds.max())), float(thresholds[bounds.argmax()])
+
+
+def _bands(negatives: int, positives: int, confidence: float, rates: Rates | None) -> tuple[Numbers, Numbers]:
+    """The ends of both rates for each count of errors, all valid together."""
+    errors, more = (1 - confidence) / 2, _MORE if rates is None else _CHOSEN
+    fpr, fnr = (_USUAL, _USUAL) if rates is None else rates
+    return _band(negatives, errors, fpr, more), _band(positives, errors, fnr, more)
 
 
 @functools.cache
-def _band(n: int, errors: float) -> Numbers:
+def _band(n: int, errors: float, likely: float = _USUAL, more: float = _MORE) -> Numbers:
     """[n + 1] for each count of n trials, an upper end of the rate; any is too low with probability at most `errors`.
 
-    The ends have one local level, but for a factor that is largest at the rates of most use, around `_LIKELY`.
+    The ends have one local level, but for a factor that rises to 1 + `more` at the rates of most use, around `likely`.
     """
     ranks = np.arange(1, n + 1)
     if n > _DENSE:  # between these ranks, the end of the next one holds
         steps = math.ceil(math.log(n / _DENSE) / _RATIO)
         ranks = np.unique(np.append(ranks[:_DENSE], np.geomspace(_DENSE, n, steps).round()).astype(np.int64))
-    rates = special.logit(ranks / (n + 1)) - special.logit(_LIKELY)
-    weights = 1 + _MORE * np.exp(-np.square(rates))
+    rates = special.logit(ranks / (n + 1)) - special.logit(likely)
+    weights = 1 + more * np.exp(-np.square(rates))
 
     def ends(level: float) -> Numbers:
         each = special.betainccinv(ranks, n - ranks + 1, np.minimum(level * weights, 0.5))
@@ -262,6 +304,69 @@ def bound_from_scores(zeros: Numbers, ones: Numbers, threshold: float, delta: fl
     return Bound(found, "Gaussian scores", general, bounds(max(confidence, STRICT))[0], math.inf)
 
 
+def bound_from_trials(
+    zeros: Numbers,
+    ones: Numbers,
+    threshold: float,
+    rates: Rates | None,
+    delta: float,
+    confidence: float,
+    *,
+    gaussian: bool,
+    linear: bool,
+) -> tuple[Bound, Counts]:
+    """The bound from scores [n], [m] of counted trials, and the counts at its threshold.
+
+    Args:
+        threshold: chosen on other trials; it counts alone if `rates` (`likely_rates` of other trials) is None.
+        gaussian: whether the mechanism is known to be Gaussian; linear: whether its scores are Gaussian too.
+    """
+    if rates is not None and not gaussian:
+        strict, sizes = max(confidence, STRICT), (len(zeros), len(ones))
+        value, best = _best(zeros, ones, delta, confidence, rates)
+        surest, ceiling = _best(zeros, ones, delta, strict, rates)[0], best_ceiling(*sizes, delta, strict, rates)
+        return Bound(value, "all thresholds", value, surest, ceiling), count(zeros, ones, best)
+    counts = count(zeros, ones, threshold)
+    if gaussian and linear:
+        return bound_from_scores(zeros, ones, threshold, delta, confidence), counts
+    return bound_from_counts(counts, delta, confidence, gaussian=gaussian), counts
+
+
+def trials_needed(epsilon: float, delta: float, confidence: float, *, gaussian: bool) -> int | None:
+    """Trials with each input whose expected bound reaches 0.9 of epsilon; None: above 10^12, or no such epsilon.
+
+    The number is for a Gaussian mechanism of this epsilon, whose scores are known to be Gaussian, else for randomized
+    response, which makes the fewest errors. Another mechanism needs more trials.
+    """
+    if not 0 < epsilon < math.inf:
+        return None
+    mu, trials = gaussian_mu(epsilon, delta) if gaussian else 0.0, 1000
+    wrong = float(special.expit(-epsilon)) * (1 - delta)
+    while trials <= _MOST_TRIALS:
+        if gaussian:
+            bound = gaussian_epsilon(distance_lower(mu, trials, trials, scores_confidence(confidence)), delta)
+        else:
+            errors = round(wrong * trials)
+            bound = epsilon_lower(Counts(trials - errors, errors, trials, trials), delta, confidence)
+        if bound >= _TARGET * epsilon:
+            return trials
+        trials *= 2
+    return None
+
+
+def too_few_errors(counts: Counts, least: float) -> bool:
+    """Whether so few errors are unlikely where every test errs in `least` of trials, the mean of both of its rates.
+
+
+    Valid for the best threshold on these trials. Of all pairs of rates with this mean, equal ones make few errors most
+    likely.
+
+    Source: Hoeffding 1956, "On the distribution of the number of successes in independent trials", Thm 4.
+    """
+    wrong, of = counts.positives - counts.true_positives + counts.false_positives, counts.positives + counts.negatives
+    return float(special.bdtr(wrong, of, least)) * of < _SURE
+
+
 def scores_confidence(confidence: float) -> float:
     """The confidence of the Gaussian part of `bound_from_scores` at this confidence."""
     return 1 - (1 - _OF_COUNTS) * (1 - confidence)
@@ -316,11 +421,64 @@ def split_threshold(zeros: Numbers, ones: Numbers, delta: float, confidence: flo
     check_delta(delta)
     check_confidence(confidence)
     thresholds = _between(np.unique(np.concatenate([low, high])))
-    false_positives = len(low) - np.searchsorted(low, thresholds, side="right")
-    misses = np.searchsorted(high, thresholds, side="right")
+    false_positives, misses = _errors(low, high, thresholds)
     fpr = clopper_pearson_high(false_positives, len(low), confidence)
     fnr = clopper_pearson_high(misses, len(high), confidence)
     return float(thresholds[np.argmax(_directions(fpr, fnr, delta))])
+
+
+def pilot_threshold(zeros: Numbers, ones: Numbers, delta: float, confidence: float, *, gaussian: bool) -> float:
+    """`split_threshold`, or half-way between the means of scores that are known to be Gaussian."""
+    if gaussian:
+        return (float(np.mean(_finite(zeros))) + float(np.mean(_finite(ones)))) / 2
+    return split_threshold(zeros, ones, delta, confidence)
+
+
+def likely_rates(
+    zeros: Numbers, ones: Numbers, threshold: float, trials: int, delta: float, confidence: float, key: Key
+) -> Rates | None:
+    """The rates for a bound at all thresholds, if it should show more than the threshold; None if it should not.
+
+    Repeated pilots and counted trials are drawn from the pilot's scores. Each pilot chooses its own threshold, and both
+    bounds are computed from its counted trials.
+
+    Args:
+        zeros, ones: [n], [m] scores of the pilot; no bound may count these trials.
+        threshold: chosen on these scores.
+        trials: to be counted with each input.
+    """
+    counts = count(zeros, ones, threshold)
+    errors = (counts.false_positives, counts.negatives), (counts.positives - counts.true_positives, counts.positives)
+    logits = [special.logit((wrong + 0.5) / (of + 1)) for wrong, of in errors]
+    steps = [round(float(np.clip(logit, -_FARTHEST, _FARTHEST)) / _LOGITS) for logit in logits]
+    rates = float(special.expit(steps[0] * _LOGITS)), float(special.expit(steps[1] * _LOGITS))
+    fixed, free = 0.0, 0.0
+    for number in range(_REPEATS):
+        own = key.child(number)
+        low, high = (_drawn(side, len(side), own.child("pilot", bit)) for bit, side in enumerate((zeros, ones)))
+        at = split_threshold(low, high, delta, confidence)
+        low, high = (_drawn(side, trials, own.child("counted", bit)) for bit, side in enumerate((zeros, ones)))
+        fixed += epsilon_lower(count(low, high, at), delta, confidence)
+        free += best_epsilon_lower(low, high, delta, confidence, rates)
+    return rates if free > _LUCK * fixed else None
+
+
+def _drawn(scores: Numbers, n: int, key: Key) -> Numbers:
+    """[n] of the scores, with replacement."""
+    return np.asarray(scores[rng.integers(key, n, len(scores))], np.float64)
+
+
+def separation(low: Numbers, high: Numbers) -> float:
+    """The distance of the means of two sides, in standard deviations; infinite if neither side has a spread."""
+    a, b = _finite(low), _finite(high)
+    spread = math.sqrt((float(np.var(a)) + float(np.var(b))) / 2)
+    gap = float(np.mean(b)) - float(np.mean(a))
+    return gap / spread if spread > 0 else math.copysign(math.inf, gap) if gap else 0.0
+
+
+def _finite(scores: Numbers) -> Numbers:
+    """Infinite scores as large finite ones."""
+    return np.nan_to_num(scores, posinf=1e300**0.5, neginf=-(1e300**0.5))
 
 
 def sampled_delta(losses: Numbers, epsilon: float, level: float = 0.95) -> Sampled:
@@ -363,6 +521,12 @@ def _upper_rates(counts: Counts, confidence: float) -> tuple[float, float]:
     return fpr, fnr
 
 
+def _errors(zeros: Numbers, ones: Numbers, thresholds: Numbers) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """False positives and misses at each threshold, of sorted scores."""
+    above = len(zeros) - np.searchsorted(zeros, thresholds, side="right")
+    return above, np.searchsorted(ones, thresholds, side="right")
+
+
 def _directions(fpr: Numbers, fnr: Numbers, delta: float) -> Numbers:
     """The larger of the two directions, not clamped at 0; -inf if no positive numerator is left in either."""
     with np.errstate(divide="ignore"):
@@ -376,9 +540,9 @@ def _between(scores: Numbers) -> Numbers:
     if len(scores) == 1:
         return scores
     gaps = np.diff(scores)
-    finite = scores[np.isfinite(scores)]
+    numbers = scores[np.isfinite(scores)]
     # Laplace's log-likelihood ratio has atoms, and rounding spreads them differently for each input (Mironov 2012)
-    rounding = 1e-6 * float(np.ptp(finite)) if len(finite) else 0.0
+    rounding = 1e-6 * float(np.ptp(np.quantile(numbers, (0.01, 0.99)))) if len(numbers) else 0.0
     wide = gaps >= min(rounding, float(np.max(gaps)))
     low, high = scores[:-1][wide], scores[1:][wide]
     with np.errstate(invalid="ignore"):

@@ -1,7 +1,8 @@
 """Audits of one mechanism: a measured lower bound of epsilon, beside a claim of differential privacy.
 
-Pilot trials choose the pair of inputs, the distinguisher and its threshold. Fresh trials are then counted, so the bound
-holds whatever the pilot chose.
+Pilot trials choose the pair of inputs, the distinguisher, its threshold, and whether only this threshold counts or all.
+Fresh trials are then counted, so the bound holds whatever the pilot chose. What scores show is the business of
+`harness.audit.bounds`.
 """
 
 from __future__ import annotations
@@ -11,19 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-from scipy import special
-
 from leakgauge.harness.audit.bounds import (
     Bound,
     Counts,
-    bound_from_counts,
-    bound_from_scores,
-    count,
-    distance_lower,
-    epsilon_lower,
-    scores_confidence,
-    split_threshold,
+    Rates,
+    bound_from_trials,
+    likely_rates,
+    pilot_threshold,
+    separation,
+    too_few_errors,
+    trials_needed,
 )
 from leakgauge.harness.audit.distinguishers import Distinguisher, distinguishers
 from leakgauge.harness.audit.neighbors import Inputs, pairs, varied
@@ -57,15 +55,6 @@ _MISSED = 0.01
 _SLACK = 1e-3
 """The relative difference of a proof and what pairs of inputs show from which on an audit states it."""
 
-_TOO_FEW = 1e-6
-"""The probability below which a test has too few errors for the stated distribution."""
-
-_TARGET = 0.9
-"""Share of the proved epsilon that must be shown for trials to be enough."""
-
-_MOST_TRIALS = 1e12
-"""The largest number of trials that is reported."""
-
 _PLAYED = frozenset({"messages", "shared", "sums"})
 """What differs between views of a trial, whose other clients send zeros: all servers see the same."""
 
@@ -85,11 +74,20 @@ class Inspection(NamedTuple):
 
 
 class HypothesisTest(NamedTuple):
-    """The test of input 1 against input 0 that the pilot chose."""
+    """The test of input 1 against input 0 that the pilot chose; the last two are for `bounds.bound_from_trials`."""
 
     inputs: Inputs
     distinguisher: Distinguisher
     threshold: float
+    rates: Rates | None = None
+
+    def bound(
+        self, zeros: Numbers, ones: Numbers, claim: Claim, threat: Threat, confidence: float
+    ) -> tuple[Bound, Counts]:
+        """The bound from the scores of trials, by the method that fits mechanism and test, and its counts."""
+        gaussian, linear = is_gaussian(claim, threat), self.inputs.zero.dim() == 1 and self.distinguisher.linear
+        chosen = self.threshold, self.rates, claim.delta, confidence
+        return bound_from_trials(zeros, ones, *chosen, gaussian=gaussian, linear=linear)
 
     def result(self, bound: Bound, claim: Claim, threat: Threat, counts: Counts, confidence: float) -> AuditResult:
         """The audit in which the test had these counts."""
@@ -98,11 +96,16 @@ class HypothesisTest(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """A test with its bound in a pilot; the separation ranks tests with equal bounds, all 0 or all at the maximum."""
+    """A test with its bound in a pilot; the separation ranks tests with equal bounds, all 0 or all at the maximum.
+
+    zeros, ones: the scores of the pilot trials that judged it.
+    """
 
     bound: float
     separation: float
     test: HypothesisTest
+    zeros: Numbers
+    ones: Numbers
 
 
 @dataclass(frozen=True)
@@ -111,8 +114,9 @@ class AuditResult:
 
     Attributes:
         epsilon_lower: with this confidence, the mechanism's epsilon at `delta` is at least this.
-        method: `Clopper-Pearson`; if the mechanism is known to be Gaussian, `Gaussian scores`, or `Gaussian trade-off`
-            if the scores are not Gaussian; for guesses in one run `one run`, or `one run, Gaussian trade-off`.
+        method: `Clopper-Pearson` at the pilot's threshold, or `all thresholds` at once; if the mechanism is known to be
+            Gaussian, `Gaussian scores`, or `Gaussian trade-off` if the scores are not Gaussian; for guesses in one run
+            `one run`, or `one run, Gaussian trade-off`.
         any_mechanism: the bound without the assumption that the mechanism is Gaussian.
         strict: the bound at confidence `STRICT` or `confidence`, whichever is higher. Only this bound decides verdicts.
         ceiling: the largest `strict` that this many trials could have shown, without any wrong guess; infinite for
@@ -121,7 +125,8 @@ class AuditResult:
         distinguisher: see `harness.audit.distinguishers`; `guesses` in one run.
         pair: the name of the two neighbors.
         threat: the adversary.
-        counts: outcomes of the trials; in one run, true positives are right guesses and false positives wrong guesses.
+        counts: outcomes of the trials at the bound's threshold; in one run, true positives are right guesses and false
+            positives wrong guesses.
         trials_label: what `trials` counts, for people.
     """
 
@@ -204,13 +209,19 @@ def choose_test(
     """
     tests = screened or screen(mechanism, claim, trials, confidence, key)
     more = math.ceil(_PILOT_SHARE * trials)
-    if more <= _PILOT_MOST or tests[0].separation >= _FAR_APART:
+    if tests[0].separation >= _FAR_APART:
         return tests[0].test
-    finalists: list[Judged] = []
-    for number, (_, _, (inputs, distinguisher, _)) in enumerate(tests[:_FINALISTS]):
-        traces = mechanism.run_both(inputs, more, key.child("finalist", number), only=distinguisher.reads)
-        finalists.append(_judged(mechanism, claim, inputs, distinguisher, confidence, *traces))
-    return max(finalists, key=lambda test: test[:2]).test
+    finalists = list(tests[:1])
+    if more > _PILOT_MOST:
+        finalists = []
+        for number, (_, _, (inputs, distinguisher, *_), *_) in enumerate(tests[:_FINALISTS]):
+            traces = mechanism.run_both(inputs, more, key.child("finalist", number), only=distinguisher.reads)
+            finalists.append(_judged(mechanism, claim, inputs, distinguisher, confidence, *traces))
+    best = max(finalists, key=lambda test: test[:2])
+    if is_gaussian(claim, mechanism.threat):
+        return best.test
+    asked = trials, claim.delta, confidence, key.child("thresholds")
+    return best.test._replace(rates=likely_rates(best.zeros, best.ones, best.test.threshold, *asked))
 
 
 def screen(mechanism: Mechanism, claim: Claim, trials: int, confidence: float, key: Key) -> list[Judged]:
@@ -242,24 +253,11 @@ def _judged(
     one: Trace,
 ) -> Judged:
     """A distinguisher with its best threshold on pilot trials; of Gaussian scores, half-way between the means."""
-    low, high = distinguisher.scores(zero), distinguisher.scores(one)
-    if is_gaussian(claim, mechanism.threat):
-        threshold = (float(np.mean(_finite(low))) + float(np.mean(_finite(high)))) / 2
-    else:
-        threshold = split_threshold(low, high, claim.delta, confidence)
+    zeros, ones, gaussian = distinguisher.scores(zero), distinguisher.scores(one), is_gaussian(claim, mechanism.threat)
+    threshold = pilot_threshold(zeros, ones, claim.delta, confidence, gaussian=gaussian)
     test = HypothesisTest(inputs, distinguisher, threshold)
-    bound = _bound(mechanism, claim, test, low, high, confidence).epsilon_lower
-    return Judged(bound, min(_separation(low, high), _FAR_APART), test)
-
-
-def _bound(
-    mechanism: Mechanism, claim: Claim, test: HypothesisTest, zeros: Numbers, ones: Numbers, confidence: float
-) -> Bound:
-    """The bound from the scores of trials, by the method that fits mechanism and test."""
-    gaussian, fixed = is_gaussian(claim, mechanism.threat), test.inputs.zero.dim() == 1
-    if gaussian and fixed and test.distinguisher.linear:
-        return bound_from_scores(zeros, ones, test.threshold, claim.delta, confidence)
-    return bound_from_counts(count(zeros, ones, test.threshold), claim.delta, confidence, gaussian=gaussian)
+    bound, _ = test.bound(zeros, ones, claim, mechanism.threat, confidence)
+    return Judged(bound.epsilon_lower, min(separation(zeros, ones), _FAR_APART), test, zeros, ones)
 
 
 def count_trials(
@@ -277,8 +275,8 @@ def apply_test(
 ) -> AuditResult:
     """The audit with a test that is already chosen, from the trials of `count_trials`."""
     zeros, ones = (test.distinguisher.scores(trace) for trace in traces)
-    bound = _bound(mechanism, claim, test, zeros, ones, confidence)
-    return test.result(bound, claim, mechanism.threat, count(zeros, ones, test.threshold), confidence)
+    bound, counts = test.bound(zeros, ones, claim, mechanism.threat, confidence)
+    return test.result(bound, claim, mechanism.threat, counts, confidence)
 
 
 def verdict(claim: Claim, audit: AuditResult, stated: StatedRecord | None = None) -> tuple[Verdict, str]:
@@ -331,11 +329,9 @@ def inspect(
             faults.append(f"the bound that assumes {bound.assumes}, {bound.strict:.4g} per {bound.unit} {at}")
     if stated is not None and stated.error and "one run" not in audit.method:
         right, false, positives, negatives = audit.counts
-        wrong, of = positives - right + false, positives + negatives
-        # of all pairs of error rates with this mean, equal ones make few errors most likely (Hoeffding 1956, Thm 4)
-        if special.bdtr(wrong, of, stated.error) < _TOO_FEW:
+        if too_few_errors(audit.counts, stated.error):
             least = f"under the stated distribution every test errs in {stated.error:.3g} of them on average"
-            faults.append(f"the test errs in {wrong} of {of} trials; {least}")
+            faults.append(f"the test errs in {positives - right + false} of {positives + negatives} trials; {least}")
     if fit is not None and fit.rejects:
         faults.append(f"messages depart from their distribution: {', '.join(fit.rejects[:_SHOWN])}")
     faults += (*(keys.faults if keys else ()), *(stated.faults if stated else ()))
@@ -391,27 +387,9 @@ def _reach(claim: Claim, audit: AuditResult) -> str:
 
 
 def needed(claim: Claim, threat: Threat, confidence: float) -> int | None:
-    """Trials with each input whose expected bound reaches 0.9 of the proved epsilon; None: above 10^12, or no proof.
-
-    The number is for a mechanism that attains its proof: a Gaussian one if a bound may assume it, else randomized
-    response, which makes the fewest errors. Another mechanism needs more trials.
-    """
-    proved, gaussian, trials = claim.proved.epsilon(claim.delta), is_gaussian(claim, threat), 1000
-    if not 0 < proved < math.inf:
-        return None
-    mu = accounting.gaussian_mu(proved, claim.delta) if gaussian else 0.0
-    wrong = float(special.expit(-proved)) * (1 - claim.delta)
-    while trials <= _MOST_TRIALS:
-        if gaussian:
-            lower = distance_lower(mu, trials, trials, scores_confidence(confidence))
-            bound = accounting.gaussian_epsilon(lower, claim.delta)
-        else:
-            errors = round(wrong * trials)
-            bound = epsilon_lower(Counts(trials - errors, errors, trials, trials), claim.delta, confidence)
-        if bound >= _TARGET * proved:
-            return trials
-        trials *= 2
-    return None
+    """`bounds.trials_needed` for the proved epsilon; a Gaussian proof needs fewer if a bound may assume it."""
+    proved = claim.proved.epsilon(claim.delta)
+    return trials_needed(proved, claim.delta, confidence, gaussian=is_gaussian(claim, threat))
 
 
 def contradicts(claim: Claim, audit: AuditResult) -> bool:
@@ -422,15 +400,3 @@ def contradicts(claim: Claim, audit: AuditResult) -> bool:
         proofs = [proof for proof in proofs if not proof.tight] or [claim.proved]
     least = min((proof.epsilon(claim.delta) for proof in proofs), default=math.inf)
     return audit.strict > least * (1 + 1e-9)
-
-
-def _separation(low: Numbers, high: Numbers) -> float:
-    a, b = _finite(low), _finite(high)
-    spread = math.sqrt((float(np.var(a)) + float(np.var(b))) / 2)
-    gap = float(np.mean(b)) - float(np.mean(a))
-    return gap / spread if spread > 0 else math.copysign(math.inf, gap) if gap else 0.0
-
-
-def _finite(scores: Numbers) -> Numbers:
-    """Infinite scores as large finite ones."""
-    return np.nan_to_num(scores, posinf=1e300**0.5, neginf=-(1e300**0.5))

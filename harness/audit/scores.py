@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from leakgauge.harness.audit.bounds import best_epsilon_lower
+from leakgauge.harness.audit.bounds import best_ceiling, best_epsilon_lower
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.files import content, text
 from leakgauge.harness.core.stats import Numbers
@@ -56,7 +56,7 @@ def audit_scores(path: Path, delta: float, confidence: float) -> ScoresRecord:
             scores, inside = _columns(data)
         outs, ins = scores[inside == 0], scores[inside == 1]
         bound = best_epsilon_lower(outs, ins, delta, confidence)
-        most = best_epsilon_lower(np.zeros(len(outs)), np.full(len(ins), 0.5), delta, confidence)
+        most = best_ceiling(len(outs), len(ins), delta, confidence)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise StudyError(str(path), [reason.removeprefix(f"cannot read {path}: ")]) from error

@@ -65,8 +65,8 @@ def audit_lines(record: DefenseRecord) -> list[str]:
         epsilon = f"{number(audit.epsilon_estimate):.4g}"
         rows = [f"  ESTIMATE epsilon about {epsilon} {what}, no bound (cosines of {counted}; {size})"]
     else:
-        general = audit.method in ("Clopper-Pearson", "one run")
-        other = "" if general else f"; {audit.any_mechanism:.4g} without assuming a Gaussian mechanism"
+        other = f"; {audit.any_mechanism:.4g} without assuming a Gaussian mechanism"
+        other = "" if assumption(audit.method) == "nothing" else other
         epsilon = f"{audit.epsilon_lower:.4g} ({odds(chance(audit.epsilon_lower, audit.delta))})"
         how = f"assuming {assumption(audit.method)} ({audit.method}{other}; {_counted(audit, record)})"
         rows = [

@@ -66,8 +66,8 @@ def _described(audits: Sequence[AuditRecord]) -> list[str]:
     span = f"a {first.horizon} of {counted(first.rounds, 'round')}" if first.rounds > 1 else first.horizon
     where = f"{counted(first.clients, 'client')} with {counted(first.samples, 'record')} each, d = {first.dim}"
     pairs = dict.fromkeys(f"{audit.pair} (distinguisher: {audit.distinguisher})" for audit in audits)
-    method = f"{first.method}, assuming {assumption(first.method)}"
-    if first.method != "Clopper-Pearson":
+    method = f"{' / '.join(dict.fromkeys(audit.method for audit in audits))}, assuming {assumption(first.method)}"
+    if assumption(first.method) != "nothing":
         least = over_seeds([audit.any_mechanism for audit in audits])
         method += f"; ≥ {least} without assumptions about the mechanism"
     sentences = [
