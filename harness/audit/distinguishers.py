@@ -7,6 +7,7 @@ these faults:
 |---|---|---|
 | `likelihood ratio` | by the defense's own likelihood | too little noise |
 | `linear` | a linear function of the estimated updates, summed over the rounds | a missing clip |
+| `direction` | the same along the line from input 0 to input 1, which needs no fit | too little noise in sums |
 | `rounds` | the same function, weighted over the rounds | noise that is reused, cancels or is missing |
 | `nearest` | nearness to earlier trials with each input | little noise for some senders or updates, or in some rounds |
 | `bytes` | bytes of all messages, and their lengths | a scale sent in clear |
@@ -87,6 +88,10 @@ def distinguishers(source: Source, inputs: Inputs, zero: Trace, one: Trace) -> l
     weights = _fisher(zero.estimates, one.estimates)
     if weights is not None:
         fitted.append(Distinguisher("linear", "estimates", True, partial(_linear, weights)))
+        if inputs.zero.dim() == 1:  # pairs that take turns have no common line
+            low, high = inputs.hypotheses
+            line = (high - low if inputs.focus is None else (high - low)[inputs.focus]).double()
+            fitted.append(Distinguisher("direction", "estimates", True, partial(_linear, line / line.norm())))
         of_rounds = None
         if zero.rounds is not None and one.rounds is not None:
             of_rounds = _fisher(zero.rounds.double() @ weights, one.rounds.double() @ weights, _RIDGE_OF_ROUNDS)

@@ -92,7 +92,8 @@ class HypothesisTest(NamedTuple):
     def result(self, bound: Bound, claim: Claim, threat: Threat, counts: Counts, confidence: float) -> AuditResult:
         """The audit in which the test had these counts."""
         trials, name = min(counts.positives, counts.negatives), self.distinguisher.name
-        return AuditResult(*bound, claim.delta, confidence, trials, name, self.inputs.name, threat, counts)
+        what = "trials per input" + ("" if "models" in SEES[threat] else " that show the final model only")
+        return AuditResult(*bound, claim.delta, confidence, trials, name, self.inputs.name, threat, counts, what)
 
 
 class Judged(NamedTuple):
@@ -236,6 +237,8 @@ def screen(mechanism: Mechanism, claim: Claim, trials: int, confidence: float, k
     key, tests = key.child("pilot"), list[Judged]()
     asked = (mechanism.defense, mechanism.federation.setting, claim.unit, claim.relation, key.child("pairs"))
     for number, inputs in enumerate([*pairs(*asked), *varied(*asked)]):
+        if inputs.reverses and "models" not in SEES[mechanism.threat]:
+            continue  # nothing is left of it in the final model
         traces = mechanism.run_both(inputs, 2 * pilot, key.child(number))
         fitting, judging = ([trace.select(half) for trace in traces] for half in (slice(pilot), slice(pilot, None)))
         for distinguisher in distinguishers(mechanism, inputs, *fitting):
