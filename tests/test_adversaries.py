@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from leakgauge import Key, rng
+from leakgauge import Key, audit, rng
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.harness.audit import standalone
 from leakgauge.harness.audit.engine import adversaries
@@ -27,6 +27,7 @@ from leakgauge.harness.federation.small import Federation
 from leakgauge.harness.integrations.quick import Effort
 from leakgauge.harness.integrations.suite import examine
 from tests.audit_case import deployed, setting_of
+from tests.by_rows import by_rows
 from tests.fuzz import DEFENSES, SETTING
 
 ROOT = Path(__file__).parents[1]
@@ -164,6 +165,20 @@ def test_one_who_sees_the_final_model_only_is_shown_no_model_of_a_round():
         assert (trace.rounds is not None) == sees
         # each of two rounds moves the mean of three clients by 0.5 / 3 in each coordinate
         assert trace.estimates.mean(0).numpy() == pytest.approx(moved / 3, abs=0.08)
+
+
+@pytest.mark.usefixtures("without_fit")
+@by_rows(("dp-sgd", 2), ("dp-fedavg", 2), ("dp-sgd", 10), ("dp-fedavg", 10))
+@pytest.mark.table(2)
+def test_the_final_model_alone_shows_most_of_what_is_proved_for_all_rounds(name, rounds):
+    # noise is scaled to the rounds; pairs that push the same way in each round move the sum as far as all rounds do
+    found = audit(name, {}, {}, rounds, threat="public", trials=600, seed=0)
+    audited = found["audited"]
+    assert 0.75 * found["proved"]["epsilon"] < audited["epsilon_lower"]
+    assert audited["strict"] < found["proved"]["epsilon"]
+    assert (audited["rounds"], audited["threat"]) == (rounds, "public")
+    assert "with 600 trials per input that show the final model only." in found["reason"]
+    assert "reversing" not in audited["pair"]
 
 
 def test_a_claim_against_anybody_is_against_those_who_see_what_was_listed():

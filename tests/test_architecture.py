@@ -182,6 +182,12 @@ def test_only_their_owners_use_what_is_theirs():
     assert not [one for found in light for one in found if within(one, "torch")]
 
 
+def test_bounds_of_scores_know_no_federation_and_the_engine_no_statistics():
+    bounds, own = ("harness.audit.bounds", "harness.audit.one_run"), ("harness.core", "harness.audit.bounds")
+    assert not [pair for pair in arrows() if pair[0] in bounds and not within(pair[1], *own)]
+    assert not [name for name in graph()["harness.audit.engine"] if within(name, "numpy", "scipy", "statistics")]
+
+
 def test_a_forbidden_import_is_seen(tmp_path):
     path = tmp_path / "x.py"
     path.write_text("def f():\n    from leakgauge.attacks.dlg import DLG\n    import torchvision.ops\n")

@@ -6,8 +6,17 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from leakgauge.harness.audit.bounds import _band, best_epsilon_lower, count, epsilon_lower
+from leakgauge.harness.audit.bounds import (
+    _band,
+    best_epsilon_lower,
+    bound_from_trials,
+    count,
+    epsilon_lower,
+    likely_rates,
+    split_threshold,
+)
 from leakgauge.harness.core.gaussian import gaussian_epsilon
+from leakgauge.harness.core.rng import Key
 from tests.by_rows import by_rows
 from tests.command import call, refused
 
@@ -63,10 +72,61 @@ def test_the_mean_bound_is_at_least_the_fields_and_above_the_truth_in_one_of_twe
     assert stats.binom.sf((bounds > truth).sum() - 1, 1000, 0.05) > 1e-3
 
 
+PILOTS = [
+    (gaussian(1.0), gaussian_epsilon(1.0, 1e-5), 1e-5, "either"),
+    (gaussian(2.0), gaussian_epsilon(2.0, 1e-5), 1e-5, "all"),
+    (gaussian(4.0), gaussian_epsilon(4.0, 1e-5), 1e-5, "all"),
+    (laplace(1.0), 1.0, 0.0, "either"),
+    (laplace(3.0), 3.0, 0.0, "either"),
+    (response(2.0), 2.0, 0.0, "one"),
+    (response(4.0), 4.0, 0.0, "one"),
+]
+"""Scores, the true epsilon, delta, and the thresholds that show more, if the difference is above 2 %."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [500, 1000])
+@by_rows(*PILOTS)
+def test_a_pilot_chooses_the_better_bound_and_the_bound_is_above_the_truth_in_one_of_twenty(
+    scores, truth, delta, better, n
+):
+    draw, rows = np.random.default_rng(7), []
+    for number in range(1000):
+        zeros, ones = scores(draw, n // 3)
+        threshold = split_threshold(zeros, ones, delta)
+        rates = likely_rates(zeros, ones, threshold, n, delta, 0.95, Key(number))
+        zeros, ones = scores(draw, n)
+        known = threshold, rates, delta, 0.95
+        bound, counts = bound_from_trials(zeros, ones, *known, gaussian=False, linear=False)
+        fixed = epsilon_lower(count(zeros, ones, threshold), delta)
+        rows.append((bound.epsilon_lower, bound.strict, fixed, rates is not None))
+        assert bound.strict <= bound.epsilon_lower <= epsilon_lower(counts, delta) + 1e-12
+        assert bound.strict <= bound.ceiling
+    lower, strict, fixed, free = np.array(rows).T
+    # 0.05 +- 0.007 of 1000 repetitions, and 0.001 +- 0.001
+    for bounds, level in ((lower, 0.05), (strict, 0.001)):
+        assert stats.binom.sf((bounds > truth).sum() - 1, 1000, level) > 1e-3
+    assert lower.mean() >= {"one": 1.0, "either": 0.98, "all": 1.005}[better] * fixed.mean()
+    assert better == "either" or (free.mean() > 0.6) == (better == "all")
+
+
+def test_rounding_of_a_ratio_shows_nothing_above_the_truth():
+    # without rounding, the ratio is 1 for every output above 1, and -1 below 0
+    draw = np.random.default_rng(1)
+    assert max(best_epsilon_lower(*laplace(1.0)(draw, 5000), 0.0) for _ in range(5)) < 1.0
+
+
+def test_a_score_far_from_all_others_hides_nothing():
+    zeros, ones = gaussian(4.0)(np.random.default_rng(2), 300)
+    far = best_epsilon_lower(zeros, np.append(ones[1:], 1e12), 1e-5)
+    assert far == pytest.approx(best_epsilon_lower(zeros, ones, 1e-5), abs=0.1)
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("n", [1, 2, 30, 300])
-def test_a_band_covers_all_rates_at_once(n):
-    draw, errors, band = np.random.default_rng(3), 0.05, _band(n, 0.05)
+@pytest.mark.parametrize("chosen", [(), (0.02, 20.0)], ids=["usual", "chosen"])
+def test_a_band_covers_all_rates_at_once(n, chosen):
+    draw, errors, band = np.random.default_rng(3), 0.05, _band(n, 0.05, *chosen)
     ordered = np.sort(draw.random((4000, n)), axis=1)
     missed = (ordered > band[:-1]).any(1).mean()  # the rate is below the next number that counts
     assert missed <= errors + 4 * np.sqrt(errors / 4000)

@@ -38,7 +38,7 @@ _USUAL, _MORE, _CHOSEN = 0.15, 2.0, 20.0
 _LOGITS, _FARTHEST = 0.5, 9.0
 """Chosen rates are rounded to logits in these steps, up to the farthest, so that bands can be used again."""
 
-_REPEATS, _LUCK = 8, 0.975
+_REPEATS, _LUCK = 8, 0.985
 """Repeated pilots that compare one threshold with all, and the share of its bound that one threshold keeps: a pilot's
 best threshold is lucky."""
 
@@ -48,7 +48,7 @@ _SURE = 1e-4
 _TARGET, _MOST_TRIALS = 0.9, 1e12
 """Share of an epsilon that must be shown for trials to be enough, and the largest number of trials that is reported."""
 
-_MOST, _STEPS = 10_000, 8
+_MOST, _STEPS = 10_000, 10
 """The largest n whose local level is computed, by so many bisections; for others, errors of all ranks add up."""
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
@@ -356,7 +356,6 @@ def trials_needed(epsilon: float, delta: float, confidence: float, *, gaussian: 
 
 def too_few_errors(counts: Counts, least: float) -> bool:
     """Whether so few errors are unlikely where every test errs in `least` of trials, the mean of both of its rates.
-
 
     Valid for the best threshold on these trials. Of all pairs of rates with this mean, equal ones make few errors most
     likely.
