@@ -193,8 +193,8 @@ def test_a_wrong_file_is_refused_in_one_line(text, match, tmp_path):
 
 
 @by_rows(
-    ([], "either a defense or --scores"),
-    (["gaussian", "--scores", "FILE"], "either a defense or --scores"),
+    ([], "one of a defense, --scores"),
+    (["gaussian", "--scores", "FILE"], "one of a defense, --scores"),
     (["--scores", "FILE", "--rounds", "3"], "--scores has no federation"),
     (["gaussian", "--delta", "1e-6"], "--delta is for --scores"),
 )
