@@ -8,6 +8,7 @@ messages from the gradient of one record. The audit thus tests the optimizer its
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import math
 import warnings
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import data as loading
@@ -26,22 +28,46 @@ from leakgauge.harness.core.accounting import repeat
 from leakgauge.harness.core.checks import check_update
 from leakgauge.harness.core.claim import Claim, Proof, Relation, Unit, claim_over
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
-from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
-from leakgauge.harness.core.distribution import Additive, MessageDistribution, Normal, projected
+from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Sender, Setting
+from leakgauge.harness.core.distribution import Additive, MessageDistribution, Normal, numbers
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Layout, Vector
 
 STEP = "leakgauge.harness.integrations.opacus:Step"
 """The name of `Step` as a defense."""
 
 DIM = 36
-"""Length of a gradient in the audit; a bound for a small model is a bound for the mechanism."""
+"""Length of a gradient in the trials of an audit."""
+
+_EACH, _MOST = 20, 250
+"""The records of a client for each record in its batch, and the most records of a batch."""
+
+_NORMS = (3.0, 0.4, 1.0, 50.0, 1.001, 0.999)
+"""Norms of the other gradients in a batch, in clips."""
+
+_REPLACED = ("original_optimizer", "step_hook", "_step_skip_queue", "_is_last_step_skipped")
+"""Attributes of an optimizer that a step of the audit does not use."""
+
+_FAR = 1e15
+"""The largest number of a gradient; larger gradients are scaled to it, which their clip hides."""
+
+_HOW = ("whole", "whole", "split", "split", "accumulated")
+"""How a client's batch reaches the optimizer, by the client's number."""
+
+_WHOLE, _FEW = 1000, 100
+"""Length of an update from which a step acts on the layout's own tensors, and below which it acts on small ones."""
+
+_TENSORS, _CUT, _LARGEST = (4, 8), (1200, 4000), 3_000_000
+"""The most tensors of a step, and the most numbers of a tensor, with short and longer updates; and the most numbers of
+all tensors together."""
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(scores, labels) -> the mean loss over a batch."""
 
-_OPTIMIZERS: dict[str, Any] = {}
-"""The optimizers of `Step` in this process, by name, because a parameter of a defense is a plain value."""
+_OPTIMIZERS: dict[str, tuple[Any, tuple[str, ...]]] = {}
+"""The optimizers of `Step` in this process, by name, because a parameter of a defense is a plain value; and for each
+five clients, how their batches reach it."""
 
 
 class OpacusError(ValueError):
@@ -192,11 +218,24 @@ def claim_of(facts: Facts, epochs: int, delta: float, accountant: str = "prv") -
     )
 
 
+class Memory(NamedTuple):
+    """The attributes of an optimizer between two steps; they are not changed."""
+
+    attributes: dict[str, Any]
+
+
 @dataclass(frozen=True)
-class Step(Defense[None, None]):
+class Step(Defense[None, Memory]):
     """One step of an Opacus optimizer, as the defense of one record; the adversary knows the rest of the batch.
 
-    A message is the sum that the step would divide by the expected batch: the record's clipped gradient plus noise.
+    A message is the sum that the step would divide by the expected batch: clipped gradients plus noise. A client is a
+    training: its memory holds the optimizer's attributes after its steps. Its batch has `Sender.samples` / 20 records
+    (at least one): the record whose gradient is the update, and others with known gradients. An update of zero is a
+    record that is not in the batch. Of five clients, two split their batch as `BatchMemoryManager` does, and one
+    accumulates it over backward passes.
+
+    A step acts on the user's own tensors. If these have more numbers than an update, a step acts on up to
+    `_TENSORS` of them, cut to `_CUT` numbers each; an update and a message are then some of their numbers.
 
     Args:
         of: the name under which `stepping` holds the optimizer.
@@ -204,7 +243,7 @@ class Step(Defense[None, None]):
 
     Guarantees:
         4 * d bytes.
-        A message minus the clipped gradient is normal with standard deviation z C in each coordinate, independently.
+        A message minus the clipped gradients is normal with standard deviation z C in each coordinate, independently.
         The lowest bits are not covered: torch draws normal numbers in float32, which leaves traces in them (arXiv
         2112.05307); Opacus' `secure_mode` avoids this.
 
@@ -224,30 +263,61 @@ class Step(Defense[None, None]):
         """
         if self.of not in _OPTIMIZERS:
             raise OpacusError(f"no optimizer {self.of!r} in this process: see leakgauge.opacus.inspect")
-        return _OPTIMIZERS[self.of]
+        return _OPTIMIZERS[self.of][0]
+
+    @property
+    def clip(self) -> float:
+        """C."""
+        return float(self.optimizer.max_grad_norm)
 
     @property
     def std(self) -> float:
         """z C."""
-        return float(self.optimizer.noise_multiplier) * float(self.optimizer.max_grad_norm)
+        return float(self.optimizer.noise_multiplier) * self.clip
 
-    def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
-        """The optimizer's step on a batch of only this record; the private key seeds all generators that it uses."""
+    @property
+    def layout(self) -> Layout:
+        """The user's own tensors, in all at most about `_LARGEST` numbers: larger tensors are cut."""
+        shapes = _shapes(self.optimizer)
+        most = _LARGEST // max(1, len(shapes))
+        small = sum(min(math.prod(shape), most) for shape in shapes)
+        total = sum(map(math.prod, shapes))
+        return _layout(shapes if total <= _LARGEST else [_cut(shape, most + _LARGEST - small) for shape in shapes])
+
+    def remember(self, setting: Setting) -> Memory:
+        """The optimizer's present attributes."""
+        return Memory(_copied(self.optimizer, vars(self.optimizer)))
+
+    def encode(self, state: None, memory: Memory, update: Vector, link: Link, private: Key) -> tuple[bytes, Memory]:
+        """The optimizer's step on the batch; the private key seeds all generators that it uses."""
         check_update(update)
-        with rng.global_generators(private.child("own")):
-            start = torch.get_rng_state()
+        start = None
+        if any(isinstance(value, type(torch.default_generator)) for value in memory.attributes.values()):
+            with rng.global_generators(private.child("own")):
+                start = torch.get_rng_state()
+        number, layout = link.sender.number, link.setting.layout
+        view, how = _view(_shapes(self.optimizer), layout, number), _OPTIMIZERS[self.of][1]
+        records = _others(_records_in(link.sender) - 1, layout.dim, self.clip)[0]
+        # a float32 norm above 1e19 is infinite, and Opacus drops its record
+        update = update * min(1.0, _FAR / max(float(update.abs().max()), 1e-30))
+        records = torch.cat([records, update[None]]) if bool(update.any()) else records
+        if view.places is not None:
+            records = torch.zeros(len(records), view.layout.dim).index_copy_(1, view.places, records)
         with rng.global_generators(private):
-            noisy = step_of(self.optimizer, update, link.setting.layout, start)
-        return pack_float32(noisy), None
+            noisy, after = _step(self.optimizer, records, view.layout, memory.attributes, start, how[number % len(how)])
+        return pack_float32(noisy if view.places is None else noisy[view.places]), Memory(after)
 
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
-        """The noisy clipped gradient."""
+        """The noisy sum of clipped gradients."""
         return unpack_float32(received, link.setting.dim)
 
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
-        """|y - clip(u)|^2 / (2 z^2 C^2)."""
-        sent = torch.stack([unpack_float32(wire, links.setting.dim) for wire in received])
-        clip, std = float(self.optimizer.max_grad_norm), self.std
+        """|y - others - clip(u)|^2 / (2 z^2 C^2)."""
+        dim, clip, std = links.setting.dim, self.clip, self.std
+        others = [_others(_records_in(sender) - 1, dim, clip)[1] for sender in links.senders]
+        sent = (
+            torch.stack([unpack_float32(wire, dim) for wire in received]) - torch.from_numpy(np.array(others)).float()
+        )
 
         def score(update: Tensor) -> Tensor:
             norm = torch.linalg.vector_norm(update, dim=-1, keepdim=True).clamp(min=1e-30)
@@ -256,9 +326,10 @@ class Step(Defense[None, None]):
 
         return score
 
-    def message_distribution(self, state: None, memory: None, update: Vector, link: Link) -> MessageDistribution:
-        """Normal around the gradient's projection onto the ball of radius C."""
-        return Additive(projected(update, float(self.optimizer.max_grad_norm)), Normal(), self.std, fair=False)
+    def message_distribution(self, state: None, memory: Memory, update: Vector, link: Link) -> MessageDistribution:
+        """Normal around the sum of the clipped gradients."""
+        others = _others(_records_in(link.sender) - 1, link.setting.dim, self.clip)[1]
+        return Additive(_clipped(update, self.clip) + others, Normal(), self.std, fair=False)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """The claim of a step that takes the record with certainty: sensitivity C, noise z C."""
@@ -279,7 +350,7 @@ class Step(Defense[None, None]):
 def stepping(optimizer: Any) -> Iterator[str]:
     """The name by which `Step` finds the optimizer, inside the block; its generator has its state back afterwards."""
     name = next(text for number in itertools.count() if (text := f"optimizer-{number}") not in _OPTIMIZERS)
-    _OPTIMIZERS[name] = optimizer
+    _OPTIMIZERS[name] = optimizer, tuple(how for how in _HOW if _runs(optimizer, how))
     drawn = optimizer.generator if not optimizer.secure_mode else None
     state = drawn.get_state() if drawn is not None else None
     try:
@@ -290,40 +361,175 @@ def stepping(optimizer: Any) -> Iterator[str]:
             drawn.set_state(state)
 
 
-def step_of(optimizer: Any, gradient: Vector, layout: Layout, start: Tensor | None = None) -> Vector:
-    """[d]: the sum that the optimizer's own `pre_step` makes of a batch of one record with this gradient [d].
+def _runs(optimizer: Any, how: str) -> bool:
+    """Whether the optimizer takes a batch in this way; one that does not could not train in this way either."""
+    layout = _layout([(2,)])
+    try:
+        with rng.global_generators(Key(0)):
+            attributes = _copied(optimizer, vars(optimizer))
+            _step(optimizer, torch.ones(2, 2), layout, attributes, torch.get_rng_state(), how)
+    except Exception:
+        return how == "whole"
+    return True
+
+
+def step_of(optimizer: Any, gradient: Tensor, layout: Layout, start: Tensor | None = None) -> Vector:
+    """[d]: the sum that the optimizer's own step makes of records with these gradients [d] or [n, d].
 
     The step acts on separate parameters of these shapes; the model, the optimizer's state and its accountant do not
     change.
 
     start: the state in which generators of the optimizer's own begin; default: their present state.
     """
+    attributes = _copied(optimizer, vars(optimizer))
+    return _step(optimizer, gradient.reshape(-1, layout.dim), layout, attributes, start, "whole")[0]
+
+
+def _step(
+    optimizer: Any, records: Tensor, layout: Layout, attributes: dict[str, Any], start: Tensor | None, how: str
+) -> tuple[Vector, dict[str, Any]]:
+    """The sum [d] of a step from these attributes, and the attributes after it; the optimizer gets its own back."""
     parameters = [nn.Parameter(torch.zeros(shape)) for shape in layout.shapes]
-    twin = object.__new__(type(optimizer))  # Opacus' optimizers cannot be copied
-    twin.__dict__ |= optimizer.__dict__
-    twin.original_optimizer = torch.optim.SGD(parameters, lr=1.0)
-    twin.step_hook, twin._step_skip_queue, twin._is_last_step_skipped = None, [], False
-    if not optimizer.secure_mode:  # its generator is a device without a state
-        kind = type(torch.default_generator)
-        twin.__dict__ |= {name: _twin(value, start) for name, value in vars(twin).items() if isinstance(value, kind)}
-    for parameter, tensor in zip(parameters, layout.split(gradient), strict=True):
-        parameter.summed_grad = None  # type: ignore[attr-defined]  # Opacus' own
-        parameter.grad_sample = tensor[None].clone()  # type: ignore[attr-defined]
-    twin.pre_step()
-    noisy: Vector = layout.join([parameter.grad for parameter in parameters if parameter.grad is not None])
-    return noisy * _divisor(optimizer)
+    for parameter in parameters:
+        parameter.summed_grad = parameter.grad_sample = None  # type: ignore[attr-defined]  # Opacus' own
+    parts = records.chunk(2) if how != "whole" and len(records) > 1 else (records,)
+    kind, own = type(torch.default_generator), dict(vars(optimizer))
+    before = _copied(optimizer, attributes)
+    before |= {name: _twin(value, start) for name, value in before.items() if isinstance(value, kind)}
+    # a lambda of the user may hold the optimizer itself, so that a copy of the object would not do
+    vars(optimizer).clear()
+    vars(optimizer).update(before, original_optimizer=torch.optim.SGD(parameters, lr=1.0))
+    vars(optimizer).update(zip(_REPLACED[1:], (None, [], False), strict=True))
+    try:
+        optimizer.zero_grad()
+        for number, part in enumerate(parts):
+            if how == "split":
+                optimizer.signal_skip_step(do_skip=number < len(parts) - 1)
+            for parameter, tensor in zip(parameters, layout.split(part), strict=True):
+                if how == "accumulated" and len(parts) > 1:
+                    parameter.grad_sample = [*(parameter.grad_sample or ()), tensor.clone()]  # type: ignore[attr-defined]
+                else:
+                    parameter.grad_sample = tensor.clone()  # type: ignore[attr-defined]
+            if how == "accumulated" and number < len(parts) - 1:
+                continue
+            optimizer.step()
+            if number < len(parts) - 1:
+                optimizer.zero_grad()
+        after = dict(vars(optimizer))
+    finally:
+        vars(optimizer).clear()
+        vars(optimizer).update(own)
+    with torch.no_grad():
+        moved = layout.join([-parameter for parameter in parameters])
+    times = len(parts) if how == "accumulated" and optimizer.loss_reduction == "mean" else 1
+    return moved * (_divisor(optimizer) * times), after | {name: own[name] for name in _REPLACED}
 
 
 def _twin(generator: Any, start: Tensor | None) -> Any:
     """A copy of a generator, in the state `start` if one is given, but with its own seed.
 
-    An optimizer that goes back to this seed in each step thus repeats its noise here too.
+    An optimizer that goes back to this seed in each step thus repeats its noise here too. A device without a state,
+    such as that of `secure_mode`, is replaced by the global generator.
     """
-    if start is None:
-        return generator.clone_state()
-    seed = (generator.initial_seed() % (1 << 64)).to_bytes(8, "little")
+    try:
+        if start is None:
+            return generator.clone_state()
+        seed = (generator.initial_seed() % (1 << 64)).to_bytes(8, "little")
+    except RuntimeError:
+        return None
     state = torch.cat([torch.tensor(list(seed), dtype=torch.uint8), start[8:]])  # torch's state begins with the seed
     return torch.default_generator.clone_state().set_state(state)
+
+
+def _copied(optimizer: Any, attributes: dict[str, Any]) -> dict[str, Any]:
+    """A deep copy of an optimizer's attributes, without its tensors, its inner optimizer and its generators."""
+    plain = (int, float, str, type(None), type(torch.default_generator), torch.optim.Optimizer)
+    changing = {name: value for name, value in attributes.items() if not isinstance(value, plain)}
+    changing = {name: value for name, value in changing.items() if name not in _REPLACED}
+    if not changing:
+        return dict(attributes)
+    same = (optimizer, *optimizer.params, *(value for value in attributes.values() if isinstance(value, plain[-2:])))
+    try:
+        return attributes | copy.deepcopy(changing, {id(value): value for value in same})
+    except (TypeError, RuntimeError):  # something that cannot be copied
+        return dict(attributes)
+
+
+class View(NamedTuple):
+    """The tensors of a step, and the places [d] of a message's numbers in them; None: all."""
+
+    layout: Layout
+    places: Tensor | None
+
+
+def _view(shapes: tuple[tuple[int, ...], ...], layout: Layout, number: int) -> View:
+    """The tensors of the steps of a client: those of the layout if it is large, or larger than the user's tensors."""
+    if not layout.dim < min(_WHOLE, sum(map(math.prod, shapes)) + 1) or layout.shapes == shapes:
+        return View(layout, None)
+    size = 0 if layout.dim < _FEW else 1
+    rows = math.ceil(len(shapes) / _TENSORS[size])
+    return _part(shapes, layout.dim, size, number % (2 * rows))
+
+
+@functools.lru_cache(maxsize=256)
+def _part(shapes: tuple[tuple[int, ...], ...], dim: int, size: int, turn: int) -> View:
+    """Some tensors in turn, cut, and places in them: the first numbers of each, or numbers everywhere."""
+    first, chosen = turn // 2 * _TENSORS[size], list[tuple[int, ...]]()
+    for at in range(len(shapes)):
+        if len(chosen) >= _TENSORS[size] and sum(map(math.prod, chosen)) >= dim:
+            break
+        shape = shapes[(first + at) % len(shapes)]
+        chosen.append(_cut(shape, max(dim, _CUT[size])))
+    layout, left, places, begin = _layout(chosen), dim, list[Tensor](), 0
+    counts = dict[int, int]()
+    for rank, tensor in enumerate(sorted(range(len(chosen)), key=layout.sizes.__getitem__)):
+        counts[tensor] = min(layout.sizes[tensor], left // (len(chosen) - rank))
+        left -= counts[tensor]
+    for tensor, length in enumerate(layout.sizes):
+        everywhere = torch.arange(counts[tensor]) * length // max(1, counts[tensor])
+        places.append(begin + (everywhere if turn % 2 else torch.arange(counts[tensor])))
+        begin += length
+    return View(layout, torch.cat(places))
+
+
+def _shapes(optimizer: Any) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(parameter.shape) for parameter in optimizer.params)
+
+
+def _layout(shapes: Sequence[tuple[int, ...]]) -> Layout:
+    return Layout(tuple(f"tensor {number}" for number in range(len(shapes))), tuple(shapes))
+
+
+def _cut(shape: tuple[int, ...], most: int) -> tuple[int, ...]:
+    """A shape with at most this many numbers, if it has more: the first axes are cut."""
+    sizes = list(shape)
+    for axis in range(len(sizes)):
+        rest = math.prod(sizes) // sizes[axis] if sizes[axis] else 1
+        sizes[axis] = min(sizes[axis], max(1, most // max(1, rest)))
+    return tuple(sizes)
+
+
+def _records_in(sender: Sender) -> int:
+    """The records of a client's batch, with the one whose gradient is the update."""
+    return max(1, min(_MOST, sender.samples // _EACH))
+
+
+@functools.lru_cache(maxsize=64)
+def _others(count: int, dim: int, clip: float) -> tuple[Tensor, Numbers]:
+    """Known gradients [count, dim] of norms below, at and above the clip, and the sum [dim] of them, clipped."""
+    with rng.recorded():  # a constant of the audit, no draw of a message
+        drawn = rng.normal(Key(0).child("others"), (count, dim), torch.float64)
+    norms = clip * torch.tensor(_NORMS, dtype=torch.float64).repeat(1 + count // len(_NORMS))[:count, None]
+    records = (drawn * (norms / drawn.norm(dim=1, keepdim=True))).float()
+    return records, np.sum([np.zeros(dim), *(_clipped(record, clip) for record in records)], 0)
+
+
+def _clipped(gradient: Tensor, clip: float) -> Numbers:
+    """[d] float64: the gradient times C / (norm + 1e-6) if its norm is larger, as Opacus documents."""
+    values = numbers(gradient)
+    largest = float(np.abs(values).max(initial=0.0))
+    norm = largest * float(np.linalg.norm(values / largest)) if largest else 0.0
+    return values * min(1.0, clip / (norm + 1e-6))
 
 
 def _divisor(optimizer: Any) -> float:
