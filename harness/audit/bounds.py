@@ -26,6 +26,12 @@ from leakgauge.harness.core.stats import STRICT, Numbers, clopper_pearson
 _OF_COUNTS = 0.1
 """Share of the error probability given to counts; Gaussian scores, which mostly show more, get the rest."""
 
+_MANY = 20
+"""The least number of scores whose mean is taken as normal."""
+
+_FURTHEST = 38.0
+"""A normal number lies beyond with probability below 1e-300."""
+
 _DENSE, _RATIO = 64, 0.02
 """A band has an end for each of the first ranks, then for ranks in this ratio."""
 
@@ -279,6 +285,67 @@ def scores_epsilon_lower(zeros: Numbers, ones: Numbers, delta: float, confidence
     return gaussian_epsilon(distance_lower(gap / spread, n, m, confidence), delta)
 
 
+def sampled_epsilon_lower(
+    zeros: Numbers, ones: Numbers, share: float, steps: int, delta: float, confidence: float = 0.95
+) -> float:
+    """The epsilon of a sum of Gaussian steps that each take a record with this share, from scores of such sums.
+
+    With input 0, scores are N(0, 1) in some unit; with input 1, N(K m / sqrt(steps), 1) for a binomial number K of
+    steps. The difference of the means, in spreads of input 0, has the mean share sqrt(steps) m; its lower confidence
+    limit gives m. The sum says less than its steps, so this epsilon is below that of their composition.
+
+    Args:
+        zeros: [n] scores of trials with input 0.
+        ones: [m] scores of trials with input 1.
+
+    Guarantees:
+        For such scores, above the true epsilon of the sum with probability about 1 - confidence at most: the means
+        and the spread of many trials are taken as normal.
+        0 for fewer than `_MANY` trials on a side, an infinite score, no spread, or delta 0.
+
+    Raises:
+        ValueError: as `count`; delta outside [0, 1), confidence outside (0, 1).
+    """
+    low, high = _scores(zeros), _scores(ones)
+    check_delta(delta)
+    check_confidence(confidence)
+    n, m, chance = len(low), len(high), share * math.sqrt(steps)
+    if min(n, m) < _MANY or delta == 0 or not (np.isfinite(low).all() and np.isfinite(high).all()):
+        return 0.0
+    spread, far = float(np.std(low, ddof=1)), float(special.ndtri(confidence))
+    distance = (float(np.mean(high)) - float(np.mean(low))) / spread if spread > 0 else 0.0
+
+    def excess(mu: float) -> float:
+        variance = 1 / n + (1 + share * (1 - share) * mu**2) / m + (chance * mu) ** 2 / (2 * (n - 1))
+        return chance * mu + far * math.sqrt(variance) - distance
+
+    if excess(0.0) >= 0:
+        return 0.0
+    mu = optimize.brentq(excess, 0.0, distance / chance)
+    shifts = np.arange(steps + 1) * mu / math.sqrt(steps)
+    return max(
+        _sum_epsilon(shifts, stats.binom.logpmf(np.arange(steps + 1), steps, share), delta, sign) for sign in (1, -1)
+    )
+
+
+def _sum_epsilon(shifts: Numbers, logs: Numbers, delta: float, sign: int) -> float:
+    """The epsilon of normal numbers with these shifts and their log chances against N(0, 1), or (sign -1) reversed."""
+
+    def loss(at: float) -> float:
+        return sign * float(special.logsumexp(logs + shifts * at - shifts**2 / 2))
+
+    def left(at: float) -> float:
+        tails = special.ndtr(-sign * at), float(np.exp(logs) @ special.ndtr(sign * (shifts - at)))
+        first, second = tails[::-1] if sign > 0 else tails
+        return first - math.exp(min(loss(at), 700.0)) * second - delta
+
+    least = optimize.brentq(loss, -_FURTHEST, _FURTHEST + shifts[-1])
+    most = sign * _FURTHEST + (shifts[-1] if sign > 0 else 0.0)
+    if left(least) <= 0 or left(most) > 0:
+        return 0.0
+    return max(0.0, loss(optimize.brentq(left, least, most)))
+
+
 def bound_from_counts(counts: Counts, delta: float, confidence: float, *, gaussian: bool) -> Bound:
     """The bound from counts at one threshold; both methods use the same intervals, so the larger bound is valid."""
     method, strict = "Gaussian trade-off" if gaussian else "Clopper-Pearson", max(confidence, STRICT)
@@ -292,16 +359,29 @@ def bound_from_counts(counts: Counts, delta: float, confidence: float, *, gaussi
     return Bound(bound(counts, confidence), method, general, bound(counts, strict), bound(perfect, strict))
 
 
-def bound_from_scores(zeros: Numbers, ones: Numbers, threshold: float, delta: float, confidence: float) -> Bound:
-    """The larger of the bounds from Gaussian scores [n], [m] and from their counts; they share the error."""
+def bound_from_scores(
+    zeros: Numbers,
+    ones: Numbers,
+    threshold: float,
+    delta: float,
+    confidence: float,
+    sampled: tuple[float, int] | None = None,
+) -> Bound:
+    """The larger of the bounds from Gaussian scores [n], [m] and from their counts; they share the error.
+
+    sampled: the share and the number of steps that each take a record with this share; None: scores are Gaussian.
+    """
 
     def bounds(level: float) -> tuple[float, float]:
-        counted = epsilon_lower(counts, delta, 1 - _OF_COUNTS * (1 - level))
-        return max(counted, scores_epsilon_lower(zeros, ones, delta, scores_confidence(level))), counted
+        counted, own = epsilon_lower(counts, delta, 1 - _OF_COUNTS * (1 - level)), scores_confidence(level)
+        if sampled is None:
+            return max(counted, scores_epsilon_lower(zeros, ones, delta, own)), counted
+        return max(counted, sampled_epsilon_lower(zeros, ones, *sampled, delta, own)), counted
 
     counts = count(zeros, ones, threshold)
     found, general = bounds(confidence)
-    return Bound(found, "Gaussian scores", general, bounds(max(confidence, STRICT))[0], math.inf)
+    method = "Gaussian scores" if sampled is None else "sampled Gaussian scores"
+    return Bound(found, method, general, bounds(max(confidence, STRICT))[0], math.inf)
 
 
 def bound_from_trials(
@@ -314,13 +394,18 @@ def bound_from_trials(
     *,
     gaussian: bool,
     linear: bool,
+    sampled: tuple[float, int] | None = None,
 ) -> tuple[Bound, Counts]:
     """The bound from scores [n], [m] of counted trials, and the counts at its threshold.
 
     Args:
         threshold: chosen on other trials; it counts alone if `rates` (`likely_rates` of other trials) is None.
         gaussian: whether the mechanism is known to be Gaussian; linear: whether its scores are Gaussian too.
+        sampled: as in `bound_from_scores`, if scores are known to be sums of steps that take a record at random.
     """
+    if sampled is not None:
+        scores = bound_from_scores(zeros, ones, threshold, delta, confidence, sampled)
+        return scores, count(zeros, ones, threshold)
     if rates is not None and not gaussian:
         strict, sizes = max(confidence, STRICT), (len(zeros), len(ones))
         value, best = _best(zeros, ones, delta, confidence, rates)

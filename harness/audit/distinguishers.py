@@ -6,6 +6,7 @@ these faults:
 | name | score | finds |
 |---|---|---|
 | `likelihood ratio` | by the defense's own likelihood | too little noise |
+| `projection` | the estimated updates along the difference of both inputs, if local training is random | as `linear` |
 | `linear` | a linear function of the estimated updates, summed over the rounds | a missing clip |
 | `direction` | the same along the line from input 0 to input 1, which needs no fit | too little noise in sums |
 | `rounds` | the same function, weighted over the rounds | noise that is reused, cancels or is missing |
@@ -85,6 +86,9 @@ class Distinguisher(NamedTuple):
 def distinguishers(source: Source, inputs: Inputs, zero: Trace, one: Trace) -> list[Distinguisher]:
     """The distinguishers that apply, fitted to trials with each input; they must be judged on other trials."""
     fitted = [Distinguisher("likelihood ratio", "ratios", True, _ratio)] if zero.ratios is not None else []
+    if inputs.draw is not None and inputs.focus is None and bool((inputs.one != inputs.zero).any()):
+        direction = torch.nn.functional.normalize((inputs.one - inputs.zero).double(), dim=0)
+        fitted.append(Distinguisher("projection", "estimates", False, partial(_linear, direction)))
     weights = _fisher(zero.estimates, one.estimates)
     if weights is not None:
         fitted.append(Distinguisher("linear", "estimates", True, partial(_linear, weights)))

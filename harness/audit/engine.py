@@ -27,7 +27,7 @@ from leakgauge.harness.audit.distinguishers import Distinguisher, distinguishers
 from leakgauge.harness.audit.neighbors import Inputs, pairs, varied
 from leakgauge.harness.audit.trials import Mechanism, Part, Trace
 from leakgauge.harness.core import accounting
-from leakgauge.harness.core.claim import Claim, Code, Verdict, judge
+from leakgauge.harness.core.claim import Claim, Code, Relation, Unit, Verdict, judge
 from leakgauge.harness.core.contract import Defense
 from leakgauge.harness.core.result import AssumedBound, FitRecord, KeyRecord, StatedRecord
 from leakgauge.harness.core.rng import Key
@@ -74,12 +74,13 @@ class Inspection(NamedTuple):
 
 
 class HypothesisTest(NamedTuple):
-    """The test of input 1 against input 0 that the pilot chose; the last two are for `bounds.bound_from_trials`."""
+    """The test of input 1 against input 0 that the pilot chose; the last three are for `bounds.bound_from_trials`."""
 
     inputs: Inputs
     distinguisher: Distinguisher
     threshold: float
     rates: Rates | None = None
+    sampled: tuple[float, int] | None = None
 
     def bound(
         self, zeros: Numbers, ones: Numbers, claim: Claim, threat: Threat, confidence: float
@@ -87,7 +88,7 @@ class HypothesisTest(NamedTuple):
         """The bound from the scores of trials, by the method that fits mechanism and test, and its counts."""
         gaussian, linear = is_gaussian(claim, threat), self.inputs.zero.dim() == 1 and self.distinguisher.linear
         chosen = self.threshold, self.rates, claim.delta, confidence
-        return bound_from_trials(zeros, ones, *chosen, gaussian=gaussian, linear=linear)
+        return bound_from_trials(zeros, ones, *chosen, gaussian=gaussian, linear=linear, sampled=self.sampled)
 
     def result(self, bound: Bound, claim: Claim, threat: Threat, counts: Counts, confidence: float) -> AuditResult:
         """The audit in which the test had these counts."""
@@ -116,8 +117,9 @@ class AuditResult:
     Attributes:
         epsilon_lower: with this confidence, the mechanism's epsilon at `delta` is at least this.
         method: `Clopper-Pearson` at the pilot's threshold, or `all thresholds` at once; if the mechanism is known to be
-            Gaussian, `Gaussian scores`, or `Gaussian trade-off` if the scores are not Gaussian; for guesses in one run
-            `one run`, or `one run, Gaussian trade-off`.
+            Gaussian, `Gaussian scores`, or `Gaussian trade-off` if the scores are not Gaussian; for sums of Gaussian
+            steps on sampled records, `sampled Gaussian scores`; for guesses in one run `one run`, or `one run, Gaussian
+            trade-off`.
         any_mechanism: the bound without the assumption that the mechanism is Gaussian.
         strict: the bound at confidence `STRICT` or `confidence`, whichever is higher. Only this bound decides verdicts.
         ceiling: the largest `strict` that this many trials could have shown, without any wrong guess; infinite for
@@ -258,9 +260,19 @@ def _judged(
     """A distinguisher with its best threshold on pilot trials; of Gaussian scores, half-way between the means."""
     zeros, ones, gaussian = distinguisher.scores(zero), distinguisher.scores(one), is_gaussian(claim, mechanism.threat)
     threshold = pilot_threshold(zeros, ones, claim.delta, confidence, gaussian=gaussian)
-    test = HypothesisTest(inputs, distinguisher, threshold)
+    test = HypothesisTest(inputs, distinguisher, threshold, sampled=_sampled(mechanism, claim, inputs, distinguisher))
     bound, _ = test.bound(zeros, ones, claim, mechanism.threat, confidence)
     return Judged(bound.epsilon_lower, min(separation(zeros, ones), _FAR_APART), test, zeros, ones)
+
+
+def _sampled(
+    mechanism: Mechanism, claim: Claim, inputs: Inputs, distinguisher: Distinguisher
+) -> tuple[float, int] | None:
+    """Share and steps of scores that sum Gaussian steps on sampled records; None: scores have another distribution."""
+    setting, known = mechanism.federation.setting, mechanism.threat in (claim.proved.against or claim.against)
+    trains = claim.unit is Unit.RECORD and mechanism.defense.local.poisson and inputs.draw is not None
+    sums = distinguisher.name == "projection" and claim.relation is Relation.ADD_REMOVE and setting.momentum == 0
+    return accounting.sampled_gaussian(claim.proved.event) if known and trains and sums and claim.delta > 0 else None
 
 
 def count_trials(
@@ -349,7 +361,8 @@ def inspect(
     power += _of_pairs(claim, stated) if stated else ""
     numbers = f"{fit.numbers} numbers of {fit.messages} messages follow their distribution{power}"
     exact = f"{fit.messages} messages are as stated, without any randomness"
-    return Inspection(Code.CONSISTENT, (), (numbers if fit.numbers else exact) + (_looked(keys, fit) if keys else ""))
+    looked = (_looked(keys, fit) if keys else "") + getattr(defense, "looked_at", "")
+    return Inspection(Code.CONSISTENT, (), (numbers if fit.numbers else exact) + looked)
 
 
 def _of_pairs(claim: Claim, stated: StatedRecord) -> str:

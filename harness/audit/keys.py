@@ -75,6 +75,9 @@ _SAME = 1e-3
 _NEAR = 1e-6
 """Distance below which two uniform numbers are called equal."""
 
+_OF_OWN, _NUMBERS = (1, 2, 4, 7, 12, 13), 600_000
+"""Clients that send messages of the defense's own tensors, and about how many numbers they send in all."""
+
 _FLIPPED = 48
 """The number of bytes that are flipped at the start, at the end, and between."""
 
@@ -183,7 +186,9 @@ class _Check:
         link = exchange.links.each()[0]
         stated = self.defense.message_distribution(round_.state, cause.memory, cause.update, link)
         setting = round_.setting
-        self.sizes.append((setting.dim, setting.clients, cause.sender.samples, cause.number))
+        records = getattr(self.defense, "records", None)  # of a message, if they are not all of the sender's
+        samples = records(cause.sender) if records else cause.sender.samples
+        self.sizes.append((setting.dim, setting.clients, samples, cause.number))
         return _Sent(wire, exchange.memories[0], stated)
 
     def cause(self, number: int, client: int, memory: Any, federation: Federation | None = None) -> _Cause:
@@ -357,12 +362,16 @@ class _Check:
         """Messages of a large model, and of the study's model."""
         for layout in (LARGE, *([self.study.layout] if self.study else [])):
             self.examine(layout)
+        own: Layout | None = getattr(self.defense, "layout", None)  # of a defense that acts on given tensors
+        if own is not None:
+            for client in _OF_OWN[: max(1, _NUMBERS // own.dim)]:
+                self.examine(own, client)
 
-    def examine(self, layout: Layout) -> None:
+    def examine(self, layout: Layout, client: int = 1) -> None:
         """The noise of each tensor, if the defense takes so many numbers."""
         try:
             federation = self.of(layout, 4, 2)
-            cause = self.cause(0, 1, self.defense.remember(federation.setting), federation)
+            cause = self.cause(0, client, self.defense.remember(federation.setting), federation)
             sent = [self.send(cause._replace(update=cause.update * times), federation) for times in (4.0, 0.0)]
         except (DistributionError, MessageError):
             raise
@@ -372,15 +381,11 @@ class _Check:
         if sent[0].stated is None or sent[0].stated.quadratic or not sent[0].noisy:
             return
         for message in sent[: 1 + sent[0].continuous]:
-            reading = message.read
-            tensors = np.searchsorted(ends, reading.places, side="right")
-            for tensor in range(len(ends)):
-                inside = reading.uniforms[(tensors == tensor) & (reading.places >= 0)]
-                p = stats.chisquare(np.histogram(inside, _BINS, (0, 1))[0]).pvalue if len(inside) > _BINS else 1.0
-                if p < LEVEL:
-                    size = federation.setting.layout.sizes[tensor]
-                    self.faults.setdefault(f"the noise of a tensor of {size} numbers is not as stated (p < {LEVEL:g})")
-                    break
+            places = message.read.places
+            tensors = np.where(places < 0, -1, np.searchsorted(ends, places, side="right"))
+            order = np.argsort(tensors, kind="stable")
+            starts = np.searchsorted(tensors[order], np.arange(len(ends)))
+            self.weigh(np.split(message.read.uniforms[order], starts)[1:])
         if sent[1].continuous:
             sizes = np.abs(sent[1].read.uniforms - 0.5)
             # in a long message, floats agree by chance, but not together with their neighbors
@@ -391,6 +396,23 @@ class _Check:
             twice = max(map(float, shares))
             if twice > _REPEATED:
                 self.faults.setdefault(f"{twice:.0%} of the noise in a large message is there twice")
+
+    def weigh(self, tensors: Sequence[Numbers]) -> None:
+        """The uniform numbers of each tensor, by themselves and against those of the first one and the one before."""
+        others = list[Numbers]()
+        for inside in tensors:
+            scores, size = special.ndtri(inside.clip(1e-15, 1 - 1e-15)), len(inside)
+            squares = float(scores @ scores)
+            p = 2 * min(special.chdtr(size, squares), special.chdtrc(size, squares), 0.5)
+            if size > _BINS:
+                p = min(p, stats.chisquare(np.histogram(inside, _BINS, (0, 1))[0]).pvalue)
+            if size and p < LEVEL:
+                self.faults.setdefault(f"the noise of a tensor of {size} numbers is not as stated (p < {LEVEL:g})")
+                break
+            if any(_copied(scores, other) < LEVEL for other in others):
+                self.faults.setdefault(f"the noise of a tensor of {size} numbers is that of another one in part")
+                break
+            others = [*others[:1], scores]
 
     def compare(self) -> None:
         """All messages against those of the same update and shared key, but another private key."""
@@ -435,6 +457,14 @@ class _Check:
         """Note a fault of messages with the same shared key, if this p-value is too small for chance."""
         if p < LEVEL:
             self.faults.setdefault(f"with the same shared key and another private key, {words} (p < {LEVEL:g})")
+
+
+def _copied(one: Numbers, other: Numbers) -> float:
+    """The exact p-value of the correlation of two tensors' first normal scores."""
+    count = min(len(one), len(other))
+    a, b = one[:count], other[:count]
+    square = float(a @ b) ** 2 / max(float(a @ a) * float(b @ b), 1e-300)
+    return float(special.betaincc(0.5, (count - 1) / 2, min(1.0, square))) if count > 2 else 1.0
 
 
 def _dense(key: Key, dim: int) -> Tensor:

@@ -30,6 +30,7 @@ from leakgauge.harness.audit.goodness_of_fit import check_fit
 from leakgauge.harness.audit.keys import check_keys
 from leakgauge.harness.audit.stated import check_stated
 from leakgauge.harness.audit.trials import Mechanism
+from leakgauge.harness.core import accounting
 from leakgauge.harness.core.answer import (
     Answer,
     CanaryCounts,
@@ -318,6 +319,8 @@ class _Found(NamedTuple):
 
 def _usual(claim: Claim, adversary: Threat, confidence: float) -> int:
     """The default number of trials with each input: more if a Gaussian proof needs more."""
+    if claim.unit is Unit.RECORD and accounting.sampled_gaussian(claim.proved.event):
+        return _MOST_USUAL
     enough = engine.needed(claim, adversary, confidence) if engine.is_gaussian(claim, adversary) else TRIALS
     return _MOST_USUAL if enough is None else min(max(TRIALS, enough), _MOST_USUAL)
 

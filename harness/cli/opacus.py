@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from leakgauge.harness.core.claim import Judgment
 if TYPE_CHECKING:
     from leakgauge.harness.core.answer import Answer
     from leakgauge.harness.core.result import Run
-    from leakgauge.harness.integrations.opacus import Facts, Loss
+    from leakgauge.harness.integrations.opacus import Facts, Loss, TrainingBound
     from leakgauge.harness.integrations.synthetic import Part
 
 
@@ -29,6 +30,8 @@ class Inspection:
         audit: an audit of one optimizer step that takes the record, in the form that `leakgauge.audit` returns.
         run: the attacks on the gradients of single records; the adversary knows the other records of the batch.
         page: the file of the report.
+        trained: a lower bound for the whole training, from the audited step and the draws of the loader's sampler;
+            None if the step departs from its distribution.
     """
 
     facts: Facts
@@ -36,6 +39,7 @@ class Inspection:
     audit: Answer
     run: Run
     page: Path
+    trained: TrainingBound | None = None
 
     def __repr__(self) -> str:
         from leakgauge.harness.cli.claim_text import audit_lines
@@ -45,12 +49,25 @@ class Inspection:
         rows = [
             f"steps of {self.facts.batch} of {self.facts.samples:,} records {how}, {noise}",
             f"training: {self.promise.verdict.value}: {self.promise.reason}",
+            *self._trained(),
             f"one step: {self.audit['verdict']}: {self.audit['reason']}",
             *audit_lines(self.audit.record),
             repr(self.run),
             f"report: {self.page}",
         ]
         return "\n".join(rows)
+
+    def _trained(self) -> list[str]:
+        """The bound for the whole training, as a line."""
+        if self.trained is None:
+            return []
+        low, confidence, drawn, draws = self.trained
+        share = f"; its sampler took a record in {drawn:,} of {draws:,} draws" if draws else ""
+        proved = (
+            f"{low / self.promise.proved:.0%} of what is proved" if 0 < self.promise.proved < math.inf else "proved: 0"
+        )
+        how = f"confidence {confidence:g}, if all steps are like the audited one{share}"
+        return [f"training: audited epsilon >= {low:.4g}, {proved} ({how})"]
 
 
 def inspect(
@@ -93,6 +110,8 @@ def inspect(
     from leakgauge.harness.audit.standalone import audit
     from leakgauge.harness.cli import inspect as attacked
     from leakgauge.harness.core.claim import judge
+    from leakgauge.harness.core.result import AuditRecord
+    from leakgauge.harness.core.rng import Key
     from leakgauge.harness.integrations import opacus as own
 
     facts, network = own.facts_of(optimizer, loader), own.bare(model)
@@ -111,4 +130,7 @@ def inspect(
             seed=seed,
             progress=progress,
         )
-    return Inspection(facts, promise, audited, run, Path(folder) / "report.html")
+    step = audited.record.audit
+    assert isinstance(step, AuditRecord)
+    trained = own.training_bound(facts, loader, epochs, delta, step, Key(seed).child("sampler"))
+    return Inspection(facts, promise, audited, run, Path(folder) / "report.html", trained)

@@ -137,6 +137,12 @@ def is_sampled(event: Event | None) -> bool:
     return any(hasattr(leaf, "event") for leaf, _ in _leaves(event, 1))
 
 
+def sampled_gaussian(event: Event | None) -> tuple[float, int] | None:
+    """The probability of a record in a step, and the number of steps, of Gaussian steps on sampled records."""
+    noise = None if event is None or isinstance(event, Pure | Leak) else _noise(list(_leaves(event, 1)))
+    return (noise.share, noise.runs) if noise else None
+
+
 def repeat(event: Event, rounds: int) -> Event:
     """The adaptive composition of `rounds` copies of `event`.
 
@@ -254,8 +260,10 @@ def _renyi_epsilon(leaves: tuple[tuple[DpEvent, int], ...], delta: float) -> flo
 def _noise(leaves: Sequence[tuple[Any, int]]) -> _Sampled | None:
     import dp_accounting as dp
 
+    if len(leaves) != 1:
+        return None
     leaf, count = leaves[0]
-    if len(leaves) == 1 and isinstance(leaf, dp.PoissonSampledDpEvent) and isinstance(leaf.event, dp.GaussianDpEvent):
+    if isinstance(leaf, dp.PoissonSampledDpEvent) and isinstance(leaf.event, dp.GaussianDpEvent):
         noise, share = leaf.event.noise_multiplier, leaf.sampling_probability
         return _Sampled(noise, share, count) if 0 < noise < math.inf and share > 0 else None
     return None

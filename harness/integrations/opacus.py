@@ -24,14 +24,15 @@ from torch import Tensor, nn
 from torch.utils import data as loading
 
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.accounting import repeat
+from leakgauge.harness.core.accounting import epsilon, gaussian_epsilon, gaussian_mu, repeat
 from leakgauge.harness.core.checks import check_update
-from leakgauge.harness.core.claim import Claim, Proof, Relation, Unit, claim_over
+from leakgauge.harness.core.claim import Claim, Code, Proof, Relation, Unit, claim_over
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Sender, Setting
 from leakgauge.harness.core.distribution import Additive, MessageDistribution, Normal, numbers
+from leakgauge.harness.core.result import AuditRecord
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.stats import Numbers
+from leakgauge.harness.core.stats import Numbers, clopper_pearson
 from leakgauge.harness.core.vec import Layout, Vector
 
 STEP = "leakgauge.harness.integrations.opacus:Step"
@@ -40,11 +41,15 @@ STEP = "leakgauge.harness.integrations.opacus:Step"
 DIM = 36
 """Length of a gradient in the trials of an audit."""
 
-_EACH, _MOST = 20, 250
-"""The records of a client for each record in its batch, and the most records of a batch."""
+_EACH, _MOST, _WIDE = 20, 250, 5000
+"""The records of a client for each record in its batch; the most records of a batch; and the records of a client whose
+batch has twice the expected size, if this is between the most records and four times as many."""
 
 _NORMS = (3.0, 0.4, 1.0, 50.0, 1.001, 0.999)
 """Norms of the other gradients in a batch, in clips."""
+
+_BATCHES, _DRAWS, _ERROR = 5000, 2_000_000, 1e-3
+"""The most batches and about the most draws of a record that are counted, and the error of the share's bound."""
 
 _REPLACED = ("original_optimizer", "step_hook", "_step_skip_queue", "_is_last_step_skipped")
 """Attributes of an optimizer that a step of the audit does not use."""
@@ -58,7 +63,7 @@ _HOW = ("whole", "whole", "split", "split", "accumulated")
 _WHOLE, _FEW = 1000, 100
 """Length of an update from which a step acts on the layout's own tensors, and below which it acts on small ones."""
 
-_TENSORS, _CUT, _LARGEST = (4, 8), (1200, 4000), 3_000_000
+_TENSORS, _CUT, _LARGEST = (4, 8), (1200, 2000), 3_000_000
 """The most tensors of a step, and the most numbers of a tensor, with short and longer updates; and the most numbers of
 all tensors together."""
 
@@ -178,6 +183,64 @@ def _unknown(what: Any) -> OpacusError:
     return OpacusError(f"{name} may draw a record any number of times: use poisson_sampling=True, or shuffle=True")
 
 
+class TrainingBound(NamedTuple):
+    """A lower bound of the epsilon of a training, if all of its steps are like the audited one.
+
+    Attributes:
+        epsilon_lower, confidence: the bound, and the probability that it is one.
+        drawn, draws: how often the sampler took a record, and in how many draws of a record; 0 if no draw is random.
+    """
+
+    epsilon_lower: float
+    confidence: float
+    drawn: int
+    draws: int
+
+
+def training_bound(
+    facts: Facts, loader: Any, epochs: int, delta: float, step: AuditRecord, key: Key
+) -> TrainingBound | None:
+    """What the audit of one step says about a training whose records arrive by the loader's own sampler.
+
+    The bound of the step bounds the distance of its two Gaussians from below, and the counted draws the share of steps
+    that take a record. The bound is the epsilon of this composition of sampled Gaussians; without Poisson sampling, the
+    epsilon of the draws of the record that is drawn most.
+
+    None: the step is not consistent with its distribution, so that it may not be Gaussian.
+    """
+    if step.code != Code.CONSISTENT.value:
+        return None
+    mu, count = gaussian_mu(step.epsilon_lower, step.delta) if step.epsilon_lower > 0 else 0.0, epochs * facts.steps
+    if not facts.poisson or facts.share == 1 or mu == 0:
+        many = count if facts.poisson else epochs * facts.weight
+        return TrainingBound(gaussian_epsilon(mu * math.sqrt(many), delta), step.confidence, 0, 0)
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+
+    drawn, draws = _count_draws(loader, key)
+    share = clopper_pearson(drawn, draws, 1 - 2 * _ERROR).low or 0.0
+    event = repeat(PoissonSampledDpEvent(share, GaussianDpEvent(1 / mu)), count)
+    return TrainingBound(epsilon(event, delta), step.confidence - _ERROR, drawn, draws)
+
+
+def _count_draws(loader: Any, key: Key) -> tuple[int, int]:
+    """How often the sampler takes a record, and the draws; its generator has its state back afterwards."""
+    from opacus.utils.batch_memory_manager import BatchSplittingSampler
+
+    sampler, drawn, draws = loader.batch_sampler, 0, 0
+    while type(sampler) is BatchSplittingSampler:
+        sampler = sampler.sampler
+    own, sampler.generator = sampler.generator, None  # the global one, so that equal seeds give equal bounds
+    try:
+        with rng.global_generators(key):
+            for number, batch in enumerate(itertools.chain.from_iterable(itertools.repeat(sampler))):
+                if number == _BATCHES or draws >= _DRAWS:
+                    break
+                drawn, draws = drawn + len(set(batch)), draws + sampler.num_samples
+    finally:
+        sampler.generator = own
+    return drawn, draws
+
+
 def claim_of(facts: Facts, epochs: int, delta: float, accountant: str = "prv") -> Claim:
     """The accountant's epsilon for a training of `epochs` epochs as the claim, and the proof for its batches.
 
@@ -284,6 +347,24 @@ class Step(Defense[None, Memory]):
         total = sum(map(math.prod, shapes))
         return _layout(shapes if total <= _LARGEST else [_cut(shape, most + _LARGEST - small) for shape in shapes])
 
+    @property
+    def looked_at(self) -> str:
+        """How batches reached the optimizer, and its tensors, as the end of a sentence."""
+        ways = list(dict.fromkeys(_OPTIMIZERS[self.of][1]))
+        sizes, given = self.layout.sizes, sum(map(math.prod, _shapes(self.optimizer)))
+        cut = "" if sum(sizes) == given else f", cut from {given:,} numbers in all"
+        return (
+            f"; batches of 0 to {self.records(Sender(0, _WIDE))} records, {', '.join(ways)}, in steps 1 to 26; "
+            f"{len(sizes)} tensors of the optimizer, of {min(sizes):,} to {max(sizes):,} numbers{cut}"
+        )
+
+    def records(self, sender: Sender) -> int:
+        """The records of a client's batch, with the one whose gradient is the update."""
+        expected = int(self.optimizer.expected_batch_size or 0)
+        if sender.samples >= _WIDE:
+            return max(_MOST, min(2 * expected, 4 * _MOST))
+        return max(1, min(_MOST, sender.samples // _EACH))
+
     def remember(self, setting: Setting) -> Memory:
         """The optimizer's present attributes."""
         return Memory(_copied(self.optimizer, vars(self.optimizer)))
@@ -297,7 +378,7 @@ class Step(Defense[None, Memory]):
                 start = torch.get_rng_state()
         number, layout = link.sender.number, link.setting.layout
         view, how = _view(_shapes(self.optimizer), layout, number), _OPTIMIZERS[self.of][1]
-        records = _others(_records_in(link.sender) - 1, layout.dim, self.clip)[0]
+        records = _others(self.records(link.sender) - 1, layout.dim, self.clip)[0]
         # a float32 norm above 1e19 is infinite, and Opacus drops its record
         update = update * min(1.0, _FAR / max(float(update.abs().max()), 1e-30))
         records = torch.cat([records, update[None]]) if bool(update.any()) else records
@@ -314,7 +395,7 @@ class Step(Defense[None, Memory]):
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
         """|y - others - clip(u)|^2 / (2 z^2 C^2)."""
         dim, clip, std = links.setting.dim, self.clip, self.std
-        others = [_others(_records_in(sender) - 1, dim, clip)[1] for sender in links.senders]
+        others = [_others(self.records(sender) - 1, dim, clip)[1] for sender in links.senders]
         sent = (
             torch.stack([unpack_float32(wire, dim) for wire in received]) - torch.from_numpy(np.array(others)).float()
         )
@@ -328,7 +409,7 @@ class Step(Defense[None, Memory]):
 
     def message_distribution(self, state: None, memory: Memory, update: Vector, link: Link) -> MessageDistribution:
         """Normal around the sum of the clipped gradients."""
-        others = _others(_records_in(link.sender) - 1, link.setting.dim, self.clip)[1]
+        others = _others(self.records(link.sender) - 1, link.setting.dim, self.clip)[1]
         return Additive(_clipped(update, self.clip) + others, Normal(), self.std, fair=False)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
@@ -507,11 +588,6 @@ def _cut(shape: tuple[int, ...], most: int) -> tuple[int, ...]:
         rest = math.prod(sizes) // sizes[axis] if sizes[axis] else 1
         sizes[axis] = min(sizes[axis], max(1, most // max(1, rest)))
     return tuple(sizes)
-
-
-def _records_in(sender: Sender) -> int:
-    """The records of a client's batch, with the one whose gradient is the update."""
-    return max(1, min(_MOST, sender.samples // _EACH))
 
 
 @functools.lru_cache(maxsize=64)
