@@ -1,5 +1,6 @@
 """An Opacus training from outside: what it promises, and an audit of the optimizer that it really uses."""
 
+import dataclasses
 import warnings
 
 import opacus
@@ -28,16 +29,19 @@ import leakgauge.opacus
 from leakgauge import Layout, audit
 from leakgauge.harness.core.accounting import epsilon, gaussian_epsilon
 from leakgauge.harness.core.claim import Verdict, judge
+from leakgauge.harness.core.contract import Link, Sender, Setting
 from leakgauge.harness.core.rng import Key, global_generators, normal
 from leakgauge.harness.integrations.opacus import (
     STEP,
     OpacusError,
+    Step,
     bare,
     claim_of,
     facts_of,
     gradient_of,
     step_of,
     stepping,
+    training_bound,
 )
 from tests.by_rows import by_rows
 
@@ -47,10 +51,11 @@ X, Y = normal(Key(0), (320, 8)), torch.arange(320) % 3
 LAYOUT = Layout(("w", "b"), ((4, 5), (3,)))
 
 
-def private(*, noise=1.0, clip=0.5, poisson=True, mode="hooks", clipping="flat"):
+def private(*, noise=1.0, clip=0.5, poisson=True, mode="hooks", clipping="flat", samples=320, batch=32):
     """Model, optimizer and loader of a PrivacyEngine."""
     model = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 3))
-    optimizer, loader = torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(TensorDataset(X, Y), batch_size=32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(X[:samples], Y[:samples]), batch_size=batch)
     named = {"criterion": nn.CrossEntropyLoss()} if mode == "ghost" else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its generator
@@ -119,6 +124,67 @@ def test_a_step_is_the_optimizers_own_and_changes_nothing_of_the_training():
     assert all(torch.equal(*pair) for pair in zip(before[0], model.parameters(), strict=True))
     assert engine.accountant.history == before[1]
     assert torch.equal(before[2], torch.get_rng_state())
+
+
+def test_a_step_sums_the_clipped_gradients_of_its_records_and_may_have_none():
+    _, _, optimizer, _ = private(noise=1e-6)
+    gradients = normal(Key(2), (3, LAYOUT.dim)) * torch.tensor([[10.0], [0.01], [1.0]])
+    with global_generators(Key(3)):
+        total, nothing = (step_of(optimizer, rows, LAYOUT) for rows in (gradients, gradients[:0]))
+    clipped = gradients * (0.5 / gradients.norm(dim=1, keepdim=True)).clamp(max=1.0)
+    assert total == pytest.approx(clipped.sum(0), abs=1e-5)
+    assert nothing == pytest.approx(torch.zeros(LAYOUT.dim), abs=1e-5)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_batch_in_parts_gives_the_same_sum_as_a_whole_one(reduction):
+    _, _, optimizer, _ = private(noise=1e-6)
+    optimizer.loss_reduction, setting = reduction, Setting(LAYOUT, 5, 5, 1, "update", 1, 0.1, 0, 20)
+    with stepping(optimizer) as name:
+        step, sums = Step(name), []
+        for number in range(5):  # whole, split and accumulated; three records with the one that moves
+            link, memory = Link(setting, Sender(number, 60), None), step.remember(setting)
+            wire, _ = step.encode(None, memory, normal(Key(2), (LAYOUT.dim,)), link, Key(4).child(number))
+            sums.append(step.estimate(None, wire, link))
+    assert all(other == pytest.approx(sums[0], abs=1e-5) for other in sums)
+
+
+def test_an_optimizer_remembers_its_steps_in_the_audit_and_forgets_them_after_it():
+    _, _, optimizer, _ = private()
+
+    class Counts(DPOptimizer):
+        def add_noise(self):
+            self.counts[0] += 1
+            self.noise_multiplier *= 2
+            super().add_noise()
+
+    optimizer.__class__, optimizer.counts = Counts, [0]
+    setting = Setting(LAYOUT, 5, 5, 1, "update", 1, 0.1, 0, 20)
+    with stepping(optimizer) as name:
+        step, link = Step(name), Link(setting, Sender(0, 20), None)
+        memory = first = step.remember(setting)
+        for _ in range(3):
+            _, memory = step.encode(None, memory, torch.ones(LAYOUT.dim), link, Key(4))
+    assert (first.attributes["counts"], first.attributes["noise_multiplier"]) == ([0], 1.0)
+    assert (memory.attributes["counts"], memory.attributes["noise_multiplier"]) == ([3], 8.0)
+    assert (optimizer.counts, optimizer.noise_multiplier) == ([0], 1.0)
+
+
+@pytest.mark.matrix
+@by_rows((20, 5, True, 1), (320, 32, True, 2), (320, 32, False, 2))
+def test_a_sampled_training_is_audited_at_six_tenths_of_its_proof(samples, batch, poisson, epochs):
+    _, _, optimizer, loader = private(poisson=poisson, samples=samples, batch=batch)
+    if poisson:
+        loader.batch_sampler.generator = generator(7)
+        before = loader.batch_sampler.generator.get_state()
+    facts, claim = facts_of(optimizer, loader), claim_of(facts_of(optimizer, loader), epochs, 1e-5)
+    found = audited(optimizer, None)
+    bound = training_bound(facts, loader, epochs, 1e-5, found.record.audit, Key(0))
+    assert 0.6 * claim.proved.epsilon(1e-5) < bound.epsilon_lower < claim.proved.epsilon(1e-5)
+    assert bound.draws == (0 if not poisson else 100_000 if samples == 20 else 1_600_000)
+    assert not poisson or torch.equal(before, loader.batch_sampler.generator.get_state())
+    wrong = dataclasses.replace(found.record.audit, code="CONTRADICTED")
+    assert training_bound(facts, loader, epochs, 1e-5, wrong, Key(0)) is None
 
 
 @pytest.mark.matrix
@@ -396,6 +462,8 @@ def test_a_training_is_inspected_with_promise_audit_attacks_and_report(tmp_path)
     said = repr(found)
     assert "steps of 32 of 320 records by Poisson sampling" in said
     assert "code     CONSISTENT" in said
+    assert "batches of 0 to 250 records, whole, split, accumulated, in steps 1 to 26; 4 tensors" in said
+    assert "training: audited epsilon >= " in said
     assert found.page.read_text().endswith("</html>")
     assert {one.cell.training.defense.name for one in found.run.results.values()} == {"dp-sgd"}
     assert {one.cell.training.defense.parameters["noise_std"] for one in found.run.results.values()} == {1.0}

@@ -70,9 +70,20 @@ all tensors together."""
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(scores, labels) -> the mean loss over a batch."""
 
-_OPTIMIZERS: dict[str, tuple[Any, tuple[str, ...]]] = {}
-"""The optimizers of `Step` in this process, by name, because a parameter of a defense is a plain value; and for each
-five clients, how their batches reach it."""
+
+class _Held(NamedTuple):
+    """An optimizer, how the batches of clients reach it, in turn, and the inner optimizers of its steps by layout.
+
+    The inner optimizers stay, so that what an optimizer writes on its parameters changes later messages.
+    """
+
+    optimizer: Any
+    ways: tuple[str, ...]
+    inner: dict[Layout, torch.optim.Optimizer]
+
+
+_OPTIMIZERS: dict[str, _Held] = {}
+"""The optimizers of `Step` in this process, by name, because a parameter of a defense is a plain value."""
 
 
 class OpacusError(ValueError):
@@ -326,7 +337,7 @@ class Step(Defense[None, Memory]):
         """
         if self.of not in _OPTIMIZERS:
             raise OpacusError(f"no optimizer {self.of!r} in this process: see leakgauge.opacus.inspect")
-        return _OPTIMIZERS[self.of][0]
+        return _OPTIMIZERS[self.of].optimizer
 
     @property
     def clip(self) -> float:
@@ -350,7 +361,7 @@ class Step(Defense[None, Memory]):
     @property
     def looked_at(self) -> str:
         """How batches reached the optimizer, and its tensors, as the end of a sentence."""
-        ways = list(dict.fromkeys(_OPTIMIZERS[self.of][1]))
+        ways = list(dict.fromkeys(_OPTIMIZERS[self.of].ways))
         sizes, given = self.layout.sizes, sum(map(math.prod, _shapes(self.optimizer)))
         cut = "" if sum(sizes) == given else f", cut from {given:,} numbers in all"
         return (
@@ -377,7 +388,10 @@ class Step(Defense[None, Memory]):
             with rng.global_generators(private.child("own")):
                 start = torch.get_rng_state()
         number, layout = link.sender.number, link.setting.layout
-        view, how = _view(_shapes(self.optimizer), layout, number), _OPTIMIZERS[self.of][1]
+        view, held = _view(_shapes(self.optimizer), layout, number), _OPTIMIZERS[self.of]
+        if view.layout not in held.inner:
+            held.inner[view.layout] = _inner(view.layout)
+        inner, how = held.inner[view.layout], held.ways[number % len(held.ways)]
         records = _others(self.records(link.sender) - 1, layout.dim, self.clip)[0]
         # a float32 norm above 1e19 is infinite, and Opacus drops its record
         update = update * min(1.0, _FAR / max(float(update.abs().max()), 1e-30))
@@ -385,7 +399,7 @@ class Step(Defense[None, Memory]):
         if view.places is not None:
             records = torch.zeros(len(records), view.layout.dim).index_copy_(1, view.places, records)
         with rng.global_generators(private):
-            noisy, after = _step(self.optimizer, records, view.layout, memory.attributes, start, how[number % len(how)])
+            noisy, after = _step(self.optimizer, inner, records, view.layout, memory.attributes, start, how)
         return pack_float32(noisy if view.places is None else noisy[view.places]), Memory(after)
 
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
@@ -431,7 +445,7 @@ class Step(Defense[None, Memory]):
 def stepping(optimizer: Any) -> Iterator[str]:
     """The name by which `Step` finds the optimizer, inside the block; its generator has its state back afterwards."""
     name = next(text for number in itertools.count() if (text := f"optimizer-{number}") not in _OPTIMIZERS)
-    _OPTIMIZERS[name] = optimizer, tuple(how for how in _HOW if _runs(optimizer, how))
+    _OPTIMIZERS[name] = _Held(optimizer, tuple(how for how in _HOW if _runs(optimizer, how)), {})
     drawn = optimizer.generator if not optimizer.secure_mode else None
     state = drawn.get_state() if drawn is not None else None
     try:
@@ -448,7 +462,7 @@ def _runs(optimizer: Any, how: str) -> bool:
     try:
         with rng.global_generators(Key(0)):
             attributes = _copied(optimizer, vars(optimizer))
-            _step(optimizer, torch.ones(2, 2), layout, attributes, torch.get_rng_state(), how)
+            _step(optimizer, _inner(layout), torch.ones(2, 2), layout, attributes, torch.get_rng_state(), how)
     except Exception:
         return how == "whole"
     return True
@@ -463,23 +477,34 @@ def step_of(optimizer: Any, gradient: Tensor, layout: Layout, start: Tensor | No
     start: the state in which generators of the optimizer's own begin; default: their present state.
     """
     attributes = _copied(optimizer, vars(optimizer))
-    return _step(optimizer, gradient.reshape(-1, layout.dim), layout, attributes, start, "whole")[0]
+    return _step(optimizer, _inner(layout), gradient.reshape(-1, layout.dim), layout, attributes, start, "whole")[0]
+
+
+def _inner(layout: Layout) -> torch.optim.Optimizer:
+    return torch.optim.SGD([nn.Parameter(torch.zeros(shape)) for shape in layout.shapes], lr=1.0)
 
 
 def _step(
-    optimizer: Any, records: Tensor, layout: Layout, attributes: dict[str, Any], start: Tensor | None, how: str
+    optimizer: Any,
+    inner: torch.optim.Optimizer,
+    records: Tensor,
+    layout: Layout,
+    attributes: dict[str, Any],
+    start: Tensor | None,
+    how: str,
 ) -> tuple[Vector, dict[str, Any]]:
     """The sum [d] of a step from these attributes, and the attributes after it; the optimizer gets its own back."""
-    parameters = [nn.Parameter(torch.zeros(shape)) for shape in layout.shapes]
+    parameters = inner.param_groups[0]["params"]
     for parameter in parameters:
-        parameter.summed_grad = parameter.grad_sample = None  # type: ignore[attr-defined]  # Opacus' own
+        parameter.data.zero_()
+        parameter.grad = parameter.summed_grad = parameter.grad_sample = None
     parts = records.chunk(2) if how != "whole" and len(records) > 1 else (records,)
     kind, own = type(torch.default_generator), dict(vars(optimizer))
     before = _copied(optimizer, attributes)
     before |= {name: _twin(value, start) for name, value in before.items() if isinstance(value, kind)}
     # a lambda of the user may hold the optimizer itself, so that a copy of the object would not do
     vars(optimizer).clear()
-    vars(optimizer).update(before, original_optimizer=torch.optim.SGD(parameters, lr=1.0))
+    vars(optimizer).update(before, original_optimizer=inner)
     vars(optimizer).update(zip(_REPLACED[1:], (None, [], False), strict=True))
     try:
         optimizer.zero_grad()
@@ -488,9 +513,9 @@ def _step(
                 optimizer.signal_skip_step(do_skip=number < len(parts) - 1)
             for parameter, tensor in zip(parameters, layout.split(part), strict=True):
                 if how == "accumulated" and len(parts) > 1:
-                    parameter.grad_sample = [*(parameter.grad_sample or ()), tensor.clone()]  # type: ignore[attr-defined]
+                    parameter.grad_sample = [*(parameter.grad_sample or ()), tensor.clone()]
                 else:
-                    parameter.grad_sample = tensor.clone()  # type: ignore[attr-defined]
+                    parameter.grad_sample = tensor.clone()
             if how == "accumulated" and number < len(parts) - 1:
                 continue
             optimizer.step()
