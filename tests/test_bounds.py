@@ -23,6 +23,7 @@ from leakgauge.harness.audit.bounds import (
     gaussian_epsilon_lower,
     mu_lower,
     sampled_delta,
+    sampled_epsilon_lower,
     scores_epsilon_lower,
     split_threshold,
 )
@@ -433,3 +434,48 @@ def test_the_interval_of_chernoff_covers_every_share():
     low, high = np.array([sampled_delta(x, 1.0)[1:] for x in loss]).T
     for p in np.linspace(0, 1, 201):
         assert np.sum(scipy_stats.binom.pmf(np.arange(n + 1), n, p)[(low <= p) & (p <= high)]) >= 0.95
+
+
+@by_rows((1.0, 4, 1.0), (0.25, 4, 1.337), (0.1, 10, 1.0))
+def test_sums_of_sampled_steps_show_nearly_the_epsilon_of_the_sum(share, steps, mu):
+    # quantiles instead of draws; the truth is an integral on a grid: the sum has losses on both sides of each epsilon
+    n, grid = 100_000, np.linspace(-12, 30, 400_001)
+    quantiles = special.ndtri((np.arange(n) + 0.5) / n)
+    taken = scipy_stats.binom.ppf((np.arange(n) + 0.5) / n, steps, share)
+    ones = quantiles[permutations(ROOT.child("sampled"), 1, n)[0]] + taken * mu / math.sqrt(steps)
+    chances = scipy_stats.binom.pmf(np.arange(steps + 1), steps, share)
+    shifts = np.arange(steps + 1) * mu / math.sqrt(steps)
+    one = (chances * scipy_stats.norm.pdf(grid[:, None] - shifts)).sum(1)
+    zero = scipy_stats.norm.pdf(grid)
+
+    def delta(epsilon):
+        pairs = ((one, zero), (zero, one))
+        return max(np.trapezoid(np.maximum(p - math.exp(epsilon) * q, 0.0), grid) for p, q in pairs)
+
+    found = sampled_epsilon_lower(quantiles, ones, share, steps, 1e-5)
+    assert delta(found) > 1e-5 > delta(found / 0.95)
+
+
+# epsilons at 1e-5 of sums of steps, by share, from an independent program
+TRUE_OF_SUMS = {0.25: 6.6121, 0.05: 1.2657}
+
+
+def test_sampled_steps_show_nothing_without_a_difference_or_with_few_trials():
+    quantiles = special.ndtri((np.arange(1000) + 0.5) / 1000)
+    assert sampled_epsilon_lower(quantiles, quantiles + 0.01, 0.25, 4, 1e-5) == 0
+    assert sampled_epsilon_lower(quantiles[:10], quantiles[:10] + 9, 0.25, 4, 1e-5) == 0
+    assert sampled_epsilon_lower(quantiles, quantiles + 9, 0.25, 4, 0.0) == 0
+    assert sampled_epsilon_lower(np.zeros(100), np.ones(100), 0.25, 4, 1e-5) == 0
+
+
+@pytest.mark.matrix
+@by_rows((0.25, 4, 1 / 0.7477, 0.95), (0.05, 20, 1.0, 0.999))
+def test_at_most_as_many_bounds_of_sampled_steps_as_stated_lie_above_the_truth(share, steps, mu, confidence):
+    n, runs, above = 300, 1000, 0
+    for run in range(runs):
+        own = ROOT.child("runs", run)
+        low, high = (normal(own.child(side), (n,), torch.float64).numpy() for side in (0, 1))
+        chances = uniform(own.child("taken"), (n, steps), dtype=torch.float64).numpy()
+        high = high + (chances < share).sum(1) * mu / math.sqrt(steps)
+        above += sampled_epsilon_lower(low, high, share, steps, 1e-5, confidence) > TRUE_OF_SUMS[share]
+    assert above <= at_most(1 - confidence, runs)

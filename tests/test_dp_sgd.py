@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from leakgauge import Key, Layout, Setting
+from leakgauge import Key, Layout, Setting, audit
 from leakgauge.defenses.dp_sgd import DPSGD
 from leakgauge.harness.core.cell import FederationSpec
 from leakgauge.harness.core.claim import Verdict, judge
@@ -82,3 +82,12 @@ def test_a_full_batch_is_the_gaussian_mechanism():
 def test_a_budget_without_a_noise_is_refused_with_advice():
     with pytest.raises(ValueError, match=r"got epsilon=0.01 at delta=1e-05, 1000 steps .*: give noise_std instead"):
         DPSGD(epsilon=0.01).step_noise(SETTING)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("parameters", [{}, {"noise_std": 1.0}])
+def test_sampled_steps_are_audited_at_six_tenths_of_their_proof(parameters):
+    found = audit("dp-sgd", parameters, {"batch": 5, "steps": 4}, 1, seed=0)["audited"]
+    assert 0.6 * found["proved"] < found["epsilon_lower"] < found["proved"]
+    assert (found["method"], found["distinguisher"]) == ("sampled Gaussian scores", "projection")
+    assert (found["verdict"], found["assumes"]) == ("CONSISTENT", "the distribution's family")
