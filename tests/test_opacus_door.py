@@ -165,8 +165,8 @@ def test_an_optimizer_remembers_its_steps_in_the_audit_and_forgets_them_after_it
         memory = first = step.remember(setting)
         for _ in range(3):
             _, memory = step.encode(None, memory, torch.ones(LAYOUT.dim), link, Key(4))
-    assert (first.attributes["counts"], first.attributes["noise_multiplier"]) == ([0], 1.0)
-    assert (memory.attributes["counts"], memory.attributes["noise_multiplier"]) == ([3], 8.0)
+    assert (first["counts"], first["noise_multiplier"]) == ([0], 1.0)
+    assert (memory["counts"], memory["noise_multiplier"]) == ([3], 8.0)
     assert (optimizer.counts, optimizer.noise_multiplier) == ([0], 1.0)
 
 

@@ -141,17 +141,14 @@ def facts_of(optimizer: Any, loader: Any) -> Facts:
 
 def _draws(loader: Any) -> tuple[int, int, float, int]:
     """Samples, steps, share and weight of `Facts`, by the type of the sampler; nothing is drawn at random."""
-    from opacus.utils.batch_memory_manager import BatchSplittingSampler
     from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 
     try:
-        data, sampler, samples, _ = loader.dataset, loader.batch_sampler, len(loader.dataset), len(loader)
+        data, sampler, samples, _ = loader.dataset, _sampler_of(loader), len(loader.dataset), len(loader)
     except (AttributeError, TypeError) as error:
         text = f"expected a data loader with a length over a data set with a length, got {type(loader).__name__}"
         raise OpacusError(text) from error
     own = getattr(type(loader), "__iter__", None) is not loading.DataLoader.__iter__
-    while type(sampler) is BatchSplittingSampler:  # of BatchMemoryManager: one step takes all of its parts
-        sampler = sampler.sampler
     if own or isinstance(data, loading.IterableDataset):
         raise _unknown(loader if own else data)
     if (copies := max(Counter(_records(data)).values(), default=1)) > 1:
@@ -160,6 +157,16 @@ def _draws(loader: Any) -> tuple[int, int, float, int]:
         return samples, len(sampler), min(1.0, float(sampler.sample_rate)), 0
     weight = _weight(sampler, samples)
     return samples, len(sampler), 0.0, weight
+
+
+def _sampler_of(loader: Any) -> Any:
+    """The batch sampler; inside a `BatchMemoryManager` that of the real loader: a step takes all parts of a batch."""
+    from opacus.utils.batch_memory_manager import BatchSplittingSampler
+
+    sampler = loader.batch_sampler
+    while type(sampler) is BatchSplittingSampler:
+        sampler = sampler.sampler
+    return sampler
 
 
 def _weight(batches: Any, n: int) -> int:
@@ -235,11 +242,7 @@ def training_bound(
 
 def _count_draws(loader: Any, key: Key) -> tuple[int, int]:
     """How often the sampler takes a record, and the draws; its generator has its state back afterwards."""
-    from opacus.utils.batch_memory_manager import BatchSplittingSampler
-
-    sampler, drawn, draws = loader.batch_sampler, 0, 0
-    while type(sampler) is BatchSplittingSampler:
-        sampler = sampler.sampler
+    sampler, drawn, draws = _sampler_of(loader), 0, 0
     own, sampler.generator = sampler.generator, None  # the global one, so that equal seeds give equal bounds
     try:
         with rng.global_generators(key):
@@ -292,10 +295,8 @@ def claim_of(facts: Facts, epochs: int, delta: float, accountant: str = "prv") -
     )
 
 
-class Memory(NamedTuple):
-    """The attributes of an optimizer between two steps; they are not changed."""
-
-    attributes: dict[str, Any]
+Memory = dict[str, Any]
+"""The attributes of an optimizer between two steps; they are not changed."""
 
 
 @dataclass(frozen=True)
@@ -353,10 +354,12 @@ class Step(Defense[None, Memory]):
     def layout(self) -> Layout:
         """The user's own tensors, in all at most about `_LARGEST` numbers: larger tensors are cut."""
         shapes = _shapes(self.optimizer)
-        most = _LARGEST // max(1, len(shapes))
-        small = sum(min(math.prod(shape), most) for shape in shapes)
-        total = sum(map(math.prod, shapes))
-        return _layout(shapes if total <= _LARGEST else [_cut(shape, most + _LARGEST - small) for shape in shapes])
+        if sum(map(math.prod, shapes)) <= _LARGEST:
+            return _layout(shapes)
+        most = _LARGEST // len(shapes)
+        left = _LARGEST - sum(min(math.prod(shape), most) for shape in shapes)
+        large = sum(math.prod(shape) > most for shape in shapes)
+        return _layout([_cut(shape, most + left // large) for shape in shapes])
 
     @property
     def looked_at(self) -> str:
@@ -378,29 +381,29 @@ class Step(Defense[None, Memory]):
 
     def remember(self, setting: Setting) -> Memory:
         """The optimizer's present attributes."""
-        return Memory(_copied(self.optimizer, vars(self.optimizer)))
+        return _copied(self.optimizer, vars(self.optimizer))
 
     def encode(self, state: None, memory: Memory, update: Vector, link: Link, private: Key) -> tuple[bytes, Memory]:
         """The optimizer's step on the batch; the private key seeds all generators that it uses."""
         check_update(update)
-        start = None
-        if any(isinstance(value, type(torch.default_generator)) for value in memory.attributes.values()):
+        start, kind = None, type(torch.default_generator)
+        if any(isinstance(value, kind) for value in memory.values()):
             with rng.global_generators(private.child("own")):
                 start = torch.get_rng_state()
-        number, layout = link.sender.number, link.setting.layout
-        view, held = _view(_shapes(self.optimizer), layout, number), _OPTIMIZERS[self.of]
-        if view.layout not in held.inner:
-            held.inner[view.layout] = _inner(view.layout)
-        inner, how = held.inner[view.layout], held.ways[number % len(held.ways)]
-        records = _others(self.records(link.sender) - 1, layout.dim, self.clip)[0]
+        number, held = link.sender.number, _OPTIMIZERS[self.of]
+        layout, places = _view(_shapes(self.optimizer), link.setting.layout, number)
+        if layout not in held.inner:
+            held.inner[layout] = _inner(layout)
+        records = _others(self.records(link.sender) - 1, link.setting.dim, self.clip)[0]
         # a float32 norm above 1e19 is infinite, and Opacus drops its record
         update = update * min(1.0, _FAR / max(float(update.abs().max()), 1e-30))
         records = torch.cat([records, update[None]]) if bool(update.any()) else records
-        if view.places is not None:
-            records = torch.zeros(len(records), view.layout.dim).index_copy_(1, view.places, records)
+        if places is not None:
+            records = torch.zeros(len(records), layout.dim).index_copy_(1, places, records)
+        how = held.ways[number % len(held.ways)]
         with rng.global_generators(private):
-            noisy, after = _step(self.optimizer, inner, records, view.layout, memory.attributes, start, how)
-        return pack_float32(noisy if view.places is None else noisy[view.places]), Memory(after)
+            noisy, after = _step(self.optimizer, held.inner[layout], records, layout, memory, start, how)
+        return pack_float32(noisy if places is None else noisy[places]), after
 
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
         """The noisy sum of clipped gradients."""
@@ -410,9 +413,7 @@ class Step(Defense[None, Memory]):
         """|y - others - clip(u)|^2 / (2 z^2 C^2)."""
         dim, clip, std = links.setting.dim, self.clip, self.std
         others = [_others(self.records(sender) - 1, dim, clip)[1] for sender in links.senders]
-        sent = (
-            torch.stack([unpack_float32(wire, dim) for wire in received]) - torch.from_numpy(np.array(others)).float()
-        )
+        sent = torch.stack([unpack_float32(wire, dim) for wire in received]) - torch.tensor(np.array(others)).float()
 
         def score(update: Tensor) -> Tensor:
             norm = torch.linalg.vector_norm(update, dim=-1, keepdim=True).clamp(min=1e-30)
@@ -561,24 +562,20 @@ def _copied(optimizer: Any, attributes: dict[str, Any]) -> dict[str, Any]:
         return dict(attributes)
 
 
-class View(NamedTuple):
-    """The tensors of a step, and the places [d] of a message's numbers in them; None: all."""
+def _view(shapes: tuple[tuple[int, ...], ...], layout: Layout, number: int) -> tuple[Layout, Tensor | None]:
+    """The tensors of the steps of a client, and the places [d] of a message's numbers in them; None: all.
 
-    layout: Layout
-    places: Tensor | None
-
-
-def _view(shapes: tuple[tuple[int, ...], ...], layout: Layout, number: int) -> View:
-    """The tensors of the steps of a client: those of the layout if it is large, or larger than the user's tensors."""
+    The tensors are those of the layout if it is large, or larger than the user's tensors.
+    """
     if not layout.dim < min(_WHOLE, sum(map(math.prod, shapes)) + 1) or layout.shapes == shapes:
-        return View(layout, None)
+        return layout, None
     size = 0 if layout.dim < _FEW else 1
     rows = math.ceil(len(shapes) / _TENSORS[size])
     return _part(shapes, layout.dim, size, number % (2 * rows))
 
 
 @functools.lru_cache(maxsize=256)
-def _part(shapes: tuple[tuple[int, ...], ...], dim: int, size: int, turn: int) -> View:
+def _part(shapes: tuple[tuple[int, ...], ...], dim: int, size: int, turn: int) -> tuple[Layout, Tensor]:
     """Some tensors in turn, cut, and places in them: the first numbers of each, or numbers everywhere."""
     first, chosen = turn // 2 * _TENSORS[size], list[tuple[int, ...]]()
     for at in range(len(shapes)):
@@ -595,7 +592,7 @@ def _part(shapes: tuple[tuple[int, ...], ...], dim: int, size: int, turn: int) -
         everywhere = torch.arange(counts[tensor]) * length // max(1, counts[tensor])
         places.append(begin + (everywhere if turn % 2 else torch.arange(counts[tensor])))
         begin += length
-    return View(layout, torch.cat(places))
+    return layout, torch.cat(places)
 
 
 def _shapes(optimizer: Any) -> tuple[tuple[int, ...], ...]:
