@@ -529,7 +529,7 @@ def _step(
     with torch.no_grad():
         moved = layout.join([-parameter for parameter in parameters])
     times = len(parts) if how == "accumulated" and optimizer.loss_reduction == "mean" else 1
-    return moved * (_divisor(optimizer) * times), after | {name: own[name] for name in _REPLACED}
+    return moved * (_divisor(optimizer) * times), after | {name: own[name] for name in _REPLACED if name in own}
 
 
 def _twin(generator: Any, start: Tensor | None) -> Any:
@@ -550,15 +550,15 @@ def _twin(generator: Any, start: Tensor | None) -> Any:
 
 def _copied(optimizer: Any, attributes: dict[str, Any]) -> dict[str, Any]:
     """A deep copy of an optimizer's attributes, without its tensors, its inner optimizer and its generators."""
-    plain = (int, float, str, type(None), type(torch.default_generator), torch.optim.Optimizer)
-    changing = {name: value for name, value in attributes.items() if not isinstance(value, plain)}
-    changing = {name: value for name, value in changing.items() if name not in _REPLACED}
+    plain = (int, float, str, type(None), type(torch.default_generator), torch.optim.Optimizer, nn.Module)
+    kept = {name: value for name, value in attributes.items() if isinstance(value, plain) or name in _REPLACED}
+    changing = {name: value for name, value in attributes.items() if name not in kept}
     if not changing:
-        return dict(attributes)
-    same = (optimizer, *optimizer.params, *(value for value in attributes.values() if isinstance(value, plain[-2:])))
+        return kept
+    same = (optimizer, *optimizer.params, *kept.values())
     try:
-        return attributes | copy.deepcopy(changing, {id(value): value for value in same})
-    except (TypeError, RuntimeError):  # something that cannot be copied
+        return kept | copy.deepcopy(changing, {id(value): value for value in same})
+    except Exception:  # something that cannot be copied
         return dict(attributes)
 
 
