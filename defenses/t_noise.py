@@ -84,10 +84,8 @@ class TNoise(Perturbs):
         thresholds = np.linspace(0.0, lattice.edge, 1001)
         std = math.sqrt(self.noise.s2)
         # raising the smaller of two chances keeps their ratio a lower bound
-        above, below = (
-            np.log(np.maximum(special.stdtr(self.noise.nu, (x - thresholds) / std), 1e-300)) for x in (1, -1)
-        )
-        shown = float((above - below).max())
+        above, below = (np.maximum(special.stdtr(self.noise.nu, (x - thresholds) / std), 1e-300) for x in (1.0, -1.0))
+        shown = float(np.log(above / below).max())
         return Proof.pure(shown, rounds, Unit.SUBVECTOR, THRESHOLD, "closed form for two inputs")
 
     def longest(self, state: None, link: Link) -> float:

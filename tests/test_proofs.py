@@ -17,9 +17,11 @@ import torch
 from scipy import optimize, special
 
 from leakgauge import Key, Layout, Link, Links, Sender, Setting
+from leakgauge.defenses._common.reference import scaled
 from leakgauge.defenses._jopeq.privacy import SHIPPED, t_epsilon, vector_epsilon_bound
+from leakgauge.harness.audit import neighbors
 from leakgauge.harness.audit.claims import states_of
-from leakgauge.harness.core.claim import Relation, judge
+from leakgauge.harness.core.claim import Relation, Unit, judge
 from leakgauge.harness.federation import registry
 from tests.by_rows import by_rows
 
@@ -333,7 +335,13 @@ def test_no_pair_of_the_unit_disc_has_more_than_the_epsilon_of_t_noise_and_one_b
 
 
 def test_a_search_over_distributions_found_3_98_because_its_inputs_were_outside_of_the_unit_disc():
-    # the pairs of an audit of a tensor of 121 or so numbers have norm 1.0083, a distance of 2.0166
+    layout = Layout(("w",), ((121,),))  # odd: one number is padding
+    setting, defense = dataclasses.replace(SETTING, layout=layout), registry.build("defense", "t-noise", {})
+    inputs = neighbors.pairs(defense, setting, Unit.SUBVECTOR, Relation.ANY_TWO, Key(1))[0]
+    zero, one = (scaled(end.float(), layout, "tensor", 2) for end in (inputs.zero, inputs.one))
+    apart = np.hypot(*(zero.numbers - one.numbers).reshape(-1, 2).T).max()
+    assert apart == pytest.approx(2 * 1.0082989, rel=1e-6)
+    assert np.allclose(zero.header, one.header)
     assert searched(0.5, 4.0, 1.0) == pytest.approx(3.95087, abs=1e-5)
     assert searched(0.5, 4.0, 1.0082989) == pytest.approx(3.97958, abs=1e-5)
 
