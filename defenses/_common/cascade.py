@@ -55,8 +55,7 @@ class Perturbs(ByScale[None]):
     def attained(self, lattice: Lattice, rounds: int, setting: Setting) -> Proof | None:
         """What two inputs attain although their numbers are quantized, for the claim's unit; None: unknown.
 
-        It uses only the first coordinates of the lattice's cells: whether a number, in units, exceeds a threshold in
-        [-edge, edge], which the dither sets.
+        Only the first coordinate of a cell is used. Its thresholds lie in [-edge, edge], in units, as the dither sets.
         """
         return None
 
@@ -185,21 +184,18 @@ class Cascade(Wrapper[None, None]):
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """The first defense's claim; its proof becomes an upper bound, because the second is post-processing.
 
-        Numbers with Laplace noise that are quantized one by one have the epsilon that two inputs attain, which is exact
-        (`privacy.scalar_epsilon`).
+        Numbers with Laplace noise that are quantized one by one have exactly what two inputs attain (`scalar_epsilon`).
         """
         claim, rounds, lattice = self.first.claim(history, setting), len(history), self._lattice(setting)
         attained = self.first.attained(lattice, rounds, setting)
         proved, *further = map(_bound, (claim.proved, *claim.further))
         shown = attained.epsilon(claim.delta) if attained is not None else 0.0
-        if attained is None or shown == 0:
-            return replace(claim, proved=proved, further=tuple(further))
-        if shown >= proved.epsilon(claim.delta) * (1 - 1e-12):
-            return replace(claim, proved=replace(proved, tight=True), further=tuple(further))
-        if claim.unit is Unit.COORDINATE and lattice.dimension == 1:
+        reached = 0 < shown >= proved.epsilon(claim.delta) * (1 - 1e-12)
+        if attained is not None and not reached and claim.unit is Unit.COORDINATE and lattice.dimension == 1:
             each, promised = shown / rounds, claim.epsilon / rounds
             return self.first.claim_of_each(promised, each, attained, claim.source, rounds, setting)
-        return replace(claim, proved=proved, further=tuple(further), attained=attained)
+        attained = attained if shown > 0 and not reached else None
+        return replace(claim, proved=replace(proved, tight=reached), further=tuple(further), attained=attained)
 
     def parameters(self) -> dict[str, Any]:
         """The parameters of both defenses by name; a name that both have becomes `first.name` and `second.name`."""

@@ -412,15 +412,11 @@ class _Sampled(NamedTuple):
     share: float
     runs: int
 
-    @property
-    def mu(self) -> float:
-        """Of the runs without sampling, which are never more private: their bound holds where no grid is taken."""
-        return math.sqrt(self.runs) / self.multiplier
-
     def epsilon(self, delta: float) -> float:
         """Smallest epsilon at `delta` above zero, whether a record is removed or added."""
         bound = max(total.epsilon(delta) if total else math.inf for total in _sums(self, delta))
-        return min(bound, gaussian_epsilon(self.mu, delta))
+        # runs without sampling are never more private: their bound holds where no grid is taken
+        return min(bound, gaussian_epsilon(math.sqrt(self.runs) / self.multiplier, delta))
 
     def delta(self, epsilon: float) -> float:
         """Smallest delta at `epsilon`, with digits down to 1e-15, whether a record is removed or added."""
@@ -428,7 +424,7 @@ class _Sampled(NamedTuple):
             bound = max(total.delta(epsilon) if total else 1.0 for total in _sums(self, near))
             if bound > near / 10:
                 break
-        return min(bound, gaussian_delta(self.mu, epsilon))
+        return min(bound, gaussian_delta(math.sqrt(self.runs) / self.multiplier, epsilon))
 
     def outputs(self, losses: _Numbers) -> _Numbers:
         """The outputs with these losses, if the record is in the upper distribution; -inf below all losses."""
