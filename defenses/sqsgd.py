@@ -60,7 +60,7 @@ class SqSGD(Defense[Plan, Tensor]):
         Messages have ceil(dt * bits / 8) bytes; the coordinates and the rotation follow from shared randomness.
         decode(encode(u)) has expectation x on the sent coordinates and is zero on the others. x is the residual plus
         beta times the clipped update, clipped again; without `reclip`, x is that sum with its rotation clamped.
-        One message is `epsilons`-DP for any two updates and residuals.
+        One message is epsilon-DP for any two updates and residuals, with the proved epsilon of `claim`.
 
     | case | what happens |
     |---|---|
@@ -182,7 +182,7 @@ class SqSGD(Defense[Plan, Tensor]):
             rotated = np.concatenate([even + odd, even - odd])
         values = np.clip(rotated / math.sqrt(count) / self.clip, -1.0, 1.0)
         levels, channel = 1 << self.bits, state.channel
-        hidden = channel.epsilon - self.epsilons(channel)[1]
+        hidden = channel.epsilon - _epsilons(channel, self.beta, self.reclip)[1]
         return Matched((values + 1) * (levels - 1) / 2, levels, channel.tau, channel.logit, self.epsilon, hidden)
 
     def low_noise_variant(self) -> SqSGD:
@@ -197,7 +197,7 @@ class SqSGD(Defense[Plan, Tensor]):
             chance = channel.log_rest / math.log(10)
             reason = f"the rarer branch has a probability of 10^{chance:.0f}, too small for a generator: it never runs."
             further = (Proof.none(Unit.MESSAGE, reason, "arithmetic"),)
-        bound, shown = self.epsilons(channel)
+        bound, shown = _epsilons(channel, self.beta, self.reclip)
         tight = shown >= bound * (1 - 1e-9)
         why = f"an output has one of two probabilities, counted exactly{'; both are attained' if tight else ''}."
         proved = Proof.pure(bound, rounds, Unit.MESSAGE, why, tight=tight)
@@ -205,25 +205,6 @@ class SqSGD(Defense[Plan, Tensor]):
         attained = None if tight else Proof.pure(shown, rounds, Unit.MESSAGE, why, "closed form for two inputs")
         source = added_up("sqSGD (2021), Algorithm 1 and sec. 4", rounds)
         return claim_over(rounds, self.epsilon * rounds, proved, source=source, further=further, attained=attained)
-
-    def epsilons(self, channel: PrivQuant) -> tuple[float, float]:
-        """Epsilon of one message: an upper bound, and what two updates attain without residuals.
-
-        The channel's epsilon e needs inputs that surely reach tau matches, but the clip bounds the rotated vector. With
-        F the chance of tau matches, an output's ratio is at most 1 + (e^e - 1) F. An output is matched with h_j <= 1/2
-        + |x_j| (K - 1) / 2U, a mean of at most h = 1/2 + (K - 1) / (2 sqrt dt). So F is at most that of dt matches with
-        chance h each, if tau is dt, or at least dt h + 1 (Hoeffding 1956, Thm 4). Equal coordinates attain it. The
-        other update matches never, if (K - 1)^2 coordinates at the level beside are enough for that.
-        """
-        d, tau, steps = channel.d, channel.tau, channel.levels - 1
-        first = min(1.0, self.beta)  # the norm of a first message, relative to the clip
-        most, shared = (min(1.0, 0.5 + steps * norm / (2 * math.sqrt(d))) for norm in (1.0, first))
-        limited = self.reclip and (tau == d or tau >= d * most + 1)
-        bound = _diluted(channel.epsilon, _log_tail(d, most, tau) if limited else 0.0)
-        far = min(d, int((steps * first) ** 2))
-        other = min(_log_tail(d, 1 - shared, tau), _log_tail(d - far, 0.5, tau))
-        near = _diluted(channel.epsilon, _log_tail(d, shared, tau))
-        return bound, near - _diluted(channel.epsilon, other)
 
     def coordinates(self, shared: Key, setting: Setting) -> Tensor:
         """[dt]: the coordinates that this client sends in the round, in increasing order."""
@@ -246,6 +227,36 @@ def _plan(sent: int, levels: int, epsilon: float, share: float, rotation: int) -
 def _stated_signs(count: int, rotation: int) -> Numbers:
     """The signs [count] of the rotation for `message_distribution`, computed independently of `_plan`."""
     return np.asarray(2.0 * rng.integers(Key(rotation).child("rademacher"), count, 2) - 1, np.float64)
+
+
+@functools.lru_cache(maxsize=8)
+def _epsilons(channel: PrivQuant, beta: float, reclip: bool) -> tuple[float, float]:
+    """Epsilon of one message: an upper bound, and what two updates attain without residuals.
+
+    The channel's epsilon e needs inputs that surely reach tau matches, but the clip bounds the rotated vector. With F
+    the chance of tau matches, an output's ratio is at most 1 + (e^e - 1) F. An output is matched with h_j <= 1/2 +
+    |x_j| (K - 1) / 2U, a mean of at most h = 1/2 + (K - 1) / (2 sqrt dt). So F is at most that of dt matches with
+    chance h each, if tau is dt, or at least dt h + 1 (Hoeffding 1956, Thm 4).
+
+    The two updates are 0 where the output has an outer level, which then matches neither. In n coordinates, one update
+    is even, and the other its negative, or at the other middle level in (K - 1)^2 of them, and 0 in the rest.
+    """
+    d, tau, steps = channel.d, channel.tau, channel.levels - 1
+    first = min(1.0, beta)  # the norm of a first message, relative to the clip
+
+    def share(norm: float, count: int) -> float:
+        return min(1.0, 0.5 + steps * norm / (2 * math.sqrt(count)))
+
+    def shown(count: int) -> float:
+        near = share(first, count)
+        other = min(_log_tail(count, 1 - near, tau), _log_tail(max(0, count - far), 0.5, tau))
+        return _diluted(channel.epsilon, _log_tail(count, near, tau)) - _diluted(channel.epsilon, other)
+
+    far, fewest = int((steps * first) ** 2), tau if steps > 1 else d
+    counts = {*np.geomspace(fewest, d, 24).round().astype(int).tolist(), min(d, max(fewest, tau + far - 1))}
+    limited = reclip and (tau == d or tau >= d * share(1.0, d) + 1)
+    bound = _diluted(channel.epsilon, _log_tail(d, share(1.0, d), tau) if limited else 0.0)
+    return bound, max(map(shown, counts))
 
 
 def _log_tail(count: int, chance: float, least: int) -> float:

@@ -503,7 +503,7 @@ def test_sqsgd_is_not_proved_below_the_ratio_of_two_updates(parameters, rounds):
     others = [np.full(d, max(0.0, 0.5 - steps / 2 / math.sqrt(d))), np.where(np.arange(d) < steps**2, 0.0, 0.5)]
     attained = max(math.log1p((odds - 1) * near) - math.log1p((odds - 1) * favored(h)) for h in others)
     assert attained * rounds * (1 - 1e-9) <= claim.proved.epsilon(0)
-    assert (claim.attained or claim.proved).epsilon(0) == pytest.approx(attained * rounds, rel=1e-9)
+    assert attained * rounds * (1 - 1e-9) <= (claim.attained or claim.proved).epsilon(0) <= claim.proved.epsilon(0)
 
 
 def further(claim, unit, at=0):

@@ -200,6 +200,23 @@ def test_more_coordinates_than_the_clip_lets_reach_the_next_level_lower_the_epsi
         assert claim.proved.tight
 
 
+def test_the_attained_epsilon_is_that_of_two_updates_and_an_output_with_outer_levels():
+    # K = 8, 512 coordinates, tau 321: an output at a middle level in 369 coordinates and at the top in the others; one
+    # update is even in the 369, the other is at the other middle level in 49 of them, and 320 matches are too few
+    defense, here = SqSGD(bits=3), setting_of(119_850)
+    plan = defense.init(here)
+    channel, claim = plan.channel, defense.claim([plan], here)
+    assert (channel.d, channel.tau) == (512, 321)
+    h, counts = 0.5 + 3.5 / math.sqrt(369), np.ones(1)
+    for _ in range(369):
+        counts = np.convolve(counts, [1 - h, h])
+    attained = math.log1p(math.expm1(channel.epsilon) * counts[321:].sum())
+    assert claim.attained.epsilon(0) == pytest.approx(attained, rel=1e-9)
+    assert attained == pytest.approx(360.467, abs=1e-3)
+    assert claim.proved.epsilon(0) == pytest.approx(398.024, abs=1e-3)
+    assert not claim.proved.tight
+
+
 def test_residuals_without_a_clip_have_the_epsilon_of_the_channel():
     # residuals may carry all rotated coordinates to the ends of the range; a first message cannot
     defense, here = SqSGD(bits=3, reclip=False), setting_of(25_818)
