@@ -291,8 +291,8 @@ def test_a_record_states_the_range_that_was_looked_at():
 def test_a_long_message_is_no_repeated_buffer_but_one_that_repeats_a_tenth_is(dim):
     study = dataclasses.replace(setting_of(36), layout=Layout(("all",), ((dim,),)))
     assert not check_keys(base("gaussian", 8.0), LIKE, Key(3), study).faults
-    (fault,) = check_keys(lying(base("gaussian", 8.0), repeated(dim * 9 // 10)), LIKE, Key(3), study).faults
-    assert "there twice" in fault
+    faults = check_keys(lying(base("gaussian", 8.0), repeated(dim * 9 // 10)), LIKE, Key(3), study).faults
+    assert any("there twice" in fault for fault in faults)
 
 
 def studied(**changes):
@@ -309,7 +309,7 @@ def studied(**changes):
         without(lambda k, u, link: np.arange(k) % 2 > (link.setting.clients != 900)),
     ),
     ("no noise with 7,777 records", only(lambda u, link, p, n: link.sender.samples == 7777, noiseless)),
-    ("no noise after round 70", only(lambda u, link, p, n: n > 70, noiseless)),
+    ("no noise in round 99", only(lambda u, link, p, n: n == 99, noiseless)),
 )
 def test_a_fault_at_the_size_of_a_study_alone_is_found_there(name, fault):
     liar = lying(base("gaussian", 8.0), fault)
