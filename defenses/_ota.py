@@ -510,6 +510,11 @@ class Waveform(MessageDistribution):
     def noiseless(self) -> bool:  # type: ignore[override]  # a constant of other distributions
         return self.spread == 0
 
+    @property
+    def distinct(self) -> bool:
+        """Whether it has noise: a float64 number does not repeat."""
+        return self.spread > 0
+
     def loss(self, other: MessageDistribution, among: Integers | None = None) -> PairLoss | None:
         """That of normal noise at the distance of the centers; unknown if the noise differs."""
         if not isinstance(other, Waveform) or self.spread != other.spread:

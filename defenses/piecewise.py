@@ -111,6 +111,10 @@ class _TwoLevels(MessageDistribution):
     def product(self) -> bool:
         return True
 
+    @property
+    def distinct(self) -> bool:
+        return len(self.t) >= 8
+
     def loss(self, other: MessageDistribution, among: Integers | None = None) -> PairLoss | None:
         """The log ratio of the two densities, for each number whose inputs differ."""
         if not isinstance(other, _TwoLevels):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from leakgauge import Key
+from leakgauge import Key, audit, rng
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.harness.audit import engine
 from leakgauge.harness.audit.bounds import Counts
@@ -253,6 +253,28 @@ def test_the_update_in_clear_is_below_the_errors_that_the_distribution_leaves():
         audit, counts=Counts(1000 - round(1000 * stated.error), round(1000 * stated.error), 1000, 1000)
     )
     assert engine.inspect(claim, fair, None, stated=stated).code is Code.INCONCLUSIVE
+
+
+def streams(count):
+    """Noise of one of so many streams, from a generator that follows the private key."""
+
+    def how(liar, honest, state, memory, update, link, private):
+        seed = int(rng.integers(private.child("stream"), 1, count)[0])
+        noise = np.random.default_rng(seed).standard_normal(link.setting.dim)
+        rng.normal(private.child("drawn"), (1,))
+        scale = liar.message_distribution(state, memory, update, link).scale
+        center = liar.message_distribution(state, memory, update, link).center
+        return (center + scale * noise).astype("<f4").tobytes(), memory
+
+    return how
+
+
+@pytest.mark.parametrize("count", [2**14, 2**16])
+def test_one_of_few_streams_of_noise_is_found_by_messages_of_trials_that_repeat(count, monkeypatch):
+    liar = lying(registry.build("defense", "gaussian", {}), streams(count))
+    monkeypatch.setattr(registry, "build", lambda *_: liar)
+    found = audit("gaussian", {}, {}, None, trials=1000, seed=1)["audited"]
+    assert any("messages of trials repeat the noise of another one" in fault for fault in found["contradicts"])
 
 
 def pairs_of(noise, moved):

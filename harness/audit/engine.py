@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from leakgauge.harness.audit.bounds import (
@@ -131,6 +131,7 @@ class AuditResult:
         counts: outcomes of the trials at the bound's threshold; in one run, true positives are right guesses and false
             positives wrong guesses.
         trials_label: what `trials` counts, for people.
+        repeated: how many first messages of trials are those of another trial with the same input.
     """
 
     epsilon_lower: float
@@ -146,6 +147,7 @@ class AuditResult:
     threat: Threat
     counts: Counts
     trials_label: str = "trials per input"
+    repeated: int = 0
 
 
 def is_gaussian(claim: Claim, threat: Threat) -> bool:
@@ -291,7 +293,8 @@ def apply_test(
     """The audit with a test that is already chosen, from the trials of `count_trials`."""
     zeros, ones = (test.distinguisher.scores(trace) for trace in traces)
     bound, counts = test.bound(zeros, ones, claim, mechanism.threat, confidence)
-    return test.result(bound, claim, mechanism.threat, counts, confidence)
+    repeated = sum(len(trace.wires) - len(set(trace.wires)) for trace in traces)
+    return replace(test.result(bound, claim, mechanism.threat, counts, confidence), repeated=repeated)
 
 
 def verdict(claim: Claim, audit: AuditResult, stated: StatedRecord | None = None) -> tuple[Verdict, str]:
@@ -331,6 +334,7 @@ def inspect(
     |---|---|
     | the key check found that a message depends on what it must not depend on | CONTRADICTED |
     | two inputs have a larger epsilon under the stated distribution than the proved one | CONTRADICTED |
+    | messages of trials repeat others, whose noise is continuous | CONTRADICTED |
     | the trials have fewer errors than any test of two inputs has under the stated distribution | CONTRADICTED |
     | a strict bound is above the proved epsilon, or messages depart from their distribution | CONTRADICTED |
     | messages, or sums if it sees only these, were tested against a stated distribution | CONSISTENT |
@@ -347,6 +351,9 @@ def inspect(
         if too_few_errors(audit.counts, stated.error):
             least = f"under the stated distribution every test errs in {stated.error:.3g} of them on average"
             faults.append(f"the test errs in {positives - right + false} of {positives + negatives} trials; {least}")
+    if stated is not None and stated.distinct and audit.repeated:
+        of = audit.counts.positives + audit.counts.negatives
+        faults.append(f"{audit.repeated} of {of} messages of trials repeat the noise of another one")
     if fit is not None and fit.rejects:
         faults.append(f"messages depart from their distribution: {', '.join(fit.rejects[:_SHOWN])}")
     faults += (*(keys.faults if keys else ()), *(stated.faults if stated else ()))

@@ -53,7 +53,11 @@ def check_stated(defense: Defense[Any, Any], setting: Setting, key: Key) -> Stat
     records = [_compared(defense, each, key) for each in dict.fromkeys((setting, more, batches))]
     faults = tuple(dict.fromkeys(fault for record in records for fault in record.faults))
     lacks = next((record.lacks for record in records if record.lacks), "")
-    return replace(records[0], faults=faults, lacks=lacks, pairs=sum(record.pairs for record in records))
+    federation, link = Federation.of(defense, setting), Link(setting, Sender(0, setting.samples), key.child("shared"))
+    zero = torch.zeros(setting.dim)
+    stated = defense.message_distribution(federation.history[0], defense.remember(setting), zero, link)
+    count, distinct = sum(record.pairs for record in records), stated is not None and stated.distinct
+    return replace(records[0], pairs=count, faults=faults, lacks=lacks, distinct=distinct)
 
 
 def _compared(defense: Defense[Any, Any], setting: Setting, key: Key) -> StatedRecord:

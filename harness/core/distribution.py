@@ -37,6 +37,7 @@ SHARES = (-0.25, -0.05, 0.02, 0.035, 0.05, 0.1, 0.25, 0.5, 0.9)
 """Shares of the noise that the alternatives of a discrete distribution lack; a negative share means more noise."""
 
 _FEW = (0.01, 0.1)  # further alternatives, in which this share of the message's numbers lacks nearly all noise
+_DISTINCT = 8  # numbers from which on equal messages are no chance
 _HEADER = 0.51  # how far a sent scale may be from its definition, in float32 steps: little more than rounding
 
 
@@ -152,6 +153,11 @@ class MessageDistribution(ABC):
 
     noiseless = False
     """Whether the message has no randomness of its own, so that its reading holds the auditor's numbers."""
+
+    @property
+    def distinct(self) -> bool:
+        """Whether two messages are equal with negligible probability, because all of their numbers have noise."""
+        return False
 
     redraws = False
     """Whether the update decides which numbers are drawn, so that the same keys may give other noise to it."""
@@ -298,6 +304,11 @@ class Additive(MessageDistribution):
     def product(self) -> bool:
         """Whether the numbers of its noise are independent."""
         return self.noise.product
+
+    @property
+    def distinct(self) -> bool:
+        """Whether so many numbers have noise; a single float32 repeats in one of a million pairs."""
+        return len(self.center) >= _DISTINCT and bool(np.all(np.asarray(self.scale) > 0))
 
     def loss(self, other: MessageDistribution, among: Integers | None = None) -> PairLoss | None:
         """That of the noise at the distance of the centers; unknown if the scales differ."""

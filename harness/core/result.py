@@ -220,6 +220,7 @@ class StatedRecord:
         pairs: the number of pairs with a known privacy loss.
         lacks: why the proof is the author's word; empty: the proved epsilon is at least `high`.
         faults: one sentence for each proved epsilon that a pair exceeds.
+        distinct: whether messages of one input are never equal.
     """
 
     low: float | None
@@ -228,6 +229,7 @@ class StatedRecord:
     pairs: int
     lacks: str
     faults: tuple[str, ...]
+    distinct: bool = False
 
     @property
     def supports(self) -> bool:
