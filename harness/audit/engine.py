@@ -394,7 +394,9 @@ def _looked(keys: KeyRecord, fit: FitRecord) -> str:
     for looked in fit.looked if isinstance(fit, Fit) else ():
         rate = looked.messages / -math.log(_MISSED)
         rare = (
-            f" hold a fault of 1 in {rate:.0f} with probability {1 - _MISSED:g}" if rate > 2 else " show a constant one"
+            f" hold a fault of 1 in {rate:.0f} with probability {1 - _MISSED:g}"
+            if rate > 2
+            else " show a fault of each"
         )
         text += f"; {looked.messages} tested messages ({words(looked, (looked.dim, looked.dim))}){rare}"
     return text
