@@ -29,7 +29,7 @@ from leakgauge.harness.audit.trials import Mechanism, Part, Trace
 from leakgauge.harness.core import accounting
 from leakgauge.harness.core.claim import Claim, Code, Relation, Unit, Verdict, judge
 from leakgauge.harness.core.contract import Defense
-from leakgauge.harness.core.result import AssumedBound, FitRecord, KeyRecord, StatedRecord
+from leakgauge.harness.core.result import AssumedBound, FitRecord, KeyRecord, RangeRecord, StatedRecord
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import STRICT, Numbers
 from leakgauge.harness.core.threats import SEES, Threat
@@ -383,22 +383,19 @@ def _of_pairs(claim: Claim, stated: StatedRecord) -> str:
 
 def _looked(keys: KeyRecord, fit: FitRecord) -> str:
     """What key check and goodness-of-fit test looked at, and how rare a fault may be that these messages hold."""
-    from leakgauge.harness.audit.goodness_of_fit import Fit
 
-    def words(looked: Any, dims: tuple[int, int]) -> str:
-        sizes = {"d": dims, "clients": looked.clients, "records": looked.samples, "rounds": looked.rounds}
+    def words(looked: KeyRecord | RangeRecord) -> str:
+        sizes = {"d": looked.dims, "clients": looked.clients, "records": looked.samples, "rounds": looked.rounds}
         ends = {name: f"{low} to {high}" if low < high else str(low) for name, (low, high) in sizes.items()}
         return ", ".join(f"{name} {text}" for name, text in ends.items())
 
-    text = f"; the key check found nothing in {keys.messages} messages ({words(keys, keys.dims)})"
-    for looked in fit.looked if isinstance(fit, Fit) else ():
+    text = f"; the key check found nothing in {keys.messages} messages ({words(keys)})"
+    for looked in fit.looked:
         rate = looked.messages / -math.log(_MISSED)
-        rare = (
-            f" hold a fault of 1 in {rate:.0f} with probability {1 - _MISSED:g}"
-            if rate > 2
-            else " show a fault of each"
+        hold = (
+            f"hold a fault of 1 in {rate:.0f} with probability {1 - _MISSED:g}" if rate > 2 else "show a fault of each"
         )
-        text += f"; {looked.messages} tested messages ({words(looked, (looked.dim, looked.dim))}){rare}"
+        text += f"; {looked.messages} tested messages ({words(looked)}) {hold}"
     return text
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +35,7 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Defense, Examples, Sender, Setting
 from leakgauge.harness.core.distribution import DistributionError, MessageDistribution, Reading, StepDistribution
 from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.result import FitRecord
+from leakgauge.harness.core.result import FitRecord, RangeRecord
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Layout
@@ -142,30 +142,9 @@ _Kinds = dict[str, list[_Item]]
 """The tested items by kind: `message`, `sum` and `training`."""
 
 
-class Looked(NamedTuple):
-    """How many messages of d numbers were tested, and the range of their federations, senders and rounds."""
-
-    messages: int
-    dim: int
-    clients: tuple[int, int]
-    samples: tuple[int, int]
-    rounds: tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Fit(FitRecord):
-    """A record with the range that was looked at, for the sentence on the code.
-
-    Attributes:
-        looked: messages of the small tensors, then those of each larger layout that the defense takes.
-    """
-
-    looked: tuple[Looked, ...] = ()
-
-
 def check_fit(
     defense: Defense[Any, Any], like: Setting, key: Key, study: Setting | None = None, most_samples: int = 0
-) -> Fit | None:
+) -> FitRecord | None:
     """Test a defense's messages, its sums and its local training against their distributions; None if it states no
     distribution.
 
@@ -196,7 +175,7 @@ def check_fit(
         setting = federation.setting
         last = _LATE[-1] if len(federation.history) == len(_LATE) else len(federation.history) - 1
         clients = federation.setting.clients, _larger(federation, study).setting.clients
-        looked = [Looked(_count(kinds), setting.dim, clients, (_SMALLEST, _LARGEST), (0, last))]
+        looked = [RangeRecord(_count(kinds), (setting.dim, setting.dim), clients, (_SMALLEST, _LARGEST), (0, last))]
         for of_size, further in _at_size(defense, like, study, most_samples, key):
             looked.append(of_size)
             values |= further
@@ -206,10 +185,10 @@ def check_fit(
         enough = share is not None and share <= _SHARE
         max_norm = _max_norm(defense, setting, kinds["message"], key, study, enough=enough)
     except DistributionError as error:
-        return Fit((str(error),), 0.0, 1, 0, 1, None)
+        return FitRecord((str(error),), 0.0, 1, 0, 1, None)
     messages, numbers = _count(kinds), _numbers(kinds)
     if not values:
-        return Fit((), 1.0, messages, 0, 0, None, tuple(looked))
+        return FitRecord((), 1.0, messages, 0, 0, None, tuple(looked))
     for word, sample in max_norm.items():
         further = ratio_values(sample.ratios, sample.groups) if sample.ratios is not None else {}
         values |= {f"{name}, {word} at the clip": p for name, p in further.items()}
@@ -218,7 +197,7 @@ def check_fit(
     least = min(1.0, min(values.values()) * len(values))
     share = _detects(samples, level, list(max_norm.values()))
     messages += sum(len(sample.uniforms) for sample in max_norm.values())
-    return Fit(rejects, least, messages, numbers, len(values), share, tuple(looked))
+    return FitRecord(rejects, least, messages, numbers, len(values), share, tuple(looked))
 
 
 def _aged(defense: Defense[Any, Any], setting: Setting) -> Federation:
@@ -240,7 +219,7 @@ def _larger(federation: Federation, study: Setting | None) -> Federation:
 
 def _at_size(
     defense: Defense[Any, Any], like: Setting, study: Setting | None, most_samples: int, key: Key
-) -> Iterator[tuple[Looked, dict[str, float]]]:
+) -> Iterator[tuple[RangeRecord, dict[str, float]]]:
     """p-values of messages of large tensors, and of the study's federation, in the first and in the last round."""
     small = _setting(like)
     settings = [(replace(small, layout=LARGE), _SMALLEST, _LARGEST)]
@@ -261,7 +240,8 @@ def _at_size(
         if not _numbers(read):
             continue
         values = _of_kinds(read, setting, coarse=True)
-        looked = Looked(_count(read), setting.dim, (setting.clients,) * 2, (least, most), (0, len(history) - 1))
+        dims = setting.dim, setting.dim
+        looked = RangeRecord(_count(read), dims, (setting.clients,) * 2, (least, most), (0, len(history) - 1))
         yield looked, {f"{name}, d = {setting.dim}": p for name, p in values.items()}
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from leakgauge.harness.audit import engine
@@ -271,7 +271,7 @@ def _audit_record(
         code=inspected.code.value,
         contradictions=inspected.contradictions,
         seen=inspected.reason,
-        fit=fit and FitRecord(*(getattr(fit, field.name) for field in fields(FitRecord))),
+        fit=fit,
         assuming=assuming,
         keys=keys,
         stated=stated,

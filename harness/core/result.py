@@ -147,6 +147,23 @@ class ClaimRecord:
 
 
 @dataclass(frozen=True)
+class RangeRecord:
+    """Messages that were looked at.
+
+    Attributes:
+        messages: their number.
+        dims, clients, samples, rounds: the least and the largest number of coordinates, clients of a federation,
+            records of a client, and the first and the last round, among these messages.
+    """
+
+    messages: int
+    dims: tuple[int, int]
+    clients: tuple[int, int]
+    samples: tuple[int, int]
+    rounds: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class FitRecord:
     """Messages tested against the distribution that their defense states.
 
@@ -158,6 +175,7 @@ class FitRecord:
         detects: the smallest missing share of the noise's scale that is detected with 95 % power; for a discrete
             channel with epsilon, the share s that changes its epsilon to epsilon / (1 - s). None: the distribution has
             no noise, or the noise shows too rarely.
+        looked: messages of the small tensors, then those of each larger layout that the defense takes.
     """
 
     rejects: tuple[str, ...]
@@ -166,6 +184,7 @@ class FitRecord:
     numbers: int
     tests: int
     detects: float | None
+    looked: tuple[RangeRecord, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -197,9 +216,7 @@ class KeyRecord:
 
     Attributes:
         faults: one sentence each; empty: none was found.
-        messages: the number of messages that were looked at.
-        dims, clients, samples, rounds: the least and the largest number of coordinates, clients of a federation,
-            records of a client, and the first and the last round, among these messages.
+        messages, dims, clients, samples, rounds: as in `RangeRecord`.
     """
 
     faults: tuple[str, ...]
