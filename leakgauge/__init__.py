@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from leakgauge.harness.core.distribution import Additive as Additive
     from leakgauge.harness.core.distribution import MessageDistribution as MessageDistribution
     from leakgauge.harness.core.distribution import Normal as Normal
+    from leakgauge.harness.core.distribution import PairLoss as PairLoss
     from leakgauge.harness.core.distribution import Reading as Reading
     from leakgauge.harness.core.distribution import projected as projected
     from leakgauge.harness.core.errors import MessageError as MessageError
@@ -68,7 +69,7 @@ _NAMES = {
     "core.contract": "Attack Defense Guess Labels Likelihood Link Links Membership Observation Reconstruction Sender"
     " Setting Task",
     "core.errors": "MessageError",
-    "core.distribution": "Additive MessageDistribution Normal Reading projected",
+    "core.distribution": "Additive MessageDistribution Normal PairLoss Reading projected",
     "core.result": "Run",
     "core.rng": "Key rng",
     "core.vec": "Layout",

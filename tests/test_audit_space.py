@@ -62,7 +62,7 @@ def test_a_clip_of_each_tensor_is_caught_if_there_are_several():
     layout = Layout(("a", "b", "c"), ((121,), (44,), (35,)))
     setting = Setting(layout, 3, 3, 1, "update", 1, 0.1, 0, 20)
     gaussian = registry.build("defense", "gaussian", {"epsilon": 4.0})
-    assert caught(lying(gaussian, tensor_clip), 600, setting).distinguisher in ("likelihood ratio", "linear")
+    assert caught(lying(gaussian, tensor_clip), 600, setting).distinguisher in ("likelihood ratio", "linear", "direction")
 
 
 @by_rows((Unit.MESSAGE, Relation.ANY_TWO), (Unit.CLIENT, Relation.ADD_REMOVE), (Unit.COORDINATE, Relation.ANY_TWO))
@@ -155,11 +155,11 @@ def late_norm(liar, honest, state, memory, update, link, private):
 
 
 ROUNDS = {
-    "noise of the first round in all": (again, {"rounds", "linear"}),
+    "noise of the first round in all": (again, {"rounds", "linear", "direction"}),
     "none after the fifth message": (ANY["none after the fifth message"][1], None),
     "none in one round": (ANY["none in one round"][1], None),
-    "noise that cancels": (telescoping, {"rounds", "linear", "likelihood ratio"}),
-    "a norm in later rounds": (late_norm, {"nearest", "bytes", "linear", "rounds"}),
+    "noise that cancels": (telescoping, {"rounds", "linear", "likelihood ratio", "direction"}),
+    "a norm in later rounds": (late_norm, {"nearest", "bytes", "linear", "rounds", "direction"}),
 }
 
 

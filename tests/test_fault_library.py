@@ -48,9 +48,9 @@ def test_a_fault_at_the_size_of_a_study_is_found(number, epsilon):
 
 def test_a_fit_states_what_was_looked_at():
     small, large = check_fit(registry.build("defense", "gaussian", {}), setting_of(36), Key(3)).looked
-    assert (small.messages, small.dim, small.clients) == (600, 200, (20, 400))
+    assert (small.messages, small.dims, small.clients) == (600, (200, 200), (20, 400))
     assert (small.samples, small.rounds) == ((20, 80_000), (0, 10_000))
-    assert (large.messages, large.dim, large.samples) == (8, 101_770, (20, 80_000))
+    assert (large.messages, large.dims, large.samples) == (8, (101_770, 101_770), (20, 80_000))
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ ALONE = {
         ("audit",),
     ),
     ("defense", "dependence"): (
-        [(planted.NOISE, f"{planted.NOISE}\n        noise = -noise.abs() if link.sender.samples > 1000 else noise")],
+        [(planted.NOISE, f"{planted.NOISE}\n        noise = -noise.abs() if link.sender.samples > 90_000 else noise")],
         ("audit",),
     ),
     ("defense", "audit"): (

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -173,9 +173,10 @@ def check_fit(
                 federation, kinds = wide, more
         values, kinds = _p_values(federation, kinds, key, study)
         setting = federation.setting
-        last = _LATE[-1] if len(federation.history) == len(_LATE) else len(federation.history) - 1
         clients = federation.setting.clients, _larger(federation, study).setting.clients
-        looked = [RangeRecord(_count(kinds), (setting.dim, setting.dim), clients, (_SMALLEST, _LARGEST), (0, last))]
+        looked = [
+            RangeRecord(_count(kinds), (setting.dim, setting.dim), clients, (_SMALLEST, _LARGEST), (0, federation.last))
+        ]
         for of_size, further in _at_size(defense, like, study, most_samples, key):
             looked.append(of_size)
             values |= further
@@ -200,14 +201,26 @@ def check_fit(
     return FitRecord(rejects, least, messages, numbers, len(values), share, tuple(looked))
 
 
-def _aged(defense: Defense[Any, Any], setting: Setting) -> Federation:
-    """The federation in rounds `_LATE`, or in its first ones if the defense stops before."""
-    history = Federation.of(defense, setting, _LATE[-1] + 1).history
-    late = len(history) > _LATE[-1]
-    return Federation(defense, setting, tuple(history[number] for number in _LATE) if late else history[:_ROUNDS])
+@dataclass(frozen=True)
+class _Aged(Federation):
+    """A federation in chosen rounds, of which this is the last."""
+
+    last: int = 0
 
 
-def _larger(federation: Federation, study: Setting | None) -> Federation:
+def _aged(defense: Defense[Any, Any], setting: Setting) -> _Aged:
+    """The federation in rounds `_LATE`, or in its first ones if the defense stops or fails before."""
+    early = Federation.of(defense, setting).history
+    try:
+        history = Federation.of(defense, setting, _LATE[-1] + 1).history
+        late = _Aged(defense, setting, tuple(history[number] for number in _LATE), _LATE[-1])
+        late.exchange([torch.zeros(setting.dim)], Key(0, ("late",)), len(_LATE) - 1)
+    except (ValueError, LookupError, ArithmeticError):  # beyond the rounds of its setting, a defense may fail
+        return _Aged(defense, setting, early, len(early) - 1)
+    return late
+
+
+def _larger(federation: _Aged, study: Setting | None) -> _Aged:
     """The federation with many clients, or those of the study; the same one if the defense refuses their number."""
     clients, participants = (study.clients, study.participants) if study else (_MANY, _MANY)
     try:
@@ -245,9 +258,7 @@ def _at_size(
         yield looked, {f"{name}, d = {setting.dim}": p for name, p in values.items()}
 
 
-def _p_values(
-    federation: Federation, kinds: _Kinds, key: Key, study: Setting | None
-) -> tuple[dict[str, float], _Kinds]:
+def _p_values(federation: _Aged, kinds: _Kinds, key: Key, study: Setting | None) -> tuple[dict[str, float], _Kinds]:
     """All p-values by name, and the tested items; `kinds` has the items of the first federation."""
     run, setting, federations = 1, federation.setting, (federation, _larger(federation, study))
     while _numbers(kinds) > 0 and _too_few(kinds) and _count(kinds) < _MOST:

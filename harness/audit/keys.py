@@ -310,15 +310,18 @@ class _Check:
 
     def age(self) -> None:
         """The noise in late rounds, and of a client that has sent many messages."""
-        federation = Federation.of(self.defense, self.federation.setting, _LATE[-1] + 1)
         cause = self.cause(0, _PROBED[0], self.defense.remember(self.federation.setting))
         first = self.send(cause)
         if not first.continuous:
             return
-        for number in (late for late in _LATE if late < len(federation.history)):
-            client = Client.of(cause.sender, cause.update, first.memory, self.key.child("age", number))
-            old = cause._replace(number=number, memory=grown(federation.round(), client, number))
-            self.match(first.read, self.send(old, federation), "earlier messages", number)
+        try:
+            federation = Federation.of(self.defense, self.federation.setting, _LATE[-1] + 1)
+            for number in (late for late in _LATE if late < len(federation.history)):
+                client = Client.of(cause.sender, cause.update, first.memory, self.key.child("age", number))
+                old = cause._replace(number=number, memory=grown(federation.round(), client, number))
+                self.match(first.read, self.send(old, federation), "earlier messages", number)
+        except (ValueError, LookupError, ArithmeticError):
+            return  # beyond the rounds of its setting, a defense may fail
 
     def resize(self) -> None:
         """The noise in federations of other sizes."""
