@@ -62,7 +62,11 @@ def test_a_clip_of_each_tensor_is_caught_if_there_are_several():
     layout = Layout(("a", "b", "c"), ((121,), (44,), (35,)))
     setting = Setting(layout, 3, 3, 1, "update", 1, 0.1, 0, 20)
     gaussian = registry.build("defense", "gaussian", {"epsilon": 4.0})
-    assert caught(lying(gaussian, tensor_clip), 600, setting).distinguisher in ("likelihood ratio", "linear", "direction")
+    assert caught(lying(gaussian, tensor_clip), 600, setting).distinguisher in (
+        "likelihood ratio",
+        "linear",
+        "direction",
+    )
 
 
 @by_rows((Unit.MESSAGE, Relation.ANY_TWO), (Unit.CLIENT, Relation.ADD_REMOVE), (Unit.COORDINATE, Relation.ANY_TWO))
