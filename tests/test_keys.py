@@ -5,13 +5,16 @@ import functools
 import hashlib
 import math
 import time
+import types
 
 import numpy as np
 import pytest
 import torch
 
 from leakgauge import Key, rng
+from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.harness.audit.keys import check_keys
+from leakgauge.harness.audit.neighbors import clip_of
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation import registry
 from tests.audit_case import setting_of
@@ -293,6 +296,23 @@ def test_a_long_message_is_no_repeated_buffer_but_one_that_repeats_a_tenth_is(di
     assert not check_keys(base("gaussian", 8.0), LIKE, Key(3), study).faults
     faults = check_keys(lying(base("gaussian", 8.0), repeated(dim * 9 // 10)), LIKE, Key(3), study).faults
     assert any("there twice" in fault for fault in faults)
+
+
+@dataclasses.dataclass(frozen=True)
+class Worded(Gaussian):
+    """Fields of a user that an audit must not take for its own."""
+
+    records: int = 5
+    layout: str = "wide"
+    looked_at: str = "once"
+
+
+def test_names_of_a_users_fields_do_not_matter():
+    assert not check_keys(Worded(), LIKE, Key(3)).faults
+    assert clip_of(Worded()) == 1.0
+    for clip in (None, "1", -1.0, math.inf, math.nan, True):
+        assert clip_of(types.SimpleNamespace(clip=clip)) == 1.0
+    assert clip_of(types.SimpleNamespace(clip=3)) == 3.0
 
 
 def studied(**changes):

@@ -28,7 +28,7 @@ from leakgauge.harness.audit.neighbors import Inputs, pairs, varied
 from leakgauge.harness.audit.trials import Mechanism, Part, Trace
 from leakgauge.harness.core import accounting
 from leakgauge.harness.core.claim import Claim, Code, Relation, Unit, Verdict, judge
-from leakgauge.harness.core.contract import Defense
+from leakgauge.harness.core.contract import Defense, OnTensors
 from leakgauge.harness.core.result import AssumedBound, FitRecord, KeyRecord, RangeRecord, StatedRecord
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import STRICT, Numbers
@@ -368,7 +368,7 @@ def inspect(
     power += _of_pairs(claim, stated) if stated else ""
     numbers = f"{fit.numbers} numbers of {fit.messages} messages follow their distribution{power}"
     exact = f"{fit.messages} messages are as stated, without any randomness"
-    looked = (_looked(keys, fit) if keys else "") + getattr(defense, "looked_at", "")
+    looked = (_looked(keys, fit) if keys else "") + (defense.looked_at if isinstance(defense, OnTensors) else "")
     return Inspection(Code.CONSISTENT, (), (numbers if fit.numbers else exact) + looked)
 
 

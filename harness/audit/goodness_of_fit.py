@@ -22,7 +22,7 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from leakgauge.harness.audit.neighbors import shaped
+from leakgauge.harness.audit.neighbors import clip_of, shaped
 from leakgauge.harness.audit.uniformity import (
     Sample,
     detectable,
@@ -514,7 +514,7 @@ def _arrives(here: Round, exchange: Exchange, server: Key) -> bytes:
 def _update(defense: Defense[Any, Any], setting: Setting, key: Key, last: Tensor) -> tuple[int, Tensor]:
     """The number of a pattern, and an update of this shape with a norm far below, near or far above the clip."""
     pick, place, near, high = rng.uniform(key.child("pick"), (4,), dtype=torch.float64).tolist()
-    clip = float(getattr(defense, "clip", 1.0))
+    clip = clip_of(defense)
     if place < _REPEATED and bool(last.any()):
         return len(_PATTERNS), last
     if place > 1 - _EXACT_NORM and defense.local.clip is None:
@@ -544,7 +544,7 @@ def _exact(setting: Setting, key: Key, norm: float, count: int) -> Tensor:
 
 def _max_norm_update(defense: Defense[Any, Any], setting: Setting, key: Key, last: Tensor) -> tuple[int, Tensor]:
     """The number of a pattern, and an update with all coordinates, or a single one, far above the clip or at it."""
-    clip, pick = float(getattr(defense, "clip", 1.0)), rng.uniform(key.child("pick"), (1,)).item()
+    clip, pick = clip_of(defense), rng.uniform(key.child("pick"), (1,)).item()
     if pick > 1 - _EXACT_NORM / 2:
         return 3, _exact(setting, key, clip, 4 ** int(np.log2(setting.dim) / 2))
     signs = rng.normal(key.child("values"), (setting.dim,)).sign()

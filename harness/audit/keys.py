@@ -32,8 +32,9 @@ from scipy import special, stats
 from torch import Tensor
 
 from leakgauge.harness.audit.goodness_of_fit import LARGE, grown
+from leakgauge.harness.audit.neighbors import clip_of
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Sender, Setting
+from leakgauge.harness.core.contract import OnTensors, Sender, Setting
 from leakgauge.harness.core.defense import Defense
 from leakgauge.harness.core.distribution import DistributionError, MessageDistribution, Reading
 from leakgauge.harness.core.errors import MessageError
@@ -157,7 +158,7 @@ class _Check:
 
     def __init__(self, defense: Defense[Any, Any], like: Setting, key: Key, study: Setting | None) -> None:
         self.defense, self.like, self.key, self.study = defense, like, key, study
-        self.clip = float(getattr(defense, "clip", 1.0))
+        self.clip = clip_of(defense)
         self.layout, rounds = _SMALL, max(_ROUNDS, min(study.rounds, _LONGEST) if study else 0)
         try:
             self.federation = self.of(_SMALL, _CLIENTS, rounds)
@@ -186,9 +187,8 @@ class _Check:
         link = exchange.links.each()[0]
         stated = self.defense.message_distribution(round_.state, cause.memory, cause.update, link)
         setting = round_.setting
-        records = getattr(self.defense, "records", None)  # of a message, if they are not all of the sender's
-        samples = records(cause.sender) if records else cause.sender.samples
-        self.sizes.append((setting.dim, setting.clients, samples, cause.number))
+        own = self.defense.records(cause.sender) if isinstance(self.defense, OnTensors) else cause.sender.samples
+        self.sizes.append((setting.dim, setting.clients, own, cause.number))
         return _Sent(wire, exchange.memories[0], stated)
 
     def cause(self, number: int, client: int, memory: Any, federation: Federation | None = None) -> _Cause:
@@ -365,8 +365,8 @@ class _Check:
         """Messages of a large model, and of the study's model."""
         for layout in (LARGE, *([self.study.layout] if self.study else [])):
             self.examine(layout)
-        own: Layout | None = getattr(self.defense, "layout", None)  # of a defense that acts on given tensors
-        if own is not None:
+        if isinstance(self.defense, OnTensors):
+            own = self.defense.layout
             for client in _OF_OWN[: max(1, _NUMBERS // own.dim)]:
                 self.examine(own, client)
 

@@ -90,6 +90,12 @@ class Inputs(NamedTuple):
         return updates[:, self.focus] if self.focus.dim() == 1 else updates.gather(1, in_turn(self.focus, trials))
 
 
+def clip_of(defense: Defense[Any, Any]) -> float:
+    """The norm that tested updates are near: the attribute `clip` if it is a positive number, else 1."""
+    clip = getattr(defense, "clip", None)
+    return float(clip) if isinstance(clip, int | float) and 0 < clip < math.inf else 1.0
+
+
 def in_turn(rows: Tensor, trials: Tensor) -> Tensor:
     """[n, d]: the row of each trial [n], of rows [v, d] that take turns or of one row [d] for all."""
     return rows.expand(len(trials), -1) if rows.dim() == 1 else rows[trials % len(rows)]

@@ -22,6 +22,7 @@ from leakgauge.harness.core.defense import Likelihood as Likelihood
 from leakgauge.harness.core.defense import Link as Link
 from leakgauge.harness.core.defense import Links as Links
 from leakgauge.harness.core.defense import LocalRule as LocalRule
+from leakgauge.harness.core.defense import OnTensors as OnTensors
 from leakgauge.harness.core.defense import Sender as Sender
 from leakgauge.harness.core.defense import Setting as Setting
 from leakgauge.harness.core.defense import claim_of as claim_of

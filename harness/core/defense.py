@@ -377,6 +377,24 @@ _FORMER = {
 }
 
 
+class OnTensors(ABC):
+    """A defense of one record in a batch that acts on tensors of its own: what an audit looks at besides."""
+
+    @property
+    @abstractmethod
+    def layout(self) -> Layout:
+        """The tensors."""
+
+    @property
+    @abstractmethod
+    def looked_at(self) -> str:
+        """What an audit saw of it, as the end of a sentence."""
+
+    @abstractmethod
+    def records(self, sender: Sender) -> int:
+        """The records behind a message of this client."""
+
+
 @dataclass(frozen=True)
 class Defense(Mechanism[S, M], Evidence[S, M], Guarantee[S, M]):
     """A mechanism, its evidence and its guarantee: a frozen dataclass whose fields are its hyper-parameters.

@@ -28,7 +28,7 @@ from leakgauge.harness.core.accounting import epsilon, gaussian_epsilon, gaussia
 from leakgauge.harness.core.checks import check_update
 from leakgauge.harness.core.claim import Claim, Code, Proof, Relation, Unit, claim_over
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
-from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Sender, Setting
+from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, OnTensors, Sender, Setting
 from leakgauge.harness.core.distribution import Additive, MessageDistribution, Normal, numbers
 from leakgauge.harness.core.result import AuditRecord
 from leakgauge.harness.core.rng import Key
@@ -300,7 +300,7 @@ Memory = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Step(Defense[None, Memory]):
+class Step(Defense[None, Memory], OnTensors):
     """One step of an Opacus optimizer, as the defense of one record; the adversary knows the rest of the batch.
 
     A message is the sum that the step would divide by the expected batch: clipped gradients plus noise. A client is a
