@@ -277,6 +277,15 @@ def test_one_of_few_streams_of_noise_is_found_by_messages_of_trials_that_repeat(
     assert any("messages of trials repeat the noise of another one" in fault for fault in found["contradicts"])
 
 
+def test_a_bound_above_the_proof_by_chance_is_said():
+    federation = prepared("gaussian")
+    claim = claim_of(federation.defense, federation.history, federation.setting)
+    lucky = dataclasses.replace(audited(claim, Counts(50, 40, 99, 99)), epsilon_lower=8.2, strict=7.0)
+    found = engine.inspect(claim, lucky, None)
+    assert found.reason.endswith("the bound is above the proved epsilon, as in 0.05 of audits of right code or fewer")
+    assert "above" not in engine.inspect(claim, dataclasses.replace(lucky, epsilon_lower=7.9), None).reason
+
+
 def pairs_of(noise, moved):
     center = np.zeros(len(moved))
     return Additive(center, noise, 2.0).loss(Additive(center + 2.0 * np.array(moved), noise, 2.0))

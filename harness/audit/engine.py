@@ -363,13 +363,24 @@ def inspect(
     if fit is None or not (of_sums or "messages" in SEES[audit.threat]):
         other = f"{audit.threat.value} does not see messages, and no `aggregate_distribution` is stated"
         why = "no distribution of the messages is stated" if fit is None else other
-        return Inspection(Code.INCONCLUSIVE, (), f"{why}, and {_reach(claim, audit)}")
+        return Inspection(Code.INCONCLUSIVE, (), f"{why}, and {_reach(claim, audit)}{_by_chance(claim, audit)}")
     power = f"; {fit.detects:.1%} less noise would show" if fit.detects else ""
     power += _of_pairs(claim, stated) if stated else ""
     numbers = f"{fit.numbers} numbers of {fit.messages} messages follow their distribution{power}"
     exact = f"{fit.messages} messages are as stated, without any randomness"
-    looked = (_looked(keys, fit) if keys else "") + (defense.looked_at if isinstance(defense, OnTensors) else "")
+    looked = (
+        _by_chance(claim, audit)
+        + (_looked(keys, fit) if keys else "")
+        + (defense.looked_at if isinstance(defense, OnTensors) else "")
+    )
     return Inspection(Code.CONSISTENT, (), (numbers if fit.numbers else exact) + looked)
+
+
+def _by_chance(claim: Claim, audit: AuditResult) -> str:
+    """What a bound above the proof says as long as its strict bound is not above it."""
+    if not contradicts(claim, replace(audit, strict=audit.epsilon_lower)):
+        return ""
+    return f"; the bound is above the proved epsilon, as in {1 - audit.confidence:.2g} of audits of right code or fewer"
 
 
 def _of_pairs(claim: Claim, stated: StatedRecord) -> str:
