@@ -86,14 +86,15 @@ def executed(folder):
 
 def python(folder, *words, **variables):
     """A Python process that works in a folder, in a user's environment."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("LEAKGAUGE_ALLOW_CODE", "PYTHONPATH")}
+    ours = ("LEAKGAUGE_ALLOW_CODE", "PYTHONPATH", "PYTHONSAFEPATH")  # the last: another test's runs may have left it
+    kept = {name: value for name, value in os.environ.items() if name not in ours}
     words = [sys.executable, *map(str, words)]
     return subprocess.run(words, cwd=folder, env=kept | variables, capture_output=True, text=True, check=False)
 
 
 def unharmed(folder, *words, **variables):
     done = python(folder, *words, **variables)
-    assert (done.returncode, executed(folder)) == (0, ""), done.stderr[-2000:]
+    assert (done.returncode, executed(folder)) == (0, ""), (done.stdout + done.stderr)[-2000:]
     return done.stdout
 
 
