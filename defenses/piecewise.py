@@ -18,6 +18,7 @@ from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
 from leakgauge.harness.core.codec import unpack_float32
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
 from leakgauge.harness.core.distribution import (
+    DISTINCT,
     DistributionError,
     Integers,
     MessageDistribution,
@@ -113,7 +114,7 @@ class _TwoLevels(MessageDistribution):
 
     @property
     def distinct(self) -> bool:
-        return len(self.t) >= 8
+        return len(self.t) >= DISTINCT
 
     def loss(self, other: MessageDistribution, among: Integers | None = None) -> PairLoss | None:
         """The log ratio of the two densities, for each number whose inputs differ."""

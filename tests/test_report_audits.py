@@ -6,7 +6,7 @@ import math
 import pytest
 
 from leakgauge.harness.core.labels import part_text
-from leakgauge.harness.core.result import AssumedBound
+from leakgauge.harness.core.result import AssumedBound, StatedRecord
 from leakgauge.reports.html import render
 from leakgauge.reports.sections.checked import BADGES, BY_AUDIT, broken, checked, overview, tally
 from leakgauge.reports.sections.claims import claims
@@ -125,6 +125,17 @@ def test_an_audit_breaks_only_a_claim_of_its_own_unit_horizon_and_federation(cha
     found = with_audits(double.audited_run(), lambda audit, _: dataclasses.replace(audit, **changes))
     record = next(r for r in found.trainings.values() if r.spec.defense.name == "dithered")
     assert [claim.verdict for claim in checked(record)] == [verdict, "BROKEN"]
+
+
+@by_rows((1.75, "AUTHOR'S WORD"), (20.0, BY_AUDIT))
+def test_a_proof_that_does_not_follow_is_an_authors_word_unless_the_claim_is_broken(lower, verdict):
+    lacks = "no privacy loss can be computed from a stated distribution"
+    about = {"stated": StatedRecord(0.0, None, None, 0, lacks, ()), "epsilon_lower": lower, "strict": lower}
+    found = with_audits(double.audited_run(), lambda audit, _: dataclasses.replace(audit, **about))
+    record = next(r for r in found.trainings.values() if r.spec.defense.name == "generous")
+    one, whole = checked(record)
+    assert (one.verdict, whole.verdict) == ("AUTHOR'S WORD", verdict)
+    assert one.reason.endswith(f"The proof is its author's word: {lacks}.")
 
 
 def test_bounds_of_several_seeds_are_a_range_and_a_missing_one_is_counted():

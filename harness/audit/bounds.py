@@ -29,7 +29,7 @@ _OF_COUNTS = 0.1
 _MANY = 20
 """The least number of scores whose mean is taken as normal."""
 
-_FURTHEST = 38.0
+_TAIL = 38.0
 """A normal number lies beyond with probability below 1e-300."""
 
 _DENSE, _RATIO = 64, 0.02
@@ -41,7 +41,7 @@ Rates = tuple[float, float]
 _USUAL, _MORE, _CHOSEN = 0.15, 2.0, 20.0
 """The rate that matters most for moderate epsilons, and by how much more level it, or a chosen rate, gets."""
 
-_LOGITS, _FARTHEST = 0.5, 9.0
+_LOGITS, _MOST_LOGIT = 0.5, 9.0
 """Chosen rates are rounded to logits in these steps, up to the farthest, so that bands can be used again."""
 
 _REPEATS, _LUCK = 8, 0.985
@@ -339,8 +339,8 @@ def _sum_epsilon(shifts: Numbers, logs: Numbers, delta: float, sign: int) -> flo
         first, second = tails[::-1] if sign > 0 else tails
         return first - math.exp(min(loss(at), 700.0)) * second - delta
 
-    least = optimize.brentq(loss, -_FURTHEST, _FURTHEST + shifts[-1])
-    most = sign * _FURTHEST + (shifts[-1] if sign > 0 else 0.0)
+    least = optimize.brentq(loss, -_TAIL, _TAIL + shifts[-1])
+    most = sign * _TAIL + (shifts[-1] if sign > 0 else 0.0)
     if left(least) <= 0 or left(most) > 0:
         return 0.0
     return max(0.0, loss(optimize.brentq(left, least, most)))
@@ -534,7 +534,7 @@ def likely_rates(
     counts = count(zeros, ones, threshold)
     errors = (counts.false_positives, counts.negatives), (counts.positives - counts.true_positives, counts.positives)
     logits = [special.logit((wrong + 0.5) / (of + 1)) for wrong, of in errors]
-    steps = [round(float(np.clip(logit, -_FARTHEST, _FARTHEST)) / _LOGITS) for logit in logits]
+    steps = [round(float(np.clip(logit, -_MOST_LOGIT, _MOST_LOGIT)) / _LOGITS) for logit in logits]
     rates = float(special.expit(steps[0] * _LOGITS)), float(special.expit(steps[1] * _LOGITS))
     fixed, free = 0.0, 0.0
     for number in range(_REPEATS):

@@ -118,10 +118,10 @@ def _of_steps(federation: Federation, claim: Claim) -> tuple[float, float, float
             return None
         d = len(stated.center)
         ways = (torch.eye(d, dtype=torch.float64)[0].numpy(), torch.full((d,), d**-0.5, dtype=torch.float64).numpy())
-        losses = [moved_by(stated.noise, moved * way, stated.scale) for way in ways]
-        if None in losses:
+        losses = [loss for way in ways if (loss := moved_by(stated.noise, moved * way, stated.scale)) is not None]
+        if len(losses) < len(ways):
             return None
-        total = total.plus(max(each for each in losses if each is not None))
+        total = total.plus(max(losses, key=lambda loss: loss.ends(claim.delta)[1]))
     return *total.ends(claim.delta), total.error
 
 

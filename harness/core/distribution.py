@@ -36,8 +36,10 @@ Integers = npt.NDArray[np.int64]
 SHARES = (-0.25, -0.05, 0.02, 0.035, 0.05, 0.1, 0.25, 0.5, 0.9)
 """Shares of the noise that the alternatives of a discrete distribution lack; a negative share means more noise."""
 
+DISTINCT = 8
+"""Numbers with continuous noise from which on equal messages are no chance."""
+
 _FEW = (0.01, 0.1)  # further alternatives, in which this share of the message's numbers lacks nearly all noise
-_DISTINCT = 8  # numbers from which on equal messages are no chance
 _HEADER = 0.51  # how far a sent scale may be from its definition, in float32 steps: little more than rounding
 
 
@@ -308,7 +310,7 @@ class Additive(MessageDistribution):
     @property
     def distinct(self) -> bool:
         """Whether so many numbers have noise; a single float32 repeats in one of a million pairs."""
-        return len(self.center) >= _DISTINCT and bool(np.all(np.asarray(self.scale) > 0))
+        return len(self.center) >= DISTINCT and bool(np.all(np.asarray(self.scale) > 0))
 
     def loss(self, other: MessageDistribution, among: Integers | None = None) -> PairLoss | None:
         """That of the noise at the distance of the centers; unknown if the scales differ."""

@@ -171,11 +171,11 @@ def checked(training: TrainingRecord) -> tuple[ClaimRecord, ClaimRecord]:
 
 
 def _with_audit(claim: ClaimRecord, audit: AuditRecord | None) -> ClaimRecord:
+    if audit is not None and audit.refutes and (audit.unit, audit.horizon) == (claim.unit, claim.horizon):
+        return dataclasses.replace(claim, verdict=BY_AUDIT, reason=f"{stated(audit)}; in this study {claim.reason}")
     if audit is not None and audit.stated and audit.stated.lacks and claim.verdict in ("HOLDS", "LOOSE"):
         return dataclasses.replace(claim, verdict=AUTHORS_WORD, reason=f"{claim.reason} {_WORD}{audit.stated.lacks}.")
-    if audit is None or not audit.refutes or (audit.unit, audit.horizon) != (claim.unit, claim.horizon):
-        return claim
-    return dataclasses.replace(claim, verdict=BY_AUDIT, reason=f"{stated(audit)}; in this study {claim.reason}")
+    return claim
 
 
 def audited_claim(claim: ClaimRecord, audit: AuditRecord) -> ClaimRecord:
