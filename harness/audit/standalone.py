@@ -167,9 +167,7 @@ def audit(
         if by == "cosine":
             estimate = _by_cosine(deployment, claim, key)
             return replace(record, audit=estimate, delta_at=exact_delta(claim, adversary)).answer()
-        keys = check_keys(deployment.defense, deployment.setting, key.child("keys"), *(study or ()))
-        stated = check_stated(deployment.defense, deployment.setting, key.child("stated"))
-        fit = check_fit(deployment.defense, deployment.setting, key.child("law"), *(study or ()))
+        checks = _Checks.of(deployment, key, *(study or ()))
         if by == "messages":
             measured = _by_messages(training, claim, adversary, level, key, device or "cpu")
         elif by == "one-run":
@@ -178,8 +176,8 @@ def audit(
             much = (trials or _usual(claim, adversary, level)) if budget is None else _Budget(budget, started)
             mechanisms = [Mechanism(deployment, each, device or "cpu") for each in played]
             mechanism = engine.most_telling(mechanisms, claim, much if isinstance(much, int) else TRIALS, level, key)
-            measured = _by_trials(mechanism, claim, much, fit, level, key)
-        audited = _audit_record(deployment, claim, record.claim, measured.bound, fit, measured.assuming, keys, stated)
+            measured = _by_trials(mechanism, claim, much, checks.fit, level, key)
+        audited = _audit_record(deployment, claim, record.claim, measured.bound, measured.assuming, checks)
         in_study = study and Federation.of(deployment.defense, study.setting)
     except ValueError as error:
         raise error if isinstance(error, StudyError) else StudyError(name, [str(error)]) from error
@@ -224,11 +222,24 @@ def audit_for_study(
     mechanisms = [Mechanism(deployment, threat, device) for threat in engine.adversaries(claim)]
     mechanism = engine.most_telling(mechanisms, claim, trials, CONFIDENCE, key)
     result = engine.audit_mechanism(mechanism, claim, trials, CONFIDENCE, key)
-    keys = check_keys(deployment.defense, deployment.setting, key.child("keys"), study, most_samples)
-    stated = check_stated(deployment.defense, deployment.setting, key.child("stated"))
-    fit = check_fit(deployment.defense, deployment.setting, key.child("law"), study, most_samples)
-    assuming = _assumed(mechanism, claim, fit, trials, CONFIDENCE, key)
-    return _audit_record(deployment, claim, record_claim(claim), result, fit, assuming, keys, stated)
+    checks = _Checks.of(deployment, key, study, most_samples)
+    assuming = _assumed(mechanism, claim, checks.fit, trials, CONFIDENCE, key)
+    return _audit_record(deployment, claim, record_claim(claim), result, assuming, checks)
+
+
+class _Checks(NamedTuple):
+    """What an audit finds beside its trials: by keys, by the fit of messages, and from the stated distribution."""
+
+    keys: KeyRecord
+    fit: FitRecord | None
+    stated: StatedRecord
+
+    @classmethod
+    def of(cls, small: Federation, key: Key, study: Setting | None = None, most_samples: int = 0) -> _Checks:
+        asked = small.defense, small.setting
+        keys = check_keys(*asked, key.child("keys"), study, most_samples)
+        fit = check_fit(*asked, key.child("law"), study, most_samples)
+        return cls(keys, fit, check_stated(*asked, key.child("stated")))
 
 
 def _audit_record(
@@ -236,15 +247,13 @@ def _audit_record(
     claim: Claim,
     recorded: ClaimRecord,
     result: AuditResult,
-    fit: FitRecord | None,
     assuming: tuple[AssumedBound, ...],
-    keys: KeyRecord,
-    stated: StatedRecord,
+    checks: _Checks,
 ) -> AuditRecord:
     """The record of a bound, with the verdicts on the claim and on the code."""
     defense, setting, history = deployment.defense, deployment.setting, deployment.history
-    judged, reason = engine.verdict(claim, result, stated)
-    inspected = engine.inspect(claim, result, fit, assuming, defense, keys, stated)
+    judged, reason = engine.verdict(claim, result, checks.stated)
+    inspected = engine.inspect(claim, result, checks.fit, assuming, defense, checks.keys, checks.stated)
     return AuditRecord(
         claimed=recorded.epsilon,
         proved=recorded.proved.epsilon,
@@ -271,10 +280,8 @@ def _audit_record(
         code=inspected.code.value,
         contradictions=inspected.contradictions,
         seen=inspected.reason,
-        fit=fit,
         assuming=assuming,
-        keys=keys,
-        stated=stated,
+        **checks._asdict(),
     )
 
 
