@@ -31,18 +31,8 @@ from leakgauge.harness.core.accounting import epsilon, gaussian_epsilon
 from leakgauge.harness.core.claim import Verdict, judge
 from leakgauge.harness.core.contract import Link, Sender, Setting
 from leakgauge.harness.core.rng import Key, global_generators, normal
-from leakgauge.harness.integrations.opacus import (
-    STEP,
-    OpacusError,
-    Step,
-    bare,
-    claim_of,
-    facts_of,
-    gradient_of,
-    step_of,
-    stepping,
-    training_bound,
-)
+from leakgauge.harness.integrations.opacus import OpacusError, claim_of, facts_of, training_bound
+from leakgauge.harness.integrations.opacus_step import STEP, Step, bare, gradient_of, step_of, stepping
 from tests.by_rows import by_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # of Opacus, on a first layer

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from leakgauge import audit
 from leakgauge.harness.core.rng import Key, normal
-from leakgauge.harness.integrations.opacus import STEP, stepping
+from leakgauge.harness.integrations.opacus_step import STEP, stepping
 
 
 class Liar(DPOptimizer):

@@ -16,7 +16,8 @@ from leakgauge.harness.core.claim import Judgment
 if TYPE_CHECKING:
     from leakgauge.harness.core.answer import Answer
     from leakgauge.harness.core.result import Run
-    from leakgauge.harness.integrations.opacus import Facts, Loss, TrainingBound
+    from leakgauge.harness.integrations.opacus import Facts, TrainingBound
+    from leakgauge.harness.integrations.opacus_step import Loss
     from leakgauge.harness.integrations.synthetic import Part
 
 
@@ -113,15 +114,16 @@ def inspect(
     from leakgauge.harness.core.result import AuditRecord
     from leakgauge.harness.core.rng import Key
     from leakgauge.harness.integrations import opacus as own
+    from leakgauge.harness.integrations import opacus_step as steps
 
-    facts, network = own.facts_of(optimizer, loader), own.bare(model)
+    facts, network = own.facts_of(optimizer, loader), steps.bare(model)
     promise = judge(own.claim_of(facts, epochs, delta, accountant))
-    with own.stepping(optimizer) as name:
-        audited = audit(own.STEP, {"of": name, "delta": delta}, {"dim": own.DIM}, 1, trials=trials, seed=seed)
+    with steps.stepping(optimizer) as name:
+        audited = audit(steps.STEP, {"of": name, "delta": delta}, {"dim": steps.DIM}, 1, trials=trials, seed=seed)
         run = attacked.inspect(
             network,
             loader.dataset,
-            train_step=lambda _, x, y: own.gradient_of(model, optimizer, loss, x, y),
+            train_step=lambda _, x, y: steps.gradient_of(model, optimizer, loss, x, y),
             defense={"name": "dp-sgd", "clip": facts.clip, "noise_std": facts.noise, "delta": delta},
             folder=folder,
             victims=victims,
