@@ -218,10 +218,13 @@ def choose_test(
         return tests[0].test
     finalists = list(tests[:1])
     if more > _PILOT_MOST:
-        finalists = []
+        finalists, ran = [], dict[tuple[int, str | None], tuple[Trace, Trace]]()
         for number, (_, _, (inputs, distinguisher, *_), *_) in enumerate(tests[:_FINALISTS]):
-            traces = mechanism.run_both(inputs, more, key.child("finalist", number), only=distinguisher.reads)
-            finalists.append(_judged(mechanism, claim, inputs, distinguisher, confidence, *traces))
+            # the tests of one pair judge the same trials
+            place = id(inputs), distinguisher.reads
+            if place not in ran:
+                ran[place] = mechanism.run_both(inputs, more, key.child("finalist", number), only=distinguisher.reads)
+            finalists.append(_judged(mechanism, claim, inputs, distinguisher, confidence, *ran[place]))
     best = max(finalists, key=lambda test: test[:2])
     if is_gaussian(claim, mechanism.threat):
         return best.test

@@ -120,7 +120,7 @@ class Work(NamedTuple):
     @property
     def samples(self) -> int:
         """Number of samples of the client."""
-        return len(self.data.y) if self.rows is None else len(self.rows)
+        return self.data.y.shape[0] if self.rows is None else len(self.rows)
 
     def places(self, index: Indices) -> Indices:
         """The client's samples `index` as rows of `data`."""
@@ -273,14 +273,16 @@ def _gradient(
         if task.model.l2:
             torch._foreach_add_(gradient, tensors, alpha=task.model.l2)
         if plan.noise_multiplier:
-            torch._foreach_add_(gradient, task.layout.split(_noise(task, work, number, plan)))
+            torch._foreach_add_(gradient, task.layout.split(_noise(task, [work], number, plan)[0]))
     return gradient
 
 
-def _noise(task: ModelTask, work: Work, number: int, plan: LocalPlan) -> Vector:
+def _noise(task: ModelTask, work: Sequence[Work], number: int, plan: LocalPlan) -> Tensor:
+    """[c, d] the noise of step `number` of each client."""
     assert plan.clip is not None  # the plan refuses noise without a clip
-    std = plan.noise_multiplier * plan.clip / plan.size(work.samples)
-    return std * rng.normal(work.key.child("noise", number), (task.layout.dim,)).to(work.data.x.device)
+    draws = [rng.normal(client.key.child("noise", number), (task.layout.dim,)) for client in work]
+    stds = torch.tensor([plan.noise_multiplier * plan.clip / plan.size(client.samples) for client in work])
+    return torch.stack(draws).mul_(stds[:, None]).to(work[0].data.x.device)
 
 
 def _train_many(
@@ -303,9 +305,8 @@ def _train_many(
         step = _gather(task, work, batches, number, plan)
         accumulate(task, local, step, velocity, plan)
         if plan.noise_multiplier:
-            for row, (client, used) in enumerate(zip(work, batches, strict=True)):
-                if number < len(used):
-                    velocity[row] += _noise(task, client, number, plan)
+            rows = [row for row, used in enumerate(batches) if number < len(used)]
+            velocity[rows] += _noise(task, [work[row] for row in rows], number, plan)
         if plan.gradient:
             return
         everybody = all(number < len(used) for used in batches)  # on the host: an accelerator would have to wait
@@ -323,14 +324,17 @@ def _gather(
     device = work[0].data.x.device
     # numpy takes a tenth of torch's time for a few numbers
     weight = np.zeros((len(work), size), np.float32)
-    rows, keeps = np.empty((len(work), size), np.int64), []
+    rows, keeps = np.empty((len(work), size), np.int64), list[list[Tensor]]()
+    drops = bool(task.model.apply.dropout)
     for row, (client, pick) in enumerate(zip(work, picks, strict=True)):
-        rows[row, len(pick) :] = client.places(pick[:1] if len(pick) else np.zeros(1, np.int64))
-        rows[row, : len(pick)] = client.places(pick)
-        weight[row, : len(pick)] = 1.0 / plan.divisor(client.samples, len(pick))
-        keep = task.dropout_masks(client.key.child("dropout", number), len(pick))
+        taken = len(pick)
+        rows[row, :taken], rows[row, taken:] = pick, pick[0] if taken else 0
+        weight[row, :taken] = 1.0 / plan.divisor(client.samples, taken)
+        if client.rows is not None:
+            rows[row] = client.rows[rows[row]]
+        keep = task.dropout_masks(client.key.child("dropout", number), taken) if drops else None
         if keep is not None:
-            keeps.append([torch.cat([mask, mask.new_ones(size - len(pick), *mask.shape[1:])]) for mask in keep])
+            keeps.append([torch.cat([mask, mask.new_ones(size - taken, *mask.shape[1:])]) for mask in keep])
     stacked = [torch.stack(masks).to(device) for masks in zip(*keeps, strict=True)] if keeps else None
     places = torch.from_numpy(rows).to(device)
     x, y = (_taken(data, places) for data in zip(*(client.data for client in work), strict=True))
