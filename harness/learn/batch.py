@@ -306,7 +306,8 @@ def _train_many(
         accumulate(task, local, step, velocity, plan)
         if plan.noise_multiplier:
             rows = [row for row, used in enumerate(batches) if number < len(used)]
-            velocity[rows] += _noise(task, [work[row] for row in rows], number, plan)
+            noise = _noise(task, [work[row] for row in rows], number, plan)
+            velocity.index_add_(0, torch.tensor(rows, device=velocity.device), noise.to(velocity.dtype))
         if plan.gradient:
             return
         everybody = all(number < len(used) for used in batches)  # on the host: an accelerator would have to wait
