@@ -5,12 +5,18 @@ from __future__ import annotations
 from scipy import stats
 
 from leakgauge import Layout, Setting
+from leakgauge.harness.audit.engine import adversaries
 from leakgauge.harness.federation.small import Federation
 
 
 def at_most(rate, cases, alpha=1e-6):
     """The largest number of events of this rate; more occur with probability alpha at most."""
     return int(stats.binom.isf(alpha, cases, rate))
+
+
+def strongest_adversary(claim):
+    """The first adversary that an audit plays."""
+    return adversaries(claim)[0]
 
 
 def setting_of(d, clients=3, rounds=1, steps=1):

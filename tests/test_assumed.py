@@ -14,14 +14,14 @@ from leakgauge.defenses.piecewise import Piecewise
 from leakgauge.defenses.sqsgd import SqSGD
 from leakgauge.harness.audit import assumed, standalone
 from leakgauge.harness.audit.assumed import assumed_bounds
-from leakgauge.harness.audit.engine import AuditResult, inspect, needed, strongest_adversary
+from leakgauge.harness.audit.engine import AuditResult, inspect, needed
 from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.core.claim import Claim, Code, Horizon, Proof, Relation, Unit, claim_over
 from leakgauge.harness.core.result import AssumedBound, FitRecord
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import STRICT
 from leakgauge.harness.core.threats import Threat
-from tests.audit_case import at_most, deployed, setting_of
+from tests.audit_case import at_most, deployed, setting_of, strongest_adversary
 from tests.by_rows import by_rows
 from tests.command import call
 

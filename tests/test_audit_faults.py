@@ -20,15 +20,13 @@ from leakgauge.harness.audit.engine import (
     audit_mechanism,
     choose_test,
     contradicts,
-    count_trials,
-    strongest_adversary,
 )
 from leakgauge.harness.audit.neighbors import pairs
 from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.core.accounting import Leak
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.federation import registry
-from tests.audit_case import deployed, setting_of
+from tests.audit_case import deployed, setting_of, strongest_adversary
 from tests.faulty import Faulty, with_changes
 
 KEY = Key(0, ("faults",))
@@ -236,7 +234,7 @@ def audited(seeded):
     mechanism = Mechanism(run, strongest_adversary(claim))
     find = given_the_scale if claim.unit in (Unit.COORDINATE, Unit.SUBVECTOR) and seeded.proof else choose_test
     test = find(mechanism, claim, seeded.trials, 0.95, KEY)
-    return claim, apply_test(mechanism, claim, test, count_trials(mechanism, test, seeded.trials, KEY), 0.95)
+    return claim, apply_test(mechanism, claim, test, seeded.trials, 0.95, KEY)[0]
 
 
 def given_the_scale(mechanism, claim, trials, confidence, key):

@@ -16,14 +16,13 @@ from leakgauge.defenses.none import NoDefense
 from leakgauge.defenses.ota import OTA
 from leakgauge.defenses.sdq import SDQ
 from leakgauge.harness.audit.canaries import audit_messages, audit_one_run, estimate_by_cosine
-from leakgauge.harness.audit.engine import strongest_adversary
 from leakgauge.harness.audit.one_run import fdp_epsilon, steinke_epsilon
 from leakgauge.harness.core.claim import Horizon, Relation, Unit
 from leakgauge.harness.core.gaussian import gaussian_epsilon
 from leakgauge.harness.core.threats import SEES, Threat
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.small import Federation
-from tests.audit_case import at_most, deployed, setting_of
+from tests.audit_case import at_most, deployed, setting_of, strongest_adversary
 from tests.by_rows import by_rows
 from tests.faults.library import ANY, last_bytes, lying
 from tests.faulty import Faulty

@@ -29,6 +29,7 @@ from leakgauge.harness.core.distribution import (
 )
 from leakgauge.harness.core.gaussian import gaussian_epsilon
 from leakgauge.harness.federation import registry
+from tests.audit_case import strongest_adversary
 from tests.faults.library import lying
 
 KEY = Key(3)
@@ -207,7 +208,7 @@ def louder(stated):
 
 def audited(claim, counts):
     """An audit of a claim with these outcomes."""
-    threat, trials = engine.strongest_adversary(claim), counts.positives
+    threat, trials = strongest_adversary(claim), counts.positives
     return engine.AuditResult(1.0, "", 1.0, 1.0, math.inf, 1e-5, 0.95, trials, "", "", threat, counts)
 
 

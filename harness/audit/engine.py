@@ -172,11 +172,6 @@ def adversaries(claim: Claim) -> tuple[Threat, ...]:
     return tuple({sees[threat] & _PLAYED: threat for threat in most}.values())
 
 
-def strongest_adversary(claim: Claim) -> Threat:
-    """The first of `adversaries`."""
-    return adversaries(claim)[0]
-
-
 def most_telling(mechanisms: Sequence[Mechanism], claim: Claim, trials: int, confidence: float, key: Key) -> Mechanism:
     """The mechanism that shows most in the pilot of an audit with this key; fresh trials then need no correction."""
     if len(mechanisms) == 1:
@@ -198,7 +193,7 @@ def audit_mechanism(mechanism: Mechanism, claim: Claim, trials: int, confidence:
         ValueError: fewer than one trial, or confidence outside (0, 1).
     """
     test = choose_test(mechanism, claim, trials, confidence, key)
-    return apply_test(mechanism, claim, test, count_trials(mechanism, test, trials, key), confidence)
+    return apply_test(mechanism, claim, test, trials, confidence, key)[0]
 
 
 def choose_test(
@@ -224,7 +219,7 @@ def choose_test(
             place = id(inputs), distinguisher.reads
             if place not in ran:
                 ran[place] = mechanism.run_both(inputs, more, key.child("finalist", number), only=distinguisher.reads)
-            finalists.append(_judged(mechanism, claim, inputs, distinguisher, confidence, *ran[place]))
+            finalists.append(_judged(mechanism, claim, inputs, distinguisher, confidence, ran[place]))
     best = max(finalists, key=lambda test: test[:2])
     if is_gaussian(claim, mechanism.threat):
         return best.test
@@ -249,7 +244,7 @@ def screen(mechanism: Mechanism, claim: Claim, trials: int, confidence: float, k
         traces = mechanism.run_both(inputs, 2 * pilot, key.child(number))
         fitting, judging = ([trace.select(half) for trace in traces] for half in (slice(pilot), slice(pilot, None)))
         for distinguisher in distinguishers(mechanism, inputs, *fitting):
-            tests.append(_judged(mechanism, claim, inputs, distinguisher, confidence, *judging))
+            tests.append(_judged(mechanism, claim, inputs, distinguisher, confidence, judging))
     return sorted(tests, key=lambda test: test[:2], reverse=True)
 
 
@@ -259,11 +254,11 @@ def _judged(
     inputs: Inputs,
     distinguisher: Distinguisher,
     confidence: float,
-    zero: Trace,
-    one: Trace,
+    traces: Sequence[Trace],
 ) -> Judged:
     """A distinguisher with its best threshold on pilot trials; of Gaussian scores, half-way between the means."""
-    zeros, ones, gaussian = distinguisher.scores(zero), distinguisher.scores(one), is_gaussian(claim, mechanism.threat)
+    zeros, ones = map(distinguisher.scores, traces)
+    gaussian = is_gaussian(claim, mechanism.threat)
     threshold = pilot_threshold(zeros, ones, claim.delta, confidence, gaussian=gaussian)
     test = HypothesisTest(inputs, distinguisher, threshold, sampled=_sampled(mechanism, claim, inputs, distinguisher))
     bound, _ = test.bound(zeros, ones, claim, mechanism.threat, confidence)
@@ -280,24 +275,25 @@ def _sampled(
     return accounting.sampled_gaussian(claim.proved.event) if known and trains and sums and claim.delta > 0 else None
 
 
-def count_trials(
-    mechanism: Mechanism, test: HypothesisTest, trials: int, key: Key, *, ratios: bool = False
-) -> tuple[Trace, Trace]:
-    """Fresh trials with each input, for a test that is already chosen; with `ratios`, also likelihood ratios."""
+def apply_test(
+    mechanism: Mechanism,
+    claim: Claim,
+    test: HypothesisTest,
+    trials: int,
+    confidence: float,
+    key: Key,
+    *,
+    ratios: bool = False,
+) -> tuple[AuditResult, tuple[Trace, Trace]]:
+    """The audit with a test that is already chosen, and its fresh trials; with `ratios`, also likelihood ratios."""
     reads: Part | None = test.distinguisher.reads
     if ratios:
         reads = None if reads == "estimates" else "ratios"
-    return mechanism.run_both(test.inputs, trials, key.child("counted"), only=reads)
-
-
-def apply_test(
-    mechanism: Mechanism, claim: Claim, test: HypothesisTest, traces: tuple[Trace, Trace], confidence: float
-) -> AuditResult:
-    """The audit with a test that is already chosen, from the trials of `count_trials`."""
+    traces = mechanism.run_both(test.inputs, trials, key.child("counted"), only=reads)
     zeros, ones = (test.distinguisher.scores(trace) for trace in traces)
     bound, counts = test.bound(zeros, ones, claim, mechanism.threat, confidence)
     repeated = sum(len(trace.wires) - len(set(trace.wires)) for trace in traces)
-    return replace(test.result(bound, claim, mechanism.threat, counts, confidence), repeated=repeated)
+    return replace(test.result(bound, claim, mechanism.threat, counts, confidence), repeated=repeated), traces
 
 
 def verdict(claim: Claim, audit: AuditResult, stated: StatedRecord | None = None) -> tuple[Verdict, str]:

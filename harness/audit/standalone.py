@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -151,9 +152,8 @@ def audit(
     started, kind, key = time.monotonic(), _KINDS[by], Key(seed, ("audit",))
     if study is not None:
         setting, rounds = audited_part(PartSpec(name, parameters), study.setting)
-    given = kind.rounds if rounds is None else rounds
-    deployment = prepare(name, parameters, setting, given, None, kind.setting, most=_RUN)
-    level = CONFIDENCE if confidence is None else confidence
+    rounds, level = kind.rounds if rounds is None else rounds, CONFIDENCE if confidence is None else confidence
+    deployment = prepare(name, parameters, setting, rounds, None, kind.setting, most=_RUN)
     try:
         if by == "messages":
             training = DigitsTraining.of(deployment, key.child("run"))
@@ -175,9 +175,8 @@ def audit(
         else:
             much = (trials or _usual(claim, adversary, level)) if budget is None else _Budget(budget, started)
             mechanisms = [Mechanism(deployment, each, device or "cpu") for each in played]
-            mechanism = engine.most_telling(mechanisms, claim, much if isinstance(much, int) else TRIALS, level, key)
-            measured = _by_trials(mechanism, claim, much, checks.fit, level, key)
-        audited = _audit_record(deployment, claim, record.claim, measured.bound, measured.assuming, checks)
+            measured = _by_trials(mechanisms, claim, much, checks.fit, level, key)
+        audited = _audit_record(deployment, claim, record.claim, measured, checks)
         in_study = study and Federation.of(deployment.defense, study.setting)
     except ValueError as error:
         raise error if isinstance(error, StudyError) else StudyError(name, [str(error)]) from error
@@ -217,14 +216,12 @@ def audit_for_study(
     Raises:
         ValueError: the small federation cannot use the defense, or its claim cannot be computed.
     """
-    deployment = prepare_audit(spec.name, spec.parameters, *audited_part(spec, study))
+    deployment = prepare(spec.name, spec.parameters, *audited_part(spec, study), None, _SMALL)
     claim = claim_of(deployment.defense, deployment.history, deployment.setting)
     mechanisms = [Mechanism(deployment, threat, device) for threat in engine.adversaries(claim)]
-    mechanism = engine.most_telling(mechanisms, claim, trials, CONFIDENCE, key)
-    result = engine.audit_mechanism(mechanism, claim, trials, CONFIDENCE, key)
     checks = _Checks.of(deployment, key, study, most_samples)
-    assuming = _assumed(mechanism, claim, checks.fit, trials, CONFIDENCE, key)
-    return _audit_record(deployment, claim, record_claim(claim), result, assuming, checks)
+    measured = _by_trials(mechanisms, claim, trials, checks.fit, CONFIDENCE, key, deltas=False)
+    return _audit_record(deployment, claim, record_claim(claim), measured, checks)
 
 
 class _Checks(NamedTuple):
@@ -243,44 +240,29 @@ class _Checks(NamedTuple):
 
 
 def _audit_record(
-    deployment: Federation,
-    claim: Claim,
-    recorded: ClaimRecord,
-    result: AuditResult,
-    assuming: tuple[AssumedBound, ...],
-    checks: _Checks,
+    deployment: Federation, claim: Claim, recorded: ClaimRecord, measured: _Found, checks: _Checks
 ) -> AuditRecord:
     """The record of a bound, with the verdicts on the claim and on the code."""
-    defense, setting, history = deployment.defense, deployment.setting, deployment.history
+    result, setting = measured.bound, deployment.setting
     judged, reason = engine.verdict(claim, result, checks.stated)
-    inspected = engine.inspect(claim, result, checks.fit, assuming, defense, checks.keys, checks.stated)
+    asked = checks.fit, measured.assuming, deployment.defense, checks.keys, checks.stated
+    inspected = engine.inspect(claim, result, *asked)
     return AuditRecord(
         claimed=recorded.epsilon,
         proved=recorded.proved.epsilon,
-        epsilon_lower=result.epsilon_lower,
-        delta=result.delta,
-        unit=recorded.unit,
-        relation=recorded.relation,
-        horizon=recorded.horizon,
-        rounds=len(history),
-        clients=setting.clients,
-        samples=setting.samples,
-        dim=setting.dim,
-        confidence=result.confidence,
-        trials=result.trials,
-        distinguisher=result.distinguisher,
-        pair=result.pair,
+        rounds=len(deployment.history),
         threat=result.threat.value,
-        method=result.method,
-        any_mechanism=result.any_mechanism,
-        strict=result.strict,
         ceiling=finite(result.ceiling),
         verdict=judged.value,
         reason=reason,
         code=inspected.code.value,
         contradictions=inspected.contradictions,
         seen=inspected.reason,
-        assuming=assuming,
+        assuming=measured.assuming,
+        **{name: getattr(recorded, name) for name in ("unit", "relation", "horizon")},
+        **{name: getattr(setting, name) for name in ("clients", "samples", "dim")},
+        **{name: getattr(result, name) for name in ("epsilon_lower", "delta", "confidence", "trials", "strict")},
+        **{name: getattr(result, name) for name in ("distinguisher", "pair", "method", "any_mechanism")},
         **checks._asdict(),
     )
 
@@ -302,17 +284,6 @@ def audited_part(spec: PartSpec, study: Setting) -> tuple[dict[str, Scalar], int
     }
     one_round = registry.build_defense(spec).promises is Horizon.ONE_ROUND
     return training, 1 if one_round else min(study.rounds, MOST_ROUNDS)
-
-
-def prepare_audit(
-    name: str, parameters: dict[str, Scalar], setting: dict[str, Scalar], rounds: int | None
-) -> Federation:
-    """The defense in the small federation of an audit by trials.
-
-    Raises:
-        UnknownNameError, StudyError: as `claims.claim`.
-    """
-    return prepare(name, parameters, setting, rounds, None, _SMALL)
 
 
 class _Found(NamedTuple):
@@ -353,40 +324,40 @@ class _Budget(NamedTuple):
         return TRIALS * max(1, math.floor(min(most, _USED * left / (each * runs)) / TRIALS))
 
 
-def _assumed(
-    mechanism: Mechanism, claim: Claim, fit: FitRecord | None, trials: int, confidence: float, key: Key
-) -> tuple[AssumedBound, ...]:
-    """The bounds that assume a part of the distribution; none if messages depart from their distribution."""
-    if fit is None or fit.rejects:
-        return ()
-    return assumed_bounds(mechanism, claim, trials, (confidence, max(confidence, STRICT)), key.child("assumed"))
-
-
 def _by_trials(
-    mechanism: Mechanism,
+    mechanisms: Sequence[Mechanism],
     claim: Claim,
     trials: int | _Budget,
     fit: FitRecord | None,
     confidence: float,
     key: Key,
+    *,
+    deltas: bool = True,
 ) -> _Found:
-    """An audit by `harness.audit.engine`, and by `harness.audit.assumed`."""
+    """An audit by `harness.audit.engine` of the mechanism that shows most, and by `harness.audit.assumed`.
+
+    deltas: whether the likelihood ratios of the trials also give delta, if no exact one is known.
+    """
+    least = trials if isinstance(trials, int) else TRIALS
+    mechanism = engine.most_telling(mechanisms, claim, least, confidence, key)
     adversary = mechanism.threat
     enough = engine.needed(claim, adversary, confidence)
-    tests = engine.screen(mechanism, claim, trials if isinstance(trials, int) else TRIALS, confidence, key)
+    tests = engine.screen(mechanism, claim, least, confidence, key)
     if isinstance(trials, _Budget):
         trials = trials.affords(mechanism, tests[0].test, claim, enough, key.child("timing"))
     test = engine.choose_test(mechanism, claim, trials, confidence, key, tests)
     fixed, shown = test.inputs.draw is None, adversary in claim.against and mechanism.sees_messages
-    ratios = shown and fixed and not exact_delta(claim, adversary)
-    traces, sampled = engine.count_trials(mechanism, test, trials, key, ratios=ratios), None
-    result = engine.apply_test(mechanism, claim, test, traces, confidence)
+    ratios, sampled = deltas and shown and fixed and not exact_delta(claim, adversary), None
+    result, traces = engine.apply_test(mechanism, claim, test, trials, confidence, key, ratios=ratios)
     if traces[0].ratios is not None and ratios:
         zeros, ones = (trace.ratios.numpy() for trace in traces if trace.ratios is not None)
         most = claim.proved.epsilon(0.0) if claim.delta == 0 else math.inf
         sampled = ratios_delta(zeros, ones, claim.epsilon, confidence, most)
-    counts = TrialCounts(result.counts.true_positives, result.counts.false_positives, enough, mechanism.device)
-    return _Found(result, counts, sampled, _assumed(mechanism, claim, fit, trials, confidence, key))
+    counts, assuming = TrialCounts(*result.counts[:2], enough, mechanism.device), tuple[AssumedBound, ...]()
+    if fit is not None and not fit.rejects:  # if messages depart from their distribution, none is assumed
+        levels = confidence, max(confidence, STRICT)
+        assuming = assumed_bounds(mechanism, claim, trials, levels, key.child("assumed"))
+    return _Found(result, counts, sampled, assuming)
 
 
 def _by_messages(
