@@ -15,10 +15,11 @@ from torch import Tensor
 from leakgauge.defenses._common.clip import Clipped, clip_l2
 from leakgauge.defenses._common.plain import Plain
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.accounting import gaussian_mu, repeat
+from leakgauge.harness.core.accounting import repeat
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, Violation
 from leakgauge.harness.core.contract import Link, Links, Setting
 from leakgauge.harness.core.distribution import Additive, MessageDistribution, Normal, projected
+from leakgauge.harness.core.gaussian import gaussian_mu
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import LISTED, seeing
 from leakgauge.harness.core.vec import Vector

@@ -15,10 +15,11 @@ from leakgauge.defenses._common.misfit import gaussian_misfit
 from leakgauge.defenses._common.scale import Scaling
 from leakgauge.defenses._jopeq.lattice import Lattice, Rounded
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.accounting import Quantized, gaussian_mu
+from leakgauge.harness.core.accounting import Quantized
 from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
 from leakgauge.harness.core.contract import Likelihood, Link, Setting
 from leakgauge.harness.core.distribution import Additive, MessageDistribution, Normal, projected
+from leakgauge.harness.core.gaussian import gaussian_mu
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from leakgauge.harness.cli.python import report as report
     from leakgauge.harness.cli.python import run as run
     from leakgauge.harness.core import rng as rng
-    from leakgauge.harness.core.accounting import gaussian_mu as gaussian_mu
     from leakgauge.harness.core.checks import check_update as check_update
     from leakgauge.harness.core.checks import positive as positive
     from leakgauge.harness.core.claim import Claim as Claim
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from leakgauge.harness.core.distribution import Reading as Reading
     from leakgauge.harness.core.distribution import projected as projected
     from leakgauge.harness.core.errors import MessageError as MessageError
+    from leakgauge.harness.core.gaussian import gaussian_mu as gaussian_mu
     from leakgauge.harness.core.result import Run as Run
     from leakgauge.harness.core.rng import Key as Key
     from leakgauge.harness.core.vec import Layout as Layout
@@ -62,7 +62,7 @@ _NAMES = {
     "audit.standalone": "audit",
     "cli.inspect": "inspect",
     "cli.python": "report run",
-    "core.accounting": "gaussian_mu",
+    "core.gaussian": "gaussian_mu",
     "core.checks": "check_update positive",
     "core.claim": "Claim Proof Relation Unit claim_over nothing_promised",
     "core.codec": "check_length pack_float32 pack_levels unpack_float32 unpack_levels",

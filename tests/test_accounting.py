@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from scipy import optimize, special
 
 from leakgauge.harness.core import accounting
-from leakgauge.harness.core.accounting import delta, epsilon, gaussian_delta, gaussian_epsilon, gaussian_mu, repeat
+from leakgauge.harness.core.accounting import delta, epsilon, repeat
+from leakgauge.harness.core.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 from tests.by_rows import by_rows
 from tests.oracles import OTA_ROUNDS, OTA_TRUE, exact_delta, ota_mu, udp_mu
 

@@ -6,7 +6,8 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from opacus.accountants import GaussianAccountant, PRVAccountant, RDPAccountant
 
-from leakgauge.harness.core.accounting import epsilon, gaussian_epsilon
+from leakgauge.harness.core.accounting import epsilon
+from leakgauge.harness.core.gaussian import gaussian_epsilon
 
 DELTA = 1e-5
 CASES = [(0.01, 1000, 1.0), (0.1, 100, 1.0), (0.02, 1000, 0.8), (1.0, 10, 5.0)]  # (q, T, z)

@@ -27,9 +27,10 @@ from torch.utils.data import (
 
 import leakgauge.opacus
 from leakgauge import Layout, audit
-from leakgauge.harness.core.accounting import epsilon, gaussian_epsilon
+from leakgauge.harness.core.accounting import epsilon
 from leakgauge.harness.core.claim import Verdict, judge
 from leakgauge.harness.core.contract import Link, Sender, Setting
+from leakgauge.harness.core.gaussian import gaussian_epsilon
 from leakgauge.harness.core.rng import Key, global_generators, normal
 from leakgauge.harness.integrations.opacus import OpacusError, claim_of, facts_of, training_bound
 from leakgauge.harness.integrations.opacus_step import STEP, Step, bare, gradient_of, step_of, stepping

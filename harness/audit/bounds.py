@@ -15,22 +15,19 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from scipy import optimize, signal, special, stats
 
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.gaussian import check_delta, check_nonnegative, gaussian_epsilon, gaussian_mu
+from leakgauge.harness.core.distribution import Integers
+from leakgauge.harness.core.gaussian import check_delta, gaussian_epsilon, gaussian_mu
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import STRICT, Numbers, clopper_pearson
 
 _OF_COUNTS = 0.1
 """Share of the error probability given to counts; Gaussian scores, which mostly show more, get the rest."""
 
-_MANY = 20
-"""The least number of scores whose mean is taken as normal."""
-
-_TAIL = 38.0
-"""A normal number lies beyond with probability below 1e-300."""
+_MANY = 20  # the least number of scores whose mean is taken as normal
+_TAIL = 38.0  # a normal number lies beyond with probability below 1e-300
 
 _DENSE, _RATIO = 64, 0.02
 """A band has an end for each of the first ranks, then for ranks in this ratio."""
@@ -62,15 +59,15 @@ _GRID = np.linspace(-12.0, 12.0, 25)  # in spreads: a normal number lies beyond 
 
 
 class Counts(NamedTuple):
-    """Outcomes of an audit's trials at one threshold. A trial is positive if its score is above the threshold."""
+    """Outcomes of an audit's trials at one threshold. A trial is positive if its score is above the threshold.
+
+    positives, negatives: the numbers of trials with input 1, and with input 0.
+    """
 
     true_positives: int
     false_positives: int
     positives: int
-    """Trials with input 1."""
-
     negatives: int
-    """Trials with input 0."""
 
 
 class Bound(NamedTuple):
@@ -83,14 +80,6 @@ class Bound(NamedTuple):
     ceiling: float
 
 
-class Sampled(NamedTuple):
-    """An estimate from samples, with the ends of its interval."""
-
-    value: float
-    low: float
-    high: float
-
-
 def count(zero_scores: Numbers, one_scores: Numbers, threshold: float) -> Counts:
     """The counts at one threshold. A score equal to the threshold is not above it.
 
@@ -101,7 +90,7 @@ def count(zero_scores: Numbers, one_scores: Numbers, threshold: float) -> Counts
     Raises:
         ValueError: a side is empty, or a score or the threshold is not a number.
     """
-    zeros, ones = _scores(zero_scores), _scores(one_scores)
+    zeros, ones = checked_scores(zero_scores), checked_scores(one_scores)
     if math.isnan(threshold):
         raise ValueError(f"expected a threshold, got {threshold}")
     return Counts(int(np.sum(ones > threshold)), int(np.sum(zeros > threshold)), len(ones), len(zeros))
@@ -162,7 +151,7 @@ def best_ceiling(negatives: int, positives: int, delta: float, confidence: float
 
 def _best(zeros: Numbers, ones: Numbers, delta: float, confidence: float, rates: Rates | None) -> tuple[float, float]:
     """The bound of `best_epsilon_lower`, and its threshold."""
-    zeros, ones = np.sort(_scores(zeros)), np.sort(_scores(ones))
+    zeros, ones = np.sort(checked_scores(zeros)), np.sort(checked_scores(ones))
     check_delta(delta)
     check_confidence(confidence)
     values = np.unique(np.concatenate([zeros, ones]))
@@ -207,7 +196,7 @@ def _band(n: int, errors: float, likely: float = _USUAL, more: float = _MORE) ->
     return np.append(ends(math.exp(low))[reached], 1.0)
 
 
-def _crossing(n: int, ranks: npt.NDArray[np.int64], ends: Numbers) -> float:
+def _crossing(n: int, ranks: Integers, ends: Numbers) -> float:
     """The probability that, for some rank j, the j-th smallest of n uniform numbers is above its end.
 
     Counts up to the ends are those of a Poisson process of rate n with n points in all.
@@ -272,7 +261,7 @@ def scores_epsilon_lower(zeros: Numbers, ones: Numbers, delta: float, confidence
 
     Source: Johnson, Welch 1940 (confidence limits by the noncentral t).
     """
-    low, high = _scores(zeros), _scores(ones)
+    low, high = checked_scores(zeros), checked_scores(ones)
     check_delta(delta)
     check_confidence(confidence)
     n, m = len(low), len(high)
@@ -306,7 +295,7 @@ def sampled_epsilon_lower(
     Raises:
         ValueError: as `count`; delta outside [0, 1), confidence outside (0, 1).
     """
-    low, high = _scores(zeros), _scores(ones)
+    low, high = checked_scores(zeros), checked_scores(ones)
     check_delta(delta)
     check_confidence(confidence)
     n, m, chance = len(low), len(high), share * math.sqrt(steps)
@@ -359,31 +348,6 @@ def bound_from_counts(counts: Counts, delta: float, confidence: float, *, gaussi
     return Bound(bound(counts, confidence), method, general, bound(counts, strict), bound(perfect, strict))
 
 
-def bound_from_scores(
-    zeros: Numbers,
-    ones: Numbers,
-    threshold: float,
-    delta: float,
-    confidence: float,
-    sampled: tuple[float, int] | None = None,
-) -> Bound:
-    """The larger of the bounds from Gaussian scores [n], [m] and from their counts; they share the error.
-
-    sampled: the share and the number of steps that each take a record with this share; None: scores are Gaussian.
-    """
-
-    def bounds(level: float) -> tuple[float, float]:
-        counted, own = epsilon_lower(counts, delta, 1 - _OF_COUNTS * (1 - level)), scores_confidence(level)
-        if sampled is None:
-            return max(counted, scores_epsilon_lower(zeros, ones, delta, own)), counted
-        return max(counted, sampled_epsilon_lower(zeros, ones, *sampled, delta, own)), counted
-
-    counts = count(zeros, ones, threshold)
-    found, general = bounds(confidence)
-    method = "Gaussian scores" if sampled is None else "sampled Gaussian scores"
-    return Bound(found, method, general, bounds(max(confidence, STRICT))[0], math.inf)
-
-
 def bound_from_trials(
     zeros: Numbers,
     ones: Numbers,
@@ -398,23 +362,32 @@ def bound_from_trials(
 ) -> tuple[Bound, Counts]:
     """The bound from scores [n], [m] of counted trials, and the counts at its threshold.
 
+    The bound from scores of a known distribution is the larger one of that and of their counts; they share the error.
+
     Args:
         threshold: chosen on other trials; it counts alone if `rates` (`likely_rates` of other trials) is None.
         gaussian: whether the mechanism is known to be Gaussian; linear: whether its scores are Gaussian too.
-        sampled: as in `bound_from_scores`, if scores are known to be sums of steps that take a record at random.
+        sampled: the share and the number of steps, if scores are known to be sums of steps that each take a record
+            with this share.
     """
-    if sampled is not None:
-        scores = bound_from_scores(zeros, ones, threshold, delta, confidence, sampled)
-        return scores, count(zeros, ones, threshold)
-    if rates is not None and not gaussian:
-        strict, sizes = max(confidence, STRICT), (len(zeros), len(ones))
+    counts, strict = count(zeros, ones, threshold), max(confidence, STRICT)
+    if sampled is None and rates is not None and not gaussian:
         value, best = _best(zeros, ones, delta, confidence, rates)
-        surest, ceiling = _best(zeros, ones, delta, strict, rates)[0], best_ceiling(*sizes, delta, strict, rates)
+        surest, sizes = _best(zeros, ones, delta, strict, rates)[0], (len(zeros), len(ones))
+        ceiling = best_ceiling(*sizes, delta, strict, rates)
         return Bound(value, "all thresholds", value, surest, ceiling), count(zeros, ones, best)
-    counts = count(zeros, ones, threshold)
-    if gaussian and linear:
-        return bound_from_scores(zeros, ones, threshold, delta, confidence), counts
-    return bound_from_counts(counts, delta, confidence, gaussian=gaussian), counts
+    if sampled is None and not (gaussian and linear):
+        return bound_from_counts(counts, delta, confidence, gaussian=gaussian), counts
+
+    def bounds(level: float) -> tuple[float, float]:
+        counted, own = epsilon_lower(counts, delta, 1 - _OF_COUNTS * (1 - level)), scores_confidence(level)
+        if sampled is None:
+            return max(counted, scores_epsilon_lower(zeros, ones, delta, own)), counted
+        return max(counted, sampled_epsilon_lower(zeros, ones, *sampled, delta, own)), counted
+
+    method = "Gaussian scores" if sampled is None else "sampled Gaussian scores"
+    value, general = bounds(confidence)
+    return Bound(value, method, general, bounds(strict)[0], math.inf), counts
 
 
 def trials_needed(epsilon: float, delta: float, confidence: float, *, gaussian: bool) -> int | None:
@@ -452,7 +425,7 @@ def too_few_errors(counts: Counts, least: float) -> bool:
 
 
 def scores_confidence(confidence: float) -> float:
-    """The confidence of the Gaussian part of `bound_from_scores` at this confidence."""
+    """The confidence of the Gaussian part of `bound_from_trials` at this confidence."""
     return 1 - (1 - _OF_COUNTS) * (1 - confidence)
 
 
@@ -501,7 +474,7 @@ def split_threshold(zeros: Numbers, ones: Numbers, delta: float, confidence: flo
     Raises:
         ValueError: a side is empty, a score is not a number, delta outside [0, 1), confidence outside (0, 1).
     """
-    low, high = np.sort(_scores(zeros)), np.sort(_scores(ones))
+    low, high = np.sort(checked_scores(zeros)), np.sort(checked_scores(ones))
     check_delta(delta)
     check_confidence(confidence)
     thresholds = _between(np.unique(np.concatenate([low, high])))
@@ -536,20 +509,15 @@ def likely_rates(
     logits = [special.logit((wrong + 0.5) / (of + 1)) for wrong, of in errors]
     steps = [round(float(np.clip(logit, -_MOST_LOGIT, _MOST_LOGIT)) / _LOGITS) for logit in logits]
     rates = float(special.expit(steps[0] * _LOGITS)), float(special.expit(steps[1] * _LOGITS))
-    fixed, free = 0.0, 0.0
+    fixed, free, sides = 0.0, 0.0, list(enumerate((zeros, ones)))
     for number in range(_REPEATS):
         own = key.child(number)
-        low, high = (_drawn(side, len(side), own.child("pilot", bit)) for bit, side in enumerate((zeros, ones)))
+        low, high = (side[rng.integers(own.child("pilot", bit), len(side), len(side))] for bit, side in sides)
         at = split_threshold(low, high, delta, confidence)
-        low, high = (_drawn(side, trials, own.child("counted", bit)) for bit, side in enumerate((zeros, ones)))
+        low, high = (side[rng.integers(own.child("counted", bit), trials, len(side))] for bit, side in sides)
         fixed += epsilon_lower(count(low, high, at), delta, confidence)
         free += best_epsilon_lower(low, high, delta, confidence, rates)
     return rates if free > _LUCK * fixed else None
-
-
-def _drawn(scores: Numbers, n: int, key: Key) -> Numbers:
-    """[n] of the scores, with replacement."""
-    return np.asarray(scores[rng.integers(key, n, len(scores))], np.float64)
 
 
 def separation(low: Numbers, high: Numbers) -> float:
@@ -565,27 +533,6 @@ def _finite(scores: Numbers) -> Numbers:
     return np.nan_to_num(scores, posinf=1e300**0.5, neginf=-(1e300**0.5))
 
 
-def sampled_delta(losses: Numbers, epsilon: float, level: float = 0.95) -> Sampled:
-    """delta(epsilon) = E_P[(1 - e^(epsilon - L))_+] from samples of the privacy loss L = log p / p'.
-
-    This is one direction; the delta of the pair is the larger of both directions. The interval is Chernoff's,
-    {d : KL(mean, d) <= log(2 / (1 - level)) / n}, which is valid for every n because the terms lie in [0, 1].
-
-    Args:
-        losses: [n] privacy losses of samples from P; they may be infinite.
-
-    Raises:
-        ValueError: no samples, a loss that is not a number, epsilon negative, level outside (0, 1).
-
-    Source: Balle, Wang 2018 (arXiv 1805.06530), Thm 5; interval: Hoeffding 1963, Thm 1, eq. (2.1).
-    """
-    losses = _scores(losses)
-    check_nonnegative(epsilon=epsilon)
-    check_confidence(level)
-    mean = float(np.mean(-np.expm1(np.minimum(epsilon - losses, 0.0))))
-    return Sampled(mean, *_chernoff(mean, len(losses), level))
-
-
 def check_confidence(confidence: float) -> None:
     """Refuse a confidence outside (0, 1)."""
     if not 0 < confidence < 1:
@@ -598,14 +545,12 @@ def _upper_rates(counts: Counts, confidence: float) -> tuple[float, float]:
     tp, fp, positives, negatives = counts
     if not (positives >= 1 and negatives >= 1 and 0 <= tp <= positives and 0 <= fp <= negatives):
         raise ValueError(f"expected trials on both sides and no more positives than trials, got {counts}")
-    fpr = clopper_pearson(fp, negatives, confidence).high
-    fnr = clopper_pearson(positives - tp, positives, confidence).high
-    assert fpr is not None
-    assert fnr is not None
+    ends = clopper_pearson(fp, negatives, confidence), clopper_pearson(positives - tp, positives, confidence)
+    fpr, fnr = (1.0 if interval.high is None else interval.high for interval in ends)
     return fpr, fnr
 
 
-def _errors(zeros: Numbers, ones: Numbers, thresholds: Numbers) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _errors(zeros: Numbers, ones: Numbers, thresholds: Numbers) -> tuple[Integers, Integers]:
     """False positives and misses at each threshold, of sorted scores."""
     above = len(zeros) - np.searchsorted(zeros, thresholds, side="right")
     return above, np.searchsorted(ones, thresholds, side="right")
@@ -634,30 +579,15 @@ def _between(scores: Numbers) -> Numbers:
     return np.where(np.isinf(high), low, np.where(np.isinf(low), np.nextafter(high, -np.inf), middles))
 
 
-def clopper_pearson_high(successes: npt.NDArray[np.int64], n: int, confidence: float) -> Numbers:
+def clopper_pearson_high(successes: Integers, n: int, confidence: float) -> Numbers:
     """[k] upper ends of `clopper_pearson` for an array of successes."""
     k = np.minimum(successes, n - 1)
     high = special.betaincinv(k + 1, n - k, (1 + confidence) / 2)
     return np.asarray(np.where(successes < n, high, 1.0), dtype=np.float64)
 
 
-def _chernoff(mean: float, n: int, level: float) -> tuple[float, float]:
-    """The interval {d : KL(mean, d) <= log(2 / (1 - level)) / n} for the mean of a distribution on [0, 1]."""
-    width = math.log(2 / (1 - level)) / n
-    # KL exceeds the width at `floor` and `ceiling`, because t log t >= t - 1
-    floor = mean * math.exp(-1 - width / mean) if mean > 0 else 0.0
-    ceiling = 1 - (1 - mean) * math.exp(-1 - width / (1 - mean)) if mean < 1 else 1.0
-    low = optimize.brentq(_excess, floor, mean, (mean, width), xtol=1e-300) if floor > 0 else 0.0
-    high = optimize.brentq(_excess, mean, ceiling, (mean, width), xtol=1e-300) if ceiling < 1 else 1.0
-    return float(low), float(high)
-
-
-def _excess(d: float, mean: float, width: float) -> float:
-    return float(special.kl_div(mean, d) + special.kl_div(1 - mean, 1 - d)) - width
-
-
-def _scores(values: Numbers) -> Numbers:
-    """The scores as a float64 array; raises ValueError for no scores or a score that is not a number."""
+def checked_scores(values: Numbers) -> Numbers:
+    """[n] the scores as a float64 array; raises ValueError for no scores or a score that is not a number."""
     x = np.asarray(values, dtype=np.float64)
     bad = int(np.sum(np.isnan(x)))
     if x.ndim != 1 or len(x) == 0 or bad:

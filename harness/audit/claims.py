@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from scipy import special
+from scipy import optimize, special
 
-from leakgauge.harness.audit.bounds import sampled_delta
+from leakgauge.harness.audit.bounds import check_confidence, checked_scores
 from leakgauge.harness.core import accounting
 from leakgauge.harness.core.accounting import Event, Leak
 from leakgauge.harness.core.answer import Answer, DefenseRecord, DeltaRecord
@@ -18,6 +18,7 @@ from leakgauge.harness.core.cell import Scalar
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, judge
 from leakgauge.harness.core.contract import Defense, Setting, claim_of
 from leakgauge.harness.core.errors import StudyError
+from leakgauge.harness.core.gaussian import check_nonnegative
 from leakgauge.harness.core.result import ClaimRecord, ProofRecord
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.stored import finite
@@ -128,7 +129,7 @@ def exact_delta(claim: Claim, threat: Threat) -> DeltaRecord | None:
 def ratios_delta(
     zeros: Numbers, ones: Numbers, epsilon: float, confidence: float, most: float = math.inf
 ) -> DeltaRecord | None:
-    """delta(epsilon) of a pair, the larger of both directions, from its log-likelihood ratios: `bounds.sampled_delta`.
+    """delta(epsilon) of a pair, the larger of both directions, from its log-likelihood ratios: `sampled_delta`.
 
     The result relies on the defense's own likelihood, which is made for attacks and may smooth walls or steps of the
     true distribution. None if the ratios are inconsistent: for any two distributions, the means of 1 / (1 + e^L) over
@@ -150,6 +151,37 @@ def ratios_delta(
     both = [sampled_delta(side, at, level) for side in sides]
     value, low, high = (max(ends) for ends in zip(*both, strict=True))
     return DeltaRecord(epsilon, value, low, high, "sampling", n)
+
+
+def sampled_delta(losses: Numbers, epsilon: float, level: float = 0.95) -> tuple[float, float, float]:
+    """delta(epsilon) = E_P[(1 - e^(epsilon - L))_+] from samples of L = log p / p', and the ends of its interval.
+
+    This is one direction; the delta of the pair is the larger of both directions. The interval is Chernoff's,
+    {d : KL(mean, d) <= log(2 / (1 - level)) / n}, which is valid for every n because the terms lie in [0, 1].
+
+    Args:
+        losses: [n] privacy losses of samples from P; they may be infinite.
+
+    Raises:
+        ValueError: no samples, a loss that is not a number, epsilon negative, level outside (0, 1).
+
+    Source: Balle, Wang 2018 (arXiv 1805.06530), Thm 5; interval: Hoeffding 1963, Thm 1, eq. (2.1).
+    """
+    losses = checked_scores(losses)
+    check_nonnegative(epsilon=epsilon)
+    check_confidence(level)
+    mean = float(np.mean(-np.expm1(np.minimum(epsilon - losses, 0.0))))
+    width = math.log(2 / (1 - level)) / len(losses)
+
+    def excess(d: float) -> float:
+        return float(special.kl_div(mean, d) + special.kl_div(1 - mean, 1 - d)) - width
+
+    # the divergence exceeds the width at `floor` and `ceiling`, because t log t >= t - 1
+    floor = mean * math.exp(-1 - width / mean) if mean > 0 else 0.0
+    ceiling = 1 - (1 - mean) * math.exp(-1 - width / (1 - mean)) if mean < 1 else 1.0
+    low = optimize.brentq(excess, floor, mean, xtol=1e-300) if floor > 0 else 0.0
+    high = optimize.brentq(excess, mean, ceiling, xtol=1e-300) if ceiling < 1 else 1.0
+    return mean, float(low), float(high)
 
 
 def prepare(

@@ -16,13 +16,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy import special
 
-from leakgauge.harness.core.distribution import SHARES
+from leakgauge.harness.core.distribution import SHARES, Integers
 from leakgauge.harness.core.stats import Numbers
-
-Labels = npt.NDArray[np.int64]
 
 _FAR = 38.0
 """The largest normal score, given to numbers that are 0 or 1."""
@@ -70,21 +67,21 @@ class Sample:
     """
 
     uniforms: Numbers
-    places: Labels
-    tensors: Labels
+    places: Integers
+    tensors: Integers
     carried: Numbers
     norms: Numbers
-    sizes: Labels
-    senders: Labels
-    rounds: Labels
-    runs: Labels
-    patterns: Labels
-    bits: Labels | None
-    lowest: Labels | None
+    sizes: Integers
+    senders: Integers
+    rounds: Integers
+    runs: Integers
+    patterns: Integers
+    bits: Integers | None
+    lowest: Integers | None
     ratios: Numbers | None
 
     @property
-    def groups(self) -> dict[str, Labels]:
+    def groups(self) -> dict[str, Integers]:
         """[n] labels of messages, by the name of the grouping."""
         decades = np.floor(np.log10(np.maximum(self.norms, 1e-12))).astype(np.int64)
         return {
@@ -126,7 +123,7 @@ def p_values(sample: Sample, *, coarse: bool) -> dict[str, float]:
     return results
 
 
-def ratio_values(ratios: Numbers, groups: dict[str, Labels]) -> dict[str, float]:
+def ratio_values(ratios: Numbers, groups: dict[str, Integers]) -> dict[str, float]:
     """p-values of the likelihood ratios of alternatives: in all messages, in a few of any kind, and in one group.
 
     If messages follow their distribution, the expected likelihood ratio of any number of messages is at most 1, and so
@@ -216,7 +213,7 @@ def _marginals(u: Numbers, scores: Numbers) -> Iterator[tuple[str, float]]:
     yield "squares", _chi_square(float(np.square(scores).sum()), n)
 
 
-def _labels(sample: Sample) -> dict[str, Labels]:
+def _labels(sample: Sample) -> dict[str, Integers]:
     """[n k] labels from 0 on: the group of each number, by the name of the grouping."""
     n, k = sample.uniforms.shape
     known = sample.places >= 0
@@ -227,14 +224,14 @@ def _labels(sample: Sample) -> dict[str, Labels]:
     return labels
 
 
-def _ranks(values: Labels) -> Labels:
+def _ranks(values: Integers) -> Integers:
     """[n] the rank of each value among the distinct values, without a sort; the values lie in a small range."""
     counted = values - values.min()
     ranks = np.cumsum(np.bincount(counted) > 0) - 1
     return np.asarray(ranks[counted], np.int64)
 
 
-def _groups(name: str, z: Numbers, labels: dict[str, Labels]) -> Iterator[tuple[str, float]]:
+def _groups(name: str, z: Numbers, labels: dict[str, Integers]) -> Iterator[tuple[str, float]]:
     """Sums and sums of squares of the scores [n, k], overall and by every label of a number."""
     flat, squares = z.ravel(), np.square(z).ravel()
     yield f"{name}: mean", _normal(float(flat.sum()) / np.sqrt(flat.size))
@@ -356,7 +353,7 @@ def _repeats(u: Numbers) -> Iterator[tuple[str, float]]:
         yield f"grid of 2^-{k}", _binomial(int((off < 0.05).sum()), n, 0.1)
 
 
-def _bits(bits: Labels, sample: Sample) -> Iterator[tuple[str, float]]:
+def _bits(bits: Integers, sample: Sample) -> Iterator[tuple[str, float]]:
     """The lowest mantissa bits are fair coins, also given the signs of the update."""
     yield "lowest bits", _binomial(int(bits.sum()), bits.size, 0.5)
     known = (sample.places >= 0).all(0)
@@ -373,7 +370,7 @@ def _bits(bits: Labels, sample: Sample) -> Iterator[tuple[str, float]]:
     yield "lowest bits by sender", float(special.chdtrc(len(excess), float(excess.sum())))
 
 
-def _lowest(bits: Labels, sample: Sample) -> float:
+def _lowest(bits: Integers, sample: Sample) -> float:
     """p-value of lowest bits against the signs of the update, for bits that favor one value whatever the signs are.
 
     Signs of updates are symmetric, given their magnitudes. Repeated updates widen the sum, by a factor below `_ROOM`.
@@ -386,13 +383,13 @@ def _chi_square(value: float, df: int) -> float:
     return float(_chi_squares(np.array(value), np.array(df)))
 
 
-def _chi_squares(values: Numbers, df: Labels) -> Numbers:
+def _chi_squares(values: Numbers, df: Integers) -> Numbers:
     """Two-sided p-values of chi-square sums."""
     lower, upper = special.chdtr(df, values), special.chdtrc(df, values)
     return np.asarray(np.minimum(1.0, 2 * np.minimum(lower, upper)), np.float64)
 
 
-def _even(counts: Labels) -> float:
+def _even(counts: Integers) -> float:
     mean = float(counts.mean())
     return float(special.chdtrc(len(counts) - 1, float(np.square(counts - mean).sum()) / mean))
 
@@ -417,7 +414,7 @@ def _binomial(count: int, n: int, chance: float) -> float:
     return _two_sided(float(special.bdtr(count, n, chance)), float(special.bdtrc(count - 1, n, chance) if count else 1))
 
 
-def _binomials(counts: Labels, n: Labels) -> Numbers:
+def _binomials(counts: Integers, n: Integers) -> Numbers:
     """Two-sided p-values of the counts of fair coins."""
     least = np.minimum(counts, n - counts)
     return np.asarray(np.minimum(1.0, 2 * special.bdtr(least.astype(float), n, 0.5)), np.float64)

@@ -27,29 +27,21 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from scipy import fft, optimize, special
 
-from leakgauge.harness.core.gaussian import check_delta, check_nonnegative
-from leakgauge.harness.core.gaussian import gaussian_delta as gaussian_delta
-from leakgauge.harness.core.gaussian import gaussian_epsilon as gaussian_epsilon
-from leakgauge.harness.core.gaussian import gaussian_mu as gaussian_mu
+from leakgauge.harness.core.gaussian import check_delta, check_nonnegative, gaussian_delta, gaussian_epsilon
+from leakgauge.harness.core.stats import Numbers
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
     from dp_accounting.pld import PLDAccountant
 
-_Numbers = npt.NDArray[np.float64]
-
-# Step of the losses if they are not small; the default of dp_accounting
-_FINEST = 1e-4
-# Number of steps in the standard deviation of a small loss of one run; the error of a step adds up over the runs
-_SPREADS = 10.0
+_FINEST = 1e-4  # step of the losses if they are not small; the default of dp_accounting
+_SPREADS = 10.0  # steps in the standard deviation of a small loss of one run; the error of a step adds up over the runs
 _LOSSES = 5e5  # maximum number of losses; wider steps still give an upper bound
 _UNSEEN = 1e-6  # probability of the losses that are counted as infinite, relative to delta
 _WIDENED = 20  # how often the grid is widened before none is taken
-# Deltas near whose epsilons the sum has digits for deltas down to a tenth of them, the last one down to 1e-15
-_USUAL = (1e-2, 1e-6, 1e-10)
+_USUAL = (1e-2, 1e-6, 1e-10)  # near these deltas, sums have digits for deltas to a tenth of them, the last to 1e-15
 # Maximum number of steps of a privacy loss; wider steps still give an upper bound. Without this limit, noise of 0.01
 # clips would take 4 GB
 _POINTS = 2e6
@@ -243,10 +235,6 @@ def _numerical_epsilon(leaves: tuple[tuple[DpEvent, int], ...], delta: float) ->
     return min(_renyi_epsilon(leaves, delta), bound)
 
 
-def _is_no_order(record: logging.LogRecord) -> bool:
-    return "Excluding this order" not in record.getMessage()
-
-
 def _renyi_epsilon(leaves: tuple[tuple[DpEvent, int], ...], delta: float) -> float:
     """The Renyi bound; infinite if none is known."""
     from dp_accounting.rdp import RdpAccountant
@@ -255,11 +243,15 @@ def _renyi_epsilon(leaves: tuple[tuple[DpEvent, int], ...], delta: float) -> flo
     accountant = RdpAccountant()
     if not all(accountant.supports(leaf) for leaf, _ in leaves):
         return math.inf
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        return "Excluding this order" not in record.getMessage()
+
     log = logging.getLogger("absl")  # dp_accounting warns about orders that it leaves out
-    log.addFilter(_is_no_order)
+    log.addFilter(is_shown)
     for leaf, count in leaves:
         accountant.compose(leaf, count)
-    log.removeFilter(_is_no_order)
+    log.removeFilter(is_shown)
     # dp_accounting takes a divergence below zero, which rounding errors may cause, for perfect privacy
     known = np.where(accountant.rdp > _RELIABLE * sum(count for _, count in leaves), accountant.rdp, math.inf)
     return float(compute_epsilon(accountant.orders, known, delta)[0])
@@ -295,24 +287,21 @@ def _accountant(leaves: tuple[tuple[DpEvent, int], ...]) -> PLDAccountant:
 
 
 class _Worst(NamedTuple):
-    """The worst case of epsilon-DP mechanisms: randomized responses (Kairouz et al. 2015, Thm 3.3)."""
+    """The worst case of epsilon-DP mechanisms: randomized responses (Kairouz et al. 2015, Thm 3.3).
 
-    event: Pure
+    response: None if exp(-epsilon) is lost to rounding, so that the bound is the sum of the epsilons, `total`.
+    """
 
-    @property
-    def _response(self) -> _Response | None:
-        """The responses; None if exp(-epsilon) is lost to rounding, so that the bound is the sum of the epsilons."""
-        epsilon, times = self.event.epsilon, self.event.times
-        return _Response(2 / (1 + math.exp(epsilon)), 2, times) if epsilon <= 30 and times > 0 else None
+    total: float
+    response: _Response | None
 
     def epsilon(self, delta: float) -> float:
-        total = self.event.epsilon * self.event.times
-        return total if delta == 0 or self._response is None else min(total, self._response.epsilon(delta))
+        return self.total if delta == 0 or self.response is None else min(self.total, self.response.epsilon(delta))
 
     def delta(self, epsilon: float) -> float:
-        if epsilon >= self.event.epsilon * self.event.times:
+        if epsilon >= self.total:
             return 0.0
-        return 1.0 if self._response is None else self._response.delta(epsilon)
+        return 1.0 if self.response is None else self.response.delta(epsilon)
 
 
 class _Uneven(NamedTuple):
@@ -335,7 +324,9 @@ def _distribution(event: Event) -> _Distribution:
     if isinstance(event, Quantized):
         return event
     if isinstance(event, Pure):
-        return _Worst(event)
+        one, times = event.epsilon, event.times
+        response = _Response(2 / (1 + math.exp(one)), 2, times) if one <= 30 and times > 0 else None
+        return _Worst(one * times, response)
     if isinstance(event, Leak):
         return _Uneven(-math.expm1(event.times * math.log1p(-event.delta)) if event.delta < 1 else min(event.times, 1))
     import dp_accounting as dp
@@ -395,7 +386,7 @@ def _spread(leaf: Any) -> float:
 
 
 @functools.lru_cache(maxsize=16)
-def _chances(noise: float, buckets: int, count: int) -> _Numbers:
+def _chances(noise: float, buckets: int, count: int) -> Numbers:
     """Probabilities of the sums -count to count of `count` losses -1, 0, +1 of a randomized response."""
     low = noise / buckets
     single = np.array([low, (buckets - 2) * low, 1 - (buckets - 1) * low])
@@ -422,19 +413,21 @@ class _Sampled(NamedTuple):
 
     def epsilon(self, delta: float) -> float:
         """Smallest epsilon at `delta` above zero, whether a record is removed or added."""
-        bound = max(total.epsilon(delta) if total else math.inf for total in _sums(self, delta))
+        sums = [_sum(self, delta, added=added) for added in (False, True)]
+        bound = max(total.epsilon(delta) if total else math.inf for total in sums)
         # runs without sampling are never more private: their bound holds where no grid is taken
         return min(bound, gaussian_epsilon(math.sqrt(self.runs) / self.multiplier, delta))
 
     def delta(self, epsilon: float) -> float:
         """Smallest delta at `epsilon`, with digits down to 1e-15, whether a record is removed or added."""
         for near in _USUAL:
-            bound = max(total.delta(epsilon) if total else 1.0 for total in _sums(self, near))
+            sums = [_sum(self, near, added=added) for added in (False, True)]
+            bound = max(total.delta(epsilon) if total else 1.0 for total in sums)
             if bound > near / 10:
                 break
         return min(bound, gaussian_delta(math.sqrt(self.runs) / self.multiplier, epsilon))
 
-    def outputs(self, losses: _Numbers) -> _Numbers:
+    def outputs(self, losses: Numbers) -> Numbers:
         """The outputs with these losses, if the record is in the upper distribution; -inf below all losses."""
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             plain = losses - math.log(self.share) + np.log(-np.expm1(np.log1p(-self.share) - losses))
@@ -444,8 +437,8 @@ class _Sampled(NamedTuple):
 class _Sum(NamedTuple):
     """All runs: increasing losses, the logarithms of their probabilities, the probability of an infinite loss."""
 
-    losses: _Numbers
-    logs: _Numbers
+    losses: Numbers
+    logs: Numbers
     unbounded: float
 
     def epsilon(self, delta: float) -> float:
@@ -469,12 +462,12 @@ class _Sum(NamedTuple):
 class _Run(NamedTuple):
     """One of so many runs: its losses, the logarithms of their probabilities, the probability of an infinite loss."""
 
-    losses: _Numbers
-    logs: _Numbers
+    losses: Numbers
+    logs: Numbers
     unbounded: float
     runs: int
 
-    def tilted(self, tilt: float) -> tuple[_Numbers, float]:
+    def tilted(self, tilt: float) -> tuple[Numbers, float]:
         """The probabilities times exp(tilt * loss), divided by their sum; the logarithm of this sum for all runs."""
         logs = self.logs + tilt * self.losses
         most = logs.max()
@@ -497,12 +490,8 @@ class _Run(NamedTuple):
         return sign * float(best.fun), math.exp(best.x)
 
 
-def _sums(noise: _Sampled, delta: float) -> tuple[_Sum | None, _Sum | None]:
-    with np.errstate(over="ignore", invalid="ignore"):
-        return _sum(noise, delta, added=False), _sum(noise, delta, added=True)
-
-
 @functools.lru_cache(maxsize=8)  # an attack's bound asks for delta at many epsilons
+@np.errstate(over="ignore", invalid="ignore")
 def _sum(noise: _Sampled, delta: float, *, added: bool) -> _Sum | None:
     """The losses of all runs, with digits near the epsilon of `delta`; None: no grid has them."""
     if noise.share == 1:
@@ -539,7 +528,7 @@ def _sum(noise: _Sampled, delta: float, *, added: bool) -> _Sum | None:
     return _Sum(losses, logs, _UNSEEN * delta - math.expm1(noise.runs * math.log1p(-run.unbounded)))
 
 
-def _run(noise: _Sampled, step: float, ends: _Numbers, *, added: bool) -> _Run:
+def _run(noise: _Sampled, step: float, ends: Numbers, *, added: bool) -> _Run:
     """The losses of one run: the upper one has the record if it is removed; if it is added, losses change sign."""
     grid = np.arange(math.floor(ends[0] / step), math.ceil(ends[1] / step) + 1) * step
     share, x = noise.share, np.concatenate([[-math.inf], noise.outputs(grid), [math.inf]])
@@ -561,7 +550,7 @@ def _run(noise: _Sampled, step: float, ends: _Numbers, *, added: bool) -> _Run:
         return _Run(grid, np.log(chances), float(upper[-1]), noise.runs)
 
 
-def _masses(x: _Numbers) -> _Numbers:
+def _masses(x: Numbers) -> Numbers:
     """The probabilities of the intervals between increasing values under N(0, 1), without cancellation."""
     upper, low, high = x[:-1] > 0, np.minimum(x[:-1], -x[1:]), np.minimum(x[1:], -x[:-1])
     return np.asarray(np.where(upper, *(special.ndtr(b) - special.ndtr(a) for a, b in ((low, high), (x[:-1], x[1:])))))

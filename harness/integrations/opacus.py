@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from torch.utils import data as loading
 
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.accounting import epsilon, gaussian_epsilon, gaussian_mu, repeat
+from leakgauge.harness.core.accounting import epsilon, repeat
 from leakgauge.harness.core.claim import Claim, Code, Proof, Relation, Unit, claim_over
+from leakgauge.harness.core.gaussian import gaussian_epsilon, gaussian_mu
 from leakgauge.harness.core.result import AuditRecord
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import clopper_pearson
