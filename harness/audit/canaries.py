@@ -19,14 +19,8 @@ import torch
 from torch import Tensor
 
 from leakgauge.harness import data
-from leakgauge.harness.audit.bounds import (
-    Counts,
-    bound_from_counts,
-    check_confidence,
-    count,
-    epsilon_lower,
-    split_threshold,
-)
+from leakgauge.harness.audit import bounds
+from leakgauge.harness.audit.bounds import Counts
 from leakgauge.harness.audit.distinguishers import distinguishers
 from leakgauge.harness.audit.engine import AuditResult, HypothesisTest, is_gaussian
 from leakgauge.harness.audit.neighbors import Inputs, in_turn, pairs, varied
@@ -211,14 +205,14 @@ def choose(run: Messages, inputs: list[Inputs], rounds: int, claim: Claim, level
         judged = [trace.select(slice(min(1, len(trace.wires) - 1), None, 2)) for trace in both]
         for distinguisher in distinguishers(run, pair, zero, one):
             low, high = (distinguisher.scores(trace) for trace in judged)
-            threshold = split_threshold(low, high, claim.delta, level)
-            counts = count(low, high, threshold)
+            threshold = bounds.split_threshold(low, high, claim.delta, level)
+            counts = bounds.count(low, high, threshold)
             right = counts.true_positives / counts.positives - counts.false_positives / counts.negatives
-            rank = epsilon_lower(counts, claim.delta, level), right
+            rank = bounds.epsilon_lower(counts, claim.delta, level), right
             if best is None or rank > best[0]:
                 if distinguisher.reads == "ratios":
                     low, high = (distinguisher.scores(trace) for trace in both)
-                    threshold = split_threshold(low, high, claim.delta, level)
+                    threshold = bounds.split_threshold(low, high, claim.delta, level)
                 best = rank, HypothesisTest(pair, distinguisher, threshold)
     assert best is not None
     return best[1]
@@ -270,7 +264,7 @@ def audit_messages(
     Source: Nasr et al. 2023 (arXiv 2302.07956). Differs: their canaries are gradients; ours go through `encode`.
     """
     _check_messages(federation, updates, claim, threat)
-    check_confidence(confidence)
+    bounds.check_confidence(confidence)
     defense, setting, history = federation.defense, federation.setting, federation.history
     alone = claim.relation is Relation.ADD_REMOVE or defense.parts(setting).self_scaled
     run = Messages.of(federation, updates, threat, key.child("real"), alone=alone, device=device)
@@ -281,8 +275,8 @@ def audit_messages(
     reads = chosen.distinguisher.reads
     low, high = run.traces(chosen.inputs, range(first, len(history)), key.child("counted"), only=reads)
     threshold = 0.0 if gaussian and reads == "ratios" else chosen.threshold
-    counts = count(chosen.distinguisher.scores(low), chosen.distinguisher.scores(high), threshold)
-    bound = bound_from_counts(counts, claim.delta, confidence, gaussian=gaussian)
+    counts = bounds.count(chosen.distinguisher.scores(low), chosen.distinguisher.scores(high), threshold)
+    bound = bounds.bound_from_counts(counts, claim.delta, confidence, gaussian=gaussian)
     return chosen.result(bound, claim, threat, counts, confidence)
 
 
@@ -330,7 +324,7 @@ def audit_one_run(
     Source: Steinke, Nasr, Jagielski 2023 (arXiv 2305.08846); Mahloujifar, Melis, Chaudhuri 2024 (arXiv 2410.22235).
     """
     _check_run(federation, claim)
-    check_confidence(confidence)
+    bounds.check_confidence(confidence)
     m, d = federation.setting.clients, federation.setting.dim
     if not 1 <= guesses <= m:
         raise ValueError(f"expected 1 to {m} guesses, one for each canary at most, got {guesses}")

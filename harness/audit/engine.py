@@ -12,17 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from leakgauge.harness.audit.bounds import (
-    Bound,
-    Counts,
-    Rates,
-    bound_from_trials,
-    likely_rates,
-    pilot_threshold,
-    separation,
-    too_few_errors,
-    trials_needed,
-)
+from leakgauge.harness.audit import bounds
+from leakgauge.harness.audit.bounds import Bound, Counts, Rates
 from leakgauge.harness.audit.distinguishers import Distinguisher, distinguishers
 from leakgauge.harness.audit.neighbors import Inputs, pairs, varied
 from leakgauge.harness.audit.trials import Mechanism, Part, Trace
@@ -88,7 +79,7 @@ class HypothesisTest(NamedTuple):
         """The bound from the scores of trials, by the method that fits mechanism and test, and its counts."""
         gaussian, linear = is_gaussian(claim, threat), self.inputs.zero.dim() == 1 and self.distinguisher.linear
         chosen = self.threshold, self.rates, claim.delta, confidence
-        return bound_from_trials(zeros, ones, *chosen, gaussian=gaussian, linear=linear, sampled=self.sampled)
+        return bounds.bound_from_trials(zeros, ones, *chosen, gaussian=gaussian, linear=linear, sampled=self.sampled)
 
     def result(self, bound: Bound, claim: Claim, threat: Threat, counts: Counts, confidence: float) -> AuditResult:
         """The audit in which the test had these counts."""
@@ -224,7 +215,7 @@ def choose_test(
     if is_gaussian(claim, mechanism.threat):
         return best.test
     asked = trials, claim.delta, confidence, key.child("thresholds")
-    return best.test._replace(rates=likely_rates(best.zeros, best.ones, best.test.threshold, *asked))
+    return best.test._replace(rates=bounds.likely_rates(best.zeros, best.ones, best.test.threshold, *asked))
 
 
 def screen(mechanism: Mechanism, claim: Claim, trials: int, confidence: float, key: Key) -> list[Judged]:
@@ -259,10 +250,10 @@ def _judged(
     """A distinguisher with its best threshold on pilot trials; of Gaussian scores, half-way between the means."""
     zeros, ones = map(distinguisher.scores, traces)
     gaussian = is_gaussian(claim, mechanism.threat)
-    threshold = pilot_threshold(zeros, ones, claim.delta, confidence, gaussian=gaussian)
+    threshold = bounds.pilot_threshold(zeros, ones, claim.delta, confidence, gaussian=gaussian)
     test = HypothesisTest(inputs, distinguisher, threshold, sampled=_sampled(mechanism, claim, inputs, distinguisher))
     bound, _ = test.bound(zeros, ones, claim, mechanism.threat, confidence)
-    return Judged(bound.epsilon_lower, min(separation(zeros, ones), _FAR_APART), test, zeros, ones)
+    return Judged(bound.epsilon_lower, min(bounds.separation(zeros, ones), _FAR_APART), test, zeros, ones)
 
 
 def _sampled(
@@ -347,7 +338,7 @@ def inspect(
             faults.append(f"the bound that assumes {bound.assumes}, {bound.strict:.4g} per {bound.unit} {at}")
     if stated is not None and stated.error and "one run" not in audit.method:
         right, false, positives, negatives = audit.counts
-        if too_few_errors(audit.counts, stated.error):
+        if bounds.too_few_errors(audit.counts, stated.error):
             least = f"under the stated distribution every test errs in {stated.error:.3g} of them on average"
             faults.append(f"the test errs in {positives - right + false} of {positives + negatives} trials; {least}")
     if stated is not None and stated.distinct and audit.repeated:
@@ -421,7 +412,7 @@ def _reach(claim: Claim, audit: AuditResult) -> str:
 def needed(claim: Claim, threat: Threat, confidence: float) -> int | None:
     """`bounds.trials_needed` for the proved epsilon; a Gaussian proof needs fewer if a bound may assume it."""
     proved = claim.proved.epsilon(claim.delta)
-    return trials_needed(proved, claim.delta, confidence, gaussian=is_gaussian(claim, threat))
+    return bounds.trials_needed(proved, claim.delta, confidence, gaussian=is_gaussian(claim, threat))
 
 
 def contradicts(claim: Claim, audit: AuditResult) -> bool:

@@ -22,15 +22,9 @@ import torch
 from scipy import special
 from torch import Tensor
 
+from leakgauge.harness.audit import uniformity
 from leakgauge.harness.audit.neighbors import clip_of, shaped
-from leakgauge.harness.audit.uniformity import (
-    Sample,
-    detectable,
-    detectable_by_ratios,
-    p_values,
-    ratio_values,
-    twin_values,
-)
+from leakgauge.harness.audit.uniformity import Sample
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Defense, Examples, Sender, Setting
 from leakgauge.harness.core.distribution import DistributionError, MessageDistribution, Reading, StepDistribution
@@ -191,7 +185,7 @@ def check_fit(
     if not values:
         return FitRecord((), 1.0, messages, 0, 0, None, tuple(looked))
     for word, sample in max_norm.items():
-        further = ratio_values(sample.ratios, sample.groups) if sample.ratios is not None else {}
+        further = uniformity.ratio_values(sample.ratios, sample.groups) if sample.ratios is not None else {}
         values |= {f"{name}, {word} at the clip": p for name, p in further.items()}
     level = LEVEL / len(values)
     rejects = tuple(sorted((name for name, p in values.items() if not p >= level), key=values.__getitem__))
@@ -326,9 +320,13 @@ def _detects(samples: Sequence[Sample], level: float, max_norm: Sequence[Sample]
     shares: list[float | None] = []
     for sample in samples:
         if sample.ratios is None:
-            shares.append(detectable(sample.uniforms.size, level))
+            shares.append(uniformity.detectable(sample.uniforms.size, level))
             continue
-        each = [detectable_by_ratios(more.ratios, level) for more in (sample, *max_norm) if more.ratios is not None]
+        each = [
+            uniformity.detectable_by_ratios(more.ratios, level)
+            for more in (sample, *max_norm)
+            if more.ratios is not None
+        ]
         shares.append(min((share for share in each if share is not None), default=None))
     known = [share for share in shares if share is not None]
     return max(known, default=None) if len(known) == len(shares) else None
@@ -353,7 +351,7 @@ def _of_kinds(kinds: _Kinds, setting: Setting, *, coarse: bool) -> dict[str, flo
         name if kind == "message" else f"{name} of the {kind}": p
         for kind, items in kinds.items()
         if items and len(items[0].reading.uniforms)
-        for name, p in p_values(_sample(items, setting), coarse=coarse).items()
+        for name, p in uniformity.p_values(_sample(items, setting), coarse=coarse).items()
     }
 
 
@@ -487,7 +485,7 @@ def _repeats(federation: Federation, key: Key, *, sums: bool) -> dict[str, float
     one, other = np.array(rows).swapaxes(0, 1)
     if not one.size:
         return {}
-    values = twin_values(one, other, discrete=discrete)
+    values = uniformity.twin_values(one, other, discrete=discrete)
     return {f"{name}, of {'twin sums' if sums else 'twins'}": p for name, p in values.items()}
 
 

@@ -26,17 +26,8 @@ import torch
 from scipy.linalg.blas import dsyrk
 from torch import Tensor
 
-from leakgauge.harness.core.contract import (
-    Examples,
-    Likelihood,
-    Links,
-    Message,
-    Observation,
-    ObservedRound,
-    Task,
-    likelihood_of,
-    links_of,
-)
+from leakgauge.harness.core.contract import Examples, Message, Observation, ObservedRound, Task, links_of
+from leakgauge.harness.core.defense import Likelihood, Links, likelihood_of
 from leakgauge.harness.core.device import capacity, moved
 from leakgauge.harness.core.errors import NoLikelihood
 from leakgauge.harness.core.rng import Key, integers

@@ -16,15 +16,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from leakgauge.harness.audit import engine
+from leakgauge.harness.audit import canaries, engine
 from leakgauge.harness.audit.assumed import assumed_bounds
-from leakgauge.harness.audit.canaries import (
-    DIGITS_DIM,
-    DigitsTraining,
-    audit_messages,
-    audit_one_run,
-    estimate_by_cosine,
-)
+from leakgauge.harness.audit.canaries import DIGITS_DIM, DigitsTraining
 from leakgauge.harness.audit.claims import DEFAULTS, defense_record, exact_delta, prepare, ratios_delta, record_claim
 from leakgauge.harness.audit.engine import AuditResult
 from leakgauge.harness.audit.goodness_of_fit import check_fit
@@ -365,7 +359,7 @@ def _by_messages(
 ) -> _Found:
     """An audit by `canaries.audit_messages`."""
     updates, deployment = training.run(device)
-    result = audit_messages(deployment, updates, claim, adversary, confidence, key, device=device)
+    result = canaries.audit_messages(deployment, updates, claim, adversary, confidence, key, device=device)
     right, wrong, positives, negatives = result.counts
     messages = positives + negatives
     return _Found(result, MessageCounts(right, wrong, messages, len(updates) * updates.shape[1] - messages, device))
@@ -377,13 +371,13 @@ def _by_one_run(deployment: Federation, claim: Claim, adversary: Threat, confide
     if claim.relation is Relation.ADD_REMOVE:
         pair = "from nothing"
     guesses = max(1, deployment.setting.clients // _CANARIES_PER_GUESS)
-    result = audit_one_run(deployment, claim, adversary, guesses, confidence, key, pair=pair)
+    result = canaries.audit_one_run(deployment, claim, adversary, guesses, confidence, key, pair=pair)
     return _Found(result, CanaryCounts(result.trials, guesses, result.counts.true_positives))
 
 
 def _by_cosine(deployment: Federation, claim: Claim, key: Key) -> CosineRecord:
     """An estimate by `canaries.estimate_by_cosine`: no bound, no verdict."""
-    result = estimate_by_cosine(deployment, claim, key)
+    result = canaries.estimate_by_cosine(deployment, claim, key)
     rounds, unit = len(deployment.history), claim.unit.value
     return CosineRecord(finite(result.epsilon), result.mu, result.dim, result.canaries, rounds, claim.delta, unit)
 

@@ -52,9 +52,10 @@ _FLOATS = [struct.pack("<f", x) for x in _EXTREME]
 _DOUBLES = [struct.pack("<d", x) for x in (*_EXTREME, 1e300, -1e300, 1e155)]
 
 
-def check_class(part: Part, made: Any) -> str:
+def check_class(tested: Any) -> str:
     """The class of a defense or an attack is a frozen dataclass that rebuilds from its parameters."""
-    code = part.code
+    part: Part = tested.part
+    made, code = built(part), part.code
     if "__dataclass_params__" not in vars(code):
         raise Fault(
             f"expected @dataclass(frozen=True) above class {code.__name__}: without it, fields are not parameters"
@@ -75,8 +76,10 @@ def check_class(part: Part, made: Any) -> str:
     return f"{part.name}({', '.join(f'{k}={v}' for k, v in parameters.items() if v is not None)})"
 
 
-def check_parameters(part: Part, made: Any) -> str:
+def check_parameters(tested: Any) -> str:
     """Unknown keys, wrong types and impossible values are refused by a defense or an attack."""
+    part: Part = tested.part
+    made = built(part)
     fields = {field.name for field in dataclasses.fields(made)}  # a cascade's parameters are those of its parts
     numbers = {k: v for k, v in made.parameters().items() if isinstance(v, int | float) and not isinstance(v, bool)}
     tables: list[dict[str, Any]] = [{"no_such_key": 1}, *({name: "text"} for name in numbers)]
@@ -309,7 +312,7 @@ def check_bound(tested: DefenseUnderTest) -> str:
     return f"honest messages are accepted{bound}"
 
 
-def check_damaged(tested: DefenseUnderTest) -> str:
+def check_messages(tested: DefenseUnderTest) -> str:
     """Damaged messages raise MessageError or decode to finite numbers, in bounded memory."""
     wire = tested.wire
     sent = wire.exchange(wire.update()).received[0]

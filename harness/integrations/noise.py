@@ -280,33 +280,29 @@ def _finite_scores(tested: DefenseUnderTest, score: Likelihood, update: Tensor, 
 
 def _ratios(tested: DefenseUnderTest) -> tuple[Numbers, Numbers]:
     """[n] log likelihood ratios of messages of an update's negative, and of the update."""
-    wire, defense = tested.wire, tested.defense
-    mechanism = Mechanism(Federation(defense, wire.round_.setting, (wire.round_.state,)), Threat.SERVER)
     for share in _SHARES:
-        end = wire.update(share)
-        inputs = Inputs("an update and its negative", -end, end)
-        few = [_run(mechanism, inputs, bit, 40, Key(4).child("pilot")) for bit in (0, 1)]
+        end = tested.wire.update(share)
+        few = _run(tested, end, 40, Key(4).child("pilot"))
         if float(np.abs(np.concatenate(few)).mean()) < 2.0:
             break
-    zeros, ones = (_run(mechanism, inputs, bit, _PAIRS, Key(4)) for bit in (0, 1))
-    return zeros, ones
+    return _run(tested, end, _PAIRS, Key(4))
 
 
-def _run(mechanism: Mechanism, inputs: Inputs, bit: int, n: int, key: Key) -> Numbers:
-    """[n] log likelihood ratios of fresh messages."""
-    ratios = mechanism.run(inputs, bit, n, key.child(bit), only="ratios").ratios
-    assert ratios is not None  # there is a likelihood
-    return np.asarray(ratios.numpy().clip(-50, 50), np.float64)
+def _run(tested: DefenseUnderTest, end: Tensor, n: int, key: Key) -> tuple[Numbers, Numbers]:
+    """[n] log likelihood ratios of fresh messages of -end, and of end."""
+    round_, sides = tested.wire.round_, list[Numbers]()
+    mechanism = Mechanism(Federation(tested.defense, round_.setting, (round_.state,)), Threat.SERVER)
+    for trace in mechanism.run_both(Inputs("an update and its negative", -end, end), n, key, only="ratios"):
+        assert trace.ratios is not None  # there is a likelihood
+        sides.append(np.asarray(trace.ratios.numpy().clip(-50, 50), np.float64))
+    return sides[0], sides[1]
 
 
 def _is_blurred(tested: DefenseUnderTest, near: float) -> bool:
     """Whether scores are only blurred: too flat for near updates, less flat for a coordinate from end to end."""
-    wire = tested.wire
-    mechanism = Mechanism(Federation(tested.defense, wire.round_.setting, (wire.round_.state,)), Threat.SERVER)
-    end = torch.zeros(wire.dim)
-    end[0] = 0.9 * wire.clip
-    zeros, ones = (_run(mechanism, Inputs("a coordinate", -end, end), bit, _PAIRS, Key(5)) for bit in (0, 1))
-    right, slope = _calibration(zeros, ones)
+    end = torch.zeros(tested.wire.dim)
+    end[0] = 0.9 * tested.wire.clip
+    right, slope = _calibration(*_run(tested, end, _PAIRS, Key(5)))
     return near > 1 and abs(right) < 6 and abs(math.log(slope)) < 0.5 * math.log(near)
 
 

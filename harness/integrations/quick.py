@@ -262,7 +262,7 @@ def check_assumptions(tested: DefenseUnderTest) -> str:
     return f"{len(counted)} assumptions are counted"
 
 
-def check_fit(tested: DefenseUnderTest) -> str:
+def check_distribution(tested: DefenseUnderTest) -> str:
     """The messages of a small federation against the stated distribution."""
     row = tested.audited["audited"]
     if "fit" not in row:

@@ -13,7 +13,7 @@ from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.integrations import attack_checks, message_checks, noise, quick
 from leakgauge.harness.integrations.attack_checks import AttackUnderTest
 from leakgauge.harness.integrations.findings import ConformanceError, Finding, finding
-from leakgauge.harness.integrations.parts import Kind, Part, named, part_of
+from leakgauge.harness.integrations.parts import Kind, Part, built, named, part_of
 from leakgauge.harness.integrations.quick import DefenseUnderTest, Effort, TaskUnderTest
 
 USUAL = Effort()
@@ -21,48 +21,26 @@ USUAL = Effort()
 Check = Callable[[Any], Finding]
 Subject = DefenseUnderTest | AttackUnderTest | TaskUnderTest
 
+
+def _of(module: ModuleType, names: str) -> dict[str, Callable[[Any], str]]:
+    """The functions `check_x` of a module for each name x."""
+    return {name: getattr(module, f"check_{name}") for name in names.split()}
+
+
 _CHECKS: dict[Kind, dict[str, Callable[[Any], str]]] = {
-    "defense": {
-        "class": lambda tested: message_checks.check_class(tested.part, tested.defense),
-        "parameters": lambda tested: message_checks.check_parameters(tested.part, tested.defense),
-        "encode": message_checks.check_encode,
-        "update": message_checks.check_update,
-        "keys": message_checks.check_keys,
-        "private": message_checks.check_private,
-        "memory": message_checks.check_memory,
-        "plaintext": message_checks.check_plaintext,
-        "mean": message_checks.check_mean,
-        "bound": message_checks.check_bound,
-        "estimate": noise.check_estimate,
-        "messages": message_checks.check_damaged,
-        "clip": noise.check_clip,
-        "noise": noise.check_noise,
-        "likelihood": noise.check_likelihood,
-        "assumptions": quick.check_assumptions,
-        "claim": quick.check_claim,
-        "distribution": quick.check_fit,
-        "dependence": quick.check_dependence,
-        "audit": quick.check_audit,
-        "training": quick.check_training,
-        "attacks": quick.check_attacks,
-    },
-    "attack": {
-        "class": lambda tested: message_checks.check_class(tested.part, tested.attack),
-        "parameters": lambda tested: message_checks.check_parameters(tested.part, tested.attack),
-        "needs": attack_checks.check_needs,
-        "truth": attack_checks.check_truth,
-        "keys": attack_checks.check_keys,
-        "guesses": attack_checks.check_guesses,
-        "threats": attack_checks.check_threats,
-        "diverges": attack_checks.check_diverges,
-        "floor": attack_checks.check_floor,
-    },
-    "task": {
-        "data": quick.check_data,
-        "model": quick.check_model,
-        "training": quick.check_training,
-        "attacks": quick.check_attacks,
-    },
+    "defense": _of(message_checks, "class parameters encode update keys private memory plaintext mean bound")
+    | _of(noise, "estimate")
+    | _of(message_checks, "messages")
+    | _of(noise, "clip noise likelihood")
+    | _of(quick, "assumptions claim distribution dependence audit training attacks"),
+    "attack": _of(message_checks, "class parameters")
+    | _of(attack_checks, "needs truth keys guesses threats diverges floor"),
+    "task": _of(quick, "data model training attacks"),
+}
+_SUBJECTS: dict[Kind, Callable[[Part, Effort], Subject]] = {
+    "defense": DefenseUnderTest,
+    "attack": AttackUnderTest,
+    "task": TaskUnderTest,
 }
 
 _last: list[tuple[Part, Effort, Subject]] = []
@@ -131,18 +109,12 @@ def _findings(part: Part, effort: Effort, names: Iterable[str]) -> Iterator[Find
 
 
 def _under_test(part: Part, effort: Effort) -> Subject:
-    """The subject of the checks; a defense or an attack is built here, so that bad parameters are refused first."""
+    """The subject of the checks; a defense or an attack is built here first, so that bad parameters are refused."""
     if _last and _last[0][:2] == (part, effort):
         return _last[0][2]
-    subject: Subject
-    if part.kind == "defense":
-        subject = DefenseUnderTest(part, effort)
-        assert subject.defense is not None
-    elif part.kind == "attack":
-        subject = AttackUnderTest(part, effort)
-        assert subject.attack is not None
-    else:
-        subject = TaskUnderTest(part, effort)
+    if part.kind != "task":
+        built(part)
+    subject: Subject = _SUBJECTS[part.kind](part, effort)
     _last[:] = [(part, effort, subject)]
     return subject
 
