@@ -32,24 +32,16 @@ from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.threats import SEES
 from leakgauge.harness.core.vec import Vector
 
-_PILOT = 200
-"""Pilot messages that choose the event."""
-
-_THRESHOLDS = 300
-"""The number of compared thresholds: quantiles of the scores with input 1."""
+_PILOT = 200  # pilot messages that choose the event
+_THRESHOLDS = 300  # the number of compared thresholds: quantiles of the scores with input 1
 
 _LEAST, _EVENTS, _FEW = 500, 100, 5
 """The least number of messages with each input, the wanted number of rare events, and the number below which events are
 few."""
 
-_LOGITS = np.arange(-10.0, 60.0, 0.1)
-"""Tested chances of the likelier branch, as logits."""
-
-_WORK = 100
-"""Numbers read per trial of the audit, to tell branches apart."""
-
-_RARE = 0.9
-"""Share of the error probability given to the pooled rare events, whose interval costs most."""
+_LOGITS = np.arange(-10.0, 60.0, 0.1)  # tested chances of the likelier branch, as logits
+_WORK = 100  # numbers read per trial of the audit, to tell branches apart
+_RARE = 0.9  # share of the error probability given to the pooled rare events, whose interval costs most
 
 _MOST, _MOST_OF_BRANCHES = 5, 3
 """The most counted messages as a multiple of the audit's trials: for a product, and for two branches."""

@@ -21,8 +21,7 @@ from leakgauge.harness.core.stats import clopper_pearson
 from leakgauge.harness.core.threats import Threat
 
 _WIDEST = 10.0
-_EPSILONS = 101
-"""The number of epsilons, from 0 to the widest, at which a proof is evaluated."""
+_EPSILONS = 101  # the number of epsilons, from 0 to the widest, at which a proof is evaluated
 
 LEVEL = 0.95
 """Confidence of an epsilon that an attack refutes."""

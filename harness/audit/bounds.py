@@ -29,8 +29,7 @@ _OF_COUNTS = 0.1
 _MANY = 20  # the least number of scores whose mean is taken as normal
 _TAIL = 38.0  # a normal number lies beyond with probability below 1e-300
 
-_DENSE, _RATIO = 64, 0.02
-"""A band has an end for each of the first ranks, then for ranks in this ratio."""
+_DENSE, _RATIO = 64, 0.02  # a band has an end for each of the first ranks, then for ranks in this ratio
 
 Rates = tuple[float, float]
 """A rate of false positives and a rate of misses, for which bounds at all thresholds are sharpest."""
@@ -45,8 +44,7 @@ _REPEATS, _LUCK = 8, 0.985
 """Repeated pilots that compare one threshold with all, and the share of its bound that one threshold keeps: a pilot's
 best threshold is lucky."""
 
-_SURE = 1e-4
-"""The probability below which a test has too few errors for what is stated of every test."""
+_SURE = 1e-4  # the probability below which a test has too few errors for what is stated of every test
 
 _TARGET, _MOST_TRIALS = 0.9, 1e12
 """Share of an epsilon that must be shown for trials to be enough, and the largest number of trials that is reported."""

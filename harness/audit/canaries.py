@@ -45,11 +45,8 @@ from leakgauge.harness.learn.tasks import ModelTask
 DIGITS_DIM = 650
 """Parameters of a softmax regression on digits."""
 
-_FAR = 100.0
-"""Norm of a canary client's update: above every clip, which reduces it."""
-
-_PILOT_SHARE = 0.25
-"""Share of the rounds that are used to choose canary, distinguisher and threshold."""
+_FAR = 100.0  # norm of a canary client's update: above every clip, which reduces it
+_PILOT_SHARE = 0.25  # share of the rounds that are used to choose canary, distinguisher and threshold
 
 
 @dataclass(frozen=True, eq=False)

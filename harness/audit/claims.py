@@ -31,19 +31,15 @@ from leakgauge.harness.federation.small import Federation
 MOST = 200
 """Default rounds of a claim for a whole run, unless the defense has fewer: UDP's T."""
 
-_LARGEST = 1e9
-"""Numbers of the setting must be below this."""
+_LARGEST = 1e9  # numbers of the setting must be below this
 
 DEFAULTS: dict[str, Any] = dict(
     dim=25_818, clients=30, participants=30, samples=1666, steps=15, batch=1, lr=0.01, momentum=0.0, sends="update"
 )
 """The setting of a claim without a study: CEPAM's experiment on MNIST with its MLP."""
 
-_FALSE_ALARM = 1e-6
-"""Probability that correct log-likelihood ratios of both inputs are taken for inconsistent."""
-
-_ROUNDING = 1e-5
-"""Relative difference of privacy losses that float32 likelihoods may not resolve."""
+_FALSE_ALARM = 1e-6  # probability that correct log-likelihood ratios of both inputs are taken for inconsistent
+_ROUNDING = 1e-5  # relative difference of privacy losses that float32 likelihoods may not resolve
 
 
 def claim(

@@ -40,17 +40,10 @@ _FULL_COVARIANCE = 512
 _RIDGE, _RIDGE_OF_ROUNDS = 0.1, 1e-4
 """Ridge of the covariance as a share of the mean variance: over many coordinates, and over a few rounds."""
 
-_CHANCE = 0.016
-"""Probability that some byte moves significantly by chance."""
-
-_MOST_BYTES = 256
-"""The most bytes that are used as features; the bytes that move most are taken."""
-
-_LAST_BYTES = 64
-"""Bytes that are also taken from the end of messages, if lengths differ."""
-
-_BLOCK = 4096
-"""Bytes of each message whose moments are computed at a time, in float64."""
+_CHANCE = 0.016  # probability that some byte moves significantly by chance
+_MOST_BYTES = 256  # the most bytes that are used as features; the bytes that move most are taken
+_LAST_BYTES = 64  # bytes that are also taken from the end of messages, if lengths differ
+_BLOCK = 4096  # bytes of each message whose moments are computed at a time, in float64
 
 _KNOWN, _COLUMNS = 128, 256
 """The most known trials of each input, and the most numbers of each round, in comparisons; evenly spaced."""

@@ -25,11 +25,8 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import STRICT, Numbers
 from leakgauge.harness.core.threats import SEES, Threat
 
-_PILOT_SHARE = 1 / 3
-"""Pilot trials per input and pair, as a share of the counted trials."""
-
-_PILOT_LEAST, _PILOT_MOST = 20, 200
-"""The smallest and the largest number of trials per input that screen a pair."""
+_PILOT_SHARE = 1 / 3  # pilot trials per input and pair, as a share of the counted trials
+_PILOT_LEAST, _PILOT_MOST = 20, 200  # the smallest and the largest number of trials per input that screen a pair
 
 _FINALISTS = 4
 """Tests that are judged once more if many trials are counted: the best test of a small pilot may be lucky."""
@@ -37,14 +34,9 @@ _FINALISTS = 4
 _FAR_APART = 12.0
 """Distance of the mean scores of both inputs, in spreads, beyond which a test cannot become much better."""
 
-_SHOWN = 3
-"""The most departures from a distribution that a sentence names."""
-
-_MISSED = 0.01
-"""The probability that no tested message is of a kind whose rate an audit states."""
-
-_SLACK = 1e-3
-"""The relative difference of a proof and what pairs of inputs show from which on an audit states it."""
+_SHOWN = 3  # the most departures from a distribution that a sentence names
+_MISSED = 0.01  # the probability that no tested message is of a kind whose rate an audit states
+_SLACK = 1e-3  # the relative difference of a proof and what pairs of inputs show from which on an audit states it
 
 _PLAYED = frozenset({"messages", "shared", "sums"})
 """What differs between views of a trial, whose other clients send zeros: all servers see the same."""

@@ -42,8 +42,7 @@ from leakgauge.harness.learn.tasks import ModelTask
 LEVEL = 1e-3
 """The probability that any test rejects an honest defense."""
 
-_TENSORS = (121, 44, 35)
-"""Sizes of the tensors: odd, even, odd."""
+_TENSORS = (121, 44, 35)  # sizes of the tensors: odd, even, odd
 
 _FEW, _WIDE = 2000, tuple(51 * size for size in _TENSORS)
 """The smallest number of numbers in a federation, and the sizes of the tensors if there are fewer."""
@@ -66,14 +65,9 @@ _CLIENTS, _ROUNDS, _SMALLEST, _LARGEST = 20, 10, 20, 80_000
 _MANY = 400
 """Clients of a larger federation, of which `_CLIENTS` send; every second run has so many, or as many as the study."""
 
-_LATE = (*range(5), 11, 51, 201, 1001, 10_000)
-"""The rounds that are looked at if the defense does not stop before."""
-
-_BEFORE = 60
-"""Messages that clients with a memory have sent before every second run."""
-
-_ABSENT = (0, 1, 5, 15)
-"""Clients whose messages do not arrive in rounds that are summed, in turn."""
+_LATE = (*range(5), 11, 51, 201, 1001, 10_000)  # the rounds that are looked at if the defense does not stop before
+_BEFORE = 60  # messages that clients with a memory have sent before every second run
+_ABSENT = (0, 1, 5, 15)  # clients whose messages do not arrive in rounds that are summed, in turn
 
 LARGE = Layout(("matrix", "bias", "second matrix", "second bias"), ((784, 128), (128,), (128, 10), (10,)))
 """Tensors of 101,770 numbers in all."""
@@ -87,23 +81,12 @@ _NUMBERS = 20_000
 _MOST, _LEAST = 4000, 460
 """The largest and the least number of messages; with the least, 99 % of audits contain a fault of 1 in 100 messages."""
 
-_TRAININGS = 100
-"""Trained clients; each update has as many numbers as a message."""
-
-_NORMS = (1.0, 1.0, 1 - 1e-6, 1 + 1e-6)
-"""Norms near the clip, in clips."""
-
-_STEPS = 8
-"""The most local steps."""
-
-_SLOPE = 1e-4
-"""Input entry of a record: so small that its label is large and no step changes the gradient."""
-
-_RATE = 1e-6
-"""Learning rate: so low that the model's own penalty has no effect."""
-
-_EXACT = 1e-3
-"""Difference, in clips, that float32 may cause between an update without noise and its definition."""
+_TRAININGS = 100  # trained clients; each update has as many numbers as a message
+_NORMS = (1.0, 1.0, 1 - 1e-6, 1 + 1e-6)  # norms near the clip, in clips
+_STEPS = 8  # the most local steps
+_SLOPE = 1e-4  # input entry of a record: so small that its label is large and no step changes the gradient
+_RATE = 1e-6  # learning rate: so low that the model's own penalty has no effect
+_EXACT = 1e-3  # difference, in clips, that float32 may cause between an update without noise and its definition
 
 _TWINS = 25
 _PATTERNS = ("dense", "sparse", "constant", "zero", "one tensor", "random signs")
@@ -113,8 +96,7 @@ _SHARE = 0.05
 _SILENT = 0.01
 """Sum of all absolute log likelihood ratios below which a discrete channel hardly errs and its noise is not visible."""
 
-_SINGLE = 0.2
-"""Share of updates at the clip with a single nonzero coordinate."""
+_SINGLE = 0.2  # share of updates at the clip with a single nonzero coordinate
 
 _REPEATED, _EXACT_NORM = 0.2, 0.1
 """Shares of messages that repeat the client's previous update, and whose norm is the clip up to one in a million."""

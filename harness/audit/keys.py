@@ -48,39 +48,27 @@ from leakgauge.harness.federation.small import Federation
 LEVEL = 1e-12
 """The largest p-value of a finding by counts. Other findings cannot happen by chance."""
 
-_SMALL = Layout(("tensor 0", "tensor 1", "tensor 2"), ((121,), (44,), (35,)))
-"""Tensors of 200 numbers in all."""
+_SMALL = Layout(("tensor 0", "tensor 1", "tensor 2"), ((121,), (44,), (35,)))  # tensors of 200 numbers in all
 
 _CLIENTS, _ROUNDS, _SAMPLES = 40, 26, 20
 _WATCHED = (0, 1, _ROUNDS - 1)
 """The rounds in which messages of every second client are repeated; the last round of a shorter history, too."""
 
-_PROBED = (0, 14, 38)
-"""The clients that send in all rounds, and whose messages are changed one thing at a time."""
-
-_LONGEST = 200
-"""The largest number of rounds of a study that are looked at."""
+_PROBED = (0, 14, 38)  # the clients that send in all rounds, and whose messages are changed one thing at a time
+_LONGEST = 200  # the largest number of rounds of a study that are looked at
 
 _SIZES, _FEDERATIONS = (1, 60, 201, 700, 5000, 100_000), (3, 21, 60, 400)
 """Other numbers of a client's records, and of the federation's clients."""
 
-_LATE = (100, 1000, 10_000)
-"""Late rounds, and the numbers of earlier messages of a client."""
-
-_ARRIVED = (8, 7, 5, 2)
-"""How many of eight clients do not drop out."""
-
-_SAME = 1e-3
-"""How far a uniform number may move, besides what the rounding of the message moves it."""
-
-_NEAR = 1e-6
-"""Distance below which two uniform numbers are called equal."""
+_LATE = (100, 1000, 10_000)  # late rounds, and the numbers of earlier messages of a client
+_ARRIVED = (8, 7, 5, 2)  # how many of eight clients do not drop out
+_SAME = 1e-3  # how far a uniform number may move, besides what the rounding of the message moves it
+_NEAR = 1e-6  # distance below which two uniform numbers are called equal
 
 _OF_OWN, _NUMBERS = (1, 2, 4, 7, 12, 13), 600_000
 """Clients that send messages of the defense's own tensors, and about how many numbers they send in all."""
 
-_FLIPPED = 48
-"""The number of bytes that are flipped at the start, at the end, and between."""
+_FLIPPED = 48  # the number of bytes that are flipped at the start, at the end, and between
 
 _BINS, _REPEATED, _EQUAL = 50, 0.05, 1e-9
 """Bins for the numbers of a large tensor, the share of them that may be there twice, and their distance if they are."""

@@ -40,8 +40,7 @@ from leakgauge.harness.learn.prior import gaussian_prior
 _DIRECTIONS = 3072
 """The most directions of an instance: all of 3 x 32 x 32 pixels. Time grows with the third power."""
 
-_ENTRIES = 2**26
-"""The most entries of the slopes of an instance: 512 MiB."""
+_ENTRIES = 2**26  # the most entries of the slopes of an instance: 512 MiB
 
 _FEWEST = 16
 """The fewest directions of an instance: with fewer, almost all of an image would count as known. Models therefore have
@@ -58,11 +57,8 @@ _TOGETHER, _MOST, _COPIES = 32, 1024, 16
 """Number of directions whose gradients are computed at once; on an accelerator the most, with so many float32 numbers
 for each entry of a gradient."""
 
-_STEP = 1e-6
-"""Step of the differences, in units of the inputs and in float64; relative error 1e-6 for five models."""
-
-_EXACT = 1e-3
-"""Messages show numbers without noise if the slopes' mean square is below this share of the curvature."""
+_STEP = 1e-6  # step of the differences, in units of the inputs and in float64; relative error 1e-6 for five models
+_EXACT = 1e-3  # messages show numbers without noise if the slopes' mean square is below this share of the curvature
 
 _IN_CLEAR = 1e-4
 """Relative standard deviation of a number that is sent without noise: exact up to rounding in the inversion."""
@@ -70,8 +66,7 @@ _IN_CLEAR = 1e-4
 _CLIPPED = 0.9
 """Share of an update's length below which a clip is assumed; without a clip, the mean over messages is above it."""
 
-_SHARPEST = 1e12
-"""The most information about a coordinate: float32 does not resolve more."""
+_SHARPEST = 1e12  # the most information about a coordinate: float32 does not resolve more
 
 
 class NoLimit(ValueError):

@@ -38,12 +38,10 @@ steep that several local steps go the same way."""
 _NORMS = (-6.0, -3.75, -1.5, 0.75, 3.0, 9.75, 16.5, 23.25, 30.0)
 """Decimal logarithms of the norms: each pair draws its norm between two neighboring entries."""
 
-_SIZES = 10
-"""The largest number of samples of a sender, in multiples of the smallest."""
+_SIZES = 10  # the largest number of samples of a sender, in multiples of the smallest
 
 SHAPES = ("dense", "sparse", "constant", "one tensor", "random signs")
-_FEW = 3
-"""Nonzero numbers of a sparse update."""
+_FEW = 3  # nonzero numbers of a sparse update
 
 
 class Inputs(NamedTuple):

@@ -70,11 +70,8 @@ _SAMPLES = 20
 # small, so that audits are fast; a bound for a small model is a bound for the mechanism
 _SMALL = DEFAULTS | dict(dim=36, clients=3, participants=3, samples=_SAMPLES, steps=1, batch=0, lr=0.1)
 
-_ALL = {**_SMALL, "participants": None}
-"""The small federation with all clients in every round, for audits inside a run."""
-
-_CANARIES_PER_GUESS = 10
-"""One guess per ten canaries, fixed before any run: 100 guesses for 1000 canaries."""
+_ALL = {**_SMALL, "participants": None}  # the small federation with all clients in every round, for audits inside a run
+_CANARIES_PER_GUESS = 10  # one guess per ten canaries, fixed before any run: 100 guesses for 1000 canaries
 
 
 class _Kind(NamedTuple):

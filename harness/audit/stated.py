@@ -28,15 +28,13 @@ from leakgauge.harness.core.threats import SEES, Threat
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.federation.small import Federation
 
-_ROUNDS = 10
-"""Rounds of the second comparison: a proof for one round may be called one for all."""
+_ROUNDS = 10  # rounds of the second comparison: a proof for one round may be called one for all
 
 _ROUNDING, _GRID, _SMALLEST = 1e-3, 0.02, 1e-9
 """Differences of two epsilons that are not counted: relative ones, with random batches by an accountant's grid, and an
 absolute one."""
 
-_FURTHER = 1e4
-"""Inputs are also compared at this multiple, for clips above `neighbors.FAR`."""
+_FURTHER = 1e4  # inputs are also compared at this multiple, for clips above `neighbors.FAR`
 
 
 def check_stated(defense: Defense[Any, Any], setting: Setting, key: Key) -> StatedRecord:

@@ -21,11 +21,8 @@ from scipy import special
 from leakgauge.harness.core.distribution import SHARES, Integers
 from leakgauge.harness.core.stats import Numbers
 
-_FAR = 38.0
-"""The largest normal score, given to numbers that are 0 or 1."""
-
-_EQUAL = 1e-6
-"""Two numbers with a smaller difference count as equal: float32 rounding moves a repeated draw by less."""
+_FAR = 38.0  # the largest normal score, given to numbers that are 0 or 1
+_EQUAL = 1e-6  # two numbers with a smaller difference count as equal: float32 rounding moves a repeated draw by less
 
 _WHOLE, _CELLS = 3, 2**20
 """The first numbers of a message, in cells of the unit interval: independent messages never share all of them."""
@@ -35,11 +32,8 @@ _GRAINS = (8, 12, 16, 20, 24)
 """Powers of two; numbers on a grid of 2^-k come from a generator or a table with few values."""
 
 _BINS = 64
-_ROOM = 1.25
-"""Factor on the standard deviation of a sum of lowest bits."""
-
-_RARE = (0.003, 0.03)
-"""Shares of messages that follow an alternative."""
+_ROOM = 1.25  # factor on the standard deviation of a sum of lowest bits
+_RARE = (0.003, 0.03)  # shares of messages that follow an alternative
 
 _FEWEST, _SQUARE = 10, 0.9
 """Numbers and messages from which directions are tested, and the ratio of their counts below which the least one is."""
@@ -48,8 +42,7 @@ _EXTREME = 10.0
 """Factor on the p-values of directions: in 20,000 draws of 100 x 12 to 600 x 200 normal numbers, p-values below 1e-3
 were up to twice as frequent as they should be, and those below 1e-4 up to six times."""
 
-_MOST_SHARE = 0.25
-"""A larger missing share of noise is not reported, because its log ratios are not nearly normal."""
+_MOST_SHARE = 0.25  # a larger missing share of noise is not reported, because its log ratios are not nearly normal
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,20 +48,11 @@ from leakgauge.harness.learn.tasks import ModelTask
 _RATES = (0.1, 0.5, 1.0, 2.0)
 """Learning rates of the honest models; high ones are included, so training that kills units or blows up is honest."""
 
-_STEPS = 8
-"""Local steps of the honest models."""
-
-_RECORDS = 64
-"""The most records that the client uses."""
-
-_ROWS = 4
-"""The fewest rows that are compared: with two classes, training makes the rows opposite."""
-
-_PARALLEL = 0.999
-"""The least magnitude that counts as a cosine of +-1."""
-
-_STILL = 0.01
-"""A sigmoid or tanh that changes by less counts as not moved."""
+_STEPS = 8  # local steps of the honest models
+_RECORDS = 64  # the most records that the client uses
+_ROWS = 4  # the fewest rows that are compared: with two classes, training makes the rows opposite
+_PARALLEL = 0.999  # the least magnitude that counts as a cosine of +-1
+_STILL = 0.01  # a sigmoid or tanh that changes by less counts as not moved
 
 
 class _Facts(NamedTuple):

@@ -41,11 +41,8 @@ _FLOORS = {"reconstruction": ("prior", "mse", False), "labels": ("label-prior", 
 _TRUTH = ("harness.data", "harness.study", "harness.federation.observe", "harness.federation.loop")
 """Modules that know the victims' data."""
 
-_CLASSES = 10
-"""The digits."""
-
-_LOUD = 1e30
-"""Entries of a gradient that make a search diverge."""
+_CLASSES = 10  # the digits
+_LOUD = 1e30  # entries of a gradient that make a search diverge
 
 
 @dataclass(frozen=True)

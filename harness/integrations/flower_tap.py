@@ -21,11 +21,8 @@ from leakgauge.harness.federation.round import Client, Round
 from leakgauge.harness.integrations import flower
 from leakgauge.harness.learn.batch import Indices
 
-_ENTRY = 512
-"""Upper estimate of the bytes of a line in a recording's list, and of a file's header."""
-
-_ROW = 12
-"""Bytes of a row's number in the list."""
+_ENTRY = 512  # upper estimate of the bytes of a line in a recording's list, and of a file's header
+_ROW = 12  # bytes of a row's number in the list
 
 MOST_BYTES = 10**9
 

@@ -46,11 +46,8 @@ _TRIED: tuple[tuple[str, dict[str, int]], ...] = (
 _ENOUGH, _FEW, _SMALL, _MORE = 60, 20, 2, 8
 """Evaluations of a search: the number below which victims are left out, the minimum, and those of the two trials."""
 
-_SLOW = 60.0
-"""Seconds of a first trial above which there is no second trial."""
-
-_DIRECTIONS = 100
-"""The fewest directions of an image for a useful limit."""
+_SLOW = 60.0  # seconds of a first trial above which there is no second trial
+_DIRECTIONS = 100  # the fewest directions of an image for a useful limit
 
 
 class Asked(NamedTuple):

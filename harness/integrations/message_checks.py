@@ -29,20 +29,11 @@ _DIMS = (1, 7, 1000)
 _POSITIVE = ("clip", "epsilon", "delta", "noise_std", "noise_scale", "noise", "sigma", "std", "scale", "bits", "levels")
 """Parameters that must not be negative."""
 
-_NORMS = (0.0, 1e-6, 1e-3, 1.0, 1e3, 1e10, 1e20, 1e30)
-"""Norms of honest updates, in clips."""
-
-_MUTATED = 160
-"""The number of damaged messages that are decoded."""
-
-_HUGE = 1_000_000
-"""Bytes of a message that is much too long."""
-
-_MEMORY = 20
-"""The most memory that a refused message may take, in multiples of its size."""
-
-_MEANS = 200
-"""Messages behind the mean estimate of an update of zero."""
+_NORMS = (0.0, 1e-6, 1e-3, 1.0, 1e3, 1e10, 1e20, 1e30)  # norms of honest updates, in clips
+_MUTATED = 160  # the number of damaged messages that are decoded
+_HUGE = 1_000_000  # bytes of a message that is much too long
+_MEMORY = 20  # the most memory that a refused message may take, in multiples of its size
+_MEANS = 200  # messages behind the mean estimate of an update of zero
 
 KINDS = ("flip", "cut", "extend", "float32", "float64", "floats", "bytes", "noise")
 """Kinds of damage."""

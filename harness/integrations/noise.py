@@ -24,32 +24,21 @@ from leakgauge.harness.federation.small import Federation
 from leakgauge.harness.integrations.findings import Fault, Skip, told
 from leakgauge.harness.integrations.quick import DefenseUnderTest, Wire
 
-_MESSAGES = 200
-"""Messages behind a mean."""
-
-_OFF = 0.2
-"""Relative error of a scale that neither rounding nor an overloaded quantizer explains."""
-
-_ALONG = 0.95
-"""Cosine of an update and its mean estimate above which the estimate counts as a multiple of the update."""
+_MESSAGES = 200  # messages behind a mean
+_OFF = 0.2  # relative error of a scale that neither rounding nor an overloaded quantizer explains
+_ALONG = 0.95  # cosine of an update and its mean estimate above which the estimate counts as a multiple of the update
 
 _FAR, _GROWN = 1e6, 1e3
 """Length of an update far above the clip, and length of an estimate that shows a missing clip, both in clips."""
 
-_TWINS = 100
-"""Messages of one update under one shared key."""
-
-_LEVEL = 1e-7
-"""Probability that one of these tests rejects an honest defense."""
-
-_PAIRS = 1000
-"""Messages of each of the two updates whose likelihood ratios are compared."""
+_TWINS = 100  # messages of one update under one shared key
+_LEVEL = 1e-7  # probability that one of these tests rejects an honest defense
+_PAIRS = 1000  # messages of each of the two updates whose likelihood ratios are compared
 
 _SHARES = (0.9, 0.3, 0.1, 0.03, 0.01, 0.003)
 """Norms of the two updates, in clips; the first norm whose ratios are not too large is used."""
 
-_TELLING = 0.3, 5.0
-"""Range of the mean size of log likelihood ratios, in nats, in which they can be compared."""
+_TELLING = 0.3, 5.0  # range of the mean size of log likelihood ratios, in nats, in which they can be compared
 
 _WRONG = "it prefers the wrong update: a score is -log p, lower for the better candidate"
 

@@ -41,14 +41,12 @@ _EACH, _MOST, _WIDE = 20, 250, 5000
 """The records of a client for each record in its batch; the most records of a batch; and the records of a client whose
 batch has twice the expected size, if this is between the most records and four times as many."""
 
-_NORMS = (3.0, 0.4, 1.0, 50.0, 1.001, 0.999)
-"""Norms of the other gradients in a batch, in clips."""
+_NORMS = (3.0, 0.4, 1.0, 50.0, 1.001, 0.999)  # norms of the other gradients in a batch, in clips
 
 _REPLACED = ("original_optimizer", "step_hook", "_step_skip_queue", "_is_last_step_skipped")
 """Attributes of an optimizer that a step of the audit does not use."""
 
-_FAR = 1e15
-"""The largest number of a gradient; larger gradients are scaled to it, which their clip hides."""
+_FAR = 1e15  # the largest number of a gradient; larger gradients are scaled to it, which their clip hides
 
 _HOW = ("whole", "whole", "split", "split", "accumulated")
 """How a client's batch reaches the optimizer, by the client's number."""

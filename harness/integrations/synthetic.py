@@ -41,8 +41,7 @@ Part = str | Mapping[str, Scalar] | Attack | Defense[Any, Any]
 _Load = Callable[[object], tuple[DataSet, bool]]
 
 VICTIMS = 8
-_NAME = "inspect"
-"""Name of the model and the data that are registered in this process."""
+_NAME = "inspect"  # name of the model and the data that are registered in this process
 
 _MOST_BYTES = 2**40
 
