@@ -33,7 +33,7 @@ from leakgauge.harness.core.contract import Link, Sender, Setting
 from leakgauge.harness.core.gaussian import gaussian_epsilon
 from leakgauge.harness.core.rng import Key, global_generators, normal
 from leakgauge.harness.integrations.opacus import OpacusError, claim_of, facts_of, training_bound
-from leakgauge.harness.integrations.opacus_step import STEP, Step, bare, gradient_of, step_of, stepping
+from leakgauge.harness.integrations.opacus_step import STEP, Step, _copied, _inner, _step, bare, gradient_of, stepping
 from tests.by_rows import by_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # of Opacus, on a first layer
@@ -97,6 +97,12 @@ def test_batches_that_are_no_poisson_samples_leave_the_accountants_epsilon_unpro
     assert found.verdict is Verdict.UNPROVED
     assert found.proved > 1.5 * found.claimed
     assert "without Poisson sampling" in found.reason
+
+
+def step_of(optimizer, gradients, layout):
+    """[d]: the sum that the optimizer's own step makes of records with these gradients [d] or [n, d]."""
+    attributes, records = _copied(optimizer, vars(optimizer)), gradients.reshape(-1, layout.dim)
+    return _step(optimizer, _inner(layout), records, layout, attributes, None, "whole")[0]
 
 
 def test_a_step_is_the_optimizers_own_and_changes_nothing_of_the_training():

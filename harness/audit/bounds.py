@@ -23,9 +23,7 @@ from leakgauge.harness.core.gaussian import check_delta, gaussian_epsilon, gauss
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import STRICT, Numbers, clopper_pearson
 
-_OF_COUNTS = 0.1
-"""Share of the error probability given to counts; Gaussian scores, which mostly show more, get the rest."""
-
+_OF_COUNTS = 0.1  # share of the error given to counts; Gaussian scores, which mostly show more, get the rest
 _MANY = 20  # the least number of scores whose mean is taken as normal
 _TAIL = 38.0  # a normal number lies beyond with probability below 1e-300
 

@@ -69,16 +69,9 @@ class DigitsTraining:
         if samples > available:
             raise StudyError("audit", [f"setting.samples: got {samples} of all clients, expected at most {available}"])
         task = ModelTask(build("linear", digits.input_shape, len(digits.classes)))
-        spec = FederationSpec(
-            clients=public.clients,
-            rounds=public.rounds,
-            algorithm="fedsgd" if public.sends == "gradient" else "fedavg",
-            samples=samples,
-            local_steps=public.steps,
-            batch=public.batch,
-            lr=public.lr,
-            evaluate_every=public.rounds,
-        )
+        same: dict[str, Any] = {name: getattr(public, name) for name in ("clients", "rounds", "batch", "lr")}
+        same |= {"samples": samples, "local_steps": public.steps, "evaluate_every": public.rounds}
+        spec = FederationSpec(algorithm="fedsgd" if public.sends == "gradient" else "fedavg", **same)
         parts = partition(spec, digits.train.y, key.child("partition"))
         clients = {k: Examples(digits.train.x[part], digits.train.y[part]) for k, part in enumerate(parts)}
         setting = make_setting(task, spec, clients, federation.defense.local)

@@ -77,18 +77,14 @@ def record_claim(claim: Claim, delta: float | None = None) -> ClaimRecord:
     at = claim.delta if delta is None else delta
     return ClaimRecord(
         epsilon=finite(claimed),
-        delta=claim.delta,
-        unit=claim.unit.value,
-        relation=claim.relation.value,
-        horizon=claim.horizon.value,
         against=_names(claim.against),
-        source=claim.source,
-        assumes=claim.assumes,
         proved=_record_proof(claim.proved, at, claim.against),
         further=tuple(_record_proof(proof, at, claim.against) for proof in claim.further),
         verdict=verdict.value,
         reason=reason,
         attained=None if claim.attained is None else _record_proof(claim.attained, claim.delta, claim.against),
+        **{name: getattr(claim, name).value for name in ("unit", "relation", "horizon")},
+        **{name: getattr(claim, name) for name in ("delta", "source", "assumes")},
     )
 
 
@@ -250,10 +246,8 @@ def _record_proof(proof: Proof, delta: float, against: Iterable[Threat]) -> Proo
         epsilon=finite(proof.epsilon(delta)),
         delta=delta,
         unit=proof.unit.value,
-        method=proof.method,
-        reason=proof.reason,
-        tight=proof.tight,
         against=_names(proof.against or against),
+        **{name: getattr(proof, name) for name in ("method", "reason", "tight")},
     )
 
 

@@ -34,8 +34,7 @@ from leakgauge.harness.audit.trials import Part, Source, Trace
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 
-_FULL_COVARIANCE = 512
-"""The largest number of features whose full covariance is estimated; for more, only the variances are."""
+_FULL_COVARIANCE = 512  # the most features whose full covariance is estimated; of more, only the variances are
 
 _RIDGE, _RIDGE_OF_ROUNDS = 0.1, 1e-4
 """Ridge of the covariance as a share of the mean variance: over many coordinates, and over a few rounds."""
@@ -48,8 +47,7 @@ _BLOCK = 4096  # bytes of each message whose moments are computed at a time, in 
 _KNOWN, _COLUMNS = 128, 256
 """The most known trials of each input, and the most numbers of each round, in comparisons; evenly spaced."""
 
-_REPLAYED = 10, 20
-"""Trials of each input that test whether messages can be reproduced: at first, and after a first success."""
+_REPLAYED = 10, 20  # trials of each input that test whether messages repeat: at first, and after a first success
 
 _OFTEN = 0.2
 """Share of these trials in which the right replay, not the wrong one, must match to need no comparison with chance."""
@@ -127,14 +125,6 @@ def _nearest(zeros: Tensor, ones: Tensor, trace: Trace) -> Numbers:
     each = (torch.cdist(values, known, compute_mode=mode).amin(2) for known in (zeros, ones))
     low, high = (distances.clamp(min=1e-30).log() for distances in each)
     return np.asarray((low - high).sum(0).numpy(), np.float64)
-
-
-def _of_bytes(
-    sizes: Sequence[int], tail: int, columns: npt.NDArray[np.int64], weights: Numbers, trace: Trace
-) -> Numbers:
-    """A linear function of the length of each round's message and of some of its bytes; messages are cut to `sizes`."""
-    used = np.concatenate([_lengths(trace), _bytes(trace, sizes, tail)[:, columns]], axis=1)
-    return np.asarray(used @ weights, np.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,7 +206,16 @@ def _moving_bytes(zero: Trace, one: Trace) -> Callable[[Trace], Numbers] | None:
     columns = columns[deviations[columns] > far]
     weights = np.concatenate([own / own_variances, moves[columns] / variances[columns]])
     weights[: len(own)][np.abs(own) <= far * np.sqrt(own_variances / len(zero.wires))] = 0.0
-    return partial(_of_bytes, sizes, tail, columns, weights / np.linalg.norm(weights)) if weights.any() else None
+
+    def score(trace: Trace) -> Numbers:
+        """A linear function of the length of each round's message and of some of its bytes; they are cut to `sizes`."""
+        used = np.concatenate([_lengths(trace), _bytes(trace, sizes, tail)[:, columns]], axis=1)
+        return np.asarray(used @ weights, np.float64)
+
+    if not weights.any():
+        return None
+    weights /= np.linalg.norm(weights)
+    return score
 
 
 def _lengths(trace: Trace) -> Numbers:

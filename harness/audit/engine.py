@@ -27,13 +27,8 @@ from leakgauge.harness.core.threats import SEES, Threat
 
 _PILOT_SHARE = 1 / 3  # pilot trials per input and pair, as a share of the counted trials
 _PILOT_LEAST, _PILOT_MOST = 20, 200  # the smallest and the largest number of trials per input that screen a pair
-
-_FINALISTS = 4
-"""Tests that are judged once more if many trials are counted: the best test of a small pilot may be lucky."""
-
-_FAR_APART = 12.0
-"""Distance of the mean scores of both inputs, in spreads, beyond which a test cannot become much better."""
-
+_FINALISTS = 4  # tests that are judged again if many trials are counted: the best test of a small pilot may be lucky
+_FAR_APART = 12.0  # distance of both inputs' mean scores, in spreads, beyond which a test cannot become much better
 _SHOWN = 3  # the most departures from a distribution that a sentence names
 _MISSED = 0.01  # the probability that no tested message is of a kind whose rate an audit states
 _SLACK = 1e-3  # the relative difference of a proof and what pairs of inputs show from which on an audit states it
@@ -232,18 +227,12 @@ def screen(mechanism: Mechanism, claim: Claim, trials: int, confidence: float, k
 
 
 def _judged(
-    mechanism: Mechanism,
-    claim: Claim,
-    inputs: Inputs,
-    distinguisher: Distinguisher,
-    confidence: float,
-    traces: Sequence[Trace],
+    mechanism: Mechanism, claim: Claim, inputs: Inputs, scorer: Distinguisher, confidence: float, both: Sequence[Trace]
 ) -> Judged:
     """A distinguisher with its best threshold on pilot trials; of Gaussian scores, half-way between the means."""
-    zeros, ones = map(distinguisher.scores, traces)
-    gaussian = is_gaussian(claim, mechanism.threat)
+    (zeros, ones), gaussian = map(scorer.scores, both), is_gaussian(claim, mechanism.threat)
     threshold = bounds.pilot_threshold(zeros, ones, claim.delta, confidence, gaussian=gaussian)
-    test = HypothesisTest(inputs, distinguisher, threshold, sampled=_sampled(mechanism, claim, inputs, distinguisher))
+    test = HypothesisTest(inputs, scorer, threshold, sampled=_sampled(mechanism, claim, inputs, scorer))
     bound, _ = test.bound(zeros, ones, claim, mechanism.threat, confidence)
     return Judged(bound.epsilon_lower, min(bounds.separation(zeros, ones), _FAR_APART), test, zeros, ones)
 
@@ -350,11 +339,8 @@ def inspect(
     power += _of_pairs(claim, stated) if stated else ""
     numbers = f"{fit.numbers} numbers of {fit.messages} messages follow their distribution{power}"
     exact = f"{fit.messages} messages are as stated, without any randomness"
-    looked = (
-        _by_chance(claim, audit)
-        + (_looked(keys, fit) if keys else "")
-        + (defense.looked_at if isinstance(defense, OnTensors) else "")
-    )
+    looked = _by_chance(claim, audit) + (_looked(keys, fit) if keys else "")
+    looked += defense.looked_at if isinstance(defense, OnTensors) else ""
     return Inspection(Code.CONSISTENT, (), (numbers if fit.numbers else exact) + looked)
 
 

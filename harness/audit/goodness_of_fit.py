@@ -24,7 +24,7 @@ from torch import Tensor
 
 from leakgauge.harness.audit import uniformity
 from leakgauge.harness.audit.neighbors import clip_of, shaped
-from leakgauge.harness.audit.uniformity import Sample
+from leakgauge.harness.audit.uniformity import Sample, detectable_by_ratios
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Defense, Examples, Sender, Setting
 from leakgauge.harness.core.distribution import DistributionError, MessageDistribution, Reading, StepDistribution
@@ -62,9 +62,7 @@ _LONG, _WIDEST, _BRIEF = 256, 100_000, 5
 numbers, only a part is sent unchanged, and the size of this part depends on the noise."""
 
 _CLIENTS, _ROUNDS, _SMALLEST, _LARGEST = 20, 10, 20, 80_000
-_MANY = 400
-"""Clients of a larger federation, of which `_CLIENTS` send; every second run has so many, or as many as the study."""
-
+_MANY = 400  # clients of a larger federation, of which `_CLIENTS` send; every second run has these, or the study's
 _LATE = (*range(5), 11, 51, 201, 1001, 10_000)  # the rounds that are looked at if the defense does not stop before
 _BEFORE = 60  # messages that clients with a memory have sent before every second run
 _ABSENT = (0, 1, 5, 15)  # clients whose messages do not arrive in rounds that are summed, in turn
@@ -75,8 +73,7 @@ LARGE = Layout(("matrix", "bias", "second matrix", "second bias"), ((784, 128), 
 _TESTED, _FEWEST, _LONGEST = 1_000_000, 2, 1_000_000
 """How many numbers of large tensors are tested, the fewest senders of them, and the most numbers of one message."""
 
-_NUMBERS = 20_000
-"""The least number of tested numbers, if `_MOST` messages hold that many; it detects 3 % of missing noise."""
+_NUMBERS = 20_000  # the least number of tested numbers, if `_MOST` messages hold them; it detects 3 % of missing noise
 
 _MOST, _LEAST = 4000, 460
 """The largest and the least number of messages; with the least, 99 % of audits contain a fault of 1 in 100 messages."""
@@ -90,8 +87,7 @@ _EXACT = 1e-3  # difference, in clips, that float32 may cause between an update 
 
 _TWINS = 25
 _PATTERNS = ("dense", "sparse", "constant", "zero", "one tensor", "random signs")
-_SHARE = 0.05
-"""If discrete messages detect this missing share of the noise, no messages from updates at the clip are added."""
+_SHARE = 0.05  # if discrete messages detect this missing share of noise, none from updates at the clip are added
 
 _SILENT = 0.01
 """Sum of all absolute log likelihood ratios below which a discrete channel hardly errs and its noise is not visible."""
@@ -304,11 +300,7 @@ def _detects(samples: Sequence[Sample], level: float, max_norm: Sequence[Sample]
         if sample.ratios is None:
             shares.append(uniformity.detectable(sample.uniforms.size, level))
             continue
-        each = [
-            uniformity.detectable_by_ratios(more.ratios, level)
-            for more in (sample, *max_norm)
-            if more.ratios is not None
-        ]
+        each = [detectable_by_ratios(more.ratios, level) for more in (sample, *max_norm) if more.ratios is not None]
         shares.append(min((share for share in each if share is not None), default=None))
     known = [share for share in shares if share is not None]
     return max(known, default=None) if len(known) == len(shares) else None
@@ -540,9 +532,12 @@ def _sample(items: Sequence[_Item], setting: Setting) -> Sample:
     readings = [item.reading for item in items]
     places = np.array([reading.places for reading in readings], np.int64)
     updates = [item.update.double().numpy() for item in items]
-    bits = [reading.bits for reading in readings if reading.bits is not None]
-    lowest = [reading.lowest for reading in readings if reading.lowest is not None]
-    ratios = [reading.ratios for reading in readings if reading.ratios is not None]
+
+    def stacked(name: str) -> Any:
+        """[n, ...] this field of the readings that have it; None: none has."""
+        rows = [getattr(reading, name) for reading in readings if getattr(reading, name) is not None]
+        return np.array(rows) if rows else None
+
     return Sample(
         uniforms=np.array([reading.uniforms for reading in readings]),
         places=places,
@@ -554,9 +549,9 @@ def _sample(items: Sequence[_Item], setting: Setting) -> Sample:
         rounds=np.array([item.round for item in items]),
         runs=np.array([item.run for item in items]),
         patterns=np.array([item.pattern for item in items]),
-        bits=np.array(bits) if bits else None,
-        lowest=np.array(lowest) if lowest else None,
-        ratios=np.array(ratios) if ratios else None,
+        bits=stacked("bits"),
+        lowest=stacked("lowest"),
+        ratios=stacked("ratios"),
     )
 
 

@@ -42,7 +42,7 @@ from leakgauge.harness.core.result import KeyRecord
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Layout
-from leakgauge.harness.federation.round import Client
+from leakgauge.harness.federation.round import Client, Round
 from leakgauge.harness.federation.small import Federation
 
 LEVEL = 1e-12
@@ -112,7 +112,7 @@ class _Cause(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class _Sent:
+class Sent:
     """A message, the client's memory after it, and its stated distribution."""
 
     wire: bytes
@@ -141,6 +141,14 @@ class _Sent:
         return self.noisy and self.stated is not None and self.read.bits is not None and not self.stated.redraws
 
 
+def send(round_: Round, client: Client, channel: Key) -> Sent:
+    """The message of one client alone; of a channel that superposes, before the channel."""
+    exchange = round_.exchange([client._replace(update=client.update.clone())], channel)
+    wire = (exchange.sent if round_.defense.superposes else exchange.received)[0]
+    asked = round_.state, client.memory, client.update, exchange.links.each()[0]
+    return Sent(wire, exchange.memories[0], round_.defense.message_distribution(*asked))
+
+
 class _Check:
     """The messages that were looked at so far, and the faults in them, each once."""
 
@@ -157,7 +165,7 @@ class _Check:
         self.faults: dict[str, None] = {}
         self.sizes: list[tuple[int, int, int, int]] = []
         self.constants: set[Key] | None = None
-        self.repeated: list[tuple[_Sent, bytes]] = []
+        self.repeated: list[tuple[Sent, bytes]] = []
 
     def of(self, layout: Layout, clients: int, rounds: int) -> Federation:
         """A federation of this size, with the local training of the audited one."""
@@ -166,18 +174,13 @@ class _Check:
         setting = Setting(layout, clients, clients, rounds, samples=_SAMPLES, **training)
         return Federation.of(self.defense, setting)
 
-    def send(self, cause: _Cause, federation: Federation | None = None) -> _Sent:
+    def send(self, cause: _Cause, federation: Federation | None = None) -> Sent:
         """The message of a client alone; the channel's noise is part of its private randomness."""
         round_ = (federation or self.federation).round(cause.number)
-        client = Client(cause.sender, cause.update.clone(), cause.memory, cause.private, cause.shared)
-        exchange = round_.exchange([client], cause.private.child("channel"))
-        wire = (exchange.sent if self.defense.superposes else exchange.received)[0]
-        link = exchange.links.each()[0]
-        stated = self.defense.message_distribution(round_.state, cause.memory, cause.update, link)
-        setting = round_.setting
         own = self.defense.records(cause.sender) if isinstance(self.defense, OnTensors) else cause.sender.samples
-        self.sizes.append((setting.dim, setting.clients, own, cause.number))
-        return _Sent(wire, exchange.memories[0], stated)
+        self.sizes.append((round_.setting.dim, round_.setting.clients, own, cause.number))
+        client = Client(cause.sender, cause.update, cause.memory, cause.private, cause.shared)
+        return send(round_, client, cause.private.child("channel"))
 
     def cause(self, number: int, client: int, memory: Any, federation: Federation | None = None) -> _Cause:
         """An update at half of the clip, and the keys of its message."""
@@ -207,7 +210,7 @@ class _Check:
                 if watched:
                     self.repeat(cause, message)
 
-    def trace(self, cause: _Cause, message: _Sent, drawn: set[Key]) -> None:
+    def trace(self, cause: _Cause, message: Sent, drawn: set[Key]) -> None:
         """Where the keys of a message's draws come from; keys of other origin must be the same for all messages."""
         if message.stated is None:
             return
@@ -220,7 +223,7 @@ class _Check:
         if randomized and not any(_descends(key, cause.private) for key in drawn):
             self.faults.setdefault("its noise is stated, and nothing is drawn from the private key")
 
-    def repeat(self, cause: _Cause, message: _Sent) -> None:
+    def repeat(self, cause: _Cause, message: Sent) -> None:
         """The same keys once more, then another private key; of few clients, everything else."""
         if self.send(cause).wire != message.wire:
             self.faults.setdefault(f"the same keys give other bytes (round {cause.number})")
@@ -231,7 +234,7 @@ class _Check:
             if cause.number == 0 and cause.sender.number == _PROBED[1]:
                 self.flip(message)
 
-    def probe(self, cause: _Cause, message: _Sent) -> None:
+    def probe(self, cause: _Cause, message: Sent) -> None:
         """The noise with the same keys, if one other thing changes."""
         if message.stated is None or message.stated.noiseless or not message.read.uniforms.size:
             return
@@ -268,12 +271,12 @@ class _Check:
         if cause.memory is not None:
             yield "the memory", cause._replace(memory=self.defense.remember(self.federation.setting))
 
-    def match(self, fixed: Reading, message: _Sent, words: str, number: int) -> None:
+    def match(self, fixed: Reading, message: Sent, words: str, number: int) -> None:
         """Note a fault unless the message has the same noise, up to what a lowest bit in each number changes."""
         if message.continuous and _moved(fixed, message) > _SAME:
             self.faults.setdefault(f"its noise changes with {words} (round {number})")
 
-    def flip(self, message: _Sent) -> None:
+    def flip(self, message: Sent) -> None:
         """Every flipped byte must change the reading, or be refused; a sample of the bytes of a long message."""
         if message.stated is None or self.defense.analog:
             return  # the channel's own noise hides what an encoder could put into the lowest bits
@@ -343,7 +346,7 @@ class _Check:
             if stated is None:
                 return
             mean = federation.round().decode(exchange, key.child("server"))
-            sent.append(_Sent(mean.numpy().astype("<f4").tobytes(), None, stated))
+            sent.append(Sent(mean.numpy().astype("<f4").tobytes(), None, stated))
             self.sizes += [(federation.setting.dim, federation.setting.clients, _SAMPLES, 0)] * count
         if sent[0].continuous:
             for count, message in zip(_ARRIVED[1:], sent[1:], strict=True):
@@ -468,7 +471,7 @@ def _descends(key: Key, own: Key) -> bool:
     return key.seed == own.seed and key.path[: len(own.path)] == own.path
 
 
-def _moved(fixed: Reading, message: _Sent) -> float:
+def _moved(fixed: Reading, message: Sent) -> float:
     """The largest move of a uniform number, without what the lowest bit of each number may move it.
 
     If the update decides which coordinates are sent, their noise may belong to the number or to the coordinate.
@@ -491,7 +494,7 @@ def _moved(fixed: Reading, message: _Sent) -> float:
     return min(moves, float(by_place.max(initial=0.0)))
 
 
-def _accepts(message: _Sent, wire: bytes, known: Reading | None) -> bool:
+def _accepts(message: Sent, wire: bytes, known: Reading | None) -> bool:
     """Whether the distribution reads these bytes, and as `known` if this is given."""
     try:
         reading = message.reading(wire)

@@ -37,17 +37,14 @@ from leakgauge.harness.federation.round import Client, Round
 from leakgauge.harness.learn.gradients import gradients, keep_freed_memory, kernel_of, targets_of
 from leakgauge.harness.learn.prior import gaussian_prior
 
-_DIRECTIONS = 3072
-"""The most directions of an instance: all of 3 x 32 x 32 pixels. Time grows with the third power."""
-
+_DIRECTIONS = 3072  # the most directions of an instance: all of 3 x 32 x 32 pixels; time grows with the third power
 _ENTRIES = 2**26  # the most entries of the slopes of an instance: 512 MiB
 
 _FEWEST = 16
 """The fewest directions of an instance: with fewer, almost all of an image would count as known. Models therefore have
 up to 4 million parameters; a ResNet-18 of 11 million would take half a minute for five directions."""
 
-_WITHOUT_KERNEL = 100
-"""The most directions of a model without a gradient kernel, whose gradients take tens of milliseconds."""
+_WITHOUT_KERNEL = 100  # the most directions without a gradient kernel, where a gradient takes tens of milliseconds
 
 _MESSAGES = 32
 """Fresh messages that estimate the Fisher information: each entry has a standard error of a quarter, the sum over many
@@ -59,13 +56,8 @@ for each entry of a gradient."""
 
 _STEP = 1e-6  # step of the differences, in units of the inputs and in float64; relative error 1e-6 for five models
 _EXACT = 1e-3  # messages show numbers without noise if the slopes' mean square is below this share of the curvature
-
-_IN_CLEAR = 1e-4
-"""Relative standard deviation of a number that is sent without noise: exact up to rounding in the inversion."""
-
-_CLIPPED = 0.9
-"""Share of an update's length below which a clip is assumed; without a clip, the mean over messages is above it."""
-
+_IN_CLEAR = 1e-4  # relative standard deviation of a number sent without noise: exact up to rounding in the inversion
+_CLIPPED = 0.9  # share of an update's length below which a clip is assumed; without one, the mean of messages is above
 _SHARPEST = 1e12  # the most information about a coordinate: float32 does not resolve more
 
 
@@ -207,18 +199,12 @@ def _limit(information: Tensor, off: Tensor, variances: Tensor, entries: int) ->
 
 
 def _slopes(
-    seen: Observation,
-    observed: ObservedRound,
-    number: int,
-    victim: Examples,
-    directions: Tensor,
-    key: Key,
-    room: Tensor,
+    seen: Observation, observed: ObservedRound, number: int, victim: Examples, directions: Tensor, key: Key, out: Tensor
 ) -> Tensor:
     """[b k, d] the slopes of one message along `directions` [p, k] of each of its images, times sqrt(F).
 
     Args:
-        room: overwritten and returned if it has this shape; allocating a new array takes a third of the time.
+        out: overwritten and returned if it has this shape; allocating a new array takes a third of the time.
     """
     message, device = observed.messages[number], directions.device
     params = observed.model.params.double().to(device)
@@ -241,7 +227,7 @@ def _slopes(
     clear = [_clear(seen, update).to(device) for update in updates]
     k, d = directions.shape[1], seen.setting.dim
     shape_of_rows = (images * k, d + len(clear[0]))
-    rows = room if room.shape == shape_of_rows else torch.empty(shape_of_rows, dtype=torch.float64, device=device)
+    rows = out if out.shape == shape_of_rows else torch.empty(shape_of_rows, dtype=torch.float64, device=device)
     together = _TOGETHER if device.type == "cpu" else max(_TOGETHER, min(_MOST, capacity(device) // (_COPIES * d)))
     for image in range(images):
         user, of_image = image // each, rows[image * k : (image + 1) * k]

@@ -210,20 +210,12 @@ def varied(defense: Defense[Any, Any], setting: Setting, unit: Unit, relation: R
         values = shaped(name, values.sign() if name == "constant" else values, setting.layout, own.child("shape"))
         drawn = norm * (values / values.norm())
         row = _pair(defense, setting, unit, relation, drawn.float(), norm, own.child("part"))
-        rows.append(
-            row._replace(senders=(Sender(sender % setting.clients, setting.samples * (1 + int(_SIZES * size))),))
-        )
-    focus = [row.focus for row in rows if row.focus is not None]
-    return [
-        Inputs(
-            "drawn from a space",
-            torch.stack([row.zero for row in rows]),
-            torch.stack([row.one for row in rows]),
-            focus=torch.stack(focus) if focus else None,
-            senders=tuple(row.senders[0] for row in rows),
-        ),
-        *_elsewhere(setting, unit, relation, key.child("elsewhere")),
-    ]
+        sender = Sender(sender % setting.clients, setting.samples * (1 + int(_SIZES * size)))
+        rows.append(row._replace(senders=(sender,)))
+    zeros, ones = torch.stack([row.zero for row in rows]), torch.stack([row.one for row in rows])
+    focus, senders = [row.focus for row in rows if row.focus is not None], tuple(row.senders[0] for row in rows)
+    drawn = Inputs("drawn from a space", zeros, ones, None, torch.stack(focus) if focus else None, senders)
+    return [drawn, *_elsewhere(setting, unit, relation, key.child("elsewhere"))]
 
 
 def _elsewhere(setting: Setting, unit: Unit, relation: Relation, key: Key) -> list[Inputs]:

@@ -26,15 +26,8 @@ from leakgauge.harness.audit.keys import check_keys
 from leakgauge.harness.audit.stated import check_stated
 from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.core import accounting
-from leakgauge.harness.core.answer import (
-    Answer,
-    CanaryCounts,
-    CosineRecord,
-    DefenseRecord,
-    DeltaRecord,
-    MessageCounts,
-    TrialCounts,
-)
+from leakgauge.harness.core import answer as answers
+from leakgauge.harness.core.answer import Answer, CosineRecord, DefenseRecord, DeltaRecord
 from leakgauge.harness.core.cell import PartSpec, Scalar
 from leakgauge.harness.core.claim import Claim, Horizon, Relation, Unit
 from leakgauge.harness.core.contract import Defense, Setting, claim_of
@@ -63,8 +56,7 @@ TRIALS, _MOST_USUAL = 1000, 3000
 _TIMED, _USED, _RUNS_OF_PRODUCT = 100, 0.8, 24
 """For a budget: timed trials, the usable share of the time left, and the runs per counted trial at delta 0."""
 
-_RUN = 3
-"""Default rounds of a claim for a whole run in an audit by trials; the noise is scaled to this number of rounds."""
+_RUN = 3  # default rounds of a claim for a whole run in an audit by trials; the noise is scaled to them
 
 _SAMPLES = 20
 # small, so that audits are fast; a bound for a small model is a bound for the mechanism
@@ -266,13 +258,9 @@ def sizes(study: Setting, most_samples: int) -> list[Any]:
 def audited_part(spec: PartSpec, study: Setting) -> tuple[dict[str, Scalar], int]:
     """The local training and the rounds that the small federation takes from a study."""
     share = min(1.0, study.batch / study.samples)
-    training: dict[str, Scalar] = {
-        "sends": study.sends,
-        "lr": study.lr,
-        "momentum": study.momentum,
-        "steps": min(study.steps, MOST_STEPS),
-        "batch": max(1, round(_SAMPLES * share)) if study.batch else 0,
-    }
+    training: dict[str, Scalar] = {name: getattr(study, name) for name in ("sends", "lr", "momentum")}
+    batch = max(1, round(_SAMPLES * share)) if study.batch else 0
+    training |= {"steps": min(study.steps, MOST_STEPS), "batch": batch}
     one_round = registry.build_defense(spec).promises is Horizon.ONE_ROUND
     return training, 1 if one_round else min(study.rounds, MOST_ROUNDS)
 
@@ -281,7 +269,7 @@ class _Found(NamedTuple):
     """A bound with its counts, the delta from trials, and the bounds that assume a part of the distribution."""
 
     bound: AuditResult
-    counts: TrialCounts | MessageCounts | CanaryCounts
+    counts: answers.TrialCounts | answers.MessageCounts | answers.CanaryCounts
     sampled: DeltaRecord | None = None
     assuming: tuple[AssumedBound, ...] = ()
 
@@ -344,7 +332,7 @@ def _by_trials(
         zeros, ones = (trace.ratios.numpy() for trace in traces if trace.ratios is not None)
         most = claim.proved.epsilon(0.0) if claim.delta == 0 else math.inf
         sampled = ratios_delta(zeros, ones, claim.epsilon, confidence, most)
-    counts, assuming = TrialCounts(*result.counts[:2], enough, mechanism.device), tuple[AssumedBound, ...]()
+    counts, assuming = answers.TrialCounts(*result.counts[:2], enough, mechanism.device), tuple[AssumedBound, ...]()
     if fit is not None and not fit.rejects:  # if messages depart from their distribution, none is assumed
         levels = confidence, max(confidence, STRICT)
         assuming = assumed_bounds(mechanism, claim, trials, levels, key.child("assumed"))
@@ -359,7 +347,9 @@ def _by_messages(
     result = canaries.audit_messages(deployment, updates, claim, adversary, confidence, key, device=device)
     right, wrong, positives, negatives = result.counts
     messages = positives + negatives
-    return _Found(result, MessageCounts(right, wrong, messages, len(updates) * updates.shape[1] - messages, device))
+    return _Found(
+        result, answers.MessageCounts(right, wrong, messages, len(updates) * updates.shape[1] - messages, device)
+    )
 
 
 def _by_one_run(deployment: Federation, claim: Claim, adversary: Threat, confidence: float, key: Key) -> _Found:
@@ -369,7 +359,7 @@ def _by_one_run(deployment: Federation, claim: Claim, adversary: Threat, confide
         pair = "from nothing"
     guesses = max(1, deployment.setting.clients // _CANARIES_PER_GUESS)
     result = canaries.audit_one_run(deployment, claim, adversary, guesses, confidence, key, pair=pair)
-    return _Found(result, CanaryCounts(result.trials, guesses, result.counts.true_positives))
+    return _Found(result, answers.CanaryCounts(result.trials, guesses, result.counts.true_positives))
 
 
 def _by_cosine(deployment: Federation, claim: Claim, key: Key) -> CosineRecord:

@@ -139,12 +139,8 @@ class Mechanism(Source):
         turns = [self._sender(inputs.row(number)) for number in range(max(1, len(inputs.senders)))]
         senders = [turns[number % len(turns)] for number in range(trials)]
         memories, each_round = federation.memories(trials), "models" in SEES[self.threat]
-        ratios, terms, wires, shared = (
-            list[Tensor](),
-            list[Tensor](),
-            list[tuple[bytes, ...]](),
-            list[tuple[Key, ...]](),
-        )
+        ratios, terms = list[Tensor](), list[Tensor]()
+        wires, shared = list[tuple[bytes, ...]](), list[tuple[Key, ...]]()
         for number in range(rounds):
             own, negated = key.child("round", number), inputs.reverses and 2 * number >= rounds
             updates = self._updates(inputs, bit, negated, numbers, own.child("train"))

@@ -28,8 +28,7 @@ _WHOLE, _CELLS = 3, 2**20
 """The first numbers of a message, in cells of the unit interval: independent messages never share all of them."""
 
 _TAILS = (1e-2, 1e-3, 1e-4)
-_GRAINS = (8, 12, 16, 20, 24)
-"""Powers of two; numbers on a grid of 2^-k come from a generator or a table with few values."""
+_GRAINS = (8, 12, 16, 20, 24)  # powers of two; numbers on a grid of 2^-k come from a generator or table of few values
 
 _BINS = 64
 _ROOM = 1.25  # factor on the standard deviation of a sum of lowest bits
@@ -77,14 +76,8 @@ class Sample:
     def groups(self) -> dict[str, Integers]:
         """[n] labels of messages, by the name of the grouping."""
         decades = np.floor(np.log10(np.maximum(self.norms, 1e-12))).astype(np.int64)
-        return {
-            "sender": self.senders,
-            "round": self.rounds,
-            "size": self.sizes,
-            "norm": decades,
-            "pattern": self.patterns,
-            "run": self.runs,
-        }
+        groups = {"sender": self.senders, "round": self.rounds, "size": self.sizes, "norm": decades}
+        return groups | {"pattern": self.patterns, "run": self.runs}
 
 
 def p_values(sample: Sample, *, coarse: bool) -> dict[str, float]:

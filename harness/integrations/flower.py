@@ -122,12 +122,8 @@ def vector_of(record: Any, layout: Layout) -> Vector:
 def record_of(base: Any, layout: Layout, vector: Vector) -> Any:
     """The arrays of `base`; arrays in the layout are replaced by parts of the vector, in their own types."""
     parts = dict(zip(layout.names, layout.split(vector), strict=True))
-    return ArrayRecord(
-        {
-            name: Array(parts[name].numpy().astype(array.dtype)) if name in parts else array
-            for name, array in base.items()
-        }
-    )
+    moved = {k: Array(parts[k].numpy().astype(array.dtype)) for k, array in base.items() if k in parts}
+    return ArrayRecord({**base, **moved})
 
 
 def federation(facts: Facts, rounds: int) -> FederationSpec:
@@ -184,8 +180,7 @@ def error_of(reply: Any) -> str:
     return [*str(reply.error.reason).split("\n"), "no reason"][-2][-200:]
 
 
-_SECRET = "leakgauge-secret"
-"""The key in the run's configuration that holds the secret of the shared keys, for both sides."""
+_SECRET = "leakgauge-secret"  # the key in a run's configuration with the secret of the shared keys, for both sides
 
 
 def defended(
@@ -295,13 +290,9 @@ class _Encoder:
         number = int(context.node_config.get("partition-id", order.client))
         own = client_key(Key(self._seed(context)).child("training"), order.number, number)
         private = own if self.seed is not None else Key(secrets.randbits(128))
-        client = Client(
-            sender=Sender(number, samples_of(reply, order.weight)),
-            update=vector_of(trained, layout) - vector_of(base, layout),
-            memory=self._memory(context, setting, order.counted),
-            private=private.child("private"),
-            shared=own.child("shared"),
-        )
+        sender, update = Sender(number, samples_of(reply, order.weight)), vector_of(trained, layout)
+        update, memory = update - vector_of(base, layout), self._memory(context, setting, order.counted)
+        client = Client(sender, update, memory, private.child("private"), own.child("shared"))
         sealed, after = order.round(self.defense, setting).send(client)
         for when, memory in (("before", client.memory), ("after", after)):
             context.state[f"{OURS}-{when}"] = _kept(memory)
@@ -311,12 +302,10 @@ class _Encoder:
         return reply
 
     def _seed(self, context: Any) -> int:
-        found = next(
-            (one for one in (self.seed, self.secret, context.run_config.get(_SECRET)) if one is not None), None
-        )
-        if found is None:
-            raise MessageError(f"expected {_SECRET} in the run's configuration, or secret=, got none")
-        return int(found)
+        for seed in (self.seed, self.secret, context.run_config.get(_SECRET)):
+            if seed is not None:
+                return int(seed)
+        raise MessageError(f"expected {_SECRET} in the run's configuration, or secret=, got none")
 
     def _memory(self, context: Any, setting: Setting, counted: int) -> Any:
         """The memory after the client's last message if that counted, else before it; a new one at the start."""
@@ -417,18 +406,9 @@ class Server:
             raise ValueError(f"expected {self.facts.clients} clients as in facts, but more nodes came") from None
 
     def _order(self, number: int, layout: Layout) -> Order:
-        return Order(
-            defense=self.spec.key,
-            number=number,
-            rounds=self.rounds,
-            client=0,
-            counted=-1,
-            facts=json.dumps(self.facts._asdict()),
-            sizes=self.sizes,
-            names=list(layout.names),
-            losses=[self.losses.get(k, math.nan) for k in range(number + 1)],
-            weight=self.weight,
-        )
+        losses, facts = [self.losses.get(k, math.nan) for k in range(number + 1)], json.dumps(self.facts._asdict())
+        known = self.spec.key, number, self.rounds
+        return Order(*known, 0, -1, facts, self.sizes, list(layout.names), losses, self.weight)
 
     def sealed(self, reply: Any) -> SealedMessage:
         """The sealed message in a reply.

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from scipy import optimize, special, stats
 from torch import Tensor
 
+from leakgauge.harness.audit.keys import send
 from leakgauge.harness.audit.neighbors import Inputs
 from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.core.claim import Unit
@@ -27,10 +28,7 @@ from leakgauge.harness.integrations.quick import DefenseUnderTest, Wire
 _MESSAGES = 200  # messages behind a mean
 _OFF = 0.2  # relative error of a scale that neither rounding nor an overloaded quantizer explains
 _ALONG = 0.95  # cosine of an update and its mean estimate above which the estimate counts as a multiple of the update
-
-_FAR, _GROWN = 1e6, 1e3
-"""Length of an update far above the clip, and length of an estimate that shows a missing clip, both in clips."""
-
+_FAR, _GROWN = 1e6, 1e3  # in clips: length of an update far above the clip, and of an estimate that shows a missing one
 _TWINS = 100  # messages of one update under one shared key
 _LEVEL = 1e-7  # probability that one of these tests rejects an honest defense
 _PAIRS = 1000  # messages of each of the two updates whose likelihood ratios are compared
@@ -112,75 +110,65 @@ def _bare(tested: DefenseUnderTest) -> str:
     return "no `message_distribution` states the noise of a message; an audit then sees less"
 
 
-class _Twins(NamedTuple):
-    """Normal scores [n, k] of messages of one update under one shared key, and the coordinates [k] that they carry."""
-
-    scores: Numbers
-    places: Integers
-
-
 def check_noise(tested: DefenseUnderTest) -> str:
     """Messages of one update under one shared key have the stated noise in every number."""
-    wire, tried = tested.wire, list[_Twins]()
-    for norm in (0.9, 3.0, 1e4):
-        for shared in (0, 1):
-            try:
-                repeated = _twins(wire, wire.update(norm), shared)
-            except DistributionError as error:
-                raise Fault(
-                    f"a message is impossible under `message_distribution`: {error}; this or `encode` is wrong"
-                ) from error
-            if repeated is None:
-                raise Skip(_bare(tested))
-            if repeated.scores.size:
-                tried.append(repeated)
-                _check_twins(tried, norm)
+    tried = list[Numbers]()
+    for norm, shared in itertools.product((0.9, 3.0, 1e4), (0, 1)):
+        try:
+            repeated = _twins(tested.wire, tested.wire.update(norm), shared)
+        except DistributionError as error:
+            raise Fault(
+                f"a message is impossible under `message_distribution`: {error}; this or `encode` is wrong"
+            ) from error
+        if repeated is None:
+            raise Skip(_bare(tested))
+        if repeated[0].size:
+            tried.append(repeated[0])
+            _check_twins(tried, repeated[1], norm)
     if not tried:
         return "messages are as `message_distribution` states them, without noise"
-    together = float(np.sqrt(np.mean([np.square(repeated.scores).mean() for repeated in tried])))
-    return (
-        f"{together:.3g} of the noise that `message_distribution` states, in each of {tried[0].scores.shape[1]} numbers"
-    )
+    together = float(np.sqrt(np.mean([np.square(scores).mean() for scores in tried])))
+    return f"{together:.3g} of the noise that `message_distribution` states, in each of {tried[0].shape[1]} numbers"
 
 
-def _twins(wire: Wire, update: Tensor, shared: int) -> _Twins | None:
-    """Messages of one update under one shared key; None: no distribution, or it draws from the shared key."""
-    defense, rows, places = wire.defense, list[Numbers](), np.zeros(0, np.int64)
+def _twins(wire: Wire, update: Tensor, shared: int) -> tuple[Numbers, Integers] | None:
+    """Normal scores [n, k] of messages of one update under one shared key, and the coordinates [k] that they carry.
+
+    None: there is no distribution, or it draws from the shared key.
+    """
+    readings = []
     for private in range(_TWINS):
-        exchange = wire.exchange(update, private, shared)
-        distribution = defense.message_distribution(
-            wire.round_.state, defense.remember(wire.round_.setting), update, exchange.links.each()[0]
-        )
-        if distribution is None or distribution.from_shared:
+        sent = send(wire.round_, wire.client(update, private, shared), Key(0).child("others", private, "channel"))
+        if sent.stated is None or sent.stated.from_shared:
             return None
-        sent = (exchange.sent if defense.superposes else exchange.received)[0]
-        reading = distribution.read(sent, Key(3).child(private, shared))
-        rows.append(special.ndtri(reading.uniforms.clip(1e-15, 1 - 1e-15)))
-        places = reading.places
-    return _Twins(np.array(rows), places) if len({len(row) for row in rows}) == 1 else None
+        readings.append(sent.stated.read(sent.wire, Key(3).child(private, shared)))
+    if len({len(reading.uniforms) for reading in readings}) > 1:
+        return None
+    uniforms = np.array([reading.uniforms for reading in readings])
+    return np.asarray(special.ndtri(uniforms.clip(1e-15, 1 - 1e-15)), np.float64), readings[-1].places
 
 
-def _check_twins(tried: Sequence[_Twins], norm: float) -> None:
-    """Raise a Fault unless the newest scores are independent and normal."""
-    scores, places = tried[-1]
+def _check_twins(tried: Sequence[Numbers], places: Integers, norm: float) -> None:
+    """Raise a Fault unless the newest scores [n, k] of numbers in these places [k] are independent and normal."""
+    scores = tried[-1]
     n, k = scores.shape
     means, spread = scores.mean(0), scores.var(0, ddof=1)
-    least = int(spread.argmin())
-    share = math.sqrt(float(spread.mean()))
-    if stats.chi2.cdf((n - 1) * float(spread[least]), n - 1) * k < _LEVEL and spread[least] < 0.5 * np.median(spread):
-        few = np.flatnonzero(stats.chi2.cdf((n - 1) * spread, n - 1) * k < _LEVEL)
+    least, share = float(spread.min()), math.sqrt(float(spread.mean()))
+    few = np.flatnonzero(stats.chi2.cdf((n - 1) * spread, n - 1) * k < _LEVEL)
+    if len(few) and least < 0.5 * np.median(spread):
         where = ", ".join(f"{int(places[at])}" for at in few[:5]) + (", ..." if len(few) > 5 else "")
         raise Fault(
-            f"{len(few)} of {k} numbers have too little noise, {math.sqrt(float(spread[least])):.2g} of what "
+            f"{len(few)} of {k} numbers have too little noise, {math.sqrt(least):.2g} of what "
             f"`message_distribution` states (coordinates {where}); an adversary with the shared key reads them"
         )
     moved = stats.chi2.sf(n * float(np.square(means).sum()), k) < _LEVEL
-    if moved and len(tried) % 2 == 0 and abs(float(np.corrcoef(means, tried[-2].scores.mean(0))[0, 1])) < 0.5 and k > 2:
-        raise Fault(
-            f"the shared key shifts the mean of messages: part of the noise comes from it, and only {share:.2g} of "
-            "what `message_distribution` states hides the update from who has this key; draw all noise from `private`"
-        )
     if moved and len(tried) % 2 == 0:
+        if abs(float(np.corrcoef(means, tried[-2].mean(0))[0, 1])) < 0.5 and k > 2:
+            raise Fault(
+                "the shared key shifts the mean of messages: part of the noise comes from it, and only "
+                f"{share:.2g} of what `message_distribution` states hides the update from who has this key; draw all "
+                "noise from `private`"
+            )
         inside = "inside the clip" if norm < 1 else f"at {norm:g} times the clip"
         raise Fault(
             f"messages of an update {inside} are not centered as `message_distribution` states; compare clip and scale"

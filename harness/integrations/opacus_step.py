@@ -47,9 +47,7 @@ _REPLACED = ("original_optimizer", "step_hook", "_step_skip_queue", "_is_last_st
 """Attributes of an optimizer that a step of the audit does not use."""
 
 _FAR = 1e15  # the largest number of a gradient; larger gradients are scaled to it, which their clip hides
-
-_HOW = ("whole", "whole", "split", "split", "accumulated")
-"""How a client's batch reaches the optimizer, by the client's number."""
+_HOW = ("whole", "whole", "split", "split", "accumulated")  # how a client's batch reaches the optimizer, by its number
 
 _WHOLE, _FEW = 1000, 100
 """Length of an update from which a step acts on the layout's own tensors, and below which it acts on small ones."""
@@ -211,17 +209,11 @@ class Step(Defense[None, Memory], OnTensors):
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """The claim of a step that takes the record with certainty: sensitivity C, noise z C."""
+        noise, rounds = float(self.optimizer.noise_multiplier), len(history)
         reason = "normal noise on a sum to which a record adds at most the clip."
-        noise = float(self.optimizer.noise_multiplier)
-        proved = Proof.gaussian(noise, len(history), Unit.MESSAGE, reason)
-        return claim_over(
-            len(history),
-            proved.epsilon(self.delta),
-            proved,
-            source="a step of Opacus that takes the record",
-            delta=self.delta,
-            relation=Relation.ADD_REMOVE,
-        )
+        proved = Proof.gaussian(noise, rounds, Unit.MESSAGE, reason)
+        promised, source = proved.epsilon(self.delta), "a step of Opacus that takes the record"
+        return claim_over(rounds, promised, proved, source=source, delta=self.delta, relation=Relation.ADD_REMOVE)
 
 
 @contextmanager
@@ -249,18 +241,6 @@ def _runs(optimizer: Any, how: str) -> bool:
     except Exception:
         return how == "whole"
     return True
-
-
-def step_of(optimizer: Any, gradient: Tensor, layout: Layout, start: Tensor | None = None) -> Vector:
-    """[d]: the sum that the optimizer's own step makes of records with these gradients [d] or [n, d].
-
-    The step acts on separate parameters of these shapes; the model, the optimizer's state and its accountant do not
-    change.
-
-    start: the state in which generators of the optimizer's own begin; default: their present state.
-    """
-    attributes = _copied(optimizer, vars(optimizer))
-    return _step(optimizer, _inner(layout), gradient.reshape(-1, layout.dim), layout, attributes, start, "whole")[0]
 
 
 def _inner(layout: Layout) -> torch.optim.Optimizer:

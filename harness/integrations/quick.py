@@ -201,16 +201,9 @@ def quick_study(
     task: dict[str, Any], defenses: list[dict[str, Any]], attacked: list[dict[str, Any]], *, limit: bool = False
 ) -> Run:
     """The results of a study in this process, in a folder that is deleted afterwards."""
-    table = {
-        "name": "doctor",
-        "tasks": [task],
-        "federations": [CLIENTS],
-        "defenses": defenses,
-        "attacks": attacked,
-        "limit": limit,
-    }
+    table = {"name": "doctor", "tasks": [task], "federations": [CLIENTS], "defenses": defenses, "attacks": attacked}
     with tempfile.TemporaryDirectory() as folder:
-        return run_study(resolve(table, allow_code=True), Path(folder) / "runs", workers=0)
+        return run_study(resolve(table | {"limit": limit}, allow_code=True), Path(folder) / "runs", workers=0)
 
 
 def check_claim(tested: DefenseUnderTest) -> str:

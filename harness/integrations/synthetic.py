@@ -156,13 +156,8 @@ def record(
 
 
 def _check(source: Sources, how: How) -> None:
-    numbers(
-        (int, np.integer),
-        seed=how.seed,
-        batch=how.batch,
-        steps=how.steps,
-        victims=0 if how.victims is None else how.victims,
-    )
+    victims = 0 if how.victims is None else how.victims
+    numbers((int, np.integer), seed=how.seed, batch=how.batch, steps=how.steps, victims=victims)
     numbers((int, float, np.number), lr=how.lr, momentum=how.momentum)
     if source.messages is not None and source.train_step is not None:
         raise ValueError("expected messages or train_step, got both")
@@ -386,11 +381,8 @@ def _flat(message: object, names: Names, what: str) -> tuple[Vector, bool]:
         layout = names.layout if len(message) == len(names.layout.names) else names.parameters
         if len(message) != len(layout.names):
             text = f"expected {len(layout.names)} tensors, one for each of model.parameters(), got {len(message)}"
-            first = (
-                f"; the first that is missing is {layout.names[len(message)]!r}"
-                if len(message) < len(layout.names)
-                else ""
-            )
+            missing = layout.names[len(message) :]
+            first = f"; the first that is missing is {missing[0]!r}" if missing else ""
             raise ValueError(f"{what}: {text}{first}")
         tensors = list(message)
     else:
