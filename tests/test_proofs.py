@@ -20,9 +20,9 @@ from leakgauge import Key, Layout, Link, Links, Sender, Setting
 from leakgauge.defenses._common.reference import scaled
 from leakgauge.defenses._jopeq.privacy import SHIPPED, t_epsilon, vector_epsilon_bound
 from leakgauge.harness.audit import neighbors
-from leakgauge.harness.audit.claims import states_of
 from leakgauge.harness.core.claim import Relation, Unit, judge
 from leakgauge.harness.federation import registry
+from leakgauge.harness.federation.small import Federation
 from tests.by_rows import by_rows
 
 KEY, DIM = Key(7).child("shared"), 12
@@ -34,7 +34,7 @@ FIRST = torch.eye(DIM)[0]
 def case(name, parameters, rounds, setting=SETTING):
     """A defense, its states, its setting and its claim."""
     defense, setting = registry.build("defense", name, parameters), dataclasses.replace(setting, rounds=rounds)
-    states = states_of(defense, setting)[:rounds]
+    states = list(Federation.of(defense, setting).history[:rounds])
     return defense, states, setting, defense.claim(states, setting)
 
 

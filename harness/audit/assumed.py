@@ -76,9 +76,8 @@ def assumed_bounds(
     if min(_proved(claim, Unit.COORDINATE), _proved(claim, Unit.MESSAGE)) == math.inf:
         return ()
     try:
-        return _of_branches(mechanism, claim, trials, confidence, key.child("branches")) or _of_numbers(
-            mechanism, claim, trials, confidence, key.child("numbers")
-        )
+        asked = mechanism, claim, trials, confidence
+        return _of_branches(*asked, key.child("branches")) or _of_numbers(*asked, key.child("numbers"))
     except DistributionError:  # the goodness-of-fit test reports this error too
         return ()
 
@@ -112,10 +111,8 @@ def _of_branches(
         assert read is not None  # the first message had branches
         branches.append(read)
     low, strict = (max(0.0, branches_epsilon(branches, level)) for level in confidence)
-    proved = _proved(claim, Unit.MESSAGE)
-    return (
-        AssumedBound(low, strict, "the distribution's family", Unit.MESSAGE.value, proved, 1, counted, inputs.name),
-    )
+    about = "the distribution's family", Unit.MESSAGE.value, _proved(claim, Unit.MESSAGE)
+    return (AssumedBound(low, strict, *about, 1, counted, inputs.name),)
 
 
 def branches_epsilon(branches: Sequence[Branches], confidence: float) -> float:
@@ -140,12 +137,10 @@ def _pairs(mechanism: Mechanism, claim: Claim, key: Key) -> list[Inputs]:
 
 def _distributions(mechanism: Mechanism, update: Vector, trace: Trace) -> Iterator[MessageDistribution]:
     """The distribution of each message of a trace, as if its update were `update`."""
-    defense, setting = mechanism.defense, mechanism.federation.setting
+    defense, setting, state = mechanism.defense, mechanism.federation.setting, mechanism.federation.history[0]
     memory, sender = defense.remember(setting), Sender(0, setting.samples)
     for shared in trace.shared:
-        distribution = defense.message_distribution(
-            mechanism.federation.history[0], memory, update, Link(setting, sender, shared)
-        )
+        distribution = defense.message_distribution(state, memory, update, Link(setting, sender, shared))
         assert distribution is not None  # the goodness-of-fit test had one
         yield distribution
 
@@ -196,9 +191,8 @@ def _scores(mechanism: Mechanism, inputs: Inputs, bit: int, trials: int, key: Ke
     """The messages with an input, scored by the distribution of input 0; None unless it declares a product."""
     trace = mechanism.run(inputs, bit, trials, key, only="wires")
     rows, places = [], np.zeros(0, np.int64)
-    for number, (distribution, wire) in enumerate(
-        zip(_distributions(mechanism, inputs.zero, trace), trace.wires, strict=True)
-    ):
+    each = zip(_distributions(mechanism, inputs.zero, trace), trace.wires, strict=True)
+    for number, (distribution, wire) in enumerate(each):
         if not distribution.product or distribution.from_shared:
             return None
         reading = distribution.read(wire, key.child("own", number))

@@ -308,9 +308,8 @@ def sampled_epsilon_lower(
         return 0.0
     mu = optimize.brentq(excess, 0.0, distance / chance)
     shifts = np.arange(steps + 1) * mu / math.sqrt(steps)
-    return max(
-        _sum_epsilon(shifts, stats.binom.logpmf(np.arange(steps + 1), steps, share), delta, sign) for sign in (1, -1)
-    )
+    logs = stats.binom.logpmf(np.arange(steps + 1), steps, share)
+    return max(_sum_epsilon(shifts, logs, delta, sign) for sign in (1, -1))
 
 
 def _sum_epsilon(shifts: Numbers, logs: Numbers, delta: float, sign: int) -> float:

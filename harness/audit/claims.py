@@ -299,8 +299,3 @@ def _setting(given: dict[str, Scalar], rounds: int, problems: list[str], default
         problems.append(f"setting.participants: got {table['participants']}, expected at most {table['clients']}")
     dim = table.pop("dim")
     return Setting(layout=Layout(("all",), ((dim,),)), rounds=rounds, **table)
-
-
-def states_of(defense: Defense[Any, Any], setting: Setting) -> list[Any]:
-    """The states of the rounds, if no loss is ever evaluated."""
-    return list(Federation.of(defense, setting).history)

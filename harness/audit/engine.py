@@ -371,10 +371,8 @@ def _looked(keys: KeyRecord, fit: FitRecord) -> str:
     text = f"; the key check found nothing in {keys.messages} messages ({words(keys)})"
     for looked in fit.looked:
         rate = looked.messages / -math.log(_MISSED)
-        hold = (
-            f"hold a fault of 1 in {rate:.0f} with probability {1 - _MISSED:g}" if rate > 2 else "show a fault of each"
-        )
-        text += f"; {looked.messages} tested messages ({words(looked)}) {hold}"
+        hold = f"hold a fault of 1 in {rate:.0f} with probability {1 - _MISSED:g}"
+        text += f"; {looked.messages} tested messages ({words(looked)}) {hold if rate > 2 else 'show a fault of each'}"
     return text
 
 

@@ -144,11 +144,9 @@ def check_fit(
             if _numbers(more) > _numbers(kinds):
                 federation, kinds = wide, more
         values, kinds = _p_values(federation, kinds, key, study)
-        setting = federation.setting
-        clients = federation.setting.clients, _larger(federation, study).setting.clients
-        looked = [
-            RangeRecord(_count(kinds), (setting.dim, setting.dim), clients, (_SMALLEST, _LARGEST), (0, federation.last))
-        ]
+        setting, dims = federation.setting, (federation.setting.dim,) * 2
+        clients = setting.clients, _larger(federation, study).setting.clients
+        looked = [RangeRecord(_count(kinds), dims, clients, (_SMALLEST, _LARGEST), (0, federation.last))]
         for of_size, further in _at_size(defense, like, study, most_samples, key):
             looked.append(of_size)
             values |= further
@@ -225,8 +223,8 @@ def _at_size(
         if not _numbers(read):
             continue
         values = _of_kinds(read, setting, coarse=True)
-        dims = setting.dim, setting.dim
-        looked = RangeRecord(_count(read), dims, (setting.clients,) * 2, (least, most), (0, len(history) - 1))
+        sizes = (setting.dim,) * 2, (setting.clients,) * 2
+        looked = RangeRecord(_count(read), *sizes, (least, most), (0, len(history) - 1))
         yield looked, {f"{name}, d = {setting.dim}": p for name, p in values.items()}
 
 
@@ -557,8 +555,7 @@ def _sample(items: Sequence[_Item], setting: Setting) -> Sample:
 
 def _setting(like: Setting, sizes: tuple[int, ...] = _TENSORS) -> Setting:
     """The federation of the test, with the local training of `like` and its share of records in a batch."""
-    names = tuple(f"tensor {number}" for number in range(len(sizes)))
-    layout = Layout(names, tuple((size,) for size in sizes))
+    layout = Layout(tuple(f"tensor {number}" for number in range(len(sizes))), tuple((size,) for size in sizes))
     batch = max(1, round(_SMALLEST * min(1.0, like.batch / like.samples))) if like.batch else 0
-    training = {"sends": like.sends, "steps": min(like.steps, _STEPS), "lr": like.lr, "momentum": like.momentum}
-    return Setting(layout, _CLIENTS, _CLIENTS, _ROUNDS, batch=batch, samples=_SMALLEST, **training)  # type: ignore[arg-type]  # mixed
+    size: dict[str, Any] = {"clients": _CLIENTS, "participants": _CLIENTS, "rounds": _ROUNDS, "samples": _SMALLEST}
+    return replace(like, layout=layout, steps=min(like.steps, _STEPS), batch=batch, **size)

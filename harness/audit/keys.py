@@ -22,7 +22,7 @@ from the shared key agrees by design.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -169,10 +169,8 @@ class _Check:
 
     def of(self, layout: Layout, clients: int, rounds: int) -> Federation:
         """A federation of this size, with the local training of the audited one."""
-        names = ("sends", "steps", "lr", "momentum", "batch")
-        training = {name: getattr(self.like, name) for name in names}
-        setting = Setting(layout, clients, clients, rounds, samples=_SAMPLES, **training)
-        return Federation.of(self.defense, setting)
+        size: dict[str, Any] = {"clients": clients, "participants": clients, "rounds": rounds, "samples": _SAMPLES}
+        return Federation.of(self.defense, replace(self.like, layout=layout, **size))
 
     def send(self, cause: _Cause, federation: Federation | None = None) -> Sent:
         """The message of a client alone; the channel's noise is part of its private randomness."""

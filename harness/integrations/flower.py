@@ -357,20 +357,17 @@ class Server:
         return self._start(*bound.args, **bound.kwargs)
 
     def _evaluate(self, evaluate: Any, server_round: int, arrays: Any) -> Any:
-        found = evaluate(server_round, arrays)
-        self._keep(server_round, found)
-        return found
+        return self._noted(server_round, evaluate(server_round, arrays))
 
     def aggregate_evaluate(self, server_round: int, replies: Any) -> Any:
         """The clients' evaluation; its loss is kept until the server's own loss, which comes later, replaces it."""
-        found = self._evaluated(server_round, replies)
-        self._keep(server_round, found)
-        return found
+        return self._noted(server_round, self._evaluated(server_round, replies))
 
-    def _keep(self, server_round: int, metrics: Any) -> None:
-        """Keep the loss of the model before round `server_round`, counted from 0."""
+    def _noted(self, server_round: int, metrics: Any) -> Any:
+        """These metrics of the model before round `server_round`, counted from 0; their loss is kept."""
         if metrics is not None and self.loss in metrics:
             self.losses[server_round] = float(metrics[self.loss])
+        return metrics
 
     def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Iterable[Any]:
         """The strategy's messages, each with what `defended` needs; none if the defense ends the training."""
@@ -382,8 +379,7 @@ class Server:
         self.base = only(messages[0].content.array_records, "ArrayRecord")[1]
         if any(only(one.content.array_records, "ArrayRecord")[1] != self.base for one in messages):
             raise ValueError("expected a strategy that sends all clients one model")
-        if self.layout is None:
-            self.layout = layout_of(self.base)
+        self.layout = self.layout or layout_of(self.base)
         order = self._order(server_round - 1, self.layout)
         self.here = order.round(self.defense, order.setting(self.layout, self.defense.local))
         if self.defense.stops(self.here.state):
@@ -439,15 +435,13 @@ class Server:
         """Decode the replies, and give the result to the strategy."""
         arrived: dict[int, tuple[SealedMessage, Any]] = {}
         for reply in replies:
-            if reply.has_error():
-                self._refuse(f"node {reply.metadata.src_node_id}", error_of(reply))
-                continue
             try:
+                if reply.has_error():
+                    raise MessageError(error_of(reply))
                 sealed = self.sealed(reply)
+                arrived[sealed.sender.number] = (sealed, reply)
             except (ValueError, TypeError) as error:
                 self._refuse(f"node {reply.metadata.src_node_id}", str(error))
-                continue
-            arrived[sealed.sender.number] = (sealed, reply)
         if not arrived:
             return self._aggregate(server_round, [])
         private = self.master.child("round", self.here.number) if self.seed is not None else Key(secrets.randbits(128))

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from leakgauge.harness.audit.claims import states_of
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Defense, Links, Sender
 from leakgauge.harness.core.errors import MessageError
@@ -19,6 +18,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.round import Exchange, Round
+from leakgauge.harness.federation.small import Federation
 from leakgauge.harness.integrations.findings import Fault, Skip, told
 from leakgauge.harness.integrations.generators import Draw, check_repeats, plain, watched
 from leakgauge.harness.integrations.parts import Part, built
@@ -208,9 +208,8 @@ def _is_added(wire: Wire) -> bool:
 
 
 def _whose(draw: Draw) -> str:
-    return (
-        "the shared key (known to the server)" if draw.key.path[:1] == ("shared",) else "a key that anyone can derive"
-    )
+    shared = draw.key.path[:1] == ("shared",)
+    return "the shared key (known to the server)" if shared else "a key that anyone can derive"
 
 
 def check_memory(tested: DefenseUnderTest) -> str:
@@ -222,7 +221,7 @@ def check_memory(tested: DefenseUnderTest) -> str:
     if _content(defense.init(setting)) != _content(defense.init(setting)):
         raise Fault("`init` gives another state when it is called again: both ends compute it, so draw from Key(0)")
     client, lengths = wire.client(wire.update()), list[int]()
-    for number, state in enumerate(states_of(defense, setting)):
+    for number, state in enumerate(Federation.of(defense, setting).history):
         before = _content((state, client.memory))
         sent, memory = dataclasses.replace(wire.round_, state=state, number=number).encode(client)
         if _content((state, client.memory)) != before:

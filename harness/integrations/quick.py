@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from leakgauge.harness.audit import standalone
-from leakgauge.harness.audit.claims import states_of
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import TaskSpec
 from leakgauge.harness.core.claim import Claim, Code, Horizon, Verdict, judge
@@ -26,6 +25,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threads import one_thread
 from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.federation.round import Client, Exchange, Round
+from leakgauge.harness.federation.small import Federation
 from leakgauge.harness.integrations.findings import Fault, Skip
 from leakgauge.harness.integrations.generators import Watched, watched
 from leakgauge.harness.integrations.parts import Part, built
@@ -146,7 +146,7 @@ class DefenseUnderTest:
     def claim(self, rounds: int) -> Claim:
         """The claim of this number of rounds of the small federation, or of all if the defense stops earlier."""
         setting = self.wire.round_.setting
-        return claim_of(self.defense, states_of(self.defense, setting)[:rounds], setting)
+        return claim_of(self.defense, Federation.of(self.defense, setting).history[:rounds], setting)
 
     @functools.cached_property
     def _audited(self) -> dict[str, Any] | StudyError:
@@ -213,7 +213,7 @@ def check_claim(tested: DefenseUnderTest) -> str:
         raise Skip("no `claim`: nothing is promised")
     claimed = tested.audited["claimed"]
     first, three = tested.claim(1), tested.claim(3)
-    several = len(states_of(defense, tested.wire.round_.setting))
+    several = len(Federation.of(defense, tested.wire.round_.setting).history)
     for claim, rounds in ((first, 1), (three, several)):
         if claim.horizon is not Horizon.of(rounds):
             expected = Horizon.of(rounds).value

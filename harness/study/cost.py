@@ -20,7 +20,6 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from leakgauge.harness.audit.claims import states_of
 from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.cell import Cell, FederationSpec, PartSpec, TaskSpec, TrainingSpec
 from leakgauge.harness.core.code import RECORDING
@@ -28,6 +27,7 @@ from leakgauge.harness.core.contract import Setting
 from leakgauge.harness.core.threads import one_thread
 from leakgauge.harness.federation.loop import Keep, reads_losses
 from leakgauge.harness.federation.registry import build_attack, build_defense
+from leakgauge.harness.federation.small import Federation
 from leakgauge.harness.study.attack import bounds_of, run_attack
 from leakgauge.harness.study.environment import code_of, environment
 from leakgauge.harness.study.goal import first_try, goal_of
@@ -175,7 +175,7 @@ class _Rehearsal:
 
         def seconds(spec: TrainingSpec) -> float:
             federation, defense = spec.federation, build_defense(spec.defense)
-            rounds = len(states_of(defense, place.setting))  # some defenses stop early
+            rounds = len(Federation.of(defense, place.setting).history)  # some defenses stop early
             interim = federation.interim_samples or place.tested
             share = 1.0 if reads_losses(defense, federation) else min(1.0, interim / place.tested)
             evaluations = rounds // federation.evaluate_every * share + 2

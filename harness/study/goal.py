@@ -264,13 +264,13 @@ _COVERED_BY = {
 
 def _proved(spec: TrainingSpec, goal: Goal, root: Path) -> tuple[float, str]:
     """The least epsilon proved for the goal's unit or one that covers it, and that unit; infinite if none is proved."""
-    from leakgauge.harness.audit.claims import states_of
     from leakgauge.harness.core.contract import claim_of
+    from leakgauge.harness.federation.small import Federation
     from leakgauge.harness.study.prepare import prepare
 
     try:
         ready = prepare(spec, root)
-        states = list(states_of(ready.defense, ready.setting))
+        states = Federation.of(ready.defense, ready.setting).history
         claim = claim_of(ready.defense, states if goal.horizon == "run" else states[:1], ready.setting)
     except ValueError:  # the parameter is out of the defense's range
         return math.inf, ""
