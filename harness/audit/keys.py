@@ -175,10 +175,11 @@ class _Check:
     def send(self, cause: _Cause, federation: Federation | None = None) -> Sent:
         """The message of a client alone; the channel's noise is part of its private randomness."""
         round_ = (federation or self.federation).round(cause.number)
+        client = Client(cause.sender, cause.update, cause.memory, cause.private, cause.shared)
+        sent = send(round_, client, cause.private.child("channel"))
         own = self.defense.records(cause.sender) if isinstance(self.defense, OnTensors) else cause.sender.samples
         self.sizes.append((round_.setting.dim, round_.setting.clients, own, cause.number))
-        client = Client(cause.sender, cause.update, cause.memory, cause.private, cause.shared)
-        return send(round_, client, cause.private.child("channel"))
+        return sent
 
     def cause(self, number: int, client: int, memory: Any, federation: Federation | None = None) -> _Cause:
         """An update at half of the clip, and the keys of its message."""
