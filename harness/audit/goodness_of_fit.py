@@ -246,13 +246,7 @@ def _p_values(federation: _Aged, kinds: _Kinds, key: Key, study: Setting | None)
 
 
 def _max_norm(
-    defense: Defense[Any, Any],
-    like: Setting,
-    items: Sequence[_Item],
-    key: Key,
-    study: Setting | None,
-    *,
-    enough: bool,
+    defense: Defense[Any, Any], like: Setting, items: Sequence[_Item], key: Key, study: Setting | None, *, enough: bool
 ) -> dict[str, Sample]:
     """Discrete messages of updates at the clip, by the size of the update; `items` are messages of other updates.
 

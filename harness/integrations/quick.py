@@ -98,15 +98,7 @@ class Wire:
 
 
 _DIGITS = {"data": "digits", "model": "mlp-small"}
-CLIENTS: dict[str, Any] = {
-    "clients": 4,
-    "rounds": 2,
-    "samples": 240,
-    "test_samples": 200,
-    "algorithm": "fedsgd",
-    "batch": 16,
-    "lr": 0.1,
-}
+CLIENTS: dict[str, Any] = dict(clients=4, rounds=2, samples=240, test_samples=200, algorithm="fedsgd", batch=16, lr=0.1)
 
 
 @dataclass(frozen=True)
