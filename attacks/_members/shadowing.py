@@ -51,6 +51,7 @@ class Shadowing(NamedTuple):
         inside: [m, p] bool, which model was trained on which record.
         candidates: [m, n] bool, which model was trained on which candidate; all False if the pool has no candidates.
         aside: auxiliary records outside the pool.
+        pairs: [m] int64, the number of each model's pair; the two of a pair share as few records as possible.
     """
 
     models: Tensor
@@ -58,6 +59,7 @@ class Shadowing(NamedTuple):
     inside: Tensor
     candidates: Tensor
     aside: Examples
+    pairs: Tensor
 
 
 class ByShadows(Attack):
@@ -137,7 +139,7 @@ def shadow(observation: Observation, key: Key, *, runs: int, online: bool, simul
         raise ValueError(f"expected at least 1 shadow model that did not diverge, got 0 of {runs}")
     inside = inside[usable]
     candidates = inside[:, :n] if online else torch.zeros(len(inside), n, dtype=torch.bool)
-    return Shadowing(final[usable], pool, inside, candidates, aside)
+    return Shadowing(final[usable], pool, inside, candidates, aside, torch.arange(runs)[usable] // 2)
 
 
 def outputs(task: Task, models: Sequence[Tensor] | Tensor, x: Tensor) -> Tensor:

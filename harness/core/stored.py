@@ -45,7 +45,10 @@ OMITTED: dict[str, object] = {
 }
 """Fields added after results were stored, each with the value at which it is left out."""
 
-PARAMETERS: dict[str, dict[str, object]] = {"sqsgd": {"reclip": True}}
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "rmia": {"temperature": 1.0, "variant": "online"},
+    "sqsgd": {"reclip": True},
+}
 """Parameters of defenses and attacks that were added after results were stored, as in `OMITTED`."""
 
 INFINITE = {

@@ -26,6 +26,7 @@ from leakgauge.harness.core.contract import Attack, Defense
 from leakgauge.harness.core.errors import UnknownNameError, suggestion, unknown
 from leakgauge.harness.core.result import PartInfo
 from leakgauge.harness.core.sinks import line
+from leakgauge.harness.core.stored import PARAMETERS
 
 Kind = Literal["defense", "attack"]
 P = TypeVar("P")
@@ -196,13 +197,13 @@ def explain(item: Any, known: Collection[str] = ()) -> tuple[str, str]:
 
 def build_defense(spec: PartSpec) -> Defense[Any, Any]:
     """The defense that a specification names."""
-    built: Defense[Any, Any] = build("defense", spec.name, spec.parameters)
+    built: Defense[Any, Any] = build("defense", spec.name, PARAMETERS.get(spec.name, {}) | spec.parameters)
     return built
 
 
 def build_attack(spec: PartSpec) -> Attack:
     """The attack that a specification names."""
-    built: Attack = build("attack", spec.name, spec.parameters)
+    built: Attack = build("attack", spec.name, PARAMETERS.get(spec.name, {}) | spec.parameters)
     return built
 
 
