@@ -33,7 +33,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -42,14 +42,14 @@ from membership_traffic import FEDERATION, WRONG, network
 from torch import Tensor
 from torch.nn.functional import interpolate, logsigmoid
 
-from leakgauge.attacks._members.scores import confidence, lira_offline, lira_online, rmia
-from leakgauge.attacks._members.shadowing import ShadowPlan, halves, outputs, train_shadows
+from leakgauge.attacks._members.scores import confidence
+from leakgauge.attacks._members.shadowing import Shadowing, ShadowPlan, halves, outputs, train_shadows
 from leakgauge.attacks.lira import LiRA
 from leakgauge.attacks.rmia import RMIA
 from leakgauge.defenses.none import NoDefense
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import FederationSpec, Target
-from leakgauge.harness.core.contract import Examples
+from leakgauge.harness.core.contract import Examples, Task
 from leakgauge.harness.core.result import Estimate
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import auc, mean, roc, tpr_at_fpr
@@ -79,26 +79,27 @@ ROC_POINTS = 200
 
 
 class Runs(NamedTuple):
-    """All models, used as targets or shadows: log odds of the true label, and the training records.
+    """All models, used as targets or shadows. A model is its number, and a record its place in the pool or after it.
 
-    inside: [runs, pool] bool, records that the model trained on; pool: [runs, pool], log odds in the pool; aside:
-    [runs, k], log odds outside the pool; right: [runs, pool] bool, whether the label was predicted.
+    inside: [runs, pool] bool, records that the model trained on; table: [runs, pool + k, classes], outputs in the pool
+    and outside it; y: [pool + k], labels.
     """
 
     inside: Tensor
-    pool: Tensor
-    aside: Tensor
-    right: Tensor
+    table: Tensor
+    y: Tensor
+
+    def outputs(self, model: Tensor, x: Tensor) -> Tensor:
+        """As `Task.outputs`: [n, classes] of a model on records x [n]."""
+        return self.table[int(model), x]
 
 
 class Seen(NamedTuple):
-    """Input of a statistic: log odds under the target [n] and its shadows [m, n], training records, and asides."""
+    """Input of a statistic: all runs, of which one is the target and some are its shadows."""
 
-    target: Tensor
-    shadow: Tensor
-    inside: Tensor
-    aside: Tensor
-    shadow_aside: Tensor
+    runs: Runs
+    target: int
+    shadows: list[int]
 
 
 class Rates(NamedTuple):
@@ -117,31 +118,31 @@ class Bar(NamedTuple):
     low: float
 
 
-def _lira(seen: Seen, attack: LiRA) -> Tensor:
-    """[n]: scores of LiRA with these parameters, from trained models."""
-    if attack.mode == "offline":
-        return lira_offline(seen.target, seen.shadow, seen.inside, attack.variance)
-    return lira_online(seen.target, seen.shadow, seen.inside, attack.variance, shrink=attack.shrink)
+def _scores(seen: Seen, attack: LiRA | RMIA) -> Tensor:
+    """[n]: scores of an attack with these parameters, from trained models."""
+    runs, rows = seen.runs, torch.tensor(seen.shadows)
+    size, places = runs.inside.shape[1], torch.arange(len(runs.y))
+    pool, aside = (Examples(places[part], runs.y[part]) for part in (slice(size), slice(size, None)))
+    trained = Shadowing(rows, pool, runs.inside[rows], runs.inside[rows], aside, rows // 2)
+    return attack.scores(cast(Task, runs), torch.tensor(seen.target), pool, trained)
 
 
-def _rmia(seen: Seen, attack: RMIA) -> Tensor:
-    """[n]: scores of RMIA with these parameters, from trained models."""
-    a = attack.offline_a if attack.mode == "offline" else None
-    target, shadow, aside, shadow_aside = (
-        phi.sigmoid() for phi in (seen.target, seen.shadow, seen.aside, seen.shadow_aside)
-    )
-    return rmia(target, shadow, seen.inside, aside, shadow_aside, offline_a=a)
+def _loss(seen: Seen) -> Tensor:
+    size = seen.runs.inside.shape[1]
+    return logsigmoid(confidence(seen.runs.table[seen.target, :size], seen.runs.y[:size]))
 
 
 LOSS = "loss"
 STATISTICS: dict[str, Callable[[Seen], Tensor]] = {
-    LOSS: lambda seen: logsigmoid(seen.target),
-    "LiRA": functools.partial(_lira, attack=LiRA()),
-    "LiRA, no shrinking": functools.partial(_lira, attack=LiRA(shrink=False)),
-    "LiRA, per example": functools.partial(_lira, attack=LiRA(variance="per-example", shrink=False)),
-    "LiRA, offline": functools.partial(_lira, attack=LiRA(mode="offline")),
-    "RMIA": functools.partial(_rmia, attack=RMIA()),
-    "RMIA, offline": functools.partial(_rmia, attack=RMIA(mode="offline")),
+    LOSS: _loss,
+    "LiRA": functools.partial(_scores, attack=LiRA()),
+    "LiRA, no shrinking": functools.partial(_scores, attack=LiRA(shrink=False)),
+    "LiRA, per example": functools.partial(_scores, attack=LiRA(variance="per-example", shrink=False)),
+    "LiRA, offline": functools.partial(_scores, attack=LiRA(mode="offline")),
+    "RMIA": functools.partial(_scores, attack=RMIA()),
+    "RMIA, online, 1": functools.partial(_scores, attack=RMIA(temperature=1.0, variant="online")),
+    "RMIA, online, 2": functools.partial(_scores, attack=RMIA(temperature=2.0, variant="online")),
+    "RMIA, offline": functools.partial(_scores, attack=RMIA(mode="offline")),
 }
 BARRED = ("LiRA", "RMIA")
 BARS = (Bar(4, 0.65, 0.07), Bar(63, 0.65, 0.10))
@@ -165,9 +166,7 @@ def train_runs(pool: Examples, rest: Examples, key: Key) -> Runs:
     inside = halves(key.child("halves"), 2 * pairs, len(pool.y), INSIDE)
     task = network()
     models = train_shadows(task, ShadowPlan(1, 1, PLAN), pool, inside, key.child("train"))
-    scores = outputs(task, models, pool.x)
-    aside = confidence(outputs(task, models, rest.x), rest.y)
-    return Runs(inside, confidence(scores, pool.y), aside, scores.argmax(-1) == pool.y)
+    return Runs(inside, outputs(task, models, torch.cat([pool.x, rest.x])), torch.cat([pool.y, rest.y]))
 
 
 def others(target: int, count: int, runs: int) -> list[int]:
@@ -185,8 +184,7 @@ def others(target: int, count: int, runs: int) -> list[int]:
 
 def look(runs: Runs, target: int, count: int) -> Seen:
     """The input of a statistic for one target with `count` shadows."""
-    rows = others(target, count, len(runs.inside))
-    return Seen(runs.pool[target], runs.pool[rows], runs.inside[rows], runs.aside[target], runs.aside[rows])
+    return Seen(runs, target, others(target, count, len(runs.inside)))
 
 
 def sides(scores: Tensor, members: Tensor) -> tuple[Numbers, Numbers]:
@@ -309,7 +307,8 @@ def main(arguments: Sequence[str]) -> int:
     scored = leave_one_out(runs)
     found = {which: rates(pairs) for which, pairs in scored.items()}
     judged = time.process_time()
-    share = [float(runs.right[side].double().mean()) for side in (runs.inside, ~runs.inside)]
+    right = runs.table[:, : len(pool.y)].argmax(-1) == pool.y
+    share = [float(right[side].double().mean()) for side in (runs.inside, ~runs.inside)]
     print(f"{len(runs.inside)} models in {trained - start:.1f} s, scored in {judged - trained:.1f} s")
     print(f"labels predicted: {share[0]:.3f} of members, {share[1]:.3f} of others")
     print(f"  {'':20}{'shadows':>7}  {'AUC':25}{'TPR at 1 %':25}{'TPR at 0.1 %':30}n: targets")

@@ -29,8 +29,8 @@ def noise(gain=0.0):
     """Models whose log odds are noise, plus `gain` for records inside."""
     inside = halves(KEY.child("halves"), RUNS, RECORDS, RECORDS // 2)
     phi = rng.normal(KEY.child("phi"), (RUNS, RECORDS), dtype=torch.float64) + gain * inside
-    aside = rng.normal(KEY.child("aside"), (RUNS, ASIDE), dtype=torch.float64)
-    return membership.Runs(inside, phi, aside, phi > 0)
+    phi = torch.cat([phi, rng.normal(KEY.child("aside"), (RUNS, ASIDE), dtype=torch.float64)], 1)
+    return membership.Runs(inside, torch.stack([phi, torch.zeros_like(phi)], -1), torch.zeros(RECORDS + ASIDE).long())
 
 
 def rates_of(auc, low):
@@ -41,25 +41,21 @@ def rates_of(auc, low):
 @pytest.mark.parametrize("count", [0, 1, 4, 16, 63, 64])
 def test_neither_a_target_nor_its_complement_is_its_shadow(count):
     runs = noise()
-    numbered = runs._replace(pool=torch.arange(float(RUNS))[:, None].expand(RUNS, RECORDS))
     for target in range(RUNS):
         assert torch.equal(runs.inside[target], ~runs.inside[target ^ 1])
-        seen = membership.look(numbered, target, count)
-        used = seen.shadow[:, 0].int().tolist()
+        used = membership.look(runs, target, count).shadows
         assert len(set(used)) == count
         assert not {target, target ^ 1} & set(used)
-        assert torch.equal(seen.inside, runs.inside[used])
-        assert torch.equal(seen.shadow_aside, runs.aside[used])
 
 
 @STATISTICS
 def test_the_complements_outputs_change_no_score(name):
     runs, target, statistic = noise(), 6, membership.STATISTICS[name]
-    planted = runs._replace(pool=runs.pool.clone(), aside=runs.aside.clone())
-    planted.pool[7], planted.aside[7] = 1e3, -1e3
+    planted = runs._replace(table=runs.table.clone())
+    planted.table[7, :, 0] = 1e3
     scores = [statistic(membership.look(one, target, 63)) for one in (runs, planted)]
     assert torch.equal(*scores)
-    planted.pool[8] = 1e3  # a run of another pair changes the scores of statistics with shadows
+    planted.table[8, :, 0] = 1e3  # a run of another pair changes the scores of statistics with shadows
     assert torch.equal(scores[0], statistic(membership.look(planted, target, 63))) == (name == "loss")
 
 
@@ -82,7 +78,7 @@ def test_noise_gives_chance_and_a_gain_does_not(gain, monkeypatch):
 def test_members_are_those_of_the_targets_own_half(monkeypatch):
     monkeypatch.setattr(membership, "STATISTICS", {"loss": membership.STATISTICS["loss"]})
     runs = noise()
-    runs = runs._replace(pool=runs.inside.double())
+    runs = runs._replace(table=torch.stack([runs.inside.double(), torch.zeros(RUNS, RECORDS)], -1))
     for members, others in membership.leave_one_out(runs)["loss", 0]:
         assert len(members) == len(others) == RECORDS // 2
         assert members.min() > others.max()
@@ -182,7 +178,7 @@ def test_every_part_runs_and_is_printed(tiny, tmp_path, monkeypatch, capsys):
     assert "MISSED" not in out
     printed = [line.split("  ")[1] for line in out.splitlines() if line.startswith("  ")]
     assert set(printed) >= {*membership.STATISTICS, *membership.ATTACKS}
-    assert (tmp_path / "roc.csv").read_text().count("\n") == 1 + 200 * (1 + 2 * 6)
+    assert (tmp_path / "roc.csv").read_text().count("\n") == 1 + 200 * (1 + 2 * 8)
 
 
 def test_a_missed_bar_ends_with_an_error(tiny, monkeypatch, capsys):
@@ -194,7 +190,7 @@ def test_a_missed_bar_ends_with_an_error(tiny, monkeypatch, capsys):
 def test_the_same_key_trains_the_same_models(tiny):
     pool, rest = membership.records(KEY)
     one, two = (membership.train_runs(Examples(*pool), rest, KEY) for _ in range(2))
-    assert torch.equal(one.pool, two.pool)
+    assert torch.equal(one.table, two.table)
     assert one.inside.shape == (8, 200)
-    assert one.aside.shape == (8, 1597)
-    assert not torch.equal(one.pool[0], one.pool[2])
+    assert one.table.shape == (8, 200 + 1597, 10)
+    assert not torch.equal(one.table[0], one.table[2])
