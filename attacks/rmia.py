@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -62,7 +62,7 @@ class RMIA(ByShadows):
     offline_a: float = 0.3
     simulate: bool = False
     temperature: float | Literal["auto"] = "auto"
-    variant: Mode | Literal["auto"] = "auto"
+    variant: Literal["auto", "online", "offline"] = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,7 +70,7 @@ class RMIA(ByShadows):
             raise ValueError(f"expected 0 <= offline_a <= 1, got offline_a={self.offline_a}")
         if self.temperature != "auto" and not 0 < float(self.temperature) < math.inf:
             raise ValueError(f"expected temperature > 0 or 'auto', got temperature={self.temperature}")
-        if self.variant not in (*get_args(Mode), "auto"):
+        if self.variant not in ("auto", "online", "offline"):
             raise ValueError(f"expected variant 'auto', 'online' or 'offline', got {self.variant!r}")
 
     def scores(self, task: Task, model: Vector, candidates: Examples, trained: Shadowing) -> Tensor:
