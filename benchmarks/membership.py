@@ -160,12 +160,12 @@ def records(key: Key) -> tuple[Examples, Examples]:
     return Examples(x[:POOL], y[:POOL]), Examples(x[POOL:], y[POOL:])
 
 
-def train_runs(pool: Examples, rest: Examples, key: Key) -> Runs:
+def train_runs(pool: Examples, rest: Examples, key: Key, plan: LocalPlan | None = None) -> Runs:
     """Train one pair of models per target, or as many pairs as the largest number of shadows needs."""
     pairs = max(TARGETS, 1 + -(-max(SHADOWS) // 2))
-    inside = halves(key.child("halves"), 2 * pairs, len(pool.y), INSIDE)
+    inside = halves(key.child("halves"), 2 * pairs, len(pool.y), len(pool.y) // 2)
     task = network()
-    models = train_shadows(task, ShadowPlan(1, 1, PLAN), pool, inside, key.child("train"))
+    models = train_shadows(task, ShadowPlan(1, 1, plan or PLAN), pool, inside, key.child("train"))
     return Runs(inside, outputs(task, models, torch.cat([pool.x, rest.x])), torch.cat([pool.y, rest.y]))
 
 

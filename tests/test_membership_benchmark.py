@@ -18,7 +18,7 @@ from tests.by_rows import by_rows
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
-    membership = importlib.import_module("membership")
+    membership, pools = (importlib.import_module(name) for name in ("membership", "membership_pools"))
 
 KEY = Key(0)
 RUNS, RECORDS, ASIDE = 66, 200, 20
@@ -194,3 +194,22 @@ def test_the_same_key_trains_the_same_models(tiny):
     assert one.inside.shape == (8, 200)
     assert one.table.shape == (8, 200 + 1597, 10)
     assert not torch.equal(one.table[0], one.table[2])
+
+
+def test_pools_are_compared_with_the_bars(tiny, monkeypatch, capsys):
+    monkeypatch.setattr(pools, "EPOCHS", {"digits": 1})
+    monkeypatch.setattr(pools, "BARS", {"digits": {2: (0.0, 0.0), 4: (1.01, 0.0)}})
+    assert pools.main(["digits", "7", "8"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 * 5
+    assert lines[0].endswith("reached")
+    assert lines[5].endswith("MISSED")
+
+
+def test_the_peers_score_counts_other_records():
+    runs = noise()
+    seen = membership.look(runs, 0, 4)
+    p = (runs.table[..., 0] / 2).sigmoid()
+    ratio = p[0] / (p[seen.shadows].mean(0) + 1e-6)
+    expected = [(2 * ratio[RECORDS:] < one).sum() for one in ratio[:RECORDS]]
+    assert pools.peer(seen).tolist() == expected
