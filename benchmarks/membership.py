@@ -140,8 +140,8 @@ STATISTICS: dict[str, Callable[[Seen], Tensor]] = {
     "LiRA, per example": functools.partial(_scores, attack=LiRA(variance="per-example", shrink=False)),
     "LiRA, offline": functools.partial(_scores, attack=LiRA(mode="offline")),
     "RMIA": functools.partial(_scores, attack=RMIA()),
-    "RMIA, online, 1": functools.partial(_scores, attack=RMIA(temperature=1.0, variant="online")),
-    "RMIA, online, 2": functools.partial(_scores, attack=RMIA(temperature=2.0, variant="online")),
+    "RMIA, online, 1": functools.partial(_scores, attack=RMIA(temperature=1.0, variant="online", weight=0.5)),
+    "RMIA, online, 2": functools.partial(_scores, attack=RMIA(temperature=2.0, variant="online", weight=0.5)),
     "RMIA, offline": functools.partial(_scores, attack=RMIA(mode="offline")),
 }
 BARRED = ("LiRA", "RMIA")

@@ -36,8 +36,8 @@ EPOCHS = {"digits": 40, "fashion_mnist": 28}
 BARS = {"digits": {4: (0.680, 0.095), 16: (0.688, 0.106)}, "fashion_mnist": {4: (0.649, 0.048), 16: (0.658, 0.060)}}
 ATTACKS = {
     "default": RMIA(),
-    "online, 1": RMIA(temperature=1.0, variant="online"),
-    "online, 2": RMIA(temperature=2.0, variant="online"),
+    "online, 1": RMIA(temperature=1.0, variant="online", weight=0.5),
+    "online, 2": RMIA(temperature=2.0, variant="online", weight=0.5),
     "offline, 1": RMIA(temperature=1.0, variant="offline"),
 }
 

@@ -155,6 +155,7 @@ START = "expected start 'normal' or 'uniform', got 'zero'"
     ("rmia", {"shadows": 1}, "expected shadows >= 2, got shadows=1"),
     ("rmia", {"offline_a": 1.5}, "expected 0 <= offline_a <= 1, got offline_a=1.5"),
     ("rmia", {"temperature": 0.0}, "expected temperature > 0 or 'auto', got temperature=0.0"),
+    ("rmia", {"weight": 1.5}, "expected 0 <= weight <= 1 or 'auto', got weight=1.5"),
     ("rmia", {"variant": "on"}, "expected variant 'auto', 'online' or 'offline', got 'on'"),
     ("shadow-classifier", {"shadows": 0}, "expected shadows >= 1, got shadows=0"),
     ("loss-trajectory", {"statistic": "rank"}, "expected statistic 'loss' or 'confidence', got 'rank'"),

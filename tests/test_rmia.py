@@ -17,7 +17,10 @@ from tests.by_rows import by_rows
 from tests.test_shadow_attacks import TASK, brief, observed
 
 KEY = Key(5)
-OLD = {"online": RMIA(temperature=1.0, variant="online"), "offline": RMIA("offline", temperature=1.0)}
+OLD = {
+    "online": RMIA(temperature=1.0, variant="online", weight=0.5),
+    "offline": RMIA("offline", temperature=1.0, weight=0.5),
+}
 
 
 class Planted:
@@ -60,9 +63,11 @@ def area(scores, members):
 @by_rows((0.3, 1.0), (0.6, 2.0), (2.0, 3.0))
 def test_mock_targets_choose_the_temperature_that_is_best_for_a_target(scale, best):
     world, rows = planted(18, scale), list(range(2, 18))
-    assert RMIA(variant="online").choose(world, world.shadowing(rows)) == (best, None)
+    assert RMIA(variant="online", weight=0.5).choose(world, world.shadowing(rows)) == (best, None, 0.5)
     areas = {
-        temperature: area(world.scores(RMIA(temperature=temperature, variant="online"), 0, rows), world.inside[0])
+        temperature: area(
+            world.scores(RMIA(temperature=temperature, variant="online", weight=0.5), 0, rows), world.inside[0]
+        )
         for temperature in (1.0, 1.5, 2.0, 3.0)
     }
     assert max(areas, key=areas.get) == best
@@ -71,9 +76,9 @@ def test_mock_targets_choose_the_temperature_that_is_best_for_a_target(scale, be
 @by_rows((0.0, None), (8.0, 0.3))
 def test_mock_targets_choose_the_variant(noisy, best):
     world, rows = planted(6, 0.6, noisy), list(range(2, 6))
-    assert RMIA(temperature=2.0).choose(world, world.shadowing(rows)) == (2.0, best)
+    assert RMIA(temperature=2.0, weight=0.5).choose(world, world.shadowing(rows)) == (2.0, best, 0.5)
     areas = {
-        variant: area(world.scores(RMIA(temperature=2.0, variant=variant), 0, rows), world.inside[0])
+        variant: area(world.scores(RMIA(temperature=2.0, variant=variant, weight=0.5), 0, rows), world.inside[0])
         for variant in ("online", "offline")
     }
     assert max(areas, key=areas.get) == ("online" if best is None else "offline")
@@ -85,7 +90,8 @@ def test_another_membership_of_the_target_leaves_the_choice_and_the_scores_of_ot
     mixed = torch.where(torch.arange(3000)[:, None] % 2 == 1, world.table[0], world.table[1])
     world.table = torch.cat([world.table, mixed[None]])
     first, second, third = (world.scores(RMIA(), target, rows) for target in (0, 1, 18))
-    assert torch.equal(first, world.scores(RMIA(temperature=2.0, variant="online"), 0, rows))
+    temperature, _, weight = RMIA().choose(world, world.shadowing(rows))
+    assert torch.equal(first, world.scores(RMIA(temperature=temperature, variant="online", weight=weight), 0, rows))
     assert torch.equal(third[1::2], first[1::2])
     assert torch.equal(third[::2], second[::2])
     assert not torch.equal(first, second)
@@ -94,8 +100,9 @@ def test_another_membership_of_the_target_leaves_the_choice_and_the_scores_of_ot
 def test_a_federation_with_other_members_gets_the_same_choice():
     scores = [RMIA().run(brief(observed(first)), KEY).scores for first in (0, 1000)]
     trained = shadow(brief(observed()), KEY, runs=4, online=True, simulate=False)
-    temperature, offline_a = RMIA().choose(TASK, trained)
-    fixed = RMIA(temperature=temperature, variant="online" if offline_a is None else "offline")
+    temperature, offline_a, weight = RMIA().choose(TASK, trained)
+    variant = "online" if offline_a is None else "offline"
+    fixed = RMIA(temperature=temperature, variant=variant, weight=weight)
     for first, own in zip((0, 1000), scores, strict=True):
         assert torch.equal(own, fixed.run(brief(observed(first)), KEY).scores)
 
@@ -114,21 +121,21 @@ def test_the_parameters_of_earlier_versions_give_their_scores(mode):
 @pytest.mark.parametrize("mode", OLD)
 def test_a_stored_cell_keeps_its_name_and_its_attack(mode):
     stated = {"mode": mode, "offline_a": 0.3, "shadows": 4, "simulate": False}
-    cell = PartSpec("rmia", stated | {"temperature": 1.0, "variant": "online"})
+    cell = PartSpec("rmia", stated | {"temperature": 1.0, "variant": "online", "weight": 0.5})
     assert cell == PartSpec("rmia", stated)
-    assert registry.build_attack(cell) == dataclasses.replace(OLD[mode], variant="online")
+    assert registry.build_attack(cell) == dataclasses.replace(OLD[mode], variant="online", weight=0.5)
     now = PartSpec("rmia", registry.defaults("attack", "rmia"))
     assert now.parameters["temperature"] == now.parameters["variant"] == "auto"
     assert registry.build_attack(now) == RMIA()
 
 
 @by_rows(
-    ([0, 1], {}, (1.5, None)),
-    ([0, 2], {}, (1.5, None)),
-    ([0, 1], {"mode": "offline"}, (1.5, 0.3)),
-    ([0, 1], {"temperature": 2.0}, (2.0, None)),
-    ([0, 1], {"variant": "offline"}, (1.5, 0.3)),
-    ([0, 1, 2, 3], {"mode": "offline", "temperature": 1.0, "variant": "online"}, (1.0, 0.3)),
+    ([0, 1], {}, (1.5, None, 0.4)),
+    ([0, 2], {}, (1.5, None, 0.4)),
+    ([0, 1], {"mode": "offline"}, (1.5, 0.3, 0.5)),
+    ([0, 1], {"temperature": 2.0}, (2.0, None, 0.4)),
+    ([0, 1], {"variant": "offline"}, (1.5, 0.3, 0.5)),
+    ([0, 1, 2, 3], {"mode": "offline", "temperature": 1.0, "variant": "online"}, (1.0, 0.3, 0.5)),
 )
 def test_without_two_shadows_of_other_pairs_the_usual_parameters_hold(rows, parameters, expected):
     world = planted(4)

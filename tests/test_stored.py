@@ -17,7 +17,7 @@ from tests.test_integrity import study
 
 PLAIN = TrainingSpec(TaskSpec("digits", "mlp-small"), FederationSpec(), PartSpec("none"), 0)
 SQSGD = dataclasses.replace(PLAIN, defense=PartSpec("sqsgd", {"epsilon": 8.0, "reclip": True}))
-RMIA = {"mode": "online", "shadows": 4, "offline_a": 0.3, "simulate": False, "temperature": 1.0, "variant": "online"}
+RMIA = {"mode": "online", "shadows": 4, "offline_a": 0.3, "simulate": False}
 MALICE = dataclasses.replace(PLAIN, malice=Malice(PartSpec("imprint", {"bins": 3}), Target(round=1)))
 IDS = {
     "a4f2635299526f43": PLAIN,
@@ -27,7 +27,12 @@ IDS = {
     "611be34584163562": dataclasses.replace(SQSGD, defense=PartSpec("sqsgd", {"reclip": False})),
     "50c62ed90f015ae0": MALICE,
     "e1e8c54f7f3ffdb5": Cell(PLAIN, PartSpec("map", {"evaluations": 500}), Target(), "server+labels"),
-    "fbfa3e27fb1161e6": Cell(PLAIN, PartSpec("rmia", RMIA), Target(kind="members", count=3), "public"),
+    "fbfa3e27fb1161e6": Cell(
+        PLAIN,
+        PartSpec("rmia", RMIA | {"temperature": 1.0, "variant": "online", "weight": 0.5}),
+        Target(kind="members", count=3),
+        "public",
+    ),
     "27419fff549ad0a5": Cell(PLAIN, PartSpec("prior"), Target(count=3, batch=2), "server", limit=False),
 }
 """Ids of stored results. A change of code must leave them: results would no longer be found."""

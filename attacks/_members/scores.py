@@ -218,6 +218,7 @@ def rmia(
     population_shadow_p: Tensor,
     *,
     offline_a: float | None = None,
+    weight: float = 0.5,
 ) -> Tensor:
     """log(p_t(x) / p(x)), minus the median of the same quantity over the population.
 
@@ -234,8 +235,9 @@ def rmia(
         population_p: [k], like `target_p`, for records that neither the shadows nor the federation trained on; with k =
             0, nothing is subtracted.
         population_shadow_p: [m, k].
-        offline_a: None: p(x) = (mean_in + mean_out) / 2. Otherwise the shadows inside are ignored, and
+        offline_a: None: p(x) = weight mean_in + (1 - weight) mean_out. Otherwise the shadows inside are ignored, and
             p(x) = ((1 + a) mean_out + 1 - a) / 2, also for z.
+        weight: 1/2 in the source.
 
     Returns:
         [n] float64. Records missing on one side are treated as in `lira_online`, with probabilities. Probabilities
@@ -252,7 +254,7 @@ def rmia(
     mean_in, mean_out = _means(inner, outer)
     if offline_a is None:
         _some(inner, "inside")
-        p, p_aside = (mean_in + mean_out) / 2, aside.mean
+        p, p_aside = weight * mean_in + (1 - weight) * mean_out, aside.mean
     else:
         p, p_aside = (((1 + offline_a) * mean + 1 - offline_a) / 2 for mean in (mean_out, aside.mean))
     ratios, of_population = (

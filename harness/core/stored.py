@@ -46,7 +46,7 @@ OMITTED: dict[str, object] = {
 """Fields added after results were stored, each with the value at which it is left out."""
 
 PARAMETERS: dict[str, dict[str, Any]] = {
-    "rmia": {"temperature": 1.0, "variant": "online"},
+    "rmia": {"temperature": 1.0, "variant": "online", "weight": 0.5},
     "sqsgd": {"reclip": True},
 }
 """Parameters of defenses and attacks that were added after results were stored, as in `OMITTED`."""
