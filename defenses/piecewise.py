@@ -90,6 +90,10 @@ class _Output(NamedTuple):
         best = self._blurred(blur, torch.zeros((), dtype=torch.float64))
         return (best / self._blurred(blur, distance)).log()
 
+    def exact(self, y: Tensor, t: Tensor) -> Tensor:
+        """-ln of the density at t, minus its least value: 0, or epsilon; y was rounded to float32."""
+        return self.epsilon * ((t - y * (1 - self.tail)).abs() > self.tail + 1e-6 * self.bound)
+
     def _blurred(self, blur: float, distance: Tensor) -> Tensor:
         width = torch.tensor(2 * self.tail * blur, dtype=torch.float64)
         window = torch.atan2(width, blur**2 - self.tail**2 + distance.square()) / math.pi
@@ -240,6 +244,15 @@ class Piecewise(Defense[None, None]):
             return outsider
         positions = torch.stack([self.positions(dim, key) for key in links.shared])
         return lambda u: distribution.misfit(sent, self._scaled(u.double().gather(-1, positions))).sum(-1).to(u.dtype)
+
+    def exact_likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
+        """-ln of the two-level density; as `likelihood` without the shared key."""
+        if links.shared is None:
+            return self.likelihood(state, received, links)
+        distribution, dim = self.output_distribution(links.setting.dim), links.setting.dim
+        sent = torch.stack([self._read(wire, links.setting) for wire in received])
+        positions = torch.stack([self.positions(dim, key) for key in links.shared])
+        return lambda u: distribution.exact(sent, self._scaled(u.double().gather(-1, positions))).sum(-1).to(u.dtype)
 
     def error_variance(self, state: None, received: Sequence[bytes], links: Links) -> Tensor:
         """PM's least variance, that at zero, for sent coordinates; infinite for others and without the shared key."""

@@ -179,6 +179,7 @@ class Target:
             other defense, the same images belong to `count` times `users` separate victims.
         client: for `members`, the client in whose data membership is in question; None: any client.
         outside: for `members`, the number of non-members; None: `count`.
+        among: the number of candidates of a lineup, the true record included; fewer if its label has fewer records.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
@@ -190,6 +191,7 @@ class Target:
     users: int = 1
     client: int | None = None
     outside: int | None = None
+    among: int = 100
 
     def __post_init__(self) -> None:
         members = self.kind == "members"
@@ -201,7 +203,16 @@ class Target:
             raise ValueError(f"expected `round`, the first round, with rounds={self.rounds}, got none")
         if not members and (self.client, self.outside) != (None, None):
             raise ValueError(f"expected no client and no outside with kind={self.kind!r}")
-        least_values = {"round": 0, "client": 0, "count": 1, "batch": 1, "rounds": 1, "users": 1, "outside": 1}
+        least_values = {
+            "round": 0,
+            "client": 0,
+            "count": 1,
+            "batch": 1,
+            "rounds": 1,
+            "users": 1,
+            "outside": 1,
+            "among": 2,
+        }
         for name, least in least_values.items():
             value = getattr(self, name)
             if value is not None and value < least:

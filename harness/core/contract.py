@@ -27,6 +27,7 @@ from leakgauge.harness.core.defense import Sender as Sender
 from leakgauge.harness.core.defense import Setting as Setting
 from leakgauge.harness.core.defense import claim_of as claim_of
 from leakgauge.harness.core.defense import likelihood_of as likelihood_of
+from leakgauge.harness.core.defense import log_likelihoods as log_likelihoods
 from leakgauge.harness.core.device import moved
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.table import Column
@@ -165,6 +166,9 @@ class Observation:
         suspect: the client in whose data membership is in question; None: in any client's data.
         others: data of the clients that are not attacked, by client number, without the victims' rows.
         labels: the labels of each victim's images, sorted; only if granted.
+        lineups: for each victim and each record in question, its candidates in random order, all of one label; only if
+            granted.
+        mates: for each victim, the other records of its message; only if granted.
         device: where the adversary searches and trains; all tensors of the observation are on the CPU.
     """
 
@@ -183,6 +187,8 @@ class Observation:
     suspect: int | None = None
     others: Mapping[int, Examples] | None = None
     labels: tuple[Tensor, ...] | None = None
+    lineups: tuple[tuple[Examples, ...], ...] | None = None
+    mates: tuple[Examples, ...] | None = None
     device: str = "cpu"
 
     @property
@@ -203,7 +209,10 @@ class Observation:
         processor.
         """
         auxiliary = None if self.auxiliary is None else self.auxiliary.double()
-        return dataclasses.replace(self._with_params(Tensor.double), auxiliary=auxiliary)
+        lineups = self.lineups and tuple(tuple(lineup.double() for lineup in each) for each in self.lineups)
+        mates = self.mates and tuple(each.double() for each in self.mates)
+        exact = self._with_params(Tensor.double)
+        return dataclasses.replace(exact, auxiliary=auxiliary, lineups=lineups, mates=mates)
 
     def _with_params(self, change: Callable[[Vector], Vector]) -> Observation:
         def changed(model: Snapshot) -> Snapshot:
@@ -223,6 +232,8 @@ class Observation:
             messages=None if self.messages is None else part(self.messages),
             later=tuple(observed._replace(messages=part(observed.messages)) for observed in self.later),
             labels=None if self.labels is None else tuple(self.labels[i] for i in victims),
+            lineups=None if self.lineups is None else tuple(self.lineups[i] for i in victims),
+            mates=None if self.mates is None else tuple(self.mates[i] for i in victims),
         )
 
 
@@ -259,13 +270,45 @@ class Membership(NamedTuple):
     scores: Tensor
 
 
+class Candidates(NamedTuple):
+    """Log likelihoods of the candidates of one record, up to a common constant; float64.
+
+    scores: [k], in the order of the lineup; references: [r], of other records of the label, which are no candidates.
+    fits: [k], by how much the message is likelier than messages of the adversary's own that carry the candidate; NaN
+        for all but the two likeliest candidates.
+    """
+
+    scores: Tensor
+    references: Tensor
+    fits: Tensor
+
+
+class Named(NamedTuple):
+    """For each victim, the candidates of each of its records in question.
+
+    exact: whether the scores are the log likelihoods of the whole message; otherwise a better test may exist.
+    """
+
+    records: tuple[tuple[Candidates, ...], ...]
+    exact: bool
+
+    @property
+    def among(self) -> int:
+        """The number of candidates in the smallest lineup."""
+        return min(len(candidates.scores) for each in self.records for candidates in each)
+
+
+Answer = Reconstruction | Labels | Membership | Named
+"""What an attack returns."""
+
+
 @dataclass(frozen=True)
 class Attack(ABC):
     """A frozen dataclass whose fields are its parameters; concrete classes are final."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     kind: ClassVar[str]
-    """`reconstruction`, `labels` or `membership`."""
+    """`reconstruction`, `labels`, `membership` or `lineup`."""
 
     floor: ClassVar[bool] = False
     """Whether it uses nothing that the defense protects; it is then a control, not an attack."""
@@ -301,7 +344,7 @@ class Attack(ABC):
         return None
 
     @abstractmethod
-    def run(self, seen: Observation, key: Key) -> Reconstruction | Labels | Membership:
+    def run(self, seen: Observation, key: Key) -> Answer:
         """Attack an observation. If the attack diverges on a victim, its guess has a `failure`; nothing is raised."""
 
     def parameters(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -274,6 +274,10 @@ class Evidence(Generic[S, M]):
         """
         raise NoLikelihood(f"{type(self).__name__} states no likelihood, which this needs; write `likelihood`")
 
+    def exact_likelihood(self, state: S, received: Sequence[bytes], links: Links) -> Likelihood:
+        """The likelihood for tests between given updates, as `likelihood`, which may be smoothed for searches."""
+        return self.likelihood(state, received, links)
+
     def plaintext_statistic(self, updates: Tensor, setting: Setting) -> Tensor:
         """[n, h] numbers that messages of updates [n, d] show without noise, such as a norm; differentiable.
 
@@ -470,6 +474,42 @@ def likelihood_of(defense: Evidence[Any, Any], state: Any, received: Sequence[by
         name = type(defense).__name__
         raise NoLikelihood(f"expected a function of updates from {name}.likelihood, got {stated!r}")
     score: Likelihood = stated
+    return score
+
+
+def log_likelihoods(
+    defense: Evidence[Any, Any], state: Any, received: bytes, link: Link, together: int
+) -> Callable[[Tensor], Tensor]:
+    """A function of many updates [n, d], or [n, users, d] of a sum: their log likelihoods [n], up to a constant.
+
+    All are given the same message, which is read once. They are in double precision, if the defense's function takes
+    it: the numbers of a long message add up to more digits than single precision has.
+
+    Args:
+        together: the number of updates for which the defense is asked at once.
+
+    Raises:
+        NoLikelihood: as `likelihood_of`.
+    """
+    shared = None if link.shared is None else [link.shared] * together
+    links = Links(link.setting, [link.sender] * together, shared)
+    stated = defense.exact_likelihood(state, [received] * together, links)
+    if not callable(stated):
+        raise NoLikelihood(
+            f"expected a function of updates from {type(defense).__name__}.exact_likelihood, got {stated!r}"
+        )
+
+    def score(updates: Tensor) -> Tensor:
+        rows = []
+        for part in torch.split(updates, together):
+            whole = torch.cat([part, part[-1:].expand(together - len(part), *part.shape[1:])])
+            try:
+                misfit = stated(whole.double())
+            except RuntimeError:  # of a function for single precision
+                misfit = stated(whole)
+            rows.append(-misfit[: len(part)].double())
+        return torch.cat(rows).nan_to_num(-math.inf, -math.inf, -math.inf)
+
     return score
 
 

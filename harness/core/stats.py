@@ -129,6 +129,23 @@ def of_items(name: str, values: Values) -> Estimate:
     return mean(name, values)
 
 
+def over_groups(name: str, values: Sequence[float], sizes: Sequence[int], *, note: str = "") -> Estimate:
+    """The mean of items; if groups of items, such as records of one message, are larger than one, Student's interval
+    is over the groups' means.
+
+    Args:
+        sizes: the number of items of each group, in order.
+    """
+    if max(sizes, default=1) == 1:
+        return replace(of_items(name, values), note=note)
+    groups = np.split(np.asarray(values, np.float64), np.cumsum(sizes)[:-1])
+    inner = mean(name, [float(np.mean(group)) for group in groups], note=note)
+    value = float(np.mean(values))
+    return replace(
+        inner, value=value, n=len(values), method=f"mean, Student t over {len(groups)} messages", values=tuple(values)
+    )
+
+
 def pool(estimates: Sequence[Estimate]) -> Estimate:
     """One estimate of one metric over seeds.
 

@@ -42,6 +42,7 @@ OMITTED: dict[str, object] = {
     "TrainingSpec.malice": None,
     "TrainingSpec.strict": False,
     "Cell.limit": True,
+    "Target.among": 100,
 }
 """Fields added after results were stored, each with the value at which it is left out."""
 

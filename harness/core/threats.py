@@ -56,8 +56,12 @@ ANYBODY = seeing(LISTED)
 EAVESDROPPERS = seeing(LISTED - {"shared"}, some={"messages"})
 """Hear messages without the server's keys, with a receiver of their own."""
 
-GRANTS = frozenset({"labels", "broadcast"})
-"""Side knowledge or powers that a study grants to an adversary by name, as in `server+labels`."""
+GRANTS = frozenset({"labels", "broadcast", "lineup", "mates"})
+"""Side knowledge or powers that a study grants to an adversary by name, as in `server+labels`.
+
+`lineup`: for each record behind a message, candidates of the same label, one of which is the record. `mates`: all other
+records of the message; then only its first record is in question.
+"""
 
 # A grant that names the data set of the (unlabeled) auxiliary data, as in `server+auxiliary=fashion_mnist`
 _OTHER = "auxiliary="

@@ -22,6 +22,9 @@ from leakgauge.harness.federation.round import Client, Round
 from leakgauge.harness.learn.batch import Engine, Indices, Work, train_clients
 from leakgauge.harness.learn.tasks import ModelTask
 
+NEAR_COPY = 1e-3
+"""MSE between two inputs below which they are near-copies."""
+
 IN_CANDIDATE_SET = 100
 """Size of the set among which a reconstruction must identify its true input; smaller if the data are fewer."""
 
@@ -67,6 +70,7 @@ class Truth:
         note: a remark for the reader on the choice of candidates.
         alike: whether members and non-members are drawn from the same records, uniformly.
         pool: [n, ...] all training inputs; None for membership.
+        places: for each victim, where the true record is in each of its lineups.
         candidate_sets: for each victim [b, k]: rows of the pool that no victim sent, k for each of its inputs; empty if
             there are no such rows. A reconstruction identifies its input if it is nearer to the input than to all of
             these rows.
@@ -78,6 +82,7 @@ class Truth:
     alike: bool = False
     pool: Tensor | None = None
     candidate_sets: tuple[Indices, ...] = ()
+    places: tuple[tuple[int, ...], ...] = ()
 
     @property
     def rivals(self) -> int:
@@ -104,15 +109,17 @@ def observe(federation: TrainedFederation, view: View, target: Target) -> tuple[
         return _members(federation, view, target)
     made = _probes(federation, view, target) if target.kind == "probe" else _real_messages(federation, view, target)
     observed_rounds, victims, rows, senders = made
+    lineups, places, note = _lineups(federation, view, victims, rows, target.among)
     observation = dataclasses.replace(
         _base(federation, view, observed_rounds),
         auxiliary=_auxiliary(federation, view, federation.test),
         others=_others(federation, rows, senders) if "others" in view.sees else None,
         labels=tuple(victim.y.sort().values for victim in victims) if "labels" in view.sees else None,
+        lineups=lineups if "lineup" in view.sees else None,
+        mates=tuple(Examples(*(part[1:] for part in victim)) for victim in victims) if "mates" in view.sees else None,
     )
-    return observation, Truth(
-        victims, pool=federation.train.x, candidate_sets=_candidate_sets(federation, victims, rows)
-    )
+    candidate_sets = _candidate_sets(federation, victims, rows)
+    return observation, Truth(victims, note=note, pool=federation.train.x, candidate_sets=candidate_sets, places=places)
 
 
 def _members(federation: TrainedFederation, view: View, target: Target) -> tuple[Observation, Truth]:
@@ -215,6 +222,44 @@ def _candidate_sets(federation: TrainedFederation, victims: Sequence[Examples], 
         each = [others[rng.subset(key.child(number), len(others), count)] for number in numbers]
         candidate_sets.append(np.stack(each))
     return tuple(candidate_sets)
+
+
+def _lineups(
+    federation: TrainedFederation, view: View, victims: Sequence[Examples], rows: Indices, among: int
+) -> tuple[tuple[tuple[Examples, ...], ...], tuple[tuple[int, ...], ...], str]:
+    """For each record in question: candidates of its label in random order, the place of the record, and a note.
+
+    Rivals are drawn from the training records that no victim sent. The labels of a regression count as equal within a
+    tenth of all records.
+    """
+    if "lineup" not in view.sees:
+        return (), (), ""
+    key, labels = federation.key.child("lineup"), federation.train.y
+    if labels.is_floating_point():
+        labels = torch.bucketize(labels, torch.quantile(labels.double(), torch.linspace(0, 1, 11)[1:-1].double()))
+    free = np.setdiff1d(np.arange(len(labels)), rows)
+    alike = {int(label): free[(labels[free] == label).numpy()] for label in torch.unique(labels[rows])}
+    lineups, places, start, copies = list[tuple[Examples, ...]](), list[tuple[int, ...]](), 0, 0
+    least = among
+    for victim in victims:
+        numbers = rows[start : start + (1 if "mates" in view.sees else len(victim.y))]
+        asked = list[tuple[Examples, int]]()
+        for number in numbers:
+            own, rivals = key.child(int(number)), alike[int(labels[number])]
+            chosen = rivals[rng.subset(own.child("rivals"), len(rivals), min(among - 1, len(rivals)))]
+            order = rng.permutation(own.child("order"), 1 + len(chosen))
+            lineup = federation.rows(np.append(number, chosen)[order])
+            place = int(np.flatnonzero(order == 0)[0])
+            off = (lineup.x - lineup.x[place]).square().flatten(1).mean(1)
+            copies += int((off < NEAR_COPY).sum()) - 1
+            least = min(least, len(lineup.y))
+            asked.append((lineup, place))
+        lineups.append(tuple(lineup for lineup, _ in asked))
+        places.append(tuple(place for _, place in asked))
+        start += len(victim.y)
+    notes = [f"a label has too few records: the smallest lineup has {least}"] if least < among else []
+    notes += [f"{copies} candidates nearly equal their true record (MSE < {NEAR_COPY:g})"] if copies else []
+    return tuple(lineups), tuple(places), "; ".join(notes)
 
 
 def _observed(federation: TrainedFederation, number: int, messages: Sequence[Message], view: View) -> ObservedRound:

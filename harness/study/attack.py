@@ -27,7 +27,9 @@ from leakgauge.harness.audit.limit import Limit, NoLimit, limits
 from leakgauge.harness.audit.weights import suspicious
 from leakgauge.harness.core.cell import Cell, Target
 from leakgauge.harness.core.contract import (
+    Answer,
     Attack,
+    Candidates,
     Defense,
     Guess,
     Labels,
@@ -35,6 +37,7 @@ from leakgauge.harness.core.contract import (
     Link,
     Links,
     Membership,
+    Named,
     Observation,
     Reconstruction,
     Sender,
@@ -59,6 +62,7 @@ from leakgauge.harness.study.prepare import StoredTraining, attack_key, claimed,
 from leakgauge.harness.study.score import (
     score_labels,
     score_limits,
+    score_lineup,
     score_membership,
     score_promise,
     score_reconstruction,
@@ -85,9 +89,10 @@ class BatchedCells(Wrapper[Any, Any]):
     delegated: ClassVar[str] = "local step_noise training_noise superposes"
     default: ClassVar[str] = "analog randomized remember"  # `encode` asks each defense for its memory
     refused: ClassVar[dict[str, str]] = {
-        "parts init longest decode average advance compensated stops plaintext_statistic read_plaintext_statistic "
-        "error_variance message_distribution state_metrics step_distribution aggregate_distribution relies promises "
-        "claim violations low_noise_variant parameters": "the defenses of a batch differ"
+        "exact_likelihood parts init longest decode average advance compensated stops plaintext_statistic "
+        "read_plaintext_statistic error_variance message_distribution state_metrics step_distribution "
+        "aggregate_distribution relies promises claim violations low_noise_variant parameters": "the defenses of a "
+        "batch differ"
     }
 
     each: tuple[Defense[Any, Any], ...]
@@ -187,6 +192,9 @@ def alike(observation: Observation, other: Observation) -> bool:
         and torch.equal(observation.model.params, other.model.params)
     )
 
+
+Split = Reconstruction | Named
+"""What is found victim by victim."""
 
 Guesses = tuple[Reconstruction, float]
 """The guesses for a cell, and the seconds spent for it by other jobs, less those spent by its own for others."""
@@ -335,7 +343,7 @@ def run_attack(cell: Cell, context: RunContext, parts: Sequence[str] = (), batch
     observation, truth = observe_stored(stored, cell.threat, cell.target, context.device)
 
     searched = {name: store.read_part(name, code) for name in parts if name.startswith(cell.id)}
-    known = [(victims_of(name), to_guesses(arrays)) for name, arrays in searched.items() if arrays is not None]
+    known = [(victims_of(name), to_parts(arrays)) for name, arrays in searched.items() if arrays is not None]
     batch = _in_batch(cell, observation, batched, context) if context.device != "cpu" and not known else None
     answer, elsewhere = (_search(cell, observation, known), 0.0) if batch is None else batch
 
@@ -348,6 +356,8 @@ def run_attack(cell: Cell, context: RunContext, parts: Sequence[str] = (), batch
         rounds, alone = tuple(cell.target.looks_at if observation.messages else ()), cell.target.kind == "probe"
         promise = _promised(stored, rounds, observation.view.threat, alone)
         shown = () if promise is None else score_promise(answer, truth, estimates, promise)
+        if isinstance(answer, Named) and (proved := _provable(stored, rounds, observation.view.threat, answer.among)):
+            estimates += (Estimate("named_bound", proved.share, None, None, 0, proved.words),)
         flags = (*(promise_flags(shown, promise) if promise else ()), *flags)
         estimates += shown
     if cell.training.malice is not None:
@@ -376,31 +386,31 @@ def run_part(job: Job, context: RunContext) -> None:
         arrays = of_limits(_limits(stored.federation, observation, truth, cell.target, job.victims))
     else:
         answer = _search(cell, observation, [], job.victims)
-        assert isinstance(answer, Reconstruction)  # only reconstructions are split
-        arrays = of_guesses(answer)
+        assert isinstance(answer, Split)  # only these are split
+        arrays = of_parts(answer)
     code = code_behind(context.store, cell.training, cell.attack if job.kind == "search" else None, cell.threat)
     context.store.write_part(Path(job.writes).name, arrays, time.perf_counter() - start, code)
 
 
 def _search(
-    cell: Cell, observation: Observation, known: Sequence[tuple[range, Reconstruction]], victims: range | None = None
-) -> Reconstruction | Labels | Membership:
-    """The result of a cell's attack, group by group; victims with known guesses are not attacked again."""
+    cell: Cell, observation: Observation, known: Sequence[tuple[range, Split]], victims: range | None = None
+) -> Answer:
+    """The result of a cell's attack, group by group; victims with known results are not attacked again."""
     attack = registry.build_attack(cell.attack)
     key = attack_key(cell.training.seed, cell.attack, cell.target)
     size = at_once(attack, observation)
     if size is None or cell.target.kind == "members" or observation.messages is None:
         return attack.run(observation, key)
-    guesses = {i: guess for those, result in known for i, guess in zip(those, result.guesses, strict=True)}
-    words = next((result.prior for _, result in known), "")
+    parts, done = list(known), {number for those, _ in known for number in those}
     victims = range(len(observation.messages)) if victims is None else victims
     for group in groups(victims, size):
-        if not guesses.keys() >= set(group):
+        if not done >= set(group):
             result = attack.run(observation.of(group), key)
-            assert isinstance(result, Reconstruction)  # only reconstructions have groups
-            guesses |= zip(group, result.guesses, strict=True)
-            words = result.prior
-    return Reconstruction(tuple(guesses[i] for i in victims), words)
+            assert isinstance(result, Reconstruction | Named)  # only these have groups
+            parts.append((group, result))
+    whole = {number: each for those, part in parts for number, each in zip(those, part[0], strict=True)}
+    last, results = parts[-1][1], tuple(whole[number] for number in victims)
+    return last._replace(records=results) if isinstance(last, Named) else last._replace(guesses=results)
 
 
 def at_once(attack: Attack, observation: Observation) -> int | None:
@@ -439,7 +449,7 @@ def _in_batch(cell: Cell, observation: Observation, batched: Sequence[Cell], con
 
 
 def scored(
-    answer: Reconstruction | Labels | Membership, truth: Truth, bounds: Bounds | None, columns: Sequence[Column]
+    answer: Answer, truth: Truth, bounds: Bounds | None, columns: Sequence[Column]
 ) -> tuple[tuple[Estimate, ...], Arrays]:
     """The estimates, and the arrays to store beside them."""
     if isinstance(answer, Membership):
@@ -449,6 +459,9 @@ def scored(
     xs, ys = [victim.x for victim in truth.victims], [victim.y for victim in truth.victims]
     if isinstance(answer, Labels):
         return score_labels(ys, answer.labels), {}
+    if isinstance(answer, Named):
+        return score_lineup(answer, truth.places), {}
+    assert isinstance(answer, Reconstruction)
     estimates, pictures = score_reconstruction(xs, ys, answer.guesses, truth.others(), columns)
     if bounds is not None:
         estimates += score_limits(xs, answer.guesses, *bounds)
@@ -459,6 +472,12 @@ def scored(
 def _promised(stored: StoredTraining, rounds: tuple[int, ...], threat: Threat, alone: bool) -> Promised | None:
     """The defense's promise for these rounds, cached for the next attacks, because accounting may take seconds."""
     return promised(claimed(stored.federation, rounds), threat, alone=alone)
+
+
+@functools.lru_cache(maxsize=64)
+def _provable(stored: StoredTraining, rounds: tuple[int, ...], threat: Threat, among: int) -> Proved | None:
+    """The proofs' bound on naming one of `among` candidates, cached like `_promised`."""
+    return proved_identification(claimed(stored.federation, rounds), threat, among)
 
 
 def _noticed(federation: TrainedFederation, target: Target) -> Estimate:
@@ -472,8 +491,15 @@ def _noticed(federation: TrainedFederation, target: Target) -> Estimate:
     return dataclasses.replace(of_items("detectable", [float(bool(names)) for names in noticed]), note=tests)
 
 
-def of_guesses(answer: Reconstruction) -> Arrays:
-    """The arrays of an attack's guesses."""
+def of_parts(answer: Split) -> Arrays:
+    """The arrays of an attack's results for some victims."""
+    if isinstance(answer, Named):
+        each = [(f"{i} {j}", place) for i, places in enumerate(answer.records) for j, place in enumerate(places)]
+        return {
+            "exact": np.array(answer.exact),
+            "sizes": np.array([len(places) for places in answer.records], np.int64),
+            **{f"{name} {at}": array.numpy() for at, place in each for name, array in place._asdict().items()},
+        }
     guesses = answer.guesses
     images = {f"{name} {i}": getattr(guess, name).numpy() for i, guess in enumerate(guesses) for name in ("x", "y")}
     return {
@@ -485,8 +511,14 @@ def of_guesses(answer: Reconstruction) -> Arrays:
     }
 
 
-def to_guesses(arrays: Arrays) -> Reconstruction:
-    """An attack's guesses, from the arrays of `of_guesses`."""
+def to_parts(arrays: Arrays) -> Split:
+    """An attack's results for some victims, from the arrays of `of_parts`."""
+    if "exact" in arrays:
+        records = []
+        for i, size in enumerate(arrays["sizes"].tolist()):
+            places = [[torch.from_numpy(arrays[f"{name} {i} {j}"]) for name in Candidates._fields] for j in range(size)]
+            records.append(tuple(Candidates(*place) for place in places))
+        return Named(tuple(records), bool(arrays["exact"]))
     rows = zip(arrays["objective"], arrays["evaluations"], arrays["failure"], strict=True)
     guesses = []
     for i, (value, count, failure) in enumerate(rows):

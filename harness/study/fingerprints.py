@@ -19,13 +19,11 @@ from leakgauge.harness.core.cases import training_identity
 from leakgauge.harness.core.cell import Cell, Target, TrainingSpec
 from leakgauge.harness.core.claim import Claim
 from leakgauge.harness.core.contract import (
+    Answer,
     Attack,
     Feedback,
-    Labels,
     LocalRule,
-    Membership,
     Observation,
-    Reconstruction,
     claim_of,
     likelihood_of,
 )
@@ -246,7 +244,7 @@ def _of_training(spec: TrainingSpec, cells: Sequence[Cell], ready: Prepared, roo
         yield of_attack(own.attack.key, case, numbers=_plain(torch.tensor(values, dtype=torch.float64)))
 
 
-def _searched(attack: Attack, seen: Observation, key: Key) -> Reconstruction | Labels | Membership:
+def _searched(attack: Attack, seen: Observation, key: Key) -> Answer:
     """The attack's result in double precision, which hangs on no last digits; in single if it cannot mix the two."""
     try:
         return attack.run(seen.double(), key)

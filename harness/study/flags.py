@@ -8,7 +8,7 @@ from typing import Any
 from leakgauge.harness.audit.attacked import Promised
 from leakgauge.harness.audit.limit import Limit
 from leakgauge.harness.core.cell import Target
-from leakgauge.harness.core.contract import Attack, Defense, Labels, Membership, Reconstruction
+from leakgauge.harness.core.contract import Answer, Attack, Defense, Reconstruction
 from leakgauge.harness.core.result import Estimate, Flag, TrainingRecord
 from leakgauge.harness.federation.observe import Truth
 from leakgauge.harness.study.score import SUCCESS
@@ -22,7 +22,7 @@ def cell_flags(
     attack: Attack,
     defense: Defense[Any, Any],
     target: Target,
-    answer: Reconstruction | Labels | Membership,
+    answer: Answer,
     truth: Truth,
     estimates: Sequence[Estimate],
     limits: Sequence[Limit] | str = "",

@@ -281,14 +281,15 @@ class Schedule:
         if cell.target.kind == "members" or cell.target.users > 1:
             return False
         attack, before, parts = registry.build_attack(cell.attack), list[_Task](), list[str]()
-        if attack.kind != "reconstruction":
+        if attack.kind not in ("reconstruction", "lineup"):
             return False
         dim = self.pace.dims.get(job.training.task, 0)
         limit = Job("limit", job.training, (cell,), (0, cell.target.count))
-        seconds = self.pace.expected(limit) if cell.limit else 0.0
+        limited = cell.limit and attack.kind == "reconstruction"
+        seconds = self.pace.expected(limit) if limited else 0.0
         name = limit_id(cell)
         least = 2 * _PART if self.users[name] == 1 else _SHARED if self.slots == 1 else 0.0
-        if cell.limit and (seconds >= least or self.parts.get(name) or self.store.parts_of(name)):
+        if limited and (seconds >= least or self.parts.get(name) or self.store.parts_of(name)):
             self._divide(task, limit, name, 1, before, parts)
         size = attack.at_once(dim) if dim else None
         if size is not None and size < cell.target.count and self.slots > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Sequence
@@ -10,13 +11,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy import special
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from leakgauge.harness.audit.attacked import LEVEL, Promised, Proved, shown_by_identification, shown_by_membership
 from leakgauge.harness.audit.limit import Limit
 from leakgauge.harness.core import stats
-from leakgauge.harness.core.contract import Guess, Membership, Reconstruction
+from leakgauge.harness.core.contract import Answer, Candidates, Guess, Membership, Named
 from leakgauge.harness.core.metrics import RECOGNIZABLE
 from leakgauge.harness.core.result import Estimate, Pictures
 from leakgauge.harness.core.table import Column, columns_right
@@ -28,6 +30,11 @@ SUCCESS = 1e-3
 """MSE below which a reconstruction counts as a success."""
 
 _LEAST = 1e-6  # in a ratio of MSEs, a smaller MSE counts as this one: smaller differences are invisible
+
+NATS = 1e3
+"""Largest log likelihood ratio that is counted: without noise, ratios have no bound."""
+
+_FAR = 1e300  # stands for infinity where scores are compared
 
 PSNR_CAP = 100.0
 """dB, at an MSE of 1e-10: an exact reconstruction has no finite PSNR. Rounding to 8 bits alone gives 59 dB."""
@@ -240,9 +247,7 @@ def score_limits(
     )
 
 
-def score_promise(
-    answer: Reconstruction | Membership, truth: Truth, estimates: Sequence[Estimate], made: Promised
-) -> tuple[Estimate, ...]:
+def score_promise(answer: Answer, truth: Truth, estimates: Sequence[Estimate], made: Promised) -> tuple[Estimate, ...]:
     """The epsilon that an attack's success (its `estimates`) refutes, with claimed and proved ones; empty if none."""
     words = f"claimed {made.claimed:.3g}, proved {made.proved:.3g} per {made.unit.value}, delta {made.delta:g}"
     if isinstance(answer, Membership):
@@ -250,14 +255,19 @@ def score_promise(
             return ()
         n, shown = int(truth.is_member.sum()), shown_by_membership(answer.scores, truth.is_member, made)
         return (_bound("membership_epsilon", shown, n, "guesses of pairs in one run", words),)
-    identification = {estimate.name: estimate for estimate in estimates}.get("identification")
+    numbers = {estimate.name: estimate for estimate in estimates}
+    if isinstance(answer, Named):
+        name, sizes, among = "named", [len(each) for each in answer.records], answer.among
+    else:
+        name, sizes, among = "identification", [len(victim.y) for victim in truth.victims], 1 + truth.rivals
+    identification = numbers.get(name)
     if identification is None or not identification.n:
         return ()
     # images of one message are not independent: only the first of each message counts
-    first = itertools.accumulate((len(victim.y) for victim in truth.victims[:-1]), initial=0)
+    first = itertools.accumulate(sizes[:-1], initial=0)
     hits = [identification.values[at] == 1 for at in first]
-    shown = shown_by_identification(sum(hits), len(hits), 1 + truth.rivals, made.delta)
-    return (_bound("identification_epsilon", shown, len(hits), "Clopper-Pearson", words),)
+    shown = shown_by_identification(sum(hits), len(hits), among, made.delta)
+    return (_bound(f"{name}_epsilon", shown, len(hits), "Clopper-Pearson", words),)
 
 
 def _bound(name: str, value: float, n: int, method: str, note: str) -> Estimate:
@@ -320,6 +330,110 @@ def score_membership(
         stats.tpr_at_fpr(members, others, 0.001),
         stats.balanced_accuracy(members, others),
     )
+
+
+def score_lineup(answer: Named, places: Sequence[Sequence[int]]) -> tuple[Estimate, ...]:
+    """Score the candidates' log likelihoods of each record in question.
+
+    Args:
+        places: for each victim, where the true record is in each of its lineups.
+
+    Returns:
+        `named`: the record is strictly likelier than all rivals, and `named@k` than the first k - 1, for fewer rivals
+        than there are; `lineup_auc`: the share of less likely rivals, ties half; `nats`: the mean log likelihood ratio
+        of the record to its rivals, cut at +-`NATS`; `posterior_gap`, if the likelihood is exact: the posterior of the
+        record, from a uniform prior, minus the sum of all squared posteriors, whose mean is zero by Bayes' rule (Le
+        Cam's identity for an exact likelihood); `present_auc`, `present_auc_fit`: the AUC that tells lineups with the
+        record from the same lineups without it, by the best likelihood over those of the references, and by how well
+        the best candidate fits. Several records of one message are not independent: intervals are over messages.
+
+    Raises:
+        ValueError: not one place for each record.
+    """
+    if [len(each) for each in answer.records] != [len(each) for each in places] or not places:
+        raise ValueError(
+            f"expected a place for each record in question, got {places} for {len(answer.records)} victims"
+        )
+    rows = list[_Place]()
+    for each, own in zip(answer.records, places, strict=True):
+        rows += [_Place.of(candidates, place) for candidates, place in zip(each, own, strict=True)]
+    sizes = [len(each) for each in places]
+    least = min(len(row.rivals) for row in rows)
+    words = f"chance 1 in {1 + least}; {'exact likelihood' if answer.exact else 'not an exact likelihood'}"
+
+    def shares(name: str, rivals: int) -> Estimate:
+        hits = [float((row.own > row.rivals[:rivals]).all()) for row in rows]
+        return stats.over_groups(name, hits, sizes, note=words if name == "named" else "")
+
+    nats = np.array([row.nats for row in rows])
+    about = _rounds_to_name(float(nats.mean()), 1 + least)
+    estimates = [
+        shares("named", least),
+        *(shares(f"named@{k}", k - 1) for k in (2, 10, 100) if k <= least),
+        stats.over_groups("lineup_auc", [row.above for row in rows], sizes),
+        stats.over_groups("nats", nats.tolist(), sizes, note=about),
+    ]
+    if answer.exact:
+        estimates.append(stats.over_groups("posterior_gap", [row.gap for row in rows], sizes))
+    for name, at in (("present_auc", "over"), ("present_auc_fit", "fit")):
+        with_it, without = (np.array([getattr(row, at)[i] for row in rows]) for i in (0, 1))
+        if np.isfinite(with_it).all() and np.isfinite(without).all():
+            estimates.append(dataclasses.replace(stats.auc(with_it, without), name=name))
+    return tuple(estimates)
+
+
+class _Place(NamedTuple):
+    """One record in question: its log likelihood, those of its rivals, and what presence is judged by, with it and
+    without it.
+    """
+
+    own: float
+    rivals: Numbers
+    over: tuple[float, float]
+    fit: tuple[float, float]
+
+    @classmethod
+    def of(cls, candidates: Candidates, place: int) -> _Place:
+        scores, fits = candidates.scores.numpy(), candidates.fits.numpy()
+        rivals = np.delete(scores, place)
+        among = np.argsort(-scores, kind="stable")
+        best = [int(among[0]), int(next(i for i in among if i != place))]
+        usual = special.logsumexp(candidates.references.numpy()) if len(candidates.references) else -math.inf
+        over = [float(np.clip(np.nan_to_num(scores[i] - usual, nan=0.0), -_FAR, _FAR)) for i in best]
+        fit = [float(np.clip(fits[i], -_FAR, _FAR)) for i in best]
+        return cls(float(scores[place]), rivals, (over[0], over[1]), (fit[0], fit[1]))
+
+    @property
+    def above(self) -> float:
+        """The share of rivals that are less likely; ties count half."""
+        return float(np.mean((self.own > self.rivals) + 0.5 * (self.own == self.rivals)))
+
+    @property
+    def nats(self) -> float:
+        """The mean log likelihood ratio of the record to its rivals."""
+        ratios = np.where(np.isneginf(self.rivals) & math.isinf(self.own), 0.0, self.own - self.rivals)
+        return float(np.clip(ratios, -NATS, NATS).mean())
+
+    @property
+    def gap(self) -> float:
+        """The posterior of the record minus the sum of all squared posteriors, from a uniform prior."""
+        scores = np.append(self.rivals, self.own)
+        if not np.isfinite(scores).any():
+            return 0.0
+        posterior = special.softmax(scores)
+        return float(posterior[-1] - np.square(posterior).sum())
+
+
+def _rounds_to_name(nats: float, among: int) -> str:
+    """After how many messages a record is named among that many candidates with probability one half, in words.
+
+    The log likelihood ratio to each rival is taken as normal, with twice its mean as the variance, and as independent
+    of the other ratios.
+    """
+    if nats <= 0 or among < 2:
+        return "no number of messages is foreseen to name the record"
+    rounds = math.ceil(2 * float(special.ndtri(0.5 ** (1 / (among - 1)))) ** 2 / nats)
+    return f"about {rounds} messages name half of the records among {among}"
 
 
 def _judge(x: Tensor, y: Tensor, guess: Guess, candidate_set: Tensor | None) -> _Scores | None:

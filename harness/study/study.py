@@ -67,6 +67,7 @@ class _File(BaseModel):
     threats: list[str] = Field(default=["server"], min_length=1)
     audit: int = Field(default=0, ge=0)
     limit: bool = True
+    lineup: bool = True
     tasks: list[Table] = Field(min_length=1)
     federations: list[Table] = Field(min_length=1)
     defenses: list[Table] = Field(min_length=1)
@@ -203,6 +204,8 @@ def resolve(
         for attack, target, views, malice in attacks
         for view in views
     ]
+    if file.lineup and "attacks" in table:
+        cells += _lineups(cells)
     unique = {cell.id: cell for cell in _not_excluded(cells, file.exclude, source)}
     if spelled and (wrong := _misspelled(figures, claims, unique.values())):
         raise StudyError(source, wrong)
@@ -210,6 +213,18 @@ def resolve(
     return Study(
         file.name, file.title, tuple(unique.values()), notes=notes, figures=tuple(figures), claims=tuple(claims)
     )
+
+
+def _lineups(cells: Sequence[Cell]) -> Iterator[Cell]:
+    """A lineup for each target of a reconstruction by an adversary that sees messages of an honest training."""
+    part = PartSpec("lineup", registry.build("attack", "lineup", {}).parameters())
+    built = {cell.attack.key: registry.build_attack(cell.attack) for cell in cells}
+    for cell in cells:
+        view = View.parse(cell.threat)
+        granted = replace(view, grants=(view.grants - {"labels"}) | {"lineup"})  # candidates show the labels
+        reads = view.messages and "models" in view.sees and "broadcast" not in view.sees
+        if reads and built[cell.attack.key].kind == "reconstruction" and cell.training.malice is None:
+            yield Cell(cell.training, part, cell.target, granted.name, limit=False)
 
 
 def _misspelled(figures: Sequence[Figure], claims: Sequence[Statement], cells: Iterable[Cell]) -> list[str]:
