@@ -245,8 +245,10 @@ class Analysis:
 
     def floor_value(self, group: Group) -> float | None:
         """Value of the floor; without a floor, the chance level if it is known."""
-        floor = self.floor(group)
-        return floor.value if floor is not None else group.metric.chance
+        if (floor := self.floor(group)) is not None:
+            return floor.value
+        chance = group.pooled("named_chance")  # of the lineups as they were
+        return group.metric.chance if chance is None else chance.value
 
     def rating(self, group: Group) -> Rating:
         """The rating of a group between its floor and its ceiling."""

@@ -501,6 +501,7 @@ WORK = {
     "membership-sum": "server",
     "fedmia": "server",
     "loss-trajectory": "server",
+    "lineup": "server+lineup",
 }
 """Attacks on regressions, and an adversary who can."""
 
@@ -537,6 +538,7 @@ def test_a_regression_on_raw_numbers_is_trained_and_attacked_and_what_cannot_ref
     assert training.classes == ()
     # exact, behind inputs of five ranges
     assert found["analytic"]["mse"].value < 1e-9
+    assert found["lineup"]["named"].value == 1.0
     assert found["map"]["mse"].value < 1e-6 < found["prior"]["mse"].value
     assert all("label_accuracy" not in estimates for estimates in found.values())
 

@@ -31,7 +31,7 @@ class Blur(NamedTuple):
         coordinate's variance over all rows.
         """
         cut = len(rows) - len(rows) // 3
-        spread = rows.square().mean(0)
+        spread = rows.square().sum(0) / max(1, len(rows))
         least = _LEAST * float(spread.mean() + noise.mean()) or _LEAST
         fitted, held = cls(rows[:cut], noise + spread + least), rows[cut:]
         if not len(held) or float(spread.sum()) == 0:

@@ -29,7 +29,7 @@ class Trace(NamedTuple):
     """What the adversary sees in n trials.
 
     Attributes:
-        ratios: [n] log-likelihood ratio of input 1 to input 0 by the defense's own likelihood, summed over the rounds;
+        ratios: [n] log-likelihood ratio of input 1 to input 0 by the defense's exact likelihood, summed over the rounds;
             None if the adversary sees no messages, or the defense has no likelihood.
         estimates: [n, d] or [n, focus]: the update estimated from the message, or the decoded mean update for an
             adversary who sees no messages; summed over the rounds, with the opposite sign where inputs are negated.
@@ -110,7 +110,7 @@ class Source(ABC):
         """
         state, links = self.federation.history[number], known_links(links, self.threat)
         try:
-            likelihood = Placed(likelihood_of(self.defense, state, wires, links), torch.device(self.device))
+            likelihood = Placed(likelihood_of(self.defense, state, wires, links, exact=True), torch.device(self.device))
         except NoLikelihood:
             return None
         with torch.no_grad():

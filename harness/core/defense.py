@@ -463,16 +463,22 @@ def _refuse(name: str, why: str, wrapper: object) -> NoReturn:
     raise NotImplementedError(f"{type(wrapper).__name__} has no {name}: {why}")
 
 
-def likelihood_of(defense: Evidence[Any, Any], state: Any, received: Sequence[bytes], links: Links) -> Likelihood:
+def likelihood_of(
+    defense: Evidence[Any, Any], state: Any, received: Sequence[bytes], links: Links, *, exact: bool = False
+) -> Likelihood:
     """The defense's likelihood.
+
+    Args:
+        exact: for a test between given updates, instead of a search.
 
     Raises:
         NoLikelihood: the defense states none, or returns something that is not a function.
     """
-    stated: Any = defense.likelihood(state, received, links)
+    method = defense.exact_likelihood if exact else defense.likelihood
+    stated: Any = method(state, received, links)
     if not callable(stated):
-        name = type(defense).__name__
-        raise NoLikelihood(f"expected a function of updates from {name}.likelihood, got {stated!r}")
+        name = f"{type(defense).__name__}.{method.__name__}"
+        raise NoLikelihood(f"expected a function of updates from {name}, got {stated!r}")
     score: Likelihood = stated
     return score
 
@@ -493,11 +499,7 @@ def log_likelihoods(
     """
     shared = None if link.shared is None else [link.shared] * together
     links = Links(link.setting, [link.sender] * together, shared)
-    stated = defense.exact_likelihood(state, [received] * together, links)
-    if not callable(stated):
-        raise NoLikelihood(
-            f"expected a function of updates from {type(defense).__name__}.exact_likelihood, got {stated!r}"
-        )
+    stated = likelihood_of(defense, state, [received] * together, links, exact=True)
 
     def score(updates: Tensor) -> Tensor:
         rows = []

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from leakgauge.harness.core.cell import FederationSpec, Malice, PartSpec, Target, TaskSpec, TrainingSpec
 from leakgauge.harness.core.codec import pack_float32
-from leakgauge.harness.core.contract import Attack, Labels, Membership, Observation, Reconstruction
+from leakgauge.harness.core.contract import Attack, Labels, Membership, Named, Observation, Reconstruction
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import GRANTS, SEES, Threat, View
 from leakgauge.harness.federation import registry
@@ -33,7 +33,7 @@ from leakgauge.harness.study.jobs import RunContext
 from leakgauge.harness.study.prepare import StoredTraining
 from leakgauge.harness.study.training import run_training
 
-_KINDS = {"reconstruction": Reconstruction, "labels": Labels, "membership": Membership}
+_KINDS = {"reconstruction": Reconstruction, "labels": Labels, "membership": Membership, "lineup": Named}
 
 _FLOORS = {"reconstruction": ("prior", "mse", False), "labels": ("label-prior", "label_accuracy", True)}
 """For each kind: the floor attack, which observes nothing, the metric, and whether a higher value is better."""
@@ -156,6 +156,8 @@ def _fits(tested: AttackUnderTest, observation: Observation, result: Any) -> str
         if result.scores.shape != (n,) or not bool(result.scores.isfinite().all()):
             raise Fault(f"expected {n} finite scores, one per candidate, got shape {tuple(result.scores.shape)}")
         return f"{n} finite scores"
+    if isinstance(result, Named):
+        return _check_lineups(result, observation)
     guesses = result.guesses if isinstance(result, Reconstruction) else ()
     if isinstance(result, Reconstruction):
         _check_shapes("images", [guess.x for guess in guesses], observation, observation.task.input_shape)
@@ -168,6 +170,15 @@ def _fits(tested: AttackUnderTest, observation: Observation, result: Any) -> str
         if not guess.failure and not bool(guess.x.isfinite().all() and math.isfinite(guess.objective)):
             raise Fault("a guess is not finite and has no `failure`; give the reason: Guess(..., failure=...)")
     return f"{len(labels)} guesses of shape {tuple(guesses[0].x.shape if guesses else labels[0].shape)}"
+
+
+def _check_lineups(result: Named, observation: Observation) -> str:
+    """What a result holds; raises `Fault` unless each candidate of each record has one score."""
+    sizes = [[len(place.scores) for place in each] for each in result.records]
+    expected = [[len(lineup.y) for lineup in each] for each in observation.lineups or ()]
+    if sizes != expected:
+        raise Fault(f"expected one score for each candidate, {expected}, got {sizes}")
+    return f"the scores of {len(sizes)} lineups"
 
 
 def _check_shapes(what: str, each: Sequence[Tensor], observation: Observation, shape: tuple[int, ...]) -> None:
@@ -207,6 +218,7 @@ def _only(observation: Observation, needs: frozenset[str]) -> Observation:
     hidden: dict[str, Any] = dict.fromkeys(fields - needs)
     if "models" in hidden:
         hidden["model"] = None
+    hidden |= {} if "lineup" in needs else {"lineups": None}
     if "shared" not in needs and "messages" in needs:
         hidden["messages"] = tuple(message._replace(shared=None) for message in observation.messages or ())
     return dataclasses.replace(observation, **hidden)
@@ -252,6 +264,11 @@ def check_floor(tested: AttackUnderTest) -> str:
                 f"AUC {auc.value or 0:.2f} of {auc.n} records is no better than random guessing; try a longer training"
             )
         return f"AUC {auc.value:.2f} of {auc.n} records, random guessing has 0.50"
+    if attack.kind == "lineup":
+        named, chance = numbers["named"], numbers["named_chance"].value or 0.0
+        if (named.low or 0.0) <= chance:
+            raise Fault(f"{named.value:.2f} named of {named.n} undefended digits, chance is {chance:.2f}")
+        return f"{named.value:.2f} named of {named.n} records, chance is {chance:.2f}"
     name, metric, more = _FLOORS[attack.kind]
     blind: Any = registry.build("attack", name, {}).run(tested.look(View(Threat.SERVER))[0], Key(0))
     floor = {e.name: e for e in scored(blind, truth, None, ())[0]}

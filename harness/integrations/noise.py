@@ -201,14 +201,14 @@ def check_likelihood(tested: DefenseUnderTest) -> str:
     if not _TELLING[0] < size < _TELLING[1]:
         return f"finite and differentiable; log ratios of {size:.2g} nats cannot be compared with samples"
     right, slope = _calibration(zeros, ones)
-    if abs(right) > 6 and abs(math.log(slope)) > math.log(1 + _OFF) and not _is_blurred(tested, slope):
+    if abs(right) > 6 and abs(math.log(slope)) > math.log(1 + _OFF):
         sharp = f"{1 / slope:.3g} times too sharp" if slope < 1 else f"{slope:.3g} times too flat"
         raise Fault(
             f"its log ratios are {sharp} for the messages that are sent: it assumes noise of "
-            f"{math.sqrt(slope):.3g} times the real one, if that is normal; compare its scale with `encode`"
+            f"{math.sqrt(slope):.3g} times the real one, if that is normal; compare its scale with `encode`; if it "
+            "is smoothed for searches, write `exact_likelihood` too"
         )
-    blurred = ", blurred for near updates" if slope > 1 + 2 * _OFF else ""
-    return f"finite, differentiable; its log ratios should be {slope:.2f} times as large (1: right){blurred}"
+    return f"finite, differentiable; its log ratios should be {slope:.2f} times as large (1: right)"
 
 
 def _check_scores(tested: DefenseUnderTest) -> None:
@@ -273,14 +273,6 @@ def _run(tested: DefenseUnderTest, end: Tensor, n: int, key: Key) -> tuple[Numbe
         assert trace.ratios is not None  # there is a likelihood
         sides.append(np.asarray(trace.ratios.numpy().clip(-50, 50), np.float64))
     return sides[0], sides[1]
-
-
-def _is_blurred(tested: DefenseUnderTest, near: float) -> bool:
-    """Whether scores are only blurred: too flat for near updates, less flat for a coordinate from end to end."""
-    end = torch.zeros(tested.wire.dim)
-    end[0] = 0.9 * tested.wire.clip
-    right, slope = _calibration(*_run(tested, end, _PAIRS, Key(5)))
-    return near > 1 and abs(right) < 6 and abs(math.log(slope)) < 0.5 * math.log(near)
 
 
 def _calibration(zeros: Numbers, ones: Numbers) -> tuple[float, float]:

@@ -409,8 +409,8 @@ def _search(
             assert isinstance(result, Reconstruction | Named)  # only these have groups
             parts.append((group, result))
     whole = {number: each for those, part in parts for number, each in zip(those, part[0], strict=True)}
-    last, results = parts[-1][1], tuple(whole[number] for number in victims)
-    return last._replace(records=results) if isinstance(last, Named) else last._replace(guesses=results)
+    results: tuple[Any, ...] = tuple(whole[number] for number in victims)
+    return type(parts[-1][1])(results, parts[-1][1][1])  # type: ignore[arg-type]  # prior, or exact
 
 
 def at_once(attack: Attack, observation: Observation) -> int | None:

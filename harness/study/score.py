@@ -359,7 +359,7 @@ def score_lineup(answer: Named, places: Sequence[Sequence[int]]) -> tuple[Estima
         rows += [_Place.of(candidates, place) for candidates, place in zip(each, own, strict=True)]
     sizes = [len(each) for each in places]
     least = min(len(row.rivals) for row in rows)
-    words = f"chance 1 in {1 + least}; {'exact likelihood' if answer.exact else 'not an exact likelihood'}"
+    words = f"among {1 + least}" + ("" if answer.exact else "; a better test may exist: the likelihood is not exact")
 
     def shares(name: str, rivals: int) -> Estimate:
         hits = [float((row.own > row.rivals[:rivals]).all()) for row in rows]
@@ -369,6 +369,7 @@ def score_lineup(answer: Named, places: Sequence[Sequence[int]]) -> tuple[Estima
     about = _rounds_to_name(float(nats.mean()), 1 + least)
     estimates = [
         shares("named", least),
+        Estimate("named_chance", 1 / (1 + least), None, None, 0, "the size of the lineups", higher_leaks=None),
         *(shares(f"named@{k}", k - 1) for k in (2, 10, 100) if k <= least),
         stats.over_groups("lineup_auc", [row.above for row in rows], sizes),
         stats.over_groups("nats", nats.tolist(), sizes, note=about),
@@ -394,7 +395,7 @@ class _Place(NamedTuple):
 
     @classmethod
     def of(cls, candidates: Candidates, place: int) -> _Place:
-        scores, fits = candidates.scores.numpy(), candidates.fits.numpy()
+        scores, fits = _array(candidates.scores), _array(candidates.fits)
         rivals = np.delete(scores, place)
         among = np.argsort(-scores, kind="stable")
         best = [int(among[0]), int(next(i for i in among if i != place))]

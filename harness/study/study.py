@@ -205,7 +205,7 @@ def resolve(
         for view in views
     ]
     if file.lineup and "attacks" in table:
-        cells += _lineups(cells)
+        cells += list(_lineups(cells))
     unique = {cell.id: cell for cell in _not_excluded(cells, file.exclude, source)}
     if spelled and (wrong := _misspelled(figures, claims, unique.values())):
         raise StudyError(source, wrong)

@@ -28,7 +28,7 @@ NO_NUMBER = "no number"
 _EXACT = 1e-6
 """If the MSE of the limit is below this value, a message shows the image."""
 
-_SHOWN = ("identification_epsilon", "membership_epsilon")
+_SHOWN = ("identification_epsilon", "named_epsilon", "membership_epsilon")
 
 _TONES = {"High": "bad", "leaks": "bad", "Moderate": "warn", "Low": "good", "at floor": "good"}
 
@@ -45,9 +45,10 @@ def _columns(groups: list[Group]) -> list[Group]:
 def _bounds(group: Group) -> list[str]:
     if group.case.info.floor:
         return []
-    notes, proved = [], group.pooled("identification_bound")
-    if proved is not None:
-        notes.append(f"proved: at most {percent(proved.value or 0.0, 0)} identified")
+    notes = []
+    for name, what in (("identification_bound", "identified"), ("named_bound", "named")):
+        if (proved := group.pooled(name)) is not None:
+            notes.append(f"proved: at most {percent(proved.value or 0.0, 0)} {what}")
     least = min((estimate.value or 0.0 for name in _SHOWN for estimate in group.case.estimates(name)), default=0.0)
     if least > 0:
         codes = {flag.code for result in group.case.results for flag in result.flags}

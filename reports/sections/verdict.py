@@ -117,7 +117,12 @@ def _sentence(analysis: Analysis, badge: Badge, worst: Group | None) -> tuple[st
     return weak or "The numbers allow no verdict", f"No case is rated: {'; '.join(reasons)}. {support}"
 
 
-_FOUND = {"reconstruction": "Inputs are reconstructed", "membership": "Members are found", "labels": "Labels are found"}
+_FOUND = {
+    "reconstruction": "Inputs are reconstructed",
+    "lineup": "People are named",
+    "membership": "Members are found",
+    "labels": "Labels are found",
+}
 
 
 def _through(analysis: Analysis) -> str:
