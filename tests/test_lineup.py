@@ -9,7 +9,7 @@ import torch
 
 from leakgauge.attacks.lineup import Lineup
 from leakgauge.harness.core.cell import FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec
-from leakgauge.harness.core.contract import Candidates, Defense, Examples, Named
+from leakgauge.harness.core.contract import Candidates, Defense, Named
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stored import to_data
 from leakgauge.harness.core.threats import View
