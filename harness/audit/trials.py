@@ -29,7 +29,7 @@ class Trace(NamedTuple):
     """What the adversary sees in n trials.
 
     Attributes:
-        ratios: [n] log-likelihood ratio of input 1 to input 0 by the defense's exact likelihood, summed over the rounds;
+        ratios: [n] log-likelihood ratio of input 1 to input 0 by the exact likelihood, summed over the rounds;
             None if the adversary sees no messages, or the defense has no likelihood.
         estimates: [n, d] or [n, focus]: the update estimated from the message, or the decoded mean update for an
             adversary who sees no messages; summed over the rounds, with the opposite sign where inputs are negated.
