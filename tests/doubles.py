@@ -31,10 +31,13 @@ from leakgauge.harness.learn.tasks import ModelTask
 
 
 def study_table(federation, defenses, attacks, *, data="digits", model="mlp-small", **more):
-    """A study of one task and one federation, as in a file; a name stands for a defense with its defaults."""
+    """A study of one task and one federation, as in a file; a name stands for a defense with its defaults.
+
+    It has no lineups, so that its cells are those of `attacks`; `lineup=True` adds them.
+    """
     named = [{"name": one} if isinstance(one, str) else one for one in defenses]
     tables = {"tasks": [{"data": data, "model": model}], "federations": [federation], "defenses": named}
-    return {"name": "small", **tables, "attacks": attacks, **more}
+    return {"name": "small", "lineup": False, **tables, "attacks": attacks, **more}
 
 
 def nothing(history):

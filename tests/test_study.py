@@ -73,7 +73,7 @@ def test_all_problems_are_reported_together_with_path_value_and_expectation():
 
 @by_rows(
     ({"tsks": []}, "tsks: unknown key; did you mean 'tasks'?"),
-    ({"nonsense": 1}, "nonsense: unknown key, got 1. Known: name, title, seeds, threats, audit, limit, tasks"),
+    ({"nonsense": 1}, "nonsense: unknown key, got 1. Known: name, title, seeds, threats, audit, limit, lineup, tasks"),
     ({"federations": [{"Clients": 4}]}, "federations[0].Clients: unknown key, got 4; did you mean 'clients'? Known: "),
     ({"defenses": [{"name": "Gaussian"}]}, "defenses[0]: no defense 'Gaussian'; did you mean 'gaussian'? Known: "),
     ({"attacks": []}, "attacks: got [], expected a list of at least 1 item"),
