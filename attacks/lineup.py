@@ -103,11 +103,14 @@ class Lineup(Attack):
             _Round(seen, observed, key.child("others", number)) for number, observed in enumerate(seen.observed_rounds)
         ]
         records = list[tuple[Candidates, ...]]()
-        for victim, lineups in enumerate(seen.lineups):
+        for victim, (lineups, message) in enumerate(zip(seen.lineups, seen.messages, strict=True)):
             mates = None if seen.mates is None else seen.mates[victim]
             each = list[Candidates]()
             for place, lineup in enumerate(lineups):
-                tried, k = self._tried(seen, lineup, key.child("references", victim, place)), len(lineup.y)
+                tried, k = (
+                    self._tried(seen, lineup, key.child("references", message.sender.number, place)),
+                    len(lineup.y),
+                )
                 others = [other.y[0] for number, other in enumerate(lineups) if number != place]
                 labels = torch.tensor(others, dtype=lineup.y.dtype)
                 scores = torch.stack([round_.scores(victim, tried, mates, labels) for round_ in rounds]).sum(0)

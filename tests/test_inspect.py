@@ -89,7 +89,11 @@ def some(rows):
 
 def values(run, name="mse"):
     assert not run.failures, [one.trace for one in run.failures.values()]
-    return {cell.attack.name: run.results[cell.id].estimate(name).values for cell in run.cells if cell.attack.name != "lineup"}
+    return {
+        cell.attack.name: run.results[cell.id].estimate(name).values
+        for cell in run.cells
+        if cell.attack.name != "lineup"
+    }
 
 
 # the same as our own loop

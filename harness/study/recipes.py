@@ -114,7 +114,9 @@ def recipe(source: str, size: Size, root: Path) -> Recipe:
     trains = "tasks" in scaled
     there, notes, lacking = _there(scaled, root)
     formulas = [single for swept in table.get("formulas", []) for single in expand(swept)]
-    study = resolve({"name": name, "lineup": False, **({} if trains else _NOTHING), **there}, name, spelled=not formulas)
+    study = resolve(
+        {"name": name, "lineup": False, **({} if trains else _NOTHING), **there}, name, spelled=not formulas
+    )
     return Recipe(
         *(name, table.get("source", ""), study, trains, (*table.get("unstated", ()),), table.get("missing", lacking)),
         *((*notes, *_departures(name, table.get("printed", []), study, formulas)), tuple(formulas)),
