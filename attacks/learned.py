@@ -5,23 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from leakgauge.attacks._engine.imitation import CHUNK, imitated_gradients
 from leakgauge.attacks._engine.labels import ByLabels, LabelSource, check_source, labels_of, last_layer, restore
-from leakgauge.attacks._engine.objective import received_gradients, update_per_gradient
-from leakgauge.attacks._engine.reconstruct import alike, failed, in_order
-from leakgauge.attacks._engine.simulate import Local, client_updates
+from leakgauge.attacks._engine.objective import received_gradients
+from leakgauge.attacks._engine.reconstruct import alike, failed, in_order, kinds_of, only
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import positive
-from leakgauge.harness.core.contract import Examples, Guess, Message, Observation, ObservedRound, Reconstruction, Sender
+from leakgauge.harness.core.contract import Examples, Guess, Observation, ObservedRound, Reconstruction
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.federation.round import Client, Round
 
-_CHUNK = 32  # number of images whose gradients are computed at once
 _HELD = 8  # one in eight auxiliary inputs of each label is held out
 _USUAL = 1024  # number of auxiliary inputs behind the model's mean output for each label
 
@@ -78,6 +76,7 @@ class Learned(ByLabels):
         plus one hidden layer instead of three layers of 3000 units, so a few hundred images suffice instead of 50,000.
     """
 
+    imitates: ClassVar[bool] = True
     samples: int = 6000
     components: int = 512
     hidden: int = 500
@@ -92,16 +91,6 @@ class Learned(ByLabels):
         positive(lr=self.lr)
         check_source(self.labels)
 
-    @property
-    def aware(self) -> bool:
-        """True: it learns from messages of the defense."""
-        return True
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Messages, the round's model, auxiliary data, and the labels if given."""
-        return super().needs | {"auxiliary"}
-
     def run(self, observation: Observation, key: Key) -> Reconstruction:
         """Inputs and labels; only images are clamped to [0, 1]."""
         assert observation.auxiliary is not None
@@ -110,9 +99,8 @@ class Learned(ByLabels):
         gradients = received_gradients(observation)
         labels = labels_of(observation, gradients, self.labels, key.child("dummies"))
         messages = observation.observed_rounds[0].messages
-        kinds = ((message.images, message.users, message.steps) for message in messages)
         guesses = dict[int, Guess]()
-        for kind, victims in alike(gradients, kinds):
+        for kind, victims in alike(gradients, kinds_of(observation.observed_rounds[:1])):
             known = torch.stack([labels[i] for i in victims])
             network = self._invert(observation, victims, gradients[victims], known, key.child("network", *kind))
             guesses |= zip(victims, network, strict=True)
@@ -122,14 +110,13 @@ class Learned(ByLabels):
         self, observation: Observation, victims: Sequence[int], targets: Tensor, labels: Tensor, key: Key
     ) -> list[Guess]:
         """Guesses of one network for victims with equal numbers of images; targets [n, d], labels [n, b]."""
-        observed = observation.observed_rounds[0]
-        observed = observed._replace(messages=tuple(observed.messages[i] for i in victims))
+        observed = only(observation.observed_rounds[0], victims)
         assert observation.auxiliary is not None
         train, held = _apart(observation.auxiliary)
         usual = _usual(observation, observed, train)
         if not bool(usual.isfinite().all()):
             return [failed(observation.task, message, "the model is not finite") for message in observed.messages]
-        imitation = _Imitation(observation, observed, usual, self.labels, key)
+        imitation = _Imitated(observation, observed, usual, self.labels, key)
         many = imitation.pairs(train, self.samples, "train")
         few = imitation.pairs(held, min(len(held.x), max(1, self.samples // _HELD)), "held")
         made = (len(many.images) + len(few.images)) // labels.shape[1]
@@ -148,11 +135,8 @@ class Learned(ByLabels):
 
 
 @dataclass(frozen=True, eq=False)
-class _Imitation:
-    """Makes messages from the attacker's data as the victims do, imitating one victim after another.
-
-    usual: [classes, classes], the model's mean softmax output for inputs of each label.
-    """
+class _Imitated:
+    """Pairs of features and images from imitated messages; usual: [classes, classes], mean softmax for each label."""
 
     observation: Observation
     observed: ObservedRound
@@ -163,7 +147,7 @@ class _Imitation:
     def pairs(self, data: Examples, count: int, name: str) -> _Pairs:
         """Pairs from about `count` images of `data`, in whole messages; later passes over the data alter the images."""
         images, key = self.observed.messages[0].images, self.key.child(name)
-        messages, at_once = max(1, count // images), max(1, _CHUNK // images)
+        messages, at_once = max(1, count // images), max(1, CHUNK // images)
         passes = -(-messages * images // len(data.x))
         order = torch.from_numpy(rng.permutations(key.child("order"), passes, len(data.x))).flatten()
         chunks = []
@@ -178,59 +162,11 @@ class _Imitation:
 
     def _pairs(self, batches: Examples, start: int, key: Key) -> tuple[Tensor, Tensor]:
         """Features [m, b, f] and images [m, b, ...] for batches x [m, b, ...], y [m, b], numbered from `start`."""
-        updates = self._updates(batches)
-        broken = ~updates.isfinite().flatten(1).all(dim=1)
-        # defenses refuse to encode a non-finite update; NaN features mark it for `_fit`
-        updates[broken] = 0.0
-        numbered = enumerate(updates, start)
-        gradients = torch.stack([self._received(update, i, key.child("message", i)) for i, update in numbered])
-        labels = batches.y
+        gradients, labels = imitated_gradients(self.observation, self.observed, batches, start, key), batches.y
         if self.labels == "inferred":
             params, many = self.observed.model.params, [labels.shape[1]] * len(labels)
             labels = torch.stack(restore(self.observation.task, params, gradients, many, key.child("dummies", start)))
-        features = self.features(gradients, labels)
-        features[broken] = torch.nan
-        return features, batches.x
-
-    def _updates(self, batches: Examples) -> Tensor:
-        """[m, users, d]: the clients' updates before the defense, without the noise of their steps."""
-        observation, observed = self.observation, self.observed
-        message, m = observed.messages[0], len(batches.x)
-        local = Local.of(observation.setting, observed.lr, message.steps, observation.defense)
-        # images are dealt alternately, because y is sorted and a user's images should not share one label
-        each = message.images // message.users
-        x = batches.x.reshape(m, each, message.users, *batches.x.shape[2:]).transpose(1, 2).flatten(0, 1)
-        y = batches.y.reshape(m, each, message.users).transpose(1, 2).flatten(0, 1)
-        soft = one_hot(y, observation.task.classes).to(x.dtype)
-        return client_updates(observation.task, observed.model.params, x, soft, local).view(m, message.users, -1)
-
-    def _received(self, updates: Tensor, number: int, key: Key) -> Tensor:
-        """[d]: the gradient that one message reveals after its users' updates [users, d] passed through the defense."""
-        observation, model = self.observation, self.observed.model
-        server = Round(observation.defense, observation.setting, model.state, model.round)
-        turn = number % len(self.observed.messages)
-        message = self.observed.messages[turn]
-        clients = []
-        for i, (sender, update) in enumerate(zip([message.sender, *message.others], updates, strict=True)):
-            own = key.child("user", i)
-            noise = self._step_noise(message, sender)
-            if noise > 0:
-                update = update + noise * rng.normal(own.child("steps"), (observation.setting.dim,))
-            clients.append(Client.of(sender, update, observation.defense.remember(observation.setting), own))
-        (received,) = server.among_silent(clients, key).received
-        estimate = server.estimate(received, message.sender, None if message.shared is None else clients[0].shared)
-        return (estimate / update_per_gradient(observation.setting, self.observed)[turn]).to(model.params)
-
-    def _step_noise(self, message: Message, sender: Sender) -> float:
-        defense, setting = self.observation.defense, self.observation.setting
-        multiplier = defense.step_noise(setting)
-        if not multiplier:
-            return 0.0
-        assert defense.local.clip is not None  # noise is in units of the clip
-        gradient = setting.sends == "gradient"
-        size = message.images // message.users if gradient else min(setting.batch or sender.samples, sender.samples)
-        length = 1.0 if gradient else self.observed.lr * math.sqrt(message.steps)
-        return length * multiplier * defense.local.clip / size
+        return self.features(gradients, labels), batches.x  # features that are not finite are for `_fit`
 
     def features(self, gradients: Tensor, labels: Tensor) -> Tensor:
         """[m, b, f] from gradients [m, d] and labels [m, b]: each image's label, and direction and log length of its h.

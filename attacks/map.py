@@ -58,7 +58,8 @@ class MAP(ByPosterior):
             does).
         solve: whether to add the image of the closed form (`analytic`) as a candidate, if the closed form covers the
             model and a message has one image. This image is returned if nothing explains the messages better, and
-            without a search if it explains them completely.
+            without a search if it explains them completely. Behind batch norms and residual blocks, where searches end
+            below the mean image, regressed inputs (`regressed`) replace those that do not explain the messages.
 
     Raises:
         ValueError: a parameter is out of range; in `run`: a loss that is neither softmax cross-entropy nor, with given

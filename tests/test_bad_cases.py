@@ -14,7 +14,7 @@ from tests.victims import KEY, LENET, Says, make
 
 CHEAP = {name: {"evaluations": 40} for name in ("dlg", "idlg", "inverting-gradients")}
 CHEAP |= {name: {"evaluations": 40, "warm": 10} for name in ("map", "trap-weights")}
-CHEAP |= {"learned": {"samples": 60, "epochs": 2}, "spear": {"samples": 2000}}
+CHEAP |= {"learned": {"samples": 60, "epochs": 2}, "regressed": {"samples": 60}, "spear": {"samples": 2000}}
 NAMES = [
     name
     for name in registry.classes("attack")
@@ -147,6 +147,8 @@ START = "expected start 'normal' or 'uniform', got 'zero'"
     ("learned", {"lr": 0.0}, "expected lr > 0, got lr=0.0"),
     ("learned", {"lr": math.inf}, "expected lr > 0, got lr=inf"),
     ("learned", {"labels": "guessed"}, LABELS),
+    ("regressed", {"samples": 1}, "expected samples >= 2, got samples=1"),
+    ("regressed", {"labels": "guessed"}, LABELS),
     ("lira", {"mode": "on"}, MODE),
     ("lira", {"variance": "own"}, "expected variance 'pooled', 'per-example', 'global', got 'own'"),
     ("lira", {"shadows": 1}, "expected shadows >= 2, got shadows=1"),

@@ -8,9 +8,9 @@ from skimage.filters import gaussian as blur
 
 from leakgauge import Key, rng
 from leakgauge.attacks._engine import reconstruct
+from leakgauge.attacks._engine.imitation import explained_at
 from leakgauge.attacks._engine.objective import Explains, objective
 from leakgauge.attacks._engine.prior import ImagePrior
-from leakgauge.attacks._engine.reconstruct import explained_at
 from leakgauge.attacks.dlg import DLG
 from leakgauge.attacks.idlg import IDLG
 from leakgauge.attacks.inverting_gradients import InvertingGradients

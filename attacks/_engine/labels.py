@@ -44,17 +44,18 @@ class ByLabels(Attack):
     labels: LabelSource | None = None
     objective: Kind = "l2"
     prior: str = "none"
+    imitates: ClassVar[bool] = False  # whether it learns from messages of auxiliary data
 
     @property
     def aware(self) -> bool:
-        """True if it uses the defense's likelihood."""
-        return self.objective == "likelihood"
+        """True if it uses the defense's likelihood, or learns from messages of the defense."""
+        return self.imitates or self.objective == "likelihood"
 
     @property
     def needs(self) -> frozenset[str]:
         """Messages, the round's model, the labels if given, and auxiliary data to infer them or to fit the prior."""
         of_labels = {None: set[str](), "given": {"labels"}, "inferred": {"auxiliary"}}[self.labels]
-        of_prior = set[str]() if self.prior in ("none", "tv") else {"auxiliary"}
+        of_prior = set[str]() if self.prior in ("none", "tv") and not self.imitates else {"auxiliary"}
         return frozenset({"messages", "models"}) | of_labels | of_prior
 
 

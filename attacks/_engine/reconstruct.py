@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, but not listed in __all__
 
 from leakgauge.attacks._engine.closed_form import RIDGE, Unsolvable, closed_form
+from leakgauge.attacks._engine.imitation import explained_at, regressed
 from leakgauge.attacks._engine.matching import Evaluation, Function, Latest, unpack
-from leakgauge.attacks._engine.objective import Explains, Objective, objective, update_per_gradient
+from leakgauge.attacks._engine.objective import Explains, Objective, objective
 from leakgauge.attacks._engine.prior import Prior, mapped, near_center
 from leakgauge.attacks._engine.simulate import Local
 from leakgauge.attacks._engine.tables import FirstLayer, Mixture, restore
@@ -26,8 +27,8 @@ from leakgauge.attacks._search.lbfgs import Minima, Stop, minimize
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Guess, Message, Observation, ObservedRound, Task
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.federation.round import Client, Round
-from leakgauge.harness.learn.gradients import gradients, takes_numbers, targets_of
+from leakgauge.harness.learn.gradients import takes_numbers
+from leakgauge.harness.learn.layers import Block
 from leakgauge.harness.learn.tasks import ModelTask
 
 Start = Literal["normal", "uniform"]
@@ -50,9 +51,6 @@ _CLOSE = 1e-4
 """At this share of the misfit for an update of zero, a candidate counts as right even if its misfit exceeds that of
 imitated messages: without noise, no search in single precision gets as close as these."""
 
-_TIMES = 8  # number of imitated messages per candidate
-_SURE = 4.0  # standard deviations above the mean misfit of imitations, up to which a candidate explains the real one
-
 
 def unusable(target: Tensor) -> str:
     """Why a target [d] cannot be matched; an empty string if it can."""
@@ -74,6 +72,17 @@ def alike(targets: Tensor, kinds: Iterable[tuple[int, ...]]) -> list[tuple[tuple
         if not unusable(target):
             groups.setdefault(kind, []).append(i)
     return sorted(groups.items())
+
+
+def kinds_of(rounds: Sequence[ObservedRound]) -> list[tuple[int, ...]]:
+    """Number of images and users of each victim, and its steps in each round: equal for victims attacked together."""
+    each = zip(*(observed.messages for observed in rounds), strict=True)
+    return [(own[0].images, own[0].users, *(message.steps for message in own)) for own in each]
+
+
+def only(observed: ObservedRound, victims: Sequence[int]) -> ObservedRound:
+    """The round with the messages of these victims."""
+    return observed._replace(messages=tuple(observed.messages[i] for i in victims))
 
 
 def in_order(
@@ -117,7 +126,8 @@ class Search:
             known. Its steps of one size cross points at which a search with decreasing values stops. It is a search by
             features where these are known (`Features`), and a search by direction where they are unknown or noise hides
             much of them. If both run, the start that explains the messages better is used.
-        solve: whether to also try the closed form's image, if it covers the model and the message has one image.
+        solve: whether to also try the closed form's image, if it covers the model and the message has one image, and
+            regressed inputs.
         table: distribution of the records of a table, by which the found records are restored column by column; None:
             no table.
     """
@@ -160,24 +170,18 @@ def match(
         rounds: how many of the observed rounds to explain; None: all.
 
     Guarantees:
-        Each guess is the restart with the lowest finite objective.
+        Each guess is the restart with the lowest finite objective, or regressed.
         A target that is zero or not finite gives a failure, without any evaluation.
     """
     placed = observation.placed()
     observed_rounds, device = placed.observed_rounds[:rounds], observation.device
     messages, guesses = observed_rounds[0].messages, dict[int, Guess]()
-    steps = zip(*([message.steps for message in observed.messages] for observed in observed_rounds), strict=True)
-    kinds = ((message.images, message.users, *each) for message, each in zip(messages, steps, strict=True))
-    for _, victims in alike(targets, kinds):
+    for _, victims in alike(targets, kinds_of(observed_rounds)):
         known = None if labels is None else torch.stack([labels[i] for i in victims]).to(device)
-        chosen, sought = tuple(_of(observed, victims) for observed in observed_rounds), targets[victims]
+        chosen, sought = tuple(only(observed, victims) for observed in observed_rounds), targets[victims]
         group = _Group(placed, chosen, sought.to(observed_rounds[0].model.params), known, search)
         guesses |= zip(victims, group.run(key), strict=True)
     return in_order(observation.task, messages, targets, guesses)
-
-
-def _of(observed: ObservedRound, victims: Sequence[int]) -> ObservedRound:
-    return observed._replace(messages=tuple(observed.messages[i] for i in victims))
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,6 +221,8 @@ class _Group:
             pending = pending[best.value[pending] > explained[pending]]
             if not len(pending):
                 break
+        if self.search.solve and len(pending):
+            replace(self, labels=labels)._regress(best, pending, key.child("regression"))
         if self.search.table is not None:
             self._restore(best, labels, self.search.table, key.child("table"))
         x, logits = unpack(self.observation.task, best.x.cpu(), self._message.images)
@@ -236,6 +242,10 @@ class _Group:
     @property
     def _one_image(self) -> bool:
         return (self._message.images, self._message.users) == (1, 1)
+
+    @property
+    def _is_gradient(self) -> bool:
+        return self._message.users == 1 and self._local.one_gradient(self._message.images)
 
     def _goal(self, labels: Tensor | None) -> Objective:
         return objective(self.observation, self.observed_rounds, labels, self.search.explains)
@@ -269,8 +279,7 @@ class _Group:
     def _soft(self) -> list[tuple[Task, float]]:
         """The softened task and the messages' weight for each of the successive searches; empty: no such searches."""
         prior, task = self.search.explains.prior, self.observation.task
-        single = self._message.users == 1 and self._local.one_gradient(self._message.images)
-        if not (self.search.warm and single) or self.labels is None or prior is None or not prior.centered:
+        if not (self.search.warm and self._is_gradient) or self.labels is None or prior is None or not prior.centered:
             return []
         stages = [(softened(task, width), nats * math.prod(task.input_shape)) for width, nats in _BENDS]
         return [(soft, strength) for soft, strength in stages if soft is not None]
@@ -291,13 +300,34 @@ class _Group:
         minima = self._staged(goal, rows, z, int(_LAST * search.evaluations), lambda strength: least)
         best.evaluations[rows] += minima.evaluations
         x = self._mapped(minima.x, prior.inputs)
-        images = x.view(len(rows), labels.shape[1], *self.observation.task.input_shape)
-        chosen = [_of(observed, rows.tolist()) for observed in self.observed_rounds]
-        bound = explained_at(self.observation, chosen, images.nan_to_num(0.0), labels[rows], search.explains, key)
-        bound = torch.maximum(bound, _share(_CLOSE, goal)[rows])
-        done = (goal.messages(x, rows).value <= bound) & (minima.value < best.value[rows])
+        done = self._explained(goal, x, rows, key) & (minima.value < best.value[rows])
         best.x[rows[done]], best.value[rows[done]] = x[done], minima.value[done]
         return done
+
+    def _explained(self, goal: Objective, x: Tensor, rows: Tensor, key: Key) -> Tensor:
+        """[m]: whether inputs x [m, D] explain the messages as well as inputs explain their own imitated messages."""
+        assert self.labels is not None
+        bound, labels = _share(_CLOSE, goal)[rows], self.labels[rows]
+        if self._is_gradient:
+            images = x.view(*labels.shape, *self.observation.task.input_shape).nan_to_num(0.0)
+            chosen = [only(observed, rows.tolist()) for observed in self.observed_rounds]
+            bound = bound.maximum(explained_at(self.observation, chosen, images, labels, self.search.explains, key))
+        return goal.messages(x, rows).value <= bound
+
+    def _regress(self, best: Minima, rows: Tensor, key: Key) -> None:
+        """Regress the inputs behind messages that stay unexplained, if the model has blocks or mixes: searches fail."""
+        (seen, labels), task = (self.observation, self.labels), self.observation.task
+        layers = task.structure.layers if isinstance(task, ModelTask) and task.structure is not None else ()
+        weak = task.mixes or any(isinstance(layer, Block) for layer in layers)
+        if not weak or labels is None or seen.auxiliary is None or len(seen.auxiliary.x) < 2:
+            return
+        goal = self._goal(labels)
+        rows = rows[~self._explained(goal, best.x[rows], rows, key.child("imitated"))]
+        for _, at in alike(self.targets[rows], map(tuple, labels[rows].tolist())):
+            own = rows[at]
+            chosen = [only(observed, own.tolist()) for observed in self.observed_rounds]
+            x = regressed(seen, chosen, labels[own[0]].cpu(), key)[0].flatten(1).to(best.x)
+            best.x[own], best.value[own] = x, goal.at(math.inf)(self._coordinates(x), own).value
 
     def _restart(
         self, key: Key, restart: int, goal: Objective, rows: Tensor, begun: Tensor | None
@@ -478,40 +508,3 @@ def softened(task: Task, width: float) -> Task | None:
     if task.model.apply.smooth or not soft.smooth:
         return None
     return replace(task, model=replace(task.model, apply=soft))
-
-
-def explained_at(
-    seen: Observation, observed_rounds: Sequence[ObservedRound], x: Tensor, labels: Tensor, explains: Explains, key: Key
-) -> Tensor:
-    """[n]: the misfit up to which a candidate explains its messages as well as the truth would.
-
-    The misfit of the true input has the same distribution as the misfit of messages that the adversary computes from
-    that input.
-    This distribution hardly depends on the input, so it is estimated at a candidate: the bound is the mean plus `_SURE`
-    standard deviations over imitated messages, plus one unit per entry, which the prior may cost.
-
-    Args:
-        observed_rounds: rounds in which each message is a single gradient of one client.
-        x: [n, b, *input_shape], the candidates; labels: [n, b].
-    """
-    each, misfits = torch.arange(len(x), device=x.device), []
-    for number in range(_TIMES):
-        made = [_imitated(seen, observed, x, labels, key.child(number)) for observed in observed_rounds]
-        misfits.append(objective(seen, made, labels, explains).messages(x.flatten(1), each).value)
-    values = torch.stack(misfits)
-    return values.mean(0) + _SURE * values.std(0) + x[0].numel()
-
-
-def _imitated(seen: Observation, observed: ObservedRound, x: Tensor, labels: Tensor, key: Key) -> ObservedRound:
-    params = observed.model.params
-    server = Round(seen.defense, seen.setting, observed.model.state, observed.model.round)
-    with torch.no_grad():
-        each = gradients(seen.task, params, x, targets_of(seen.task, labels, params.dtype))
-    each = each.nan_to_num(0.0, 0.0, 0.0)  # if a model diverged: no client sends this
-    updates, messages = update_per_gradient(seen.setting, observed)[:, None] * each.cpu(), []
-    for message, update in zip(observed.messages, updates, strict=True):
-        own = key.child(message.sender.number)
-        client = Client.of(message.sender, update, seen.defense.remember(seen.setting), own)
-        (wire,) = server.among_silent([client], own).received
-        messages.append(message._replace(wire=wire, shared=message.shared and client.shared))
-    return observed._replace(messages=tuple(messages))
