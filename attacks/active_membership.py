@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from leakgauge.attacks._engine.closed_form import neurons_of
 from leakgauge.attacks._engine.objective import received_gradients
 from leakgauge.attacks._members import clear
 from leakgauge.attacks._members.traffic import over_rounds, weight_of
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Attack, Membership, Observation, ObservedRound, Task
+from leakgauge.harness.core.contract import Attack, Membership, Observation, ObservedRound
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
-from leakgauge.harness.learn.layers import Dense, Dropout, LogSoftmax, Relu
-from leakgauge.harness.learn.structure import Structure
-from leakgauge.harness.learn.tasks import ModelTask
 
 Statistic = Literal["gradient", "norm"]
 
@@ -91,7 +88,7 @@ class ActiveMembership(Attack):
         if len(seen.auxiliary.x) < 2:
             raise ValueError(f"expected at least 2 auxiliary inputs to fit the neurons, got {len(seen.auxiliary.x)}")
         task, params = seen.task, seen.task.init(key.child("init"))
-        structure, front, head = _front(task, params)
+        structure, front, head = neurons_of(task, params, "active-membership")
         made = [torch.zeros_like(tensor) for tensor in head]
         like, candidates = front(seen.auxiliary.x), front(seen.candidates.x)
         made[0], made[1], gain = _neurons(like, candidates, len(head[0]), _FIRES[self.statistic], key.child("groups"))
@@ -114,29 +111,6 @@ class ActiveMembership(Attack):
                 senders = [message.sender.number for message in observed.messages]
                 evidence += zip(senders, _ratios(seen, observed), strict=True)
         return over_rounds(evidence, None if seen.defense.superposes else seen.suspect)
-
-
-def _front(task: Task, params: Vector) -> tuple[Structure, Callable[[Tensor], Tensor], Sequence[Tensor]]:
-    """The structure; the map from inputs [n, ...] to inputs [n, p] of the first dense layer; the dense layers' tensors.
-
-    Raises:
-        ValueError: the model has no layer for such neurons, or its loss is not softmax cross-entropy.
-    """
-    name = task.model.name if isinstance(task, ModelTask) else "the model"
-    structure = task.structure if isinstance(task, ModelTask) else None
-    first = None if structure is None or structure.mixes else structure.first_dense
-    layers = () if structure is None or first is None else structure.layers[first:]
-    head = [layer for layer in layers if not isinstance(layer, (Dropout, LogSoftmax))]
-    dense = all(isinstance(layer, Relu) or (isinstance(layer, Dense) and layer.bias) for layer in head)
-    if structure is None or first is None or head[1:2] != [Relu()] or not dense:
-        text = "active-membership needs a dense layer with ReLU before another dense layer"
-        why = f"the layers of {name} are not known" if structure is None else f"{name} has none"
-        raise ValueError(f"{text}; {why}")
-    if not task.softmax:
-        raise ValueError("active-membership needs a softmax cross-entropy loss; this model has another loss")
-    before, owned = structure.front(first), sum(layer.owns for layer in structure.layers[:first])
-    tensors = structure.split(params)
-    return structure, lambda x: before(tensors[:owned], x, None).flatten(1), tensors[owned:]
 
 
 def _neurons(like: Tensor, candidates: Tensor, hidden: int, fires: float, key: Key) -> tuple[Tensor, Tensor, Tensor]:
@@ -173,7 +147,7 @@ def _ratios(seen: Observation, observed: ObservedRound) -> Tensor:
     """
     assert seen.candidates is not None
     x, y = seen.candidates
-    structure, front, head = _front(seen.task, observed.model.params)
+    structure, front, head = neurons_of(seen.task, observed.model.params, "active-membership")
     inputs = front(x)
     slopes = functools.reduce(torch.matmul, head[-2:0:-2]).double()  # [classes, hidden], of the scores
     back = (slopes.mean(0) - slopes[y]) * (inputs @ head[0].T + head[1] > 0)  # [n, hidden], at scores of 0

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from leakgauge.attacks.active_membership import ActiveMembership, _front
+from leakgauge.attacks._engine.closed_form import neurons_of
+from leakgauge.attacks.active_membership import ActiveMembership
 from leakgauge.attacks.membership_cosine import MembershipCosine
 from leakgauge.defenses.cepam_gaussian import CepamGaussian
 from leakgauge.defenses.gaussian import Gaussian
@@ -94,7 +95,7 @@ def test_a_second_round_adds_to_what_noise_hides(digits):
 
 def test_each_candidate_fires_one_neuron_and_hardly_any_other_record_does(digits):
     seen, _ = watched(digits, NoDefense())
-    _, front, head = _front(TASK, seen.model.params)
+    _, front, head = neurons_of(TASK, seen.model.params, "active-membership")
     fires = torch.nn.functional.linear(front(seen.candidates.x), *head[:2]) > 0
     assert fires.any(1).all()
     others = torch.nn.functional.linear(front(digits.x[1000:]), *head[:2]) > 0

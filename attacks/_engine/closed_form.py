@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -22,7 +22,8 @@ from torch.nn.functional import conv2d, conv_transpose2d, unfold
 
 from leakgauge.harness.core.contract import Task
 from leakgauge.harness.core.rng import Key, normal, uniform
-from leakgauge.harness.learn.layers import dense_stack
+from leakgauge.harness.core.vec import Vector
+from leakgauge.harness.learn.layers import Dense, Dropout, LogSoftmax, Relu, dense_stack
 from leakgauge.harness.learn.models import Model, build
 from leakgauge.harness.learn.structure import Structure
 from leakgauge.harness.learn.tasks import ModelTask
@@ -111,6 +112,33 @@ def dense_stack_of(task: Task) -> Structure | None:
         return None
     params = uniform(Key(0).child("params"), (task.layout.dim,), -1.0, 1.0, dtype=torch.float64)
     return dense if _agree(task, params, dense, dense) else None
+
+
+def neurons_of(
+    task: Task, params: Vector, attack: str
+) -> tuple[Structure, Callable[[Tensor], Tensor], Sequence[Tensor]]:
+    """The structure; the map from inputs [n, ...] to inputs [n, p] of the first dense layer; the dense layers' tensors.
+
+    attack: name of the attack that needs ReLU neurons in this layer, and only dense layers behind it.
+
+    Raises:
+        ValueError: the model has no layer for such neurons, or its loss is not softmax cross-entropy.
+    """
+    name = task.model.name if isinstance(task, ModelTask) else "the model"
+    structure = task.structure if isinstance(task, ModelTask) else None
+    first = None if structure is None or structure.mixes else structure.first_dense
+    layers = () if structure is None or first is None else structure.layers[first:]
+    head = [layer for layer in layers if not isinstance(layer, (Dropout, LogSoftmax))]
+    dense = all(isinstance(layer, Relu) or (isinstance(layer, Dense) and layer.bias) for layer in head)
+    if structure is None or first is None or head[1:2] != [Relu()] or not dense:
+        text = f"{attack} needs a dense layer with ReLU before another dense layer"
+        why = f"the layers of {name} are not known" if structure is None else f"{name} has none"
+        raise ValueError(f"{text}; {why}")
+    if not task.softmax:
+        raise ValueError(f"{attack} needs a softmax cross-entropy loss; this model has another loss")
+    before, owned = structure.front(first), sum(layer.owns for layer in structure.layers[:first])
+    tensors = structure.split(params)
+    return structure, lambda x: before(tensors[:owned], x, None).flatten(1), tensors[owned:]
 
 
 def _agree(task: ModelTask, params: Tensor, other: Structure, known: Structure) -> bool:
