@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -116,7 +116,7 @@ class QuantileBiases(Attack):
             )
         x, mean = known.features, seen.auxiliary.x.flatten(1).mean(0)
         if known.kernel is not None:
-            prior = prior_of("gaussian", seen)
+            prior = prior_of("gaussian", replace(seen, device="cpu"))
             minima = known.search(prior, prior.coordinates(mean.expand(len(x), -1)), self.evaluations, key)
             x, used = prior.inputs(minima.x), int(minima.evaluations.sum())
         x = torch.cat([x, mean.expand(missing, -1)]).view(-1, *seen.task.input_shape)

@@ -1,10 +1,10 @@
 """A malicious server, from the broadcast to the score, on images that were not used for any choice.
 
 Each table is a study: `trap-weights` in one round and over twenty (CIFAR-10, the LeNet of DLG), `imprint` in batches of
-32 (CIFAR-10, `mlp`), and `active-membership` in one round with clients of 8 records (MNIST, `mlp-small`), compared with
-the floor or an honest server; `norm` is `active-membership` from only the numbers that are sent in the clear. Prints
-the value with its 95 % interval, n, and the share of clients that notice. Needs `cifar10` and `mnist` (see README); a
-part of them suffices.
+32 (CIFAR-10, `mlp`), `quantile-biases` in batches of 8 and 16, and `active-membership` in one round with clients of 8
+records (MNIST, `mlp-small`), compared with the floor or an honest server; `norm` is `active-membership` from only the
+numbers that are sent in the clear. Prints the value with its 95 % interval, n, and the share of clients that notice.
+Needs `cifar10` and `mnist` (see README); a part of them suffices.
 
     python benchmarks/malicious.py [FOLDER] [--only TABLE] [--seeds 11,12]
 """
@@ -53,6 +53,20 @@ TABLES: dict[str, dict[str, Any]] = {
         "defenses": [{"name": "none"}],
         "attacks": [{"name": "prior", "target": BATCH}, {"name": "imprint", "target": BATCH}],
     },
+    "quantile-biases": {
+        "tasks": [{"data": ["cifar10", "mnist"], "model": ["mlp-small", "lenet5"]}],
+        "federations": [{**FEDERATION, "rounds": 1, "samples": 320}],
+        "defenses": [{"name": "none"}],
+        "attacks": [
+            {**attack, "target": probe(4, batch=batch)}
+            for batch in (8, 16)
+            for attack in (
+                {"name": "prior"},
+                {"name": "map", "threat": "server"},
+                {"name": "quantile-biases", "batch": batch},
+            )
+        ],
+    },
     "active-membership": {
         **CLIENTS_OF_EIGHT,
         "defenses": [{"name": ["none", "jopeq", "cepam-gaussian", "sqsgd"]}, {"name": "gaussian", "epsilon": 8.0}],
@@ -93,8 +107,10 @@ def main() -> None:
                 line = [f"{main.value:.3f} [{main.low:.3f}, {main.high:.3f}]", f"n = {main.n}"]
                 line += [f"{above}/{main.n} above {RECOGNIZABLE}"] if main.name == "ssim" else []
                 line += [f"noticed by {found['detectable'].value:.0%}"] if "detectable" in found else []
-                where = f"{cell.attack.name}, {cell.target.rounds or 1} rounds, seed {cell.training.seed}"
-                print(f"{cell.training.defense.name:<15} {where:<37} {', '.join(line)}", flush=True)
+                task, target = cell.training.task, cell.target
+                where = f"{cell.attack.name}, {target.rounds or 1} rounds, seed {cell.training.seed}"
+                where = f"{task.data}, {task.model}, batch {target.batch}, {where}"
+                print(f"{cell.training.defense.name:<15} {where:<70} {', '.join(line)}", flush=True)
 
 
 if __name__ == "__main__":

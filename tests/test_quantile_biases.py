@@ -169,7 +169,7 @@ def test_batches_behind_convolutions_are_recognized_more_often_than_by_an_honest
     (batch,) = cut(pictures[1], size)
     (guess,) = attack.run(biased(task, [batch], pictures[0], attack), KEY).guesses
     (other,) = MAP(evaluations=150, warm=150).run(honest(task, [batch], pictures[0]), KEY).guesses
-    assert recognized(batch, guess) > 0.8
+    assert recognized(batch, guess) > 0.5
     assert recognized(batch, guess) > recognized(batch, other) + 0.3
     assert sorted(guess.y.tolist()) == sorted(batch[1].tolist())
 
