@@ -42,8 +42,8 @@ class QuantileBiases(Attack):
     factor of a message, for example from a clip, is inferred if three neurons agree on it.
 
     Cannot: attack models without a dense ReLU layer before another dense layer, or updates of several steps, for which
-    certificates would be wrong. It needs about twice as many neurons as images, and noise below 1e-7 of the update's
-    length. It ignores per-record clips and dropout.
+    certificates would be wrong. It needs about twice as many neurons as images, records within the auxiliary range, and
+    noise below 1e-7 of the update's length. It ignores per-record clips and dropout.
 
     A guess has as many images as the message. Images without a certificate are replaced by the auxiliary mean; the
     objective, which is the share of the layer's gradient that is left, shows that images are missing. If no record is

@@ -11,7 +11,9 @@ from leakgauge.attacks.map import MAP
 from leakgauge.attacks.quantile_biases import QuantileBiases
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.jopeq import JoPEQ
+from leakgauge.defenses.none import NoDefense
 from leakgauge.harness.audit.weights import suspicious
+from leakgauge.harness.core.claim import Proof, Unit, claim_over
 from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.core.metrics import RECOGNIZABLE
 from leakgauge.harness.core.rng import Key
@@ -174,10 +176,22 @@ def test_batches_behind_convolutions_are_recognized_more_often_than_by_an_honest
     assert sorted(guess.y.tolist()) == sorted(batch[1].tolist())
 
 
-def test_a_study_finds_the_images_and_no_client_notices(tmp_path):
+@dataclasses.dataclass(frozen=True)
+class Promises(NoDefense):
+    """Sends the message as it is, and claims an epsilon of 1 against everybody."""
+
+    def claim(self, history, setting):
+        proof = Proof.pure(1.0, len(history), Unit.MESSAGE, "nothing at all")
+        return claim_over(len(history), 1.0, proof, source="a plant")
+
+
+def test_a_study_finds_the_images_without_notice_and_contradicts_a_false_claim(tmp_path):
     federation = {"clients": 4, "rounds": 2, "samples": 32, "test_samples": 200, "batch": 0, "algorithm": "fedsgd"}
-    attacks = [{"name": "quantile-biases", "batch": 4, "target": {"round": 1, "count": 4, "batch": 4}}]
-    table = study_table(federation, ["none"], attacks, limit=False) | {"threats": ["malicious-server"]}
-    (result,) = run_study(resolve(table), tmp_path, workers=0).results.values()
-    found = {one.name: one.value for one in result.estimates}
-    assert (found["recognized"], found["label_accuracy"], found["detectable"]) == (1.0, 1.0, 0.0)
+    attacks = [{"name": "quantile-biases", "batch": 4, "target": {"round": 1, "count": 8, "batch": 4}}]
+    defenses = ["tests.test_quantile_biases:Promises", {"name": "gaussian", "epsilon": 8.0}]
+    table = study_table(federation, defenses, attacks, limit=False) | {"threats": ["malicious-server"]}
+    results = run_study(resolve(table), tmp_path, workers=0).results.values()
+    for result, success in zip(results, (1.0, 0.0), strict=True):
+        found, flags = {one.name: one.value for one in result.estimates}, {flag.code for flag in result.flags}
+        assert (found["recognized"], found["failed"], found["detectable"]) == (success, 1.0 - success, 0.0)
+        assert ("claim-contradicted" in flags) == (success == 1.0)

@@ -17,6 +17,7 @@ from leakgauge.attacks.active_membership import ActiveMembership
 from leakgauge.attacks.analytic import Analytic
 from leakgauge.attacks.imprint import Imprint
 from leakgauge.attacks.map import MAP
+from leakgauge.attacks.quantile_biases import QuantileBiases
 from leakgauge.attacks.spear import Spear
 from leakgauge.harness.core.cell import TaskSpec
 from leakgauge.harness.core.contract import Examples
@@ -147,7 +148,9 @@ def test_batches_behind_a_users_dense_relu_network_are_read_out_of_bins_and_fact
     task = task if span == 1.0 else moved(task, -1.5 * span, (span, span))
     auxiliary, data = random_examples(400, seed=1), random_examples(8)
     blank = dataclasses.replace(sent(task, [data]), auxiliary=auxiliary)
-    for attack, params, n in ((Imprint(), Imprint().broadcast(blank, KEY), 5), (Spear(), task.init(KEY), 2)):
+    biases = QuantileBiases(batch=5)
+    servers = [(attack, attack.broadcast(blank, KEY), 5) for attack in (Imprint(), biases)]
+    for attack, params, n in (*servers, (Spear(), task.init(KEY), 2)):
         batches = [(data.x[:n], data.y[:n])]
         seen = dataclasses.replace(sent(task, batches, params=params), auxiliary=auxiliary)
         assert_found(batches, attack.run(seen, KEY).guesses, 1e-6)

@@ -29,7 +29,7 @@ SEES: dict[Threat, frozenset[str]] = {
     Threat.MALICIOUS_SERVER: _PUBLIC | {"messages", "shared", "models", "final", "broadcast"},  # chooses the models
     Threat.AGGREGATOR: _PUBLIC | {"sums", "models", "final"},  # behind secure aggregation: never a single message
     Threat.EAVESDROPPER: _PUBLIC | {"messages", "models", "final"},  # uplink and broadcast, but no shared key
-    Threat.PARTICIPANT: _PUBLIC | {"models", "final"},  # the model of every round, never a message
+    Threat.PARTICIPANT: _PUBLIC | {"models", "final"},  # the model of every round, never a message; it trains honestly
     Threat.PUBLIC: _PUBLIC | {"final"},  # the final model
 }
 """What each adversary sees, without grants. `sums`: for each round, the sum of its decoded messages.
