@@ -23,7 +23,7 @@ not used as tests, because noise and training that kills units cause them in hon
 | one neuron per candidate; one candidate that turns the message (`mlp-small`) | 30; 24 | 30; 24 |
 | traps of dense and convolutional models | 52 | 52 |
 | these traps plus random numbers of a tenth of the size of fresh weights | 92 | 65 |
-| honest weights with the biases of `quantile-biases` (`mlp-small`, `mlp`, `lenet5`) | 54 | 0 |
+| honest weights, biases of `quantile-biases` (`mlp-small`, `mlp`, `lenet5`, `cnn2`) | 72 | 0 |
 | fresh parameters of eleven models, both initializations, 1 to 64 records | 332 | 0 |
 | rounds 0 to 100 of federations used to set the tests: no defense; `gaussian`; `jopeq` | 90; 155; 90 | 0 |
 | of other federations: no defense; `gaussian`; `jopeq`; `dp-sgd` | 354; 342; 174; 180 | at most 2; 0; 0; 0 |
