@@ -47,6 +47,11 @@ def test_failed_victims_and_few_images_have_a_warning():
     assert [target for target in (FEW, MANY) if "few-images" in codes(IDLG(), NoDefense(), target)] == [FEW]
 
 
+def test_fewer_than_four_batches_have_a_warning():
+    batches = [Target(count=count, batch=batch) for count, batch in ((3, 4), (4, 4), (1, 1))]
+    assert ["few-batches" in codes(IDLG(), NoDefense(), target) for target in batches] == [True, False, False]
+
+
 def test_non_members_from_the_test_set_are_a_warning_and_idle_samples_a_note():
     members = Target(kind="members")
     found = Membership(torch.zeros(2))

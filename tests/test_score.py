@@ -202,11 +202,13 @@ def test_labels_are_compared_as_multisets_the_matched_image_first(truth, said, h
     assert found.value == pytest.approx(sum(hits) / 3)
 
 
-def test_a_batch_is_told_not_to_be_independent():
+def test_intervals_of_batches_are_over_batches():
     x, y, guesses = three_victims()
-    assert all("not independent" in e.note for e in score_reconstruction(x, y, guesses)[0][:6])
-    one = score_reconstruction([x[0][:1]], [y[0][:1]], [guess(x[0][:1], y[0][:1])])[0]
-    assert not any("independent" in e.note for e in one)
+    found = by_name(score_reconstruction(x, y, guesses)[0])
+    assert all(" over " in found[name].method for name in ("ssim", "mse", "psnr", "label_accuracy", "success"))
+    assert "over" not in found["failed"].method
+    alone = score_reconstruction([x[0][:1]], [y[0][:1]], [guess(x[0][:1], y[0][:1])])[0]
+    assert not any("over" in estimate.method for estimate in alone)
 
 
 def test_tabular_inputs_have_no_image_scores_and_no_pictures():

@@ -311,3 +311,31 @@ def test_scores_of_one_side_or_not_finite_are_refused(members):
 def test_every_leak_statistic_says_that_higher_leaks_more():
     for found in (stats.auc, stats.balanced_accuracy, lambda m, n: stats.tpr_at_fpr(m, n, 0.2)):
         assert found(MEMBERS, NONMEMBERS).higher_leaks is True
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_intervals_over_batches_cover_where_those_over_items_do_not(size):
+    batches, shared = 6, draws("batches", 6)
+    values = 0.4 * shared[:, :, None] + 0.1 * draws("items", 6 * size).reshape(CASES, 6, size)
+    each = [stats.mean("psnr", case.flatten().tolist()) for case in values]
+    over = [stats.over_batches(estimate, [size] * batches) for estimate in each]
+    assert hits(0.0, lambda case: ends(over[case])) >= fewest(0.95)
+    assert (hits(0.0, lambda case: ends(each[case])) < fewest(0.90)) == (size > 1)
+    assert (over == each) == (size == 1)
+
+
+def test_batches_of_equal_sizes_have_students_interval_of_their_means_also_pooled():
+    one, other = ([[0.1, 0.3], [0.4, 0.6], [0.2, 0.4]], [[0.3, 0.3], [0.5, 0.1]])
+    alone = [stats.over_batches(stats.mean("ssim", np.ravel(x).tolist()), [2] * len(x)) for x in (one, other)]
+    assert ends(alone[0]) == pytest.approx(stats.mean_interval([0.2, 0.5, 0.3]))
+    assert alone[0].method == "Student t over 3 batches"
+    pooled = stats.pool(alone)
+    assert ends(pooled) == pytest.approx(stats.mean_interval([0.2, 0.5, 0.3, 0.3, 0.3]))
+    assert (pooled.n, pooled.method) == (10, "Student t over 5 batches")
+
+
+def test_a_share_of_no_item_of_some_batches_has_the_interval_of_no_batch():
+    none = stats.over_batches(stats.proportion("success", 0, 8, values=[0.0] * 8), [2] * 4)
+    assert ends(none) == stats.clopper_pearson(0, 4)
+    failed = stats.over_batches(stats.mean("ssim", [None, None, 0.2, 0.4, 0.1, 0.3]), [2] * 3)
+    assert failed.method == "Student t over 2 batches"

@@ -1,7 +1,7 @@
 """Estimates with their intervals, from plain numbers.
 
-Every interval is two-sided. If items are not independent (such as images of one batch), an interval is too narrow, and
-the caller adds a note. Unit and direction of an estimate come from `core.metrics`.
+Every interval is two-sided. If items are not independent (such as images of one batch), `over_batches` replaces the
+interval. Unit and direction of an estimate come from `core.metrics`.
 """
 
 from __future__ import annotations
@@ -129,21 +129,29 @@ def of_items(name: str, values: Values) -> Estimate:
     return mean(name, values)
 
 
-def over_groups(name: str, values: Sequence[float], sizes: Sequence[int], *, note: str = "") -> Estimate:
-    """The mean of items; if groups of items, such as records of one message, are larger than one, Student's interval
-    is over the groups' means.
+def over_batches(estimate: Estimate, sizes: Sequence[int]) -> Estimate:
+    """The estimate of a value per item with an interval over batches of these sizes, whose items are not independent.
 
-    Args:
-        sizes: the number of items of each group, in order.
+    Student's t for a ratio of totals of clusters (of equal sizes: for the mean of the batches' means). A share of 0 or
+    1 gets Clopper-Pearson's interval as if each batch were one item; a median, the order statistics of the batches'
+    medians. Other estimates and batches of one item stay as they are.
+
+    Source: Cochran 1977, "Sampling techniques", eq. (6.12).
     """
-    if max(sizes, default=1) == 1:
-        return replace(of_items(name, values), note=note)
-    groups = np.split(np.asarray(values, np.float64), np.cumsum(sizes)[:-1])
-    inner = mean(name, [float(np.mean(group)) for group in groups], note=note)
-    value = float(np.mean(values))
-    return replace(
-        inner, value=value, n=len(values), method=f"mean, Student t over {len(groups)} messages", values=tuple(values)
-    )
+    if max(sizes) == 1 or len(estimate.values) != sum(sizes) or (value := estimate.value) is None:
+        return estimate
+    parts = np.split(np.array(estimate.values, dtype=np.float64), np.cumsum(sizes)[:-1])
+    kept = [part[~np.isnan(part)] for part in parts if not np.isnan(part).all()]
+    k, name, ends = len(kept), "Student t", Interval(None, None)
+    if estimate.method.startswith("median"):
+        name, ends = "order statistics of medians", median_interval([float(np.median(part)) for part in kept])
+    elif metric(estimate.name).interval == "Clopper-Pearson" and value in (0.0, 1.0):
+        name, ends = "Clopper-Pearson", clopper_pearson(round(value * k), k)
+    elif k > 1:
+        off = np.array([part.sum() - value * len(part) for part in kept])
+        half = float(special.stdtrit(k - 1, 0.975)) * math.sqrt(k / (k - 1) * (off @ off)) / sum(map(len, kept))
+        ends = Interval(value - half, value + half)
+    return cut(replace(estimate, low=ends.low, high=ends.high, method=f"{name} over {k} batches"))
 
 
 def pool(estimates: Sequence[Estimate]) -> Estimate:
@@ -171,7 +179,9 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
     values = tuple(value for estimate in estimates for value in estimate.values)
     if all(_is_mean(estimate) for estimate in known):
         pooled = of_items(first.name, [value for value in values if value is not None])
-        return cut(replace(pooled, values=values, note=note))
+        batches = sum(int(estimate.method.split()[-2]) for estimate in known if estimate.method.endswith(" batches"))
+        size = pooled.n // batches if batches else 1
+        return cut(over_batches(replace(pooled, values=values, note=note), [size] * (len(values) // size)))
     pooled = mean(first.name, [estimate.value for estimate in known])
     n, method = sum(estimate.n for estimate in known), f"{pooled.method} over the seeds"
     return cut(replace(pooled, n=n, method=method, values=values, note=note))

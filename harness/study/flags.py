@@ -16,6 +16,7 @@ from leakgauge.harness.study.score import SUCCESS
 _WEAK = 0.5  # an attack is called weak if the limit is below this share of its MSE
 _AT_FLOOR = 0.9  # a limit is at the floor from this share of the mean image's MSE on
 _FEW = 8  # the fewest images for which noise does not hide changes of a mean
+_FEW_BATCHES = 4  # the same for batches: with fewer, an interval over batches is very wide
 
 
 def cell_flags(
@@ -40,6 +41,8 @@ def cell_flags(
             flags.append(Flag("prior", f"what the attack believes about inputs: {answer.prior}", "note"))
         if images < _FEW:
             flags.append(Flag("few-images", f"{images} images; a comparison needs {_FEW} or more"))
+        if target.batch > 1 and target.count < _FEW_BATCHES:
+            flags.append(Flag("few-batches", f"{target.count} batches; an interval needs {_FEW_BATCHES} or more"))
     if target.kind == "probe" and not attack.floor:
         flags.append(Flag("probe", "the victim's batch is encoded alone, not as part of a real message", "note"))
     if defense.parameters() and not attack.aware and not attack.floor:

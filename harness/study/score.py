@@ -150,8 +150,8 @@ def score_reconstruction(
         candidate set), `recognized` (identified, with SSIM >= 0.5), `success` (MSE < 1e-3) and `failed`. For other
         inputs, all of these that need no SSIM or PSNR; for a table, first `columns` (the share of a record's columns
         that are right) and `column/NAME` (for each column, the share of records). `values` follow the order of the
-        victims, then of the images in a batch. Also the pictures, if all batches have the same size; a failed victim's
-        are gray.
+        victims, then of the images in a batch; intervals are over batches (`stats.over_batches`). Also the pictures, if
+        all batches have the same size; a failed victim's are gray.
 
     Raises:
         ValueError: not one guess per victim, no victim, or a guess of another shape than the truth.
@@ -165,8 +165,6 @@ def score_reconstruction(
     sizes = [len(x) for x in truth_x]
     failed = scores.count(None)
     notes = [f"{failed} of {len(guesses)} victims failed"] if failed else []
-    if max(sizes) > 1:
-        notes.append("images of one batch are not independent: the interval is too narrow")
     note = "; ".join(notes)
 
     mse, right = _spread(scores, sizes, "mse"), _spread(scores, sizes, "right")
@@ -180,7 +178,8 @@ def score_reconstruction(
     near = [] if candidate_sets is None else [value == 1 for value in _spread(scores, sizes, "identified")]
     of_lineup = [_share("identification", near, notes)] if near else []
     if not _has_pictures(truth_x[0]):
-        return (*_of_columns(truth_x, scores, columns, note), of_mse, *of_labels, *of_lineup, of_failed), None
+        each = *_of_columns(truth_x, scores, columns, note), of_mse, *of_labels, *of_lineup, of_failed
+        return tuple(stats.over_batches(estimate, sizes) for estimate in each), None
     ssim = _spread(scores, sizes, "ssim")
     alike = [value is not None and value >= RECOGNIZABLE for value in ssim]
     estimates = (
@@ -193,7 +192,7 @@ def score_reconstruction(
         _share("success", [value is not None and value < SUCCESS for value in mse], notes),
         of_failed,
     )
-    return estimates, _pictures(truth_x, scores)
+    return tuple(stats.over_batches(estimate, sizes) for estimate in estimates), _pictures(truth_x, scores)
 
 
 def _of_columns(
@@ -239,12 +238,12 @@ def score_limits(
             errors = limit.errors_of(x, score.guess.clamp(0, 1) if x.ndim == 4 else score.guess)
             score.each["efficiency"] = np.maximum(limit.error, _LEAST) / np.maximum(errors, _LEAST)
     note = limits[0].caveat
-    return (
+    each = (
         stats.mean("limit", np.concatenate([limit.error for limit in limits]).tolist(), note=note),
         stats.mean("average_limit", np.concatenate([limit.average for limit in limits]).tolist(), note=note),
         stats.mean("efficiency", _spread(scores, sizes, "efficiency"), note=note),
-        *bound,
     )
+    return *(stats.over_batches(estimate, sizes) for estimate in each), *bound
 
 
 def score_promise(answer: Answer, truth: Truth, estimates: Sequence[Estimate], made: Promised) -> tuple[Estimate, ...]:
@@ -292,18 +291,11 @@ def score_labels(truth: Sequence[Tensor], guesses: Sequence[Tensor]) -> tuple[Es
         raise ValueError(
             f"expected {sizes} labels of the victims, got shapes {[tuple(guess.shape) for guess in guesses]}"
         )
-    note = "labels of one batch are not independent: the interval is too narrow" if max(sizes) > 1 else ""
     right = [_right(*pair) for pair in zip(truth, guesses, strict=True)]
-    return (
-        stats.proportion(
-            "label_accuracy",
-            round(sum(float(hits.sum()) for hits in right)),
-            sum(sizes),
-            values=[float(hit) for hits in right for hit in hits],
-            note=note,
-        ),
-        _share("exact", [bool(hits.all()) for hits in right], [], "victims"),
-    )
+    values = [float(hit) for hits in right for hit in hits]
+    of_labels = stats.proportion("label_accuracy", round(sum(values)), sum(sizes), values=values)
+    exact = _share("exact", [bool(hits.all()) for hits in right], [], "victims")
+    return stats.over_batches(of_labels, sizes), exact
 
 
 def score_membership(
@@ -361,9 +353,12 @@ def score_lineup(answer: Named, places: Sequence[Sequence[int]]) -> tuple[Estima
     least = min(len(row.rivals) for row in rows)
     words = f"among {1 + least}" + ("" if answer.exact else "; a better test may exist: the likelihood is not exact")
 
+    def over(name: str, values: Sequence[float], note: str = "") -> Estimate:
+        return stats.over_batches(dataclasses.replace(stats.of_items(name, values), note=note), sizes)
+
     def shares(name: str, rivals: int) -> Estimate:
         hits = [float((row.own > row.rivals[:rivals]).all()) for row in rows]
-        return stats.over_groups(name, hits, sizes, note=words if name == "named" else "")
+        return over(name, hits, words if name == "named" else "")
 
     nats = np.array([row.nats for row in rows])
     about = _rounds_to_name(float(nats.mean()), 1 + least)
@@ -371,11 +366,11 @@ def score_lineup(answer: Named, places: Sequence[Sequence[int]]) -> tuple[Estima
         shares("named", least),
         Estimate("named_chance", 1 / (1 + least), None, None, 0, "the size of the lineups", higher_leaks=None),
         *(shares(f"named@{k}", k - 1) for k in (2, 10, 100) if k <= least),
-        stats.over_groups("lineup_auc", [row.above for row in rows], sizes),
-        stats.over_groups("nats", nats.tolist(), sizes, note=about),
+        over("lineup_auc", [row.above for row in rows]),
+        over("nats", nats.tolist(), about),
     ]
     if answer.exact:
-        estimates.append(stats.over_groups("posterior_gap", [row.gap for row in rows], sizes))
+        estimates.append(over("posterior_gap", [row.gap for row in rows]))
     for name, at in (("present_auc", "over"), ("present_auc_fit", "fit")):
         with_it, without = (np.array([getattr(row, at)[i] for row in rows]) for i in (0, 1))
         if np.isfinite(with_it).all() and np.isfinite(without).all():
