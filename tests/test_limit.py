@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+from torch import nn
 
 from leakgauge.attacks.map import MAP
 from leakgauge.defenses.cepam_clip import CepamClip
@@ -39,6 +40,7 @@ from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.flags import cell_flags
 from leakgauge.harness.study.score import score_limits, score_reconstruction
 from tests.by_rows import by_rows
+from tests.test_chains import own
 from tests.victims import make
 
 SHAPE = (1, 4, 4)
@@ -271,10 +273,11 @@ def test_without_a_limit_there_is_a_reason(change, why):
 
 def test_a_limit_of_a_few_directions_is_left_out_with_the_reason(monkeypatch):
     seen, truth = federation(1, NoDefense())
-    monkeypatch.setattr(module, "_ENTRIES", 16 * seen.setting.dim)
+    monkeypatch.setattr(module, "_ENTRIES", 15 * seen.setting.dim)
+    monkeypatch.setattr(module, "_COMPUTED", 16 * seen.setting.dim)
     assert limits(seen, truth, Key(1))
-    monkeypatch.setattr(module, "_ENTRIES", 16 * seen.setting.dim - 1)
-    with pytest.raises(NoLimit, match="parameters, only 15 directions of an image fit in memory: a limit needs 16"):
+    monkeypatch.setattr(module, "_COMPUTED", 16 * seen.setting.dim - 1)
+    with pytest.raises(NoLimit, match="parameters, only 15 directions of an image are affordable: a limit needs 16"):
         limits(seen, truth, Key(1))
 
 
@@ -331,6 +334,39 @@ def flags_of(attack, defense, offset, noise=NOISE):
         attack, defense, Target("probe", 8), Reconstruction(tuple(guesses)), Truth(tuple(truth)), estimates, found
     )
     return {flag.code: flag for flag in flags}
+
+
+class Unread(nn.Module):
+    """A dense layer, a ReLU and a dense layer, whose forward depends on the numbers: its layers cannot be listed."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 12), nn.Linear(12, 4)
+
+    def forward(self, x):
+        h = self.first(x.flatten(1))
+        h = torch.where(h > 0, h, torch.zeros_like(h))
+        return self.last(h) if h.shape[1] == 12 else h
+
+
+@pytest.mark.parametrize("sums", [False, True])
+@pytest.mark.parametrize("noise", [0.05, 0.5])
+def test_a_module_whose_layers_are_unknown_has_the_limit_of_its_twin(sums, noise, monkeypatch):
+    unread = own(Unread(), SHAPE, 4)
+    read = own(nn.Sequential(nn.Flatten(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 4)), SHAPE, 4)
+    assert unread.structure is None
+    assert read.structure is not None
+    cases = [federation(8, Gaussian(clip=100.0, noise_std=noise), task, zero=False) for task in (read, unread)]
+    cases[1][0].model.params.copy_(cases[0][0].model.params)
+    known = limits(*cases[0], Key(1))
+    if sums:
+        monkeypatch.setattr(module, "_ENTRIES", 16 * 200)
+    found = limits(*cases[1], Key(1))
+    assert found[0].complete
+    assert ("200 random sums" in found[0].caveat) == sums
+    for name, off in (("error", 0.05), ("average", 0.05)):
+        ours, theirs = (np.mean([getattr(one, name) for one in each]) for each in (found, known))
+        assert ours == pytest.approx(theirs, rel=0.2 if sums else off)
 
 
 def test_a_weak_attack_and_a_strong_defense_are_flagged():

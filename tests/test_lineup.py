@@ -122,7 +122,7 @@ def test_unknown_records_of_a_batch_are_noise(trained):
     assert not answer.exact
     assert "posterior_gap" not in unknown
     assert unknown["named"].n == 40
-    assert "over 10 messages" in unknown["named"].method
+    assert "over 10 batches" in unknown["named"].method
     assert unknown["named"].value > 0.5
 
 

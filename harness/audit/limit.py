@@ -41,10 +41,11 @@ _DIRECTIONS = 3072  # the most directions of an instance: all of 3 x 32 x 32 pix
 _ENTRIES = 2**26  # the most entries of the slopes of an instance: 512 MiB
 
 _FEWEST = 16
-"""The fewest directions of an instance: with fewer, almost all of an image would count as known. Models therefore have
-up to 4 million parameters; a ResNet-18 of 11 million would take half a minute for five directions."""
+"""The fewest directions of an instance: with fewer, almost all of an image would count as known."""
 
-_WITHOUT_KERNEL = 100  # the most directions without a gradient kernel, where a gradient takes tens of milliseconds
+_COMPUTED = 2**28
+"""The most entries of all gradients, without a gradient kernel or above 4 million parameters: 1,000 directions up to
+268,000 parameters, 16 for 16 million. If they exceed `_ENTRIES`, random sums of entries replace the entries."""
 
 _MESSAGES = 32
 """Fresh messages that estimate the Fisher information: each entry has a standard error of a quarter, the sum over many
@@ -73,6 +74,7 @@ class Limit(NamedTuple):
         average: [b] the expected error over all images of the attacker's distribution.
         blind: [b] the error of the mean image, which uses no message.
         basis: [p, k] orthonormal directions of the attacker's distribution with the most variance.
+        sums: number of random sums of entries that replace the entries of a gradient; 0: the entries themselves.
         linear: whether the messages have no Fisher information; the error is then that of the best linear estimate,
             given the variance of the messages' errors.
     """
@@ -82,6 +84,7 @@ class Limit(NamedTuple):
     blind: Numbers
     basis: Tensor
     linear: bool = False
+    sums: int = 0
 
     @property
     def complete(self) -> bool:
@@ -94,7 +97,8 @@ class Limit(NamedTuple):
         p, k = self.basis.shape
         part = "" if self.complete else f"of {k:,} of {p:,} directions: the others count as known"
         uniform = "uniform errors have no Fisher information: of the best linear estimate" if self.linear else ""
-        return "; ".join(filter(None, (part, uniform)))
+        sums = f"by {self.sums:,} random sums of a gradient's entries" if self.sums else ""
+        return "; ".join(filter(None, (part, uniform, sums)))
 
     def errors_of(self, truth: Tensor, guess: Tensor) -> Numbers:
         """[b] the same error measure for a guess [b, ...] in the order of the truth."""
@@ -120,8 +124,8 @@ def limits(seen: Observation, truth: Sequence[Examples], key: Key, only: range |
         raise NoLimit("the adversary has no auxiliary data")
     if not all(bool(observed.model.params.isfinite().all()) for observed in seen.observed_rounds):
         raise NoLimit("a parameter of the model is not finite")
-    if (fit := _ENTRIES // seen.setting.dim) < _FEWEST:
-        text = f"of a model of {seen.setting.dim:,} parameters, only {fit} directions of an image fit in memory"
+    if (fit := max(_ENTRIES, _COMPUTED) // seen.setting.dim) < _FEWEST:
+        text = f"of a model of {seen.setting.dim:,} parameters, only {fit} directions of an image are affordable"
         raise NoLimit(f"{text}: a limit needs {_FEWEST}")
     try:
         prior = gaussian_prior(seen.auxiliary.x, 0.0)
@@ -141,9 +145,10 @@ def limits(seen: Observation, truth: Sequence[Examples], key: Key, only: range |
         basis, variances = axes[0][:, :k], axes[1][:k]
         directions = moved(basis * variances.sqrt(), seen.device)
         information = directions.new_zeros(images * k, images * k).T
+        sums = _ENTRIES // (images * k) if seen.setting.dim * images * k > _ENTRIES else 0
         for at, observed in enumerate(seen.observed_rounds):
             try:
-                slopes = _slopes(seen, observed, number, victim, directions, key.child(number, at), slopes)
+                slopes = _slopes(seen, observed, number, victim, directions, key.child(number, at), slopes, sums)
             except ValueError as error:
                 # a batch norm may need more than one record
                 if seen.task.mixes or isinstance(error, NoLikelihood):
@@ -151,14 +156,15 @@ def limits(seen: Observation, truth: Sequence[Examples], key: Key, only: range |
                 raise
             information = _summed(information, slopes)
         off = (victim.x.double().flatten(1) - mean) @ basis
-        each.append(_limit(information, off, variances, len(mean))._replace(basis=basis, linear=linear))
+        each.append(_limit(information, off, variances, len(mean))._replace(basis=basis, linear=linear, sums=sums))
     return each
 
 
 def followed(task: Task, params: Vector) -> int:
     """The number of directions that the limit of one message follows, over all its images."""
     fast = kernel_of(task, params, 1) is not None
-    return min(_DIRECTIONS if fast else _WITHOUT_KERNEL, _ENTRIES // task.layout.dim)
+    held = _ENTRIES // task.layout.dim
+    return min(_DIRECTIONS, held if fast and held >= _FEWEST else _COMPUTED // task.layout.dim)
 
 
 def _summed(information: Tensor, slopes: Tensor) -> Tensor:
@@ -199,12 +205,20 @@ def _limit(information: Tensor, off: Tensor, variances: Tensor, entries: int) ->
 
 
 def _slopes(
-    seen: Observation, observed: ObservedRound, number: int, victim: Examples, directions: Tensor, key: Key, out: Tensor
+    seen: Observation,
+    observed: ObservedRound,
+    number: int,
+    victim: Examples,
+    directions: Tensor,
+    key: Key,
+    room: Tensor,
+    sums: int = 0,
 ) -> Tensor:
     """[b k, d] the slopes of one message along `directions` [p, k] of each of its images, times sqrt(F).
 
     Args:
-        out: overwritten and returned if it has this shape; allocating a new array takes a third of the time.
+        sums: number of random sums, with signs, that replace the d entries; 0: none.
+        room: overwritten and returned if it has this shape; allocating a new array takes a third of the time.
     """
     message, device = observed.messages[number], directions.device
     params = observed.model.params.double().to(device)
@@ -226,15 +240,23 @@ def _slopes(
     weight = _information(seen, observed, message, updates.float(), key).double().sqrt().to(device)
     clear = [_clear(seen, update).to(device) for update in updates]
     k, d = directions.shape[1], seen.setting.dim
-    shape_of_rows = (images * k, d + len(clear[0]))
-    rows = out if out.shape == shape_of_rows else torch.empty(shape_of_rows, dtype=torch.float64, device=device)
+    into, signs = (
+        torch.from_numpy(integers(key.child(part), d, n)).to(device) for part, n in (("into", sums or 1), ("sign", 2))
+    )
+    shape_of_rows = (images * k, (sums or d) + len(clear[0]))
+    rows = room if room.shape == shape_of_rows else torch.empty(shape_of_rows, dtype=torch.float64, device=device)
     together = _TOGETHER if device.type == "cpu" else max(_TOGETHER, min(_MOST, capacity(device) // (_COPIES * d)))
     for image in range(images):
         user, of_image = image // each, rows[image * k : (image + 1) * k]
         for row, part in zip(torch.split(of_image, together), torch.split(directions.T, together), strict=True):
             slope = sent(image, flat[image] + _STEP * part).sub_(whole[image]).div_(_STEP)
-            row[:, d:] = slope @ clear[user].T
-            torch.mul(slope, weight[user], out=row[:, :d])
+            row[:, sums or d :] = slope @ clear[user].T
+            if sums:
+                row[:, :sums] = torch.zeros_like(row[:, :sums]).index_add_(
+                    1, into, slope * weight[user] * (2 * signs - 1)
+                )
+            else:
+                torch.mul(slope, weight[user], out=row[:, :d])
     return rows
 
 
