@@ -50,12 +50,12 @@ class MAP(ByPosterior):
             continues in stages, each with a hundred times the weight, up to the likelihood's own weight. Without noise,
             the likelihood is so steep that the search would ignore the prior (`docs/attacks.md` has an example).
         warm: evaluations of each preliminary search, and twice those of all searches with softened layers, if the model
-            has kinks; 0: no such searches. If the gradient of the first dense layer shows its inputs (one image;
-            `gaussian`), a preliminary search matches only the layers before it, from three starts (without layers
-            before it: from one start, with a quarter of the evaluations). Otherwise, or additionally if noise hides
-            much of these inputs, it matches the direction of the estimated gradient: it minimizes the angle between the
-            gradients plus the prior's energy, by Adam in the prior's coordinates (with `tv`: as `inverting-gradients`
-            does).
+            has kinks; 0: no such searches. If the gradient of the first dense layer shows its inputs (one image, or at
+            least half of a batch's, which needs no other search; `gaussian`), the search matches only the layers before
+            it, from three starts (without layers before it: from one start, with a quarter of the evaluations).
+            Otherwise, or additionally if noise hides much of the inputs, it matches the gradient's estimated direction:
+            it minimizes the angle between the gradients plus the prior's energy, by Adam in the prior's coordinates
+            (with `tv`: as `inverting-gradients` does).
         solve: whether to add the image of the closed form (`analytic`) as a candidate, if the closed form covers the
             model and a message has one image. This image is returned if nothing explains the messages better, and
             without a search if it explains them completely. Behind batch norms and residual blocks, where searches end

@@ -6,6 +6,7 @@ The shared engine of attacks that differ only in how they obtain the labels.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -17,10 +18,11 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, bu
 from leakgauge.attacks._engine.closed_form import RIDGE, Unsolvable, closed_form
 from leakgauge.attacks._engine.imitation import explained_at, regressed
 from leakgauge.attacks._engine.matching import Evaluation, Function, Latest, unpack
-from leakgauge.attacks._engine.objective import Explains, Objective, objective
+from leakgauge.attacks._engine.objective import Explains, Objective, objective, received_gradients, update_per_gradient
 from leakgauge.attacks._engine.prior import Prior, mapped, near_center
 from leakgauge.attacks._engine.simulate import Local
 from leakgauge.attacks._engine.tables import FirstLayer, Mixture, restore
+from leakgauge.attacks._search.batches import shown
 from leakgauge.attacks._search.direction import Direction
 from leakgauge.attacks._search.features import CLEAN, VEILED, Features
 from leakgauge.attacks._search.lbfgs import Minima, Stop, minimize
@@ -198,12 +200,15 @@ class _Group:
     search: Search
 
     def run(self, key: Key) -> list[Guess]:
-        goal, labels = self._goal(self.labels), self.labels
-        n, explained = len(goal.nothing), _share(_EXPLAINED, goal)
-        infinite = goal.nothing.new_full((n,), torch.inf)
+        infinite = self.targets.new_full((len(self.targets),), torch.inf)
         best = Minima(self._starts(key, 0), infinite, torch.zeros_like(infinite, dtype=torch.int64), ())
+        labels, known = self._by_features(best, key.child("hidden"))
+        goal, rows = self._goal(labels), known.nonzero()[:, 0]
+        if len(rows):
+            best.value[rows] = goal.at(math.inf)(self._coordinates(best.x[rows]), rows).value
         self._try_closed_form(best, goal.at(math.inf))
-        pending = (best.value > explained).nonzero()[:, 0]
+        explained = _share(_EXPLAINED, goal)
+        pending = ((best.value > explained) & ~known).nonzero()[:, 0]
         begun = None
         if len(pending) and (soft := self._soft):
             begun, used = self._begin(key, 0, labels, goal, pending)
@@ -240,6 +245,12 @@ class _Group:
         return Local.of(self.observation.setting, self.observed_rounds[0].lr, self._message.steps)
 
     @property
+    def _prior(self) -> Prior | None:
+        """The prior if preliminary searches may use it: of one gradient, with known labels."""
+        prior, used = self.search.explains.prior, self.search.warm and self._is_gradient and self.labels is not None
+        return prior if used and prior is not None and prior.centered else None
+
+    @property
     def _one_image(self) -> bool:
         return (self._message.images, self._message.users) == (1, 1)
 
@@ -256,6 +267,32 @@ class _Group:
         settled = restore(self._goal(labels).messages, mixture, records, layer, key)
         best.x[:], best.value[:] = settled.x.flatten(1), settled.value
         best.evaluations[:] += settled.evaluations
+
+    def _by_features(self, best: Minima, key: Key) -> tuple[Tensor | None, Tensor]:
+        """Store the images of batches whose gradients show the features of at least half of them; the mean for others.
+
+        Returns all labels [n, b], and which batches these are, [n]. The sum of the gradients is not used: it misleads
+        the search, to an SSIM of 0.57 instead of 0.60.
+        """
+        task, labels, prior, first = self.observation.task, self.labels, self._prior, self.observed_rounds[0]
+        done, params, images = torch.zeros_like(best.value, dtype=torch.bool), first.model.params, self._message.images
+        features = None if images == 1 or prior is None else Features.of(task, params, self.targets[:1])
+        if features is None or labels is None or prior is None or (known := self.observation.auxiliary) is None:
+            return labels, done
+
+        def imitate(x: Tensor, y: Tensor, key: Key) -> Tensor:
+            made = _imitated(self.observation, _of(first, [0]), x[None].to(params), y[None], key)
+            return received_gradients(self.observation, made)[0].cpu()
+
+        targets, labels = self.targets.cpu(), labels.clone()
+        for row, (x, own) in enumerate(shown(task, params.cpu(), targets, images, known, imitate, key)):
+            if 2 * (count := len(own)) >= images:
+                z = torch.zeros_like(self._coordinates(best.x[row : row + 1]).view(images, -1))
+                minima = features.of_batches(x.to(z)).search(prior, z[:count], self.search.warm, key.child("features"))
+                z[:count], done[row], best.evaluations[row] = minima.x, True, int(minima.evaluations.sum())
+                best.x[row], rest = prior.inputs(z).flatten(), Counter(labels[row].tolist()) - Counter(own.tolist())
+                labels[row] = torch.tensor([*own.tolist(), *rest.elements()][:images])
+        return labels, done
 
     def _try_closed_form(self, best: Minima, function: Function) -> None:
         """Store the closed form's images in `best`, where it has a solution."""
@@ -278,8 +315,8 @@ class _Group:
     @property
     def _soft(self) -> list[tuple[Task, float]]:
         """The softened task and the messages' weight for each of the successive searches; empty: no such searches."""
-        prior, task = self.search.explains.prior, self.observation.task
-        if not (self.search.warm and self._is_gradient) or self.labels is None or prior is None or not prior.centered:
+        task = self.observation.task
+        if self._prior is None:
             return []
         stages = [(softened(task, width), nats * math.prod(task.input_shape)) for width, nats in _BENDS]
         return [(soft, strength) for soft, strength in stages if soft is not None]

@@ -102,6 +102,11 @@ class Features:
         back = slopes.to(dtype) @ split(params)[owned]
         return cls(kernel, features.to(dtype), back, known, weights, error.to(dtype), trust.to(dtype), task.input_shape)
 
+    def of_batches(self, features: Tensor) -> Features:
+        """The same for images with features [n, f] of batches, whose own gradients are unknown: only features count."""
+        none, ones = self.targets.new_zeros(len(features), self.targets.shape[1]), features.new_ones(len(features))
+        return Features(self.kernel, features, 0 * features, none, none, 0 * ones, ones, self.shape)
+
     def search(self, prior: Prior, starts: Tensor, evaluations: int, key: Key) -> Minima:
         """The means of the minima from `starts` [n, D], in the prior's coordinates, and from points near them.
 

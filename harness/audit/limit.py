@@ -74,7 +74,7 @@ class Limit(NamedTuple):
         average: [b] the expected error over all images of the attacker's distribution.
         blind: [b] the error of the mean image, which uses no message.
         basis: [p, k] orthonormal directions of the attacker's distribution with the most variance.
-        sums: number of random sums of entries that replace the entries of a gradient; 0: the entries themselves.
+        sums: number of random sums of a gradient's entries that replace them; 0: the entries themselves.
         linear: whether the messages have no Fisher information; the error is then that of the best linear estimate,
             given the variance of the messages' errors.
     """
@@ -97,8 +97,7 @@ class Limit(NamedTuple):
         p, k = self.basis.shape
         part = "" if self.complete else f"of {k:,} of {p:,} directions: the others count as known"
         uniform = "uniform errors have no Fisher information: of the best linear estimate" if self.linear else ""
-        sums = f"by {self.sums:,} random sums of a gradient's entries" if self.sums else ""
-        return "; ".join(filter(None, (part, uniform, sums)))
+        return "; ".join(filter(None, (part, uniform, f"by {self.sums:,} random sums of entries" if self.sums else "")))
 
     def errors_of(self, truth: Tensor, guess: Tensor) -> Numbers:
         """[b] the same error measure for a guess [b, ...] in the order of the truth."""
@@ -162,9 +161,8 @@ def limits(seen: Observation, truth: Sequence[Examples], key: Key, only: range |
 
 def followed(task: Task, params: Vector) -> int:
     """The number of directions that the limit of one message follows, over all its images."""
-    fast = kernel_of(task, params, 1) is not None
-    held = _ENTRIES // task.layout.dim
-    return min(_DIRECTIONS, held if fast and held >= _FEWEST else _COMPUTED // task.layout.dim)
+    fast = kernel_of(task, params, 1) is not None and _FEWEST * task.layout.dim <= _ENTRIES
+    return min(_DIRECTIONS, (_ENTRIES if fast else _COMPUTED) // task.layout.dim)
 
 
 def _summed(information: Tensor, slopes: Tensor) -> Tensor:
@@ -240,9 +238,8 @@ def _slopes(
     weight = _information(seen, observed, message, updates.float(), key).double().sqrt().to(device)
     clear = [_clear(seen, update).to(device) for update in updates]
     k, d = directions.shape[1], seen.setting.dim
-    into, signs = (
-        torch.from_numpy(integers(key.child(part), d, n)).to(device) for part, n in (("into", sums or 1), ("sign", 2))
-    )
+    into = torch.from_numpy(integers(key.child("sums"), d, sums or 1)).to(device)
+    signs = torch.from_numpy(2.0 * integers(key.child("signs"), d, 2) - 1.0).to(device)
     shape_of_rows = (images * k, (sums or d) + len(clear[0]))
     rows = room if room.shape == shape_of_rows else torch.empty(shape_of_rows, dtype=torch.float64, device=device)
     together = _TOGETHER if device.type == "cpu" else max(_TOGETHER, min(_MOST, capacity(device) // (_COPIES * d)))
@@ -251,12 +248,8 @@ def _slopes(
         for row, part in zip(torch.split(of_image, together), torch.split(directions.T, together), strict=True):
             slope = sent(image, flat[image] + _STEP * part).sub_(whole[image]).div_(_STEP)
             row[:, sums or d :] = slope @ clear[user].T
-            if sums:
-                row[:, :sums] = torch.zeros_like(row[:, :sums]).index_add_(
-                    1, into, slope * weight[user] * (2 * signs - 1)
-                )
-            else:
-                torch.mul(slope, weight[user], out=row[:, :d])
+            slope.mul_(weight[user])
+            row[:, : sums or d] = torch.zeros_like(row[:, :sums]).index_add_(1, into, slope * signs) if sums else slope
     return rows
 
 

@@ -132,11 +132,9 @@ def of_items(name: str, values: Values) -> Estimate:
 def over_batches(estimate: Estimate, sizes: Sequence[int]) -> Estimate:
     """The estimate of a value per item with an interval over batches of these sizes, whose items are not independent.
 
-    Student's t for a ratio of totals of clusters (of equal sizes: for the mean of the batches' means). A share of 0 or
-    1 gets Clopper-Pearson's interval as if each batch were one item; a median, the order statistics of the batches'
-    medians. Other estimates and batches of one item stay as they are.
-
-    Source: Cochran 1977, "Sampling techniques", eq. (6.12).
+    Student's t for a ratio of totals of clusters (Cochran 1977, eq. 6.12; of equal sizes: for the mean of the batches'
+    means). A share of 0 or 1 has Clopper-Pearson's interval of as many items as batches; a median, the order statistics
+    of the batches' medians. Other estimates and batches of one item stay as they are.
     """
     if max(sizes) == 1 or len(estimate.values) != sum(sizes) or (value := estimate.value) is None:
         return estimate

@@ -15,8 +15,7 @@ from leakgauge.harness.study.score import SUCCESS
 
 _WEAK = 0.5  # an attack is called weak if the limit is below this share of its MSE
 _AT_FLOOR = 0.9  # a limit is at the floor from this share of the mean image's MSE on
-_FEW = 8  # the fewest images for which noise does not hide changes of a mean
-_FEW_BATCHES = 4  # the same for batches: with fewer, an interval over batches is very wide
+_FEW, _FEW_BATCHES = 8, 4  # the fewest images, and batches, for which noise does not hide changes of a mean
 
 
 def cell_flags(
