@@ -324,8 +324,8 @@ def test_scores_and_flags():
     assert missing.note == "the adversary sees no message"
 
 
-def flags_of(attack, defense, offset, noise=NOISE):
-    seen, truth = federation(8, Gaussian(clip=100.0, noise_std=noise))
+def flags_of(attack, defense, offset, noise=NOISE, task=LINEAR):
+    seen, truth = federation(8, Gaussian(clip=100.0, noise_std=noise), task, zero=task is LINEAR)
     found, xs = limits(seen, truth, Key(1)), [victim.x for victim in truth]
     guesses = [guess(x + offset) for x in xs]
     estimates, _ = score_reconstruction(xs, [victim.y for victim in truth], guesses)
@@ -347,6 +347,12 @@ class Unread(nn.Module):
         h = self.first(x.flatten(1))
         h = torch.where(h > 0, h, torch.zeros_like(h))
         return self.last(h) if h.shape[1] == 12 else h
+
+
+def test_a_weak_attack_on_a_module_whose_layers_are_unknown_is_flagged():
+    flags = partial(flags_of, MAP(), Gaussian(noise_std=1.0), task=own(Unread(), SHAPE, 4), noise=0.02)
+    assert "weak-attack" in flags(0.5)
+    assert "weak-attack" not in flags(0.001)
 
 
 @pytest.mark.parametrize("sums", [False, True])
