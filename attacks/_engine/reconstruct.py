@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, but not listed in __all__
 
 from leakgauge.attacks._engine.closed_form import RIDGE, Unsolvable, closed_form
-from leakgauge.attacks._engine.imitation import explained_at, regressed
+from leakgauge.attacks._engine.imitation import explained_at, imitated_gradients, regressed
 from leakgauge.attacks._engine.matching import Evaluation, Function, Latest, unpack
-from leakgauge.attacks._engine.objective import Explains, Objective, objective, received_gradients, update_per_gradient
+from leakgauge.attacks._engine.objective import Explains, Objective, objective
 from leakgauge.attacks._engine.prior import Prior, mapped, near_center
 from leakgauge.attacks._engine.simulate import Local
 from leakgauge.attacks._engine.tables import FirstLayer, Mixture, restore
@@ -27,7 +27,7 @@ from leakgauge.attacks._search.direction import Direction
 from leakgauge.attacks._search.features import CLEAN, VEILED, Features
 from leakgauge.attacks._search.lbfgs import Minima, Stop, minimize
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Guess, Message, Observation, ObservedRound, Task
+from leakgauge.harness.core.contract import Examples, Guess, Message, Observation, ObservedRound, Task
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn.gradients import takes_numbers
 from leakgauge.harness.learn.layers import Block
@@ -281,8 +281,8 @@ class _Group:
             return labels, done
 
         def imitate(x: Tensor, y: Tensor, key: Key) -> Tensor:
-            made = _imitated(self.observation, _of(first, [0]), x[None].to(params), y[None], key)
-            return received_gradients(self.observation, made)[0].cpu()
+            alone = first._replace(messages=first.messages[:1])
+            return imitated_gradients(self.observation, alone, Examples(x[None], y[None]), 0, key)[0].cpu()
 
         targets, labels = self.targets.cpu(), labels.clone()
         for row, (x, own) in enumerate(shown(task, params.cpu(), targets, images, known, imitate, key)):
