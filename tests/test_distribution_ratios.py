@@ -5,6 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 
 from leakgauge import Key, MessageError, pack_levels
 from leakgauge.defenses._common.reference import Scaled
@@ -13,7 +14,8 @@ from leakgauge.defenses._jopeq.lattice import Lattice
 from leakgauge.defenses._privquant import Matched, PrivQuant
 from leakgauge.harness.audit.goodness_of_fit import check_fit
 from leakgauge.harness.audit.uniformity import Sample, detectable_by_ratios, p_values, ratio_values
-from leakgauge.harness.core.distribution import SHARES, Choices, Laplacian, powers
+from leakgauge.harness.core.distribution import SHARES, Additive, Choices, Laplacian, Normal, powers
+from leakgauge.harness.core.rng import laplace, normal
 from leakgauge.harness.federation import registry
 from tests.audit_case import at_most, setting_of
 from tests.faults.library import lying, of_epsilon
@@ -175,3 +177,21 @@ def test_a_discrete_defense_detects_the_share_that_it_states(name, epsilon):
     liar = lying(honest, of_epsilon(1 / (1 - share)))
     # 95 % in expectation; 6 of 10 or fewer with a chance of 1e-3
     assert sum(bool(check_fit(liar, setting_of(36), Key(seed)).rejects) for seed in range(10)) >= 7
+
+
+@pytest.mark.parametrize("scale", [1e-7, 1e-6, 1e-4, 1.0])
+@pytest.mark.parametrize("noise", [Normal(), Laplacian()])
+def test_floats_that_are_coarse_beside_the_noise_read_as_uniform_numbers(noise, scale):
+    center = normal(Key(1, ("center",)), (20_000,), torch.float64).numpy()
+    drawn = (laplace if noise == Laplacian() else normal)(Key(2, ("noise",)), (20_000,), torch.float64).numpy()
+    wire = (center + scale * drawn).astype("<f4").tobytes()
+    even = (np.arange(20_000) + 0.5) / 20_000
+    read = np.sort(Additive(center, noise, scale).read(wire, Key(3)).uniforms)
+    assert np.abs(read - even).max() < 1.95 / np.sqrt(20_000)  # Kolmogorov, 1e-3
+    assert (np.diff(read) < 1e-9).sum() < 10  # no two numbers are equal
+    # too little noise is still seen
+    quiet = (center + 0.5 * scale * drawn).astype("<f4").tobytes()
+    far = np.abs(
+        np.sort(Additive(center, noise, scale).read(quiet, Key(3)).uniforms) - (np.arange(20_000) + 0.5) / 20_000
+    )
+    assert far.max() > (0.05 if scale > 1e-7 else 0.01)

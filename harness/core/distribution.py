@@ -43,6 +43,9 @@ _FEW = (0.01, 0.1)  # further alternatives, in which this share of the message's
 _HEADER = 0.51  # how far a sent scale may be from its definition, in float32 steps: little more than rounding
 
 
+_COARSE = 2.0**-21  # half the distance of two floats, in scales of the noise, from which their ties would be noticed
+
+
 class DistributionError(ValueError):
     """The bytes are impossible: wrong length, wrong header, or an outcome without probability."""
 
@@ -321,11 +324,19 @@ class Additive(MessageDistribution):
         return moved_by(self.noise, carried(self.center - other.center, self.places, among), self.scale)
 
     def read(self, wire: bytes, own: Key) -> Reading:
-        """Transform the numbers by the cdf of the noise."""
+        """Transform the numbers by the cdf of the noise.
+
+        Where floats are coarse beside the noise, a number stands for all reals that round to it: its uniform number is
+        the auditor's own draw between the cdf's values at both ends.
+        """
         body, floats = split(wire, self.header), np.dtype(self.dtype)
         expect_size(body, floats.itemsize * len(self.center))
         sent = np.frombuffer(body, floats)
-        uniforms = self.noise.uniforms((sent.astype(np.float64) - self.center) / self.scale)
+        noise, half = (sent.astype(np.float64) - self.center) / self.scale, np.spacing(np.abs(sent)) / 2 / self.scale
+        uniforms = self.noise.uniforms(noise)
+        if self.product and half.max(initial=0.0) > _COARSE:
+            low, high = (self.noise.uniforms(noise + sign * half) for sign in (-1, 1))
+            uniforms = low + (high - low) * uniform(own.child("rounding"), (len(sent),), dtype=torch.float64).numpy()
         bits = (np.frombuffer(body, f"<u{floats.itemsize}") & 1).astype(np.int64)
         if not self.fair:
             bits = integers(own, len(bits), 2)
