@@ -23,16 +23,16 @@ from typing import Any
 
 import torch
 
+from leakgauge.harness.audit.claims import DEFAULTS, prepare
 from leakgauge.harness.audit.engine import (
     AuditResult,
+    adversaries,
     apply_test,
     choose_test,
     contradicts,
-    count_trials,
-    strongest_adversary,
     verdict,
 )
-from leakgauge.harness.audit.standalone import audit, prepare_audit
+from leakgauge.harness.audit.standalone import audit
 from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.core.claim import Claim
 from leakgauge.harness.core.rng import Key
@@ -44,18 +44,26 @@ CASCADES = ("gaussian+sdq", "laplace+sdq")
 ROUNDS = {"udp": 10, "udp-crd": 10, "udp-lei": 10, "dp-sgd": 3, "dp-fedavg": 10}
 """Rounds for defenses with a claim for a whole run: fewer than their default, and accordingly less noise."""
 
+SMALL = DEFAULTS | {"dim": 36, "clients": 3, "participants": 3, "samples": 20, "steps": 1, "batch": 0, "lr": 0.1}
+"""The small federation of an audit by trials."""
+
+
+def mechanism_of(name: str, parameters: dict[str, Any], setting: dict[str, Any]) -> tuple[Claim, Mechanism]:
+    """The claim of a defense in a small federation, and its messages for the first adversary of an audit."""
+    deployment = prepare(name, parameters, setting, ROUNDS.get(name), None, SMALL)
+    claim = deployment.defense.claim(deployment.history, deployment.setting)
+    return claim, Mechanism(deployment, adversaries(claim)[0])
+
 
 def timed(
     name: str, parameters: dict[str, Any], setting: dict[str, Any], trials: int
 ) -> tuple[Claim, AuditResult, float, float]:
     """The claim, the audit, milliseconds of set-up with pilot, and milliseconds of the audit itself."""
-    deployment = prepare_audit(name, parameters, setting, ROUNDS.get(name))
-    claim = deployment.defense.claim(deployment.history, deployment.setting)
-    mechanism = Mechanism(deployment, strongest_adversary(claim))
+    claim, mechanism = mechanism_of(name, parameters, setting)
     start = time.process_time()
     test = choose_test(mechanism, claim, trials, 0.95, KEY)
     middle = time.process_time()
-    found = apply_test(mechanism, claim, test, count_trials(mechanism, test, trials, KEY), 0.95)
+    found, _ = apply_test(mechanism, claim, test, trials, 0.95, KEY)
     return claim, found, 1e3 * (middle - start), 1e3 * (time.process_time() - middle)
 
 

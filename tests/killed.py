@@ -9,6 +9,7 @@ from pathlib import Path
 
 STUDY = """
 name = "small"
+lineup = false
 tasks = [{data = "digits", model = "mlp-small"}]
 federations = [{clients = 4, rounds = 2, samples = 80, test_samples = 50, local_steps = 1}]
 defenses = [{name = "none"}, {name = "gaussian", noise_std = 0.01}]

@@ -59,6 +59,8 @@ def test_a_model_that_diverged_is_a_failure(name):
 @pytest.mark.parametrize("task", [DENSE, LENET], ids=["mlp-small", "lenet-dlg"])
 @pytest.mark.table(3)
 def test_a_batch_of_a_single_class_is_no_error(name, task):
+    if name == "quantile-biases" and task is LENET:
+        pytest.skip("it refuses models without a dense ReLU layer")
     case = make(task, n=2, images=3, labels=torch.full((2, 3), 4))
     for guess in run(name, case.seen):
         assert guess.failure or guess.y.tolist() == [4, 4, 4] or name == "dlg"

@@ -167,6 +167,7 @@ def prior(x, box):
 """
 TABLE = {
     "name": "parts",
+    "lineup": False,
     "tasks": [{"data": "digits", "model": "linear"}],
     "federations": [{"clients": 2, "rounds": 1, "samples": 20, "test_samples": 10, "algorithm": "fedsgd"}],
     "defenses": [{"name": "none"}],

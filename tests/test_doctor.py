@@ -110,7 +110,7 @@ def test_an_attack_that_needs_a_likelihood_fails_in_one_line_and_others_run(more
         limit=True,
     )
     assert [one.message for one in run.failures.values()] == [message]
-    assert {one.cell.attack.name for one in run.results.values()} == {"prior", "membership-cosine"}
+    assert {one.cell.attack.name for one in run.results.values()} == {"prior", "membership-cosine", "lineup"}
     (training,) = run.trainings.values()
     flags = [flag.code for flag in training.flags]
     assert ("no-likelihood" in flags) == (not more)
@@ -120,7 +120,7 @@ def test_an_attack_that_needs_a_likelihood_fails_in_one_line_and_others_run(more
 def test_a_claim_that_is_no_claim_ends_the_training_in_one_line(tmp_path):
     part = named(str(bare(tmp_path, more="    def claim(self, history, setting):\n        return None\n")), {})
     run = quick_study({"data": "digits", "model": "linear"}, [{"name": part.name}], [{"name": "prior"}])
-    (failure,) = run.failures.values()
+    failure, _ = run.failures.values()  # of the floor and of the lineup
     assert failure.message.endswith(
         "expected a Claim from MyDefense.claim, got None; without `claim` nothing is promised"
     )

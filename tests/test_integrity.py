@@ -34,6 +34,7 @@ from tests.test_store import ARRAYS, CELL, RESULT
 
 TEXT = """
 name = "small"
+lineup = false
 tasks = [{data = "digits", model = "mlp-small"}]
 federations = [{clients = 4, rounds = 2, samples = 80, test_samples = 50, local_steps = 1}]
 defenses = [{name = "none"}, {name = "gaussian", noise_std = 0.01}]

@@ -233,7 +233,7 @@ def test_the_headline_of_an_app_that_leaks_says_so_with_pictures_of_granted_reco
         (["membership-cosine"], {"victims": 20}, "Without a defense, this training leaks"),
         ([IDLG], {"victims": 4}, "Without a defense, this training leaks"),  # no floor
         (["prior", IDLG | {"evaluations": 1}], {"victims": 4}, "Too weak to tell: no attack beats the floor"),
-        (["prior"], {"victims": 4}, "No attack ran"),
+        (["prior"], {"victims": 4}, "Too weak to tell: no attack beats the floor"),
         (["prior", IDLG], {"victims": 4, "defense": {"name": "gaussian", "epsilon": 1e9}},
          "1 of 1 defense leaks under the attacks that ran"),
         (["prior", IDLG], {"victims": 4, "defense": {"name": "gaussian", "epsilon": 0.5}},
@@ -246,10 +246,10 @@ def test_the_headline_of_an_inspection_is_what_was_found(attacks, changes, sente
 def test_the_headline_says_that_no_attack_fits_and_the_body_why(tmp_path, defense):
     run = inspected(tmp_path, Product(), None, victims=2, batch=2, defense=defense)
     found = verdict(Analysis(run))
-    assert found.sentence == "No attack fits this model"
-    assert "attack idlg was left out: it needs messages of one record" in found.support
-    assert "No attack fits this model" in Page(render(run)).text
-    assert "No attack fits this model" in plain(run)
+    # only the lineup fits, and two candidates are too few
+    assert found.sentence == "Too weak to tell: no attack beats the floor"
+    assert "attack idlg was left out: it needs messages of one record" in Page(render(run)).text
+    assert "Too weak to tell" in plain(run)
 
 
 def test_an_attack_whose_cells_all_failed_found_nothing_to_say():

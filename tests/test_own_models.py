@@ -450,6 +450,7 @@ def test_an_unknown_name_suggests_torchvisions():
 
 STUDY = textwrap.dedent("""
     name = "own"
+    lineup = false
     tasks = [{data = "digits", model = "tests.test_own_models:Net"}]
     federations = [{clients = 3, rounds = 1, samples = 60, test_samples = 40, algorithm = "fedsgd", batch = 1}]
     defenses = [{name = "none"}]

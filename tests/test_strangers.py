@@ -27,6 +27,7 @@ from tests.command import call, refused
 
 STUDY = textwrap.dedent("""
     name = "tiny"
+    lineup = false
     tasks = [{data = "digits", model = "mlp-small"}]
     federations = [{clients = 3, rounds = 2, samples = 60, test_samples = 40, algorithm = "fedsgd"}]
     defenses = [{name = "none"}, {name = "gaussian", noise_std = [0.01, 0.1]}]

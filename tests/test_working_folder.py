@@ -16,6 +16,7 @@ POISON = (
 )
 STUDY = """
 name = "small"
+lineup = false
 tasks = [{data = "digits", model = "linear"}]
 federations = [{clients = 2, rounds = 1, samples = 20, test_samples = 10, algorithm = "fedsgd"}]
 defenses = [{name = "none"}, {name = "gaussian", noise_std = 0.01}]

@@ -12,9 +12,8 @@ from torch.nn.functional import normalize
 from leakgauge.attacks._engine.objective import Explains, objective, received_gradients, update_per_gradient
 from leakgauge.attacks._engine.simulate import Local, client_updates
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Examples, Observation, ObservedRound
+from leakgauge.harness.core.contract import Examples, Observation, ObservedRound, Task
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation.round import Client, Round
 from leakgauge.harness.learn.gradients import gradients, targets_of
 
@@ -116,12 +115,12 @@ def _products(seen: Observation, observed: ObservedRound, batches: Examples, key
 
     A victim's feature stays in the range of the imitated ones.
     """
-    layout, (m, b), own = seen.task.layout, batches.y.shape, key.child("projection")
+    task, layout, (m, b), own = seen.task, seen.task.layout, batches.y.shape, key.child("projection")
     size, chunks = max(1, min(CHUNK, _ENTRIES // layout.dim) // b), []
     for start in range(0, m, size):
         some = Examples(*(part[start : start + size] for part in batches))
-        chunks.append([*_features(layout, imitated_gradients(seen, observed, some, start, key).nan_to_num(0.0), own)])
-    chunks.append([*_features(layout, received_gradients(seen, observed, numbers=True), own)])
+        chunks.append([*_features(task, imitated_gradients(seen, observed, some, start, key).nan_to_num(0.0), own)])
+    chunks.append([*_features(task, received_gradients(seen, observed, numbers=True), own)])
     products = torch.zeros(m + len(observed.messages), m, dtype=torch.float64)
     for name, entries, parts in zip(layout.names, layout.sizes, zip(*chunks, strict=True), strict=True):
         features = torch.cat(parts)
@@ -132,12 +131,14 @@ def _products(seen: Observation, observed: ObservedRound, batches: Examples, key
     return products
 
 
-def _features(layout: Layout, gradients: Tensor, key: Key) -> Iterator[Tensor]:
-    """[n, f] of each tensor of gradients [n, d]."""
+def _features(task: Task, gradients: Tensor, key: Key) -> Iterator[Tensor]:
+    """[n, f] of each tensor of gradients [n, d]; keys follow the layers, not a model's order of tensors."""
+    layout, structure = task.layout, getattr(task, "structure", None)
+    turns = {at: turn for turn, at in enumerate(structure.places)} if structure is not None else {}
     for number, (name, tensor) in enumerate(zip(layout.names, layout.split(gradients), strict=True)):
         unit = tensor.flatten(1) if name.endswith(_STATISTICS) else normalize(tensor.flatten(1), dim=1, eps=1e-30)
         if unit.shape[1] > _WIDE:  # a count sketch adds each entry to one place, with a random sign
-            places = torch.from_numpy(rng.integers(key.child(number), unit.shape[1], 2 * _WIDE))
+            places = torch.from_numpy(rng.integers(key.child(turns.get(number, number)), unit.shape[1], 2 * _WIDE))
             unit = unit.new_zeros(len(unit), 2 * _WIDE).index_add_(1, places, unit)
             unit = unit[:, :_WIDE] - unit[:, _WIDE:]
         yield unit

@@ -10,13 +10,11 @@ from functools import partial
 
 import numpy as np
 from _measure import Rows, Work
-from audit import ROUNDS
+from audit import mechanism_of
 from scipy.stats import beta
 
-from leakgauge.harness.audit.engine import apply_test, audit_mechanism, choose_test, count_trials, strongest_adversary
+from leakgauge.harness.audit.engine import apply_test, audit_mechanism, choose_test
 from leakgauge.harness.audit.neighbors import pairs
-from leakgauge.harness.audit.standalone import prepare_audit
-from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.core.rng import Key
 
 KEY = Key(0, ("audit",))
@@ -25,13 +23,11 @@ CONFIDENCE, DIM, EPSILON = 0.95, 5, 5.0
 
 def counted(trials: int) -> Work:
     """The counted trials of an audit of the Laplace mechanism, and its bound."""
-    deployment = prepare_audit("laplace", {"epsilon": EPSILON}, {"dim": DIM}, None)
-    claim = deployment.defense.claim(deployment.history, deployment.setting)
-    mechanism = Mechanism(deployment, strongest_adversary(claim))
+    claim, mechanism = mechanism_of("laplace", {"epsilon": EPSILON}, {"dim": DIM})
     test = choose_test(mechanism, claim, trials, CONFIDENCE, KEY)
 
     def ours() -> float:
-        return apply_test(mechanism, claim, test, count_trials(mechanism, test, trials, KEY), CONFIDENCE).epsilon_lower
+        return apply_test(mechanism, claim, test, trials, CONFIDENCE, KEY)[0].epsilon_lower
 
     return Work(ours, partial(laplace, trials), "loop in numpy", 2 * trials, "message")
 
@@ -53,9 +49,7 @@ def laplace(trials: int) -> float:
 
 def whole(name: str, trials: int) -> Work:
     """A whole audit of a defense at its defaults, with its pilot; the reference makes only the counted messages."""
-    deployment = prepare_audit(name, {}, {}, ROUNDS.get(name))
-    claim = deployment.defense.claim(deployment.history, deployment.setting)
-    mechanism = Mechanism(deployment, strongest_adversary(claim))
+    claim, mechanism = mechanism_of(name, {}, {})
     first = pairs(mechanism.defense, mechanism.federation.setting, claim.unit, claim.relation, KEY)[0]
 
     def messages() -> None:
