@@ -276,7 +276,8 @@ class _Round:
     def _made(self, message: Message, updates: Tensor, key: Key) -> Message:
         """A message of the adversary's own from updates [users, d], made like this one."""
         clients, defense, setting = list[Client](), self.seen.defense, self.seen.setting
-        for sender, update in zip((message.sender, *message.others), updates.float(), strict=True):
+        finite = updates.float().nan_to_num(0.0, 0.0, 0.0)  # if a model diverged: no client sends this
+        for sender, update in zip((message.sender, *message.others), finite, strict=True):
             own = key.child("client", sender.number)
             if noise := defense.training_noise(setting, sender.samples):
                 update = update + noise * normal(own.child("steps"), (setting.dim,))
