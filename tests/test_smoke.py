@@ -28,6 +28,7 @@ def test_every_defense_meets_a_naive_and_a_defense_aware_attack():
 
 def test_the_nightly_study_is_smoke_with_twice_the_images():
     smoke, nightly = (load_study(name).cells for name in ("smoke", "nightly"))
-    for cell, doubled in zip(smoke, nightly, strict=True):
+    without = [cell for cell in smoke if cell.attack.name != "lineup"]
+    for cell, doubled in zip(without, nightly, strict=True):
         count = cell.target.count * (2 if cell.target.kind == "probe" else 1)
         assert dataclasses.replace(cell, target=dataclasses.replace(cell.target, count=count)) == doubled
