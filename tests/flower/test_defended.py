@@ -103,6 +103,7 @@ def test_attacks_find_in_a_recording_what_they_find_in_our_training(flower, tmp_
     federation = {key: value for key, value in dataclasses.asdict(spec).items() if value is not None}
     table = {
         "name": "both",
+        "lineup": False,
         "seeds": [SEED],
         "tasks": [{"data": "digits", "model": "mlp-small"}],
         "federations": [federation],
