@@ -10,6 +10,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from leakgauge.attacks._engine.imitation import imitated
 from leakgauge.attacks._engine.others import Blur
 from leakgauge.attacks._engine.simulate import Local, client_updates
 from leakgauge.harness.core.contract import (
@@ -24,8 +25,8 @@ from leakgauge.harness.core.contract import (
     log_likelihoods,
 )
 from leakgauge.harness.core.errors import NoLikelihood
-from leakgauge.harness.core.rng import Key, integers, normal, subset
-from leakgauge.harness.federation.round import Client, Round
+from leakgauge.harness.core.rng import Key, integers, subset
+from leakgauge.harness.federation.round import Round
 from leakgauge.harness.learn.gradients import targets_of
 
 _ENTRIES = 2**23  # the most numbers of candidates' updates that are held at once
@@ -74,7 +75,7 @@ class Lineup(Attack):
 
     kind: ClassVar[str] = "lineup"
 
-    references: int = 30
+    references: int = 28
 
     def __post_init__(self) -> None:
         if self.references < 0:
@@ -275,15 +276,8 @@ class _Round:
 
     def _made(self, message: Message, updates: Tensor, key: Key) -> Message:
         """A message of the adversary's own from updates [users, d], made like this one."""
-        clients, defense, setting = list[Client](), self.seen.defense, self.seen.setting
         finite = updates.float().nan_to_num(0.0, 0.0, 0.0)  # if a model diverged: no client sends this
-        for sender, update in zip((message.sender, *message.others), finite, strict=True):
-            own = key.child("client", sender.number)
-            if noise := defense.training_noise(setting, sender.samples):
-                update = update + noise * normal(own.child("steps"), (setting.dim,))
-            clients.append(Client.of(sender, update, defense.remember(setting), own))
-        wire = self.server.among_silent(clients, key).received[0]
-        return message._replace(wire=wire, shared=message.shared and clients[0].shared)
+        return imitated(self.seen, self.observed._replace(messages=(message,)), finite[None], [key]).messages[0]
 
     def _adds_up(self, local: Local, own: int) -> bool:
         """Whether an update is the mean of its records' updates."""
@@ -297,20 +291,16 @@ class _Round:
         rows = []
         for number, label in enumerate(labels):
             off = (own.y - label).abs()
-            alike = torch.nonzero(off == off.min() if own.y.is_floating_point() else (off == 0) | (off.min() > 0))[:, 0]
+            alike = torch.nonzero(off == off.min())[:, 0]
             rows.append(int(alike[int(integers(key.child(number), 1, len(alike))[0])]))
         return Examples(own.x[rows], own.y[rows])
-
-    def _some(self, count: int) -> Examples:
-        """Records of the adversary's own data, in its order."""
-        own = self.seen.auxiliary
-        assert own is not None
-        return Examples(own.x[:count], own.y[:count])
 
     def _spread(self, local: Local, own: int) -> _Spread:
         """Mean and spread of one of `own` records' share of an update, if shares add up."""
         if (local, own) not in self._measured:
-            some = self._some(max(2, min(_OTHERS, 4 * _ENTRIES // self.seen.setting.dim)))
+            assert self.seen.auxiliary is not None
+            count = max(2, min(_OTHERS, 4 * _ENTRIES // self.seen.setting.dim))
+            some = Examples(*(part[:count] for part in self.seen.auxiliary))
             shares = torch.cat(list(self._updates(some, None, local))).double().cpu() / own
             self._measured[local, own] = _Spread.of(shares, some.y)
         return self._measured[local, own]

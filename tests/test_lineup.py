@@ -108,7 +108,7 @@ def test_too_few_records_of_a_label_are_said(trained):
 
 def test_references_are_no_candidates(trained):
     _, answer = estimates_of(trained(), count=2)
-    assert {len(place.references) for each in answer.records for place in each} == {30}
+    assert {len(place.references) for each in answer.records for place in each} == {28}
     _, answer = estimates_of(trained(), attack=Lineup(references=0), count=2)
     assert {len(place.references) for each in answer.records for place in each} == {0}
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,7 +12,8 @@ from torch import Tensor
 _LEAST = 1e-12  # variance of a coordinate without any noise, as a share of the mean square of an update
 
 
-class Blur(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Blur:
     """A normal distribution of errors: a covariance of low rank, and further noise of its own for each coordinate.
 
     Attributes:
@@ -37,10 +39,11 @@ class Blur(NamedTuple):
         if not len(held) or float(spread.sum()) == 0:
             return cls(rows, noise + least)
         scaled = held / fitted.noise.sqrt()
-        basis, _ = fitted.axes()
+        basis, _ = fitted.axes
         outside = float((scaled.square().sum() - (scaled @ basis.T).square().sum()) / scaled.square().sum())
         return cls(rows, noise + max(outside, 0.0) * spread + least)
 
+    @functools.cached_property
     def axes(self) -> tuple[Tensor, Tensor]:
         """Orthonormal rows [r, d] in units of the noise, and the variances [r] along them, without the noise."""
         scaled = self.rows / self.noise.sqrt() / math.sqrt(max(1, len(self.rows)))
@@ -51,6 +54,6 @@ class Blur(NamedTuple):
     def log_density(self, errors: Tensor) -> Tensor:
         """[n] log density of errors [n, d], up to a constant."""
         scaled = errors / self.noise.sqrt()
-        basis, variances = self.axes()
+        basis, variances = self.axes
         along = (scaled @ basis.T).square()
         return -0.5 * ((scaled.square().sum(1) - along.sum(1)) + (along / (1 + variances)).sum(1))

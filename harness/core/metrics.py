@@ -113,7 +113,7 @@ _TABLE = (
     Metric("exact", "victims with all labels right", "victim", "labels"),
     Metric(
         "named",
-        "people named among the candidates",
+        "people named",
         "record",
         "lineup",
         gate=GateTest.PAIRED,

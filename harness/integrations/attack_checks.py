@@ -218,7 +218,7 @@ def _only(observation: Observation, needs: frozenset[str]) -> Observation:
     hidden: dict[str, Any] = dict.fromkeys(fields - needs)
     if "models" in hidden:
         hidden["model"] = None
-    hidden |= {} if "lineup" in needs else {"lineups": None}
+    hidden |= {name: None for grant, name in (("lineup", "lineups"), ("mates", "mates")) if grant not in needs}
     if "shared" not in needs and "messages" in needs:
         hidden["messages"] = tuple(message._replace(shared=None) for message in observation.messages or ())
     return dataclasses.replace(observation, **hidden)

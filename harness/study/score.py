@@ -334,8 +334,8 @@ def score_lineup(answer: Named, places: Sequence[Sequence[int]]) -> tuple[Estima
         `named`: the record is strictly likelier than all rivals, and `named@k` than the first k - 1, for fewer rivals
         than there are; `lineup_auc`: the share of less likely rivals, ties half; `nats`: the mean log likelihood ratio
         of the record to its rivals, cut at +-`NATS`; `posterior_gap`, if the likelihood is exact: the posterior of the
-        record, from a uniform prior, minus the sum of all squared posteriors, whose mean is zero by Bayes' rule (Le
-        Cam's identity for an exact likelihood); `present_auc`, `present_auc_fit`: the AUC that tells lineups with the
+        record, from a uniform prior, minus the sum of all squared posteriors, whose mean is zero by Bayes'
+        rule; `present_auc`, `present_auc_fit`: the AUC that tells lineups with the
         record from the same lineups without it, by the best likelihood over those of the references, and by how well
         the best candidate fits. Several records of one message are not independent: intervals are over messages.
 
