@@ -41,23 +41,34 @@ def imitated(seen: Observation, observed: ObservedRound, updates: Tensor, keys: 
     return observed._replace(messages=tuple(messages))
 
 
-def imitated_gradients(seen: Observation, observed: ObservedRound, batches: Examples, start: int, key: Key) -> Tensor:
-    """[m, d]: what messages of batches x [m, b, ...], y [m, b], numbered from `start`, reveal of their gradients.
-
-    They imitate the victims in turn. A row is NaN if its update is not finite, which defenses refuse to encode.
-    """
-    message, numbers = observed.messages[0], range(start, start + len(batches.x))
+def own_updates(seen: Observation, observed: ObservedRound, batches: Examples) -> Tensor:
+    """[m, users, d]: the updates of clients who have batches x [m, b, ...], y [m, b], before a defense."""
+    message = observed.messages[0]
     local = Local.of(seen.setting, observed.lr, message.steps, seen.defense)
     # images are dealt alternately, because y is sorted and a user's images should not share one label
     split = (part.view(len(part), -1, message.users, *part.shape[2:]) for part in batches)
     x, y = (part.transpose(1, 2).flatten(0, 1) for part in split)
     given = observed.model.params.cpu(), x, targets_of(seen.task, y, x.dtype), local
-    updates = client_updates(seen.task, *given).detach().view(-1, message.users, seen.setting.dim)
-    finite = updates.isfinite().flatten(1).all(1)[:, None]
+    return client_updates(seen.task, *given).detach().view(-1, message.users, seen.setting.dim)
+
+
+def own_messages(
+    seen: Observation, observed: ObservedRound, batches: Examples, start: int, key: Key
+) -> tuple[Tensor, ObservedRound]:
+    """`own_updates`, and messages of these clients, numbered from `start`, which imitate the victims in turn.
+
+    An update that is not finite, which defenses refuse to encode, is zero in its message.
+    """
+    updates, numbers = own_updates(seen, observed, batches), range(start, start + len(batches.x))
     turns = observed._replace(messages=tuple(observed.messages[i % len(observed.messages)] for i in numbers))
-    keys = [key.child("message", i) for i in numbers]
-    made = imitated(seen, turns, updates.where(finite[..., None], 0.0), keys)
-    return received_gradients(seen, made, numbers=True).where(finite, torch.nan)
+    finite, keys = updates.isfinite().flatten(1).all(1), [key.child("message", i) for i in numbers]
+    return updates, imitated(seen, turns, updates.where(finite[:, None, None], 0.0), keys)
+
+
+def imitated_gradients(seen: Observation, observed: ObservedRound, batches: Examples, start: int, key: Key) -> Tensor:
+    """[m, d]: what the messages of `own_messages` reveal of their gradients; NaN if an update is not finite."""
+    updates, made = own_messages(seen, observed, batches, start, key)
+    return received_gradients(seen, made, numbers=True).where(updates.isfinite().flatten(1).all(1)[:, None], torch.nan)
 
 
 def explained_at(

@@ -5,6 +5,7 @@ An id is a fingerprint of the meaning: the same question has the same id in ever
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import functools
 import math
@@ -168,7 +169,8 @@ class Target:
         kind: `probe`: `count` victims, each with its own batch, whose messages are encoded like those of `round`;
             `messages`: the first `count` participants of the real round, by client number; if only the sum of their
             messages arrives, all of them as one victim;
-            `members`: `count` training records against `outside` records that took no part.
+            `members`: `count` training records against `outside` records that took no part; or which client holds each
+            of the training records.
         round: the first attacked round (default 0). None, for `members` only: no message is attacked.
         count: number of victims, or of member records; 1 for a sum of `messages`.
         batch: images per victim, for `probe`.
@@ -180,6 +182,10 @@ class Target:
         client: for `members`, the client in whose data membership is in question; None: any client.
         outside: for `members`, the number of non-members; None: `count`.
         among: the number of candidates of a lineup, the true record included; fewer if its label has fewer records.
+        shuffled: for `probe`, whether the victims have new numbers in each later round, as behind a shuffler.
+        property: for `probe`, a property of records (see `table.has_property`) that half of the victims have in the
+            share `share` of their records, and half in the share 1 - `share`; all victims have the same labels.
+        share: the larger share.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
@@ -192,6 +198,9 @@ class Target:
     client: int | None = None
     outside: int | None = None
     among: int = 100
+    shuffled: bool = False
+    property: str = ""
+    share: float = 0.75
 
     def __post_init__(self) -> None:
         members = self.kind == "members"
@@ -219,13 +228,26 @@ class Target:
                 raise ValueError(f"expected {name} >= {least}, got {name}={value}")
         if self.kind != "probe" and (self.batch, self.users) != (1, 1):
             raise ValueError(f"expected no batch and no users with kind={self.kind!r}: the training fixes both")
+        self._check_probe()
 
-    @property
+    def _check_probe(self) -> None:
+        if self.kind != "probe" and (self.shuffled or self.property):
+            raise ValueError(f"expected no shuffled and no property with kind={self.kind!r}: only a probe has them")
+        if self.shuffled and (self.rounds < 2 or self.count < 2):
+            raise ValueError(f"expected rounds >= 2 and count >= 2 if shuffled, got {self.rounds} and {self.count}")
+        if (self.shuffled or self.property) and self.users > 1:
+            raise ValueError(f"expected users=1 if shuffled, or with a property, got users={self.users}")
+        if self.property and not 0.5 < self.share <= 1:
+            raise ValueError(f"expected 0.5 < share <= 1, got {self.share}")
+        if self.property and self.count % 2:
+            raise ValueError(f"expected an even count with a property, got count={self.count}")
+
+    @builtins.property  # `property` is a field here
     def looks_at(self) -> range:
         """The attacked rounds."""
         return range(0) if self.round is None else range(self.round, self.round + self.rounds)
 
-    @property
+    @builtins.property
     def images(self) -> int:
         """For a probe, the number of images behind all its messages."""
         return self.count * self.users * self.batch

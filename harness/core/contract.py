@@ -149,6 +149,13 @@ class ObservedRound(NamedTuple):
     lr: float
 
 
+class Marked(NamedTuple):
+    """A property of records. has: [n] bool, which auxiliary records have it; share: the larger share of victims."""
+
+    has: Tensor
+    share: float
+
+
 @dataclass(frozen=True)
 class Observation:
     """All that one adversary sees. A field is None if this adversary does not see it.
@@ -169,6 +176,7 @@ class Observation:
         lineups: for each victim and each record in question, its candidates in random order, all of one label; only if
             granted.
         mates: for each victim, the other records of its message; only if granted.
+        marked: the property that many or few of a victim's records have; None: none is in question.
         device: where the adversary searches and trains; all tensors of the observation are on the CPU.
     """
 
@@ -189,6 +197,7 @@ class Observation:
     labels: tuple[Tensor, ...] | None = None
     lineups: tuple[tuple[Examples, ...], ...] | None = None
     mates: tuple[Examples, ...] | None = None
+    marked: Marked | None = None
     device: str = "cpu"
 
     @property
@@ -298,7 +307,16 @@ class Named(NamedTuple):
         return min(len(candidates.scores) for each in self.records for candidates in each)
 
 
-Answer = Reconstruction | Labels | Membership | Named
+class Traced(NamedTuple):
+    """[n, clients] float64: how likely each client is behind each of n records, or of n messages of later rounds.
+
+    A client has its number, or the place of its message in the first attacked round.
+    """
+
+    scores: Tensor
+
+
+Answer = Reconstruction | Labels | Membership | Named | Traced
 """What an attack returns."""
 
 
@@ -308,7 +326,7 @@ class Attack(ABC):
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     kind: ClassVar[str]
-    """`reconstruction`, `labels`, `membership` or `lineup`."""
+    """`reconstruction`, `labels`, `membership`, `lineup`, `source`, `linkability` or `property`."""
 
     floor: ClassVar[bool] = False
     """Whether it uses nothing that the defense protects; it is then a control, not an attack."""

@@ -143,6 +143,16 @@ _TABLE = (
     Metric("tpr@0.1%", "TPR at 0.1 % FPR", "member", "membership", gate=GateTest.RATE, false_positives=0.001),
     Metric("tpr@1%", "TPR at 1 % FPR", "member", "membership", gate=GateTest.RATE, false_positives=0.01),
     Metric("membership_epsilon", "epsilon shown by guessed members", "record", "membership", "", high=None),
+    Metric(*("source", "records traced to their client", "record", "source"), gate=GateTest.PAIRED, headline=True),
+    Metric("source_chance", "records traced by chance", "record", "source", "", higher_leaks=None),
+    Metric("source_p", "p-value of the traced records", "record", "source", "", higher_leaks=None),
+    Metric(
+        *("linked", "messages linked to their client", "message", "linkability"), gate=GateTest.PAIRED, headline=True
+    ),
+    Metric("linked_chance", "messages linked by chance", "message", "linkability", "", higher_leaks=None),
+    Metric("linked_p", "p-value of the links", "message", "linkability", "", higher_leaks=None),
+    Metric(*("property_auc", "AUC of a property", "victim", "property", "DeLong"), headline=True, chance=0.5),
+    Metric("property_p", "p-value of the property", "victim", "property", "", higher_leaks=None),
     Metric(
         *("detectable", "clients that notice the broadcast parameters", "client", "reconstruction"), higher_leaks=None
     ),

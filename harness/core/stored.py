@@ -43,6 +43,9 @@ OMITTED: dict[str, object] = {
     "TrainingSpec.strict": False,
     "Cell.limit": True,
     "Target.among": 100,
+    "Target.shuffled": False,
+    "Target.property": "",
+    "Target.share": 0.75,
 }
 """Fields added after results were stored, each with the value at which it is left out."""
 

@@ -47,6 +47,26 @@ def commonest(x: Tensor, columns: Sequence[Column]) -> Tensor:
     return records(torch.cat(each), columns)
 
 
+def has_property(x: Tensor, columns: Sequence[Column], name: str, usual: Tensor) -> Tensor:
+    """[n] bool: which of records x [n, ...] have a property; `usual` [m, ...] are records that define what is large.
+
+    Args:
+        name: a column: its number is above the mean of `usual`, or its category is the commonest one of `usual`; or
+            `brightness`, for other inputs: the mean of the entries is above the mean of `usual`.
+
+    Raises:
+        ValueError: there is no such property.
+    """
+    if not columns and name == "brightness":
+        return x.double().flatten(1).mean(1) > usual.double().mean()
+    if name not in (known := [column.name for column in columns] or ["brightness"]):
+        raise ValueError(f"no property {name!r}; known: {', '.join(known)}")
+    own, all_ = (dict(zip(known, (each for _, each in parts(rows, columns)), strict=True))[name] for rows in (x, usual))
+    if own.shape[-1] == 1:
+        return own[:, 0] > all_.double().mean()
+    return own.argmax(-1) == all_.sum(0).argmax()
+
+
 def likeliest_number(x: Tensor, weights: Tensor, tolerance: float) -> Tensor:
     """[...] the number of x [..., n] with the most weight within its tolerance; of several, the middle one."""
     ordered, order = x.double().sort(-1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,8 +13,18 @@ from torch import Tensor
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import FederationSpec, Target
-from leakgauge.harness.core.contract import Defense, Examples, Message, Observation, ObservedRound, Sender, Snapshot
+from leakgauge.harness.core.contract import (
+    Defense,
+    Examples,
+    Marked,
+    Message,
+    Observation,
+    ObservedRound,
+    Sender,
+    Snapshot,
+)
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.table import has_property
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.federation.aggregate import aggregated, summed
 from leakgauge.harness.federation.loop import Training, make_plan, replay_state
@@ -29,8 +39,17 @@ IN_CANDIDATE_SET = 100
 """Size of the set among which a reconstruction must identify its true input; smaller if the data are fewer."""
 
 
-_Sent = tuple[tuple[ObservedRound, ...], tuple[Examples, ...], Indices, Collection[int]]
-"""The victims' messages by round, their data, and the training rows and clients behind the messages."""
+class _Sent(NamedTuple):
+    """The victims' messages by round, their data, and the training rows and clients behind the messages.
+
+    order: for each message of later rounds, the place of its sender's message in the first; empty: they are alike.
+    """
+
+    rounds: tuple[ObservedRound, ...]
+    victims: tuple[Examples, ...]
+    rows: Indices
+    senders: Collection[int]
+    order: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,7 +85,9 @@ class Truth:
 
     Attributes:
         victims: each victim's images and labels; empty for membership.
-        is_member: [n] bool, one per candidate; None for reconstruction.
+        is_member: [n] bool, one per candidate; or one per victim, whether many of its records have the property; None
+            for other targets.
+        sources: [n], the client behind each candidate, or behind each message of later rounds; -1: none has it.
         note: a remark for the reader on the choice of candidates.
         alike: whether members and non-members are drawn from the same records, uniformly.
         pool: [n, ...] all training inputs; None for membership.
@@ -78,6 +99,7 @@ class Truth:
 
     victims: tuple[Examples, ...] = ()
     is_member: Tensor | None = None
+    sources: Tensor | None = None
     note: str = ""
     alike: bool = False
     pool: Tensor | None = None
@@ -108,7 +130,7 @@ def observe(federation: TrainedFederation, view: View, target: Target) -> tuple[
     if target.kind == "members":
         return _members(federation, view, target)
     made = _probes(federation, view, target) if target.kind == "probe" else _real_messages(federation, view, target)
-    observed_rounds, victims, rows, senders = made
+    observed_rounds, victims, rows, senders, order = made
     lineups, places, note = _lineups(federation, view, victims, rows, target.among)
     observation = dataclasses.replace(
         _base(federation, view, observed_rounds),
@@ -118,8 +140,19 @@ def observe(federation: TrainedFederation, view: View, target: Target) -> tuple[
         lineups=lineups if "lineup" in view.sees else None,
         mates=tuple(Examples(*(part[1:] for part in victim)) for victim in victims) if "mates" in view.sees else None,
     )
-    candidate_sets = _candidate_sets(federation, victims, rows)
-    return observation, Truth(victims, note=note, pool=federation.train.x, candidate_sets=candidate_sets, places=places)
+    if target.property and observation.auxiliary is not None:
+        marked = Marked(_having(federation, target.property, observation.auxiliary.x), target.share)
+        observation = dataclasses.replace(observation, marked=marked)
+    truth = Truth(
+        victims,
+        torch.arange(target.count) % 2 == 0 if target.property else None,
+        torch.tensor(order) if order else None,
+        note=note,
+        pool=federation.train.x,
+        candidate_sets=_candidate_sets(federation, victims, rows),
+        places=places,
+    )
+    return observation, truth
 
 
 def _members(federation: TrainedFederation, view: View, target: Target) -> tuple[Observation, Truth]:
@@ -163,7 +196,9 @@ def _members(federation: TrainedFederation, view: View, target: Target) -> tuple
     )
     uniform = target.client is None or federation.spec.partition in ("iid", "unbalanced")
     is_member = (torch.arange(inside + outside) < inside)[order]
-    return observation, Truth(is_member=is_member, note=note, alike=uniform and not len(test_rows))
+    holder = {int(row): number for number, held in federation.clients.items() for row in held}
+    sources = torch.tensor([holder[int(row)] for row in rows] + [-1] * outside)[order]
+    return observation, Truth((), is_member, sources, note, uniform and not len(test_rows))
 
 
 def _auxiliary(federation: TrainedFederation, view: View, alike: Examples) -> Examples | None:
@@ -287,18 +322,55 @@ def _probes(federation: TrainedFederation, view: View, target: Target) -> _Sent:
         raise ValueError(
             f"expected at most {len(used)} images, got {target.count} x {target.users} victims x {target.batch}"
         )
-    rows = used[rng.permutation(federation.key.child("victims"), len(used))[: target.images]]
+    if target.property:
+        rows = _sharing(federation, used, target)
+    else:
+        rows = used[rng.permutation(federation.key.child("victims"), len(used))[: target.images]]
     defense = _defense(federation, view)
     together = target.users if defense.superposes else 1
     if together > federation.training.setting.participants:
         raise ValueError(f"expected users <= {federation.training.setting.participants} participants, got {together}")
     data, observed_rounds = list(map(federation.rows, rows.reshape(-1, target.batch))), list[ObservedRound]()
     memories = [federation.defense.remember(federation.training.setting) for _ in data]
+    order, orders = np.arange(len(data)), list[int]()
     for number in target.looks_at:
+        if target.shuffled and observed_rounds:  # all that belongs to a client takes another number
+            turn = rng.permutation(federation.key.child("shuffle", number), len(data))
+            data, memories, order = [data[i] for i in turn], [memories[i] for i in turn], order[turn]
+            orders += order.tolist()
         observed, memories = _probed(federation, defense, data, memories, number, together)
         observed_rounds.append(observed)
     groups = rows.reshape(-1, together * target.batch)
-    return tuple(observed_rounds), tuple(map(federation.rows, groups)), rows, ()
+    return _Sent(tuple(observed_rounds), tuple(map(federation.rows, groups)), rows, (), tuple(orders))
+
+
+def _having(federation: TrainedFederation, name: str, x: Tensor) -> Tensor:
+    """[n] which records have a property; the test data define what is large."""
+    return has_property(x, federation.task.columns, name, federation.test.x)
+
+
+def _sharing(federation: TrainedFederation, used: Indices, target: Target) -> Indices:
+    """The rows of victims who in turn have many and few records with the property, and all of them the same labels.
+
+    Several victims may have the same record.
+    """
+    having, labels = _having(federation, target.property, federation.train.x[used]).numpy(), federation.train.y[used]
+    rows, few = list[int](), target.batch - round(target.share * target.batch)
+    if labels.is_floating_point():
+        labels = torch.zeros_like(labels)
+    common = labels[torch.from_numpy(rng.integers(federation.key.child("sharing"), target.batch, len(labels)))].numpy()
+    for victim in range(target.count):
+        own = federation.key.child("sharing", victim)
+        places = rng.permutation(own.child("places"), target.batch)
+        many = np.isin(np.arange(target.batch), places[: target.batch - few if victim % 2 == 0 else few])
+        for kind in sorted({*zip(common.tolist(), many.tolist(), strict=True)}):
+            alike = used[(labels.numpy() == kind[0]) & (having == kind[1])]
+            wanted = int(((common == kind[0]) & (many == kind[1])).sum())
+            if len(alike) < wanted:
+                words = f"records of label {kind[0]} that {'have' if kind[1] else 'do not have'} {target.property!r}"
+                raise ValueError(f"expected at least {wanted} {words}, got {len(alike)}; take more samples")
+            rows += alike[rng.subset(own.child(int(kind[0]), int(kind[1])), len(alike), wanted)].tolist()
+    return np.array(rows)
 
 
 def _probed(
@@ -355,7 +427,7 @@ def _real_messages(federation: TrainedFederation, view: View, target: Target) ->
         observed_rounds.append(observed._replace(messages=messages))
     rows = [federation.clients[client][used] for client, used in chosen.items()]
     victims = [np.concatenate(rows)] if sums else rows
-    return tuple(observed_rounds), tuple(map(federation.rows, victims)), np.concatenate(rows), chosen.keys()
+    return _Sent(tuple(observed_rounds), tuple(map(federation.rows, victims)), np.concatenate(rows), chosen.keys())
 
 
 def _senders(*messages: Message) -> list[int]:

@@ -41,6 +41,7 @@ from leakgauge.harness.core.contract import (
     Observation,
     Reconstruction,
     Sender,
+    Traced,
     likelihood_of,
 )
 from leakgauge.harness.core.defense import Wrapper
@@ -65,7 +66,9 @@ from leakgauge.harness.study.score import (
     score_lineup,
     score_membership,
     score_promise,
+    score_property,
     score_reconstruction,
+    score_traced,
 )
 from leakgauge.harness.study.store import Arrays, arrays_digest
 
@@ -452,8 +455,13 @@ def scored(
     answer: Answer, truth: Truth, bounds: Bounds | None, columns: Sequence[Column]
 ) -> tuple[tuple[Estimate, ...], Arrays]:
     """The estimates, and the arrays to store beside them."""
+    if isinstance(answer, Traced):
+        assert truth.sources is not None
+        return score_traced(answer, truth.sources, bool(truth.victims)), {}
     if isinstance(answer, Membership):
         assert truth.is_member is not None  # a membership target has candidates
+        if truth.victims:
+            return score_property(answer.scores, truth.is_member), {}
         estimates = score_membership(answer.scores, truth.is_member)
         return estimates, {"scores": answer.scores.numpy(), "is_member": truth.is_member.numpy()}
     xs, ys = [victim.x for victim in truth.victims], [victim.y for victim in truth.victims]

@@ -13,14 +13,16 @@ import numpy.typing as npt
 import torch
 from scipy import special
 from scipy.optimize import linear_sum_assignment
+from scipy.stats import mannwhitneyu
 from torch import Tensor
 
 from leakgauge.harness.audit.attacked import LEVEL, Promised, Proved, shown_by_identification, shown_by_membership
 from leakgauge.harness.audit.limit import Limit
-from leakgauge.harness.core import stats
-from leakgauge.harness.core.contract import Answer, Candidates, Guess, Membership, Named
+from leakgauge.harness.core import rng, stats
+from leakgauge.harness.core.contract import Answer, Candidates, Guess, Membership, Named, Traced
 from leakgauge.harness.core.metrics import RECOGNIZABLE
 from leakgauge.harness.core.result import Estimate, Pictures
+from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.table import Column, columns_right
 from leakgauge.harness.federation.observe import Truth
 
@@ -33,6 +35,8 @@ _LEAST = 1e-6  # in a ratio of MSEs, a smaller MSE counts as this one: smaller d
 
 NATS = 1e3
 """Largest log likelihood ratio that is counted: without noise, ratios have no bound."""
+
+_TURNS, _ORDERS = 9999, Key(0).child("orders")  # random orders of the clients in a permutation test
 
 _FAR = 1e300  # stands for infinity where scores are compared
 
@@ -254,6 +258,8 @@ def score_promise(answer: Answer, truth: Truth, estimates: Sequence[Estimate], m
             return ()
         n, shown = int(truth.is_member.sum()), shown_by_membership(answer.scores, truth.is_member, made)
         return (_bound("membership_epsilon", shown, n, "guesses of pairs in one run", words),)
+    if isinstance(answer, Traced):
+        return ()
     numbers = {estimate.name: estimate for estimate in estimates}
     if isinstance(answer, Named):
         name, sizes, among = "named", [len(each) for each in answer.records], answer.among
@@ -376,6 +382,67 @@ def score_lineup(answer: Named, places: Sequence[Sequence[int]]) -> tuple[Estima
         if np.isfinite(with_it).all() and np.isfinite(without).all():
             estimates.append(dataclasses.replace(stats.auc(with_it, without), name=name))
     return tuple(estimates)
+
+
+def score_traced(answer: Traced, sources: Tensor, linked: bool) -> tuple[Estimate, ...]:
+    """Score who is behind records, or behind the messages of later rounds.
+
+    Args:
+        sources: [n] the client behind each; -1: no client, it does not count.
+        linked: whether the rows are all clients' messages of one round after the other, so that each client is named
+            once a round; otherwise a row names its likeliest client, and a tie is a miss.
+
+    Returns:
+        The share of right names `linked` or `source`; its value by guessing, `..._chance`; and `..._p`: the share of
+        random orders of the clients that are right at least as often. Records of one client are not independent: the
+        interval of `source` is over clients.
+
+    Raises:
+        ValueError: not one row for each source.
+    """
+    scores, known = _array(answer.scores), _array(sources).astype(np.int64)
+    n, clients = scores.shape
+    if len(known) != n:
+        raise ValueError(f"expected one row for each of {len(known)} sources, got {n}")
+    if linked:
+        blocks = np.split(scores, n // clients)
+        named = np.concatenate([linear_sum_assignment(-np.clip(block, -_FAR, _FAR))[1] for block in blocks])
+    else:
+        order = np.argsort(known, kind="stable")[np.count_nonzero(known < 0) :]
+        scores, known = scores[order], known[order]
+        unique = (scores == scores.max(1, keepdims=True)).sum(1) == 1
+        named = np.where(unique, scores.argmax(1), -1)
+    name, hits = "linked" if linked else "source", [float(hit) for hit in named == known]
+    counts = np.zeros((clients, clients))
+    np.add.at(counts, (known[named >= 0], named[named >= 0]), 1)
+    orders = rng.permutations(_ORDERS, _TURNS, clients)
+    random = counts[np.arange(clients), orders].sum(1)
+    p = (1 + int((random >= sum(hits)).sum())) / (1 + _TURNS)
+    words = f"{sum(hits):.0f} of {len(hits)} among {clients} clients"
+    share = dataclasses.replace(stats.of_items(name, hits), note=words)
+    sizes = [1] * n if linked else np.unique(known, return_counts=True)[1].tolist()
+    return (
+        stats.over_batches(share, sizes),
+        Estimate(f"{name}_chance", 1 / clients, None, None, 0, "the number of clients", higher_leaks=None),
+        Estimate(f"{name}_p", p, None, None, len(hits), f"{_TURNS} random orders of the clients", higher_leaks=None),
+    )
+
+
+def score_property(scores: Tensor, has: Tensor) -> tuple[Estimate, ...]:
+    """Score which victims have the property in many of their records.
+
+    Args:
+        scores: [n], higher means in many; has: [n] bool.
+
+    Returns:
+        `property_auc`, and `property_p`, the p-value of the rank-sum test that there is no difference.
+    """
+    many, few = (_array(scores[has == side]) for side in (True, False))
+    p = float(mannwhitneyu(many, few, alternative="greater").pvalue)
+    return (
+        dataclasses.replace(stats.auc(many, few), name="property_auc"),
+        Estimate("property_p", p, None, None, len(scores), "Mann-Whitney", higher_leaks=None),
+    )
 
 
 class _Place(NamedTuple):

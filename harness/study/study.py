@@ -428,14 +428,25 @@ def _defense(table: Table, trusted: bool) -> PartSpec:
     return goal.with_goal(name, made.parameters(), asked)
 
 
+_TARGETS: dict[str, Table] = {
+    "membership": {"kind": "members"},
+    "source": {"kind": "members", "round": 0},
+    "linkability": {"shuffled": True, "rounds": 2, "count": 20, "batch": 8},
+}
+"""The target of each kind of attack that is used if the study has none; other kinds have the defaults of `Target`."""
+
+
 def _attack(table: Table, threats: list[str], trusted: bool) -> tuple[PartSpec, Target, tuple[str, ...], Malice | None]:
     name = _name(table, trusted)
     built = registry.build("attack", name, _without(table, "name", "target", "threat"))
-    default = {"kind": "members"} if built.kind == "membership" else {}
-    target = _inner(Target, table.get("target", default), "target")
-    if (target.kind == "members") != (built.kind == "membership"):
-        expected = default.get("kind", "probe or messages")
+    target = _inner(Target, table.get("target", _TARGETS.get(built.kind, {})), "target")
+    if (target.kind == "members") != (of_members := built.kind in ("membership", "source")):
+        expected = "members" if of_members else "probe or messages"
         raise ValueError(f"target.kind: got {target.kind!r}, expected {expected} for a {built.kind} attack")
+    if target.shuffled != (built.kind == "linkability"):
+        raise ValueError(f"target.shuffled: got {target.shuffled}, which does not fit a {built.kind} attack")
+    if bool(target.property) != (built.kind == "property"):
+        raise ValueError(f"target.property: got {target.property!r}, which does not fit a {built.kind} attack")
     uses = sorted(built.needs & {"messages", "models"})
     if uses and target.round is None:
         raise ValueError(f"target.round: missing; attack {name!r} needs the {' and '.join(uses)} from some round on")

@@ -1,0 +1,132 @@
+"""Clients of the adversary's own, for inferences on groups of records: their updates, and what messages reveal."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from leakgauge.attacks._engine.imitation import CHUNK, own_messages, own_updates
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import Examples, Message, Observation, ObservedRound
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.federation.round import Round
+
+_CUT = 3.0  # the largest entry of a cut estimate, in medians
+
+_SENT = 60  # own clients who also send messages
+
+_ENTRIES = 2**25  # the most numbers of clients' updates that are held
+
+
+def most_clients(seen: Observation, wanted: int) -> int:
+    """The number of own clients whose updates fit into memory, at most `wanted`, at least 12."""
+    return max(12, min(wanted, _ENTRIES // seen.setting.dim))
+
+
+def labels_of(seen: Observation, clients: int, records: int, key: Key, *, skewed: bool = False) -> Tensor:
+    """[clients, records] labels of own clients: those of the first victim if granted, or drawn from the auxiliary data.
+
+    The labels of a regression are 0.
+
+    Args:
+        skewed: whether each client has some of the labels only, equally often, so that clients differ much.
+    """
+    assert seen.auxiliary is not None
+    every = kinds(seen.auxiliary.y)
+    if seen.labels is not None and len(seen.labels[0]) == records:
+        return kinds(seen.labels[0]).expand(clients, records)
+    if not skewed:
+        return every[torch.from_numpy(rng.integers(key, clients * records, len(every)))].view(clients, records)
+    known, rows = torch.unique(every), []
+    for number in range(clients):
+        own = key.child(number)
+        some = rng.subset(own.child("some"), len(known), 1 + int(rng.integers(own.child("how many"), 1, len(known))[0]))
+        rows.append(known[some[rng.integers(own.child("labels"), records, len(some))]])
+    return torch.stack(rows)
+
+
+def kinds(y: Tensor) -> Tensor:
+    """The labels [n]; 0 for the numbers of a regression."""
+    return torch.zeros(len(y), dtype=torch.int64) if y.is_floating_point() else y
+
+
+def drawn(seen: Observation, labels: Tensor, key: Key, marks: Tensor | None = None) -> Examples:
+    """Auxiliary records x [m, b, ...], y [m, b] with these labels [m, b], with replacement.
+
+    Args:
+        marks: [m, b] whether a record has the property in question; None: any record.
+
+    Raises:
+        ValueError: no auxiliary record is like this.
+    """
+    own = seen.auxiliary
+    assert own is not None
+    rows = torch.empty(labels.shape, dtype=torch.int64)
+    known, having = kinds(own.y), torch.zeros(0) if seen.marked is None else seen.marked.has
+    for label in torch.unique(labels).tolist():
+        for mark in (None,) if marks is None else (True, False):
+            places = labels == label if mark is None else (labels == label) & (marks == mark)
+            alike = known == label if mark is None else (known == label) & (having == mark)
+            pool, wanted = torch.nonzero(alike)[:, 0], int(places.sum())
+            if wanted and not len(pool):
+                raise ValueError(f"expected auxiliary records of label {label} with and without the property, got none")
+            if wanted:
+                at = rng.integers(key.child(int(label), str(mark)), wanted, len(pool))
+                rows[places] = pool[torch.from_numpy(at)]
+    return Examples(own.x[rows], own.y[rows])
+
+
+class Revealed(NamedTuple):
+    """What messages reveal of updates in one reading; float64.
+
+    updates: [m, d] of the adversary's own clients, without a defense; own: [k, d], k <= m, as the messages of the first
+        ones reveal them; sent: [n, d] as the victims' messages do.
+    """
+
+    updates: Tensor
+    own: Tensor
+    sent: Tensor
+
+    @property
+    def centered(self) -> Revealed:
+        """The same around the means of the own clients."""
+        center = self.own.mean(0)
+        return Revealed(self.updates - self.updates.mean(0), self.own - center, self.sent - center)
+
+    @property
+    def shrink(self) -> float:
+        """The factor of an update in what its message reveals."""
+        known = self.updates[: len(self.own)]
+        return float((self.own * known).sum() / known.square().sum().clamp(min=1e-300))
+
+    @property
+    def noise(self) -> Tensor:
+        """The mean square of the errors of what messages reveal."""
+        return (self.own - self.shrink * self.updates[: len(self.own)]).square().mean()
+
+
+def revealed(seen: Observation, observed: ObservedRound, batches: Examples, key: Key) -> list[Revealed]:
+    """Two readings of the messages of clients with these batches, at most `_SENT`, and of the victims.
+
+    The first one is the defense's estimate. The second one is the same with large entries cut at three times the median
+    one, which tells more if errors have heavy tails (Huber 1964).
+    """
+    (m, b), updates, made = batches.y.shape, list[Tensor](), list[Message]()
+    size = max(1, min(CHUNK, _ENTRIES // seen.setting.dim) // b)
+    for start in range(0, m, size):
+        some = Examples(*(part[start : start + size] for part in batches))
+        if start < _SENT:
+            each, round_ = own_messages(seen, observed, some, start, key)
+            made += round_.messages
+        else:
+            each = own_updates(seen, observed, some)
+        updates.append(each.double().nan_to_num(0.0, 0.0, 0.0).sum(1))
+    server = Round(seen.defense, seen.setting, observed.model.state, observed.model.round)
+    own, sent = (
+        torch.stack([server.read(each).double() for each in messages]) for messages in (made, observed.messages)
+    )
+    sums, most = torch.cat(updates), _CUT * float(own.abs()[own != 0].median()) if bool(own.any()) else 0.0
+    whole, cut = ((own, sent), (own.clamp(-most, most), sent.clamp(-most, most)))
+    return [Revealed(sums, a, b) for a, b in (whole, cut)]
