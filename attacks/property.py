@@ -11,7 +11,8 @@ from torch import Tensor
 from leakgauge.attacks._engine.others import Blur
 from leakgauge.attacks._engine.own_clients import Revealed, drawn, labels_of, most_clients, revealed
 from leakgauge.harness.core.contract import Attack, Membership, Observation
-from leakgauge.harness.core.rng import Key, permutations
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.table import spread_evenly
 
 _CLIENTS = 1000  # clients of the adversary's own
 
@@ -51,9 +52,9 @@ class Property(Attack):
         assert seen.marked is not None
         records, clients = seen.observed_rounds[0].messages[0].images, most_clients(seen, _CLIENTS)
         labels = labels_of(seen, clients // 2, records, key.child("labels")).repeat_interleave(2, 0)
-        many, turns = round(seen.marked.share * records), permutations(key.child("marks"), len(labels), records)
-        most = torch.where(torch.arange(len(labels)) % 2 == 0, many, records - many)
-        batches = drawn(seen, labels, key.child("records"), torch.from_numpy(turns) < most[:, None])
+        many = round(seen.marked.share * records)
+        marks = spread_evenly(labels, torch.where(torch.arange(len(labels)) % 2 == 0, many, records - many))
+        batches = drawn(seen, labels, key.child("records"), marks)
         scores = []
         for number, observed in enumerate(seen.observed_rounds):
             reading = max(revealed(seen, observed, batches, key.child("own", number)), key=_own_auc)

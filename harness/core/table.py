@@ -67,6 +67,13 @@ def has_property(x: Tensor, columns: Sequence[Column], name: str, usual: Tensor)
     return own.argmax(-1) == all_.sum(0).argmax()
 
 
+def spread_evenly(labels: Tensor, many: Tensor) -> Tensor:
+    """[n, b] bool: which `many` [n] of the places in a row of labels [n, b] have a property, evenly over the labels."""
+    b, rank = labels.shape[1], labels.sort(dim=1, stable=True).indices.argsort(1)
+    ends: Tensor = (rank + 1) * many[:, None] // b
+    return ends > rank * many[:, None] // b
+
+
 def likeliest_number(x: Tensor, weights: Tensor, tolerance: float) -> Tensor:
     """[...] the number of x [..., n] with the most weight within its tolerance; of several, the middle one."""
     ordered, order = x.double().sort(-1)

@@ -24,7 +24,7 @@ from leakgauge.harness.core.contract import (
     Snapshot,
 )
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.table import has_property
+from leakgauge.harness.core.table import has_property, spread_evenly
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.federation.aggregate import aggregated, summed
 from leakgauge.harness.federation.loop import Training, make_plan, replay_state
@@ -350,26 +350,25 @@ def _having(federation: TrainedFederation, name: str, x: Tensor) -> Tensor:
 
 
 def _sharing(federation: TrainedFederation, used: Indices, target: Target) -> Indices:
-    """The rows of victims who in turn have many and few records with the property, and all of them the same labels.
+    """The rows of victims who in turn have many and few records with the property, evenly over the labels.
 
-    Several victims may have the same record.
+    All victims have the same labels. Several victims may have the same record.
     """
-    having, labels = _having(federation, target.property, federation.train.x[used]).numpy(), federation.train.y[used]
-    rows, few = list[int](), target.batch - round(target.share * target.batch)
+    having, labels = _having(federation, target.property, federation.train.x[used]), federation.train.y[used]
+    key, many = federation.key.child("sharing"), round(target.share * target.batch)
     if labels.is_floating_point():
         labels = torch.zeros_like(labels)
-    common = labels[torch.from_numpy(rng.integers(federation.key.child("sharing"), target.batch, len(labels)))].numpy()
+    common, rows = labels[torch.from_numpy(rng.integers(key, target.batch, len(labels)))], list[int]()
     for victim in range(target.count):
-        own = federation.key.child("sharing", victim)
-        places = rng.permutation(own.child("places"), target.batch)
-        many = np.isin(np.arange(target.batch), places[: target.batch - few if victim % 2 == 0 else few])
-        for kind in sorted({*zip(common.tolist(), many.tolist(), strict=True)}):
-            alike = used[(labels.numpy() == kind[0]) & (having == kind[1])]
-            wanted = int(((common == kind[0]) & (many == kind[1])).sum())
+        marks = spread_evenly(common[None], torch.tensor([target.batch - many if victim % 2 else many]))[0]
+        for label, mark in sorted({*zip(common.tolist(), marks.tolist(), strict=True)}):
+            alike = used[((labels == label) & (having == mark)).numpy()]
+            wanted = int(((common == label) & (marks == mark)).sum())
             if len(alike) < wanted:
-                words = f"records of label {kind[0]} that {'have' if kind[1] else 'do not have'} {target.property!r}"
+                words = f"records of label {label} that {'have' if mark else 'do not have'} {target.property!r}"
                 raise ValueError(f"expected at least {wanted} {words}, got {len(alike)}; take more samples")
-            rows += alike[rng.subset(own.child(int(kind[0]), int(kind[1])), len(alike), wanted)].tolist()
+            own = key.child(victim, int(label), int(mark))
+            rows += alike[rng.subset(own, len(alike), wanted)].tolist()
     return np.array(rows)
 
 
