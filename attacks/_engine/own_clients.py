@@ -11,6 +11,7 @@ from leakgauge.attacks._engine.imitation import CHUNK, own_messages, own_updates
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Examples, Message, Observation, ObservedRound
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation.round import Round
 
 _CUT = 3.0  # the largest entry of a cut estimate, in medians
@@ -95,6 +96,13 @@ class Revealed(NamedTuple):
         center = self.own.mean(0)
         return Revealed(self.updates - self.updates.mean(0), self.own - center, self.sent - center)
 
+    def in_errors(self, layout: Layout) -> Revealed:
+        """The same in units of the errors in each tensor, if all tensors have errors."""
+        errors = self.own - self.shrink * self.updates[: len(self.own)]
+        each = [tensor.square().mean().sqrt().expand(tensor[0].numel()) for tensor in layout.split(errors)]
+        scale = torch.cat(each)
+        return Revealed(*(rows / scale for rows in self)) if bool((scale > 0).all()) else self
+
     @property
     def shrink(self) -> float:
         """The factor of an update in what its message reveals."""
@@ -127,6 +135,8 @@ def revealed(seen: Observation, observed: ObservedRound, batches: Examples, key:
     own, sent = (
         torch.stack([server.read(each).double() for each in messages]) for messages in (made, observed.messages)
     )
-    sums, most = torch.cat(updates), _CUT * float(own.abs()[own != 0].median()) if bool(own.any()) else 0.0
-    whole, cut = ((own, sent), (own.clamp(-most, most), sent.clamp(-most, most)))
-    return [Revealed(sums, a, b) for a, b in (whole, cut)]
+    whole = Revealed(torch.cat(updates), own, sent)
+    medians = [tensor.abs()[tensor != 0].median().nan_to_num(0.0) for tensor in seen.setting.layout.split(own)]
+    most = torch.cat([_CUT * m.expand(n) for m, n in zip(medians, seen.setting.layout.sizes, strict=True)])
+    cut = whole._replace(own=torch.clamp(own, -most, most), sent=torch.clamp(sent, -most, most))
+    return [each.in_errors(seen.setting.layout) for each in (whole, cut)]
