@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leakgauge.attacks._engine.own_clients import Revealed, drawn, labels_of, most_clients, revealed
+from leakgauge.attacks._engine.own_clients import Revealed, drawn, labels_of, most_clients, own_pairs, revealed
 from leakgauge.harness.core.contract import Attack, Observation, Traced
 from leakgauge.harness.core.rng import Key
 
@@ -66,11 +66,7 @@ def _own_links(rounds: tuple[Revealed, Revealed]) -> float:
     """How well this reading links the messages of own clients, of those who give no directions."""
     cut = _cut(rounds[0])
     own = (each._replace(sent=each.own[cut:]) for each in rounds)
-    scores = _scores(*own)
-    return float(
-        (scores < scores.diagonal()[:, None]).double().mean()
-        + (scores.argmax(1) == torch.arange(len(scores))).double().mean()
-    )
+    return own_pairs(_scores(*own))
 
 
 def _cut(own: Revealed) -> int:
@@ -83,7 +79,7 @@ def _scores(before: Revealed, after: Revealed) -> Tensor:
     Two thirds of the own clients give directions, the others show how much clients differ there, and beside them. Terms
     of the likelihood ratio that depend on one message only are left out: they do not change the likeliest pairs.
     """
-    (u, _, x), (v, _, y), cut = before, after, _cut(before)
+    (u, _, x, _), (v, _, y, _), cut = before, after, _cut(before)
     spans, turns = torch.linalg.eigh(u[:cut] @ u[:cut].T)
     kept = spans > _LEAST * spans.max().clamp(min=1e-300)
     basis = (turns[:, kept] / spans[kept].sqrt()).T @ u[:cut]  # [r, d]

@@ -76,6 +76,14 @@ class Blur:
         kept = variances > 1e-10 * variances.max().clamp(min=1e-300) if len(variances) else variances > 0
         return (turns[:, kept] / variances[kept].sqrt()).T @ scaled, variances[kept]
 
+    def products(self, one: Tensor, other: Tensor) -> Tensor:
+        """[n, m] inner products of errors [n, d] and [m, d], over the covariance."""
+        basis, variances = self.axes
+        (a, along), (b, beside) = (
+            (each, each @ basis.T) for each in (part / self.noise.sqrt() for part in (one, other))
+        )
+        return a @ b.T - (along * (variances / (1 + variances))) @ beside.T
+
     def log_density(self, errors: Tensor) -> Tensor:
         """[n] log density of errors [n, d], up to a constant."""
         scaled = errors / self.noise.sqrt()

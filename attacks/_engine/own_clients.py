@@ -83,25 +83,28 @@ class Revealed(NamedTuple):
     """What messages reveal of updates in one reading; float64.
 
     updates: [m, d] of the adversary's own clients, without a defense; own: [k, d], k <= m, as the messages of the first
-        ones reveal them; sent: [n, d] as the victims' messages do.
+        ones reveal them; sent: [n, d] as the victims' messages do. scale: [d], the unit: the errors in each tensor, or
+        1.
     """
 
     updates: Tensor
     own: Tensor
     sent: Tensor
+    scale: Tensor
 
     @property
     def centered(self) -> Revealed:
         """The same around the means of the own clients."""
         center = self.own.mean(0)
-        return Revealed(self.updates - self.updates.mean(0), self.own - center, self.sent - center)
+        return Revealed(self.updates - self.updates.mean(0), self.own - center, self.sent - center, self.scale)
 
-    def in_errors(self, layout: Layout) -> Revealed:
+    @classmethod
+    def of(cls, updates: Tensor, own: Tensor, sent: Tensor, layout: Layout) -> Revealed:
         """The same in units of the errors in each tensor, if all tensors have errors."""
-        errors = self.own - self.shrink * self.updates[: len(self.own)]
-        each = [tensor.square().mean().sqrt().expand(tensor[0].numel()) for tensor in layout.split(errors)]
-        scale = torch.cat(each)
-        return Revealed(*(rows / scale for rows in self)) if bool((scale > 0).all()) else self
+        plain = cls(updates, own, sent, torch.ones(layout.dim, dtype=torch.float64))
+        errors = layout.split(own - plain.shrink * updates[: len(own)])
+        scale = torch.cat([tensor.square().mean().sqrt().expand(tensor[0].numel()) for tensor in errors])
+        return cls(updates / scale, own / scale, sent / scale, scale) if bool((scale > 0).all()) else plain
 
     @property
     def shrink(self) -> float:
@@ -135,8 +138,14 @@ def revealed(seen: Observation, observed: ObservedRound, batches: Examples, key:
     own, sent = (
         torch.stack([server.read(each).double() for each in messages]) for messages in (made, observed.messages)
     )
-    whole = Revealed(torch.cat(updates), own, sent)
-    medians = [tensor.abs()[tensor != 0].median().nan_to_num(0.0) for tensor in seen.setting.layout.split(own)]
-    most = torch.cat([_CUT * m.expand(n) for m, n in zip(medians, seen.setting.layout.sizes, strict=True)])
-    cut = whole._replace(own=torch.clamp(own, -most, most), sent=torch.clamp(sent, -most, most))
-    return [each.in_errors(seen.setting.layout) for each in (whole, cut)]
+    layout, sums = seen.setting.layout, torch.cat(updates)
+    medians = [tensor.abs()[tensor != 0].median().nan_to_num(0.0) for tensor in layout.split(own)]
+    most = torch.cat([_CUT * middle.expand(n) for middle, n in zip(medians, layout.sizes, strict=True)])
+    cut = torch.clamp(own, -most, most), torch.clamp(sent, -most, most)
+    return [Revealed.of(sums, *read, layout) for read in ((own, sent), cut)]
+
+
+def own_pairs(scores: Tensor) -> float:
+    """How well scores [n, n] of pairs find the n true ones on the diagonal: mean rank, plus the share found."""
+    right = scores.diagonal()[:, None]
+    return float((scores < right).double().mean() + ((scores >= right).sum(1) == 1).double().mean())
