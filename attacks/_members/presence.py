@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +15,7 @@ from leakgauge.attacks._engine.own_clients import Revealed, drawn, labels_of, mo
 from leakgauge.harness.core.contract import Examples, Observation, ObservedRound
 from leakgauge.harness.core.rng import Key
 
-_CLIENTS = 400  # clients of the adversary's own
+_CLIENTS = 300  # clients of the adversary's own
 
 _OTHERS = 200  # auxiliary records that show the usual effect of a record
 
@@ -23,46 +25,63 @@ def presence(seen: Observation, key: Key) -> Iterator[tuple[int, Tensor]]:
 
     What a message reveals counts as normal. Its covariance is that of clients of the adversary's own, with the errors
     of the defense. A candidate moves the mean by its share of the update, less that of a usual record. Messages of
-    equally many records are read together.
+    about equally many records, within a factor of 1.4, are read together.
     """
     for number, observed in enumerate(seen.observed_rounds):
-        for images in sorted({message.images for message in observed.messages}):
-            some = observed._replace(messages=tuple(each for each in observed.messages if each.images == images))
-            ratios = _ratios(seen, some, images, key.child(number, images))
-            yield from zip((message.sender.number for message in some.messages), ratios, strict=True)
+        size = [round(2 * math.log2(max(1, message.images))) for message in observed.messages]
+        for about in sorted(set(size)):
+            some = [each for each, own in zip(observed.messages, size, strict=True) if own == about]
+            alike = observed._replace(messages=tuple(some))
+            ratios = _ratios(seen, alike, round(2 ** (about / 2)), key.child(number, about))
+            yield from zip((message.sender.number for message in some), ratios, strict=True)
 
 
 def _ratios(seen: Observation, observed: ObservedRound, images: int, key: Key) -> Tensor:
-    """[messages, n] log likelihood ratios of the candidates."""
+    """[messages, n] log likelihood ratios of the candidates; own clients have that many images."""
     assert seen.candidates is not None
     assert seen.auxiliary is not None
-    labels = labels_of(seen, most_clients(seen, _CLIENTS), images, key.child("labels"), skewed=True)
-    batches = drawn(seen, labels, key.child("records"))
-    reading = max(
-        revealed(seen, observed, batches, key.child("own")), key=lambda each: _own_traced(seen, observed, each, batches)
+    users = observed.messages[0].users
+    labels = labels_of(
+        seen, most_clients(seen, _CLIENTS), -(-images // users) * users, key.child("labels"), skewed=True
     )
-    return _score(seen, observed, reading, seen.candidates, reading.updates, reading.sent)
-
-
-def _own_traced(seen: Observation, observed: ObservedRound, reading: Revealed, batches: Examples) -> float:
-    """How well this reading traces records to own clients; others show the covariance, if there are."""
-    own = len(reading.own)
-    firsts, others = Examples(batches.x[:own, 0], batches.y[:own, 0]), reading.updates[own:]
-    scores = _score(seen, observed, reading, firsts, others if len(others) >= own else reading.updates, reading.own)
-    return own_pairs(scores)
-
-
-def _score(
-    seen: Observation, observed: ObservedRound, reading: Revealed, records: Examples, updates: Tensor, sent: Tensor
-) -> Tensor:
-    """[messages, n] log likelihood ratios of these records for messages [messages, d]."""
-    assert seen.auxiliary is not None
+    batches = drawn(seen, labels, key.child("records"))
+    readings = revealed(seen, observed, batches, key.child("own"))
+    own = len(readings[0].own)
     usual = _alone(seen, observed, Examples(*(part[:_OTHERS] for part in seen.auxiliary))).mean(0)
-    message, center = observed.messages[0], updates.mean(0)
-    share = reading.shrink * message.users / message.images / reading.scale
-    moves = share * (_alone(seen, observed, records) - usual)
-    blur = Blur.of(reading.shrink * (updates - center), reading.noise.expand(len(center)))
-    return blur.products(sent - reading.shrink * center, moves) - blur.products(moves, moves).diagonal() / 2
+    firsts = _alone(seen, observed, Examples(batches.x[:own, 0], batches.y[:own, 0])) - usual
+    fitted = [_Fitted.of(reading) for reading in readings]
+    shares = torch.full((own,), users / batches.y.shape[1], dtype=torch.float64)
+    best = max(fitted, key=lambda each: own_pairs(each.ratios(each.reading.own, firsts, shares)))
+    moves = _alone(seen, observed, seen.candidates) - usual
+    each = torch.tensor([users / max(1, message.images) for message in observed.messages], dtype=torch.float64)
+    return best.ratios(best.reading.sent, moves, each)
+
+
+class _Fitted(NamedTuple):
+    """A reading, and the normal distribution of what messages reveal, around its mean."""
+
+    reading: Revealed
+    center: Tensor
+    blur: Blur
+
+    @classmethod
+    def of(cls, reading: Revealed) -> _Fitted:
+        """The distribution by own clients who send no messages, if they are enough; by all otherwise."""
+        others = reading.updates[len(reading.own) :]
+        rows = reading.shrink * (others if len(others) >= len(reading.own) else reading.updates)
+        center = rows.mean(0)
+        return cls(reading, center, Blur.of(rows - center, reading.noise.expand(len(center))))
+
+    def ratios(self, sent: Tensor, moves: Tensor, shares: Tensor) -> Tensor:
+        """[messages, n] for messages that reveal `sent` [messages, d]: log likelihood ratios of records.
+
+        Args:
+            moves: [n, d], by how much an update of the record alone differs from a usual one.
+            shares: [messages], of a record in the message.
+        """
+        scaled = self.reading.shrink * moves / self.reading.scale
+        squares = self.blur.products(scaled, scaled).diagonal()
+        return shares[:, None] * self.blur.products(sent - self.center, scaled) - shares[:, None].square() * squares / 2
 
 
 def _alone(seen: Observation, observed: ObservedRound, records: Examples) -> Tensor:
