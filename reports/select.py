@@ -247,7 +247,7 @@ class Analysis:
         """Value of the floor; without a floor, the chance level if it is known."""
         if (floor := self.floor(group)) is not None:
             return floor.value
-        chance = group.pooled("named_chance")  # of the lineups as they were
+        chance = group.pooled(f"{group.metric.name}_chance")  # of the lineups or clients as they were
         return group.metric.chance if chance is None else chance.value
 
     def rating(self, group: Group) -> Rating:

@@ -248,6 +248,11 @@ class Target:
         return range(0) if self.round is None else range(self.round, self.round + self.rounds)
 
     @builtins.property
+    def whole(self) -> bool:
+        """Whether an attack needs all victims, or all records, at once."""
+        return self.kind == "members" or self.shuffled or bool(self.property)
+
+    @builtins.property
     def images(self) -> int:
         """For a probe, the number of images behind all its messages."""
         return self.count * self.users * self.batch

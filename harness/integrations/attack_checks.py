@@ -18,7 +18,7 @@ from torch import Tensor
 
 from leakgauge.harness.core.cell import FederationSpec, Malice, PartSpec, Target, TaskSpec, TrainingSpec
 from leakgauge.harness.core.codec import pack_float32
-from leakgauge.harness.core.contract import Attack, Labels, Membership, Named, Observation, Reconstruction
+from leakgauge.harness.core.contract import Attack, Labels, Membership, Named, Observation, Reconstruction, Traced
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import GRANTS, SEES, Threat, View
 from leakgauge.harness.federation import registry
@@ -33,7 +33,26 @@ from leakgauge.harness.study.jobs import RunContext
 from leakgauge.harness.study.prepare import StoredTraining
 from leakgauge.harness.study.training import run_training
 
-_KINDS = {"reconstruction": Reconstruction, "labels": Labels, "membership": Membership, "lineup": Named}
+_KINDS = {
+    "reconstruction": Reconstruction,
+    "labels": Labels,
+    "membership": Membership,
+    "lineup": Named,
+    "source": Traced,
+    "linkability": Traced,
+    "property": Membership,
+}
+
+_WHOLE = {
+    "membership": Target("members", round=0, count=20),
+    "source": Target("members", round=0, count=20),
+    "linkability": Target(count=12, batch=4, rounds=2, shuffled=True),
+    "property": Target(count=20, batch=4, property="brightness", share=1.0),
+}
+"""The targets of attacks that need all victims, or all records, at once."""
+
+_SHARES = {"lineup": "named", "source": "source", "linkability": "linked"}
+"""The metrics whose value by chance is an estimate, too."""
 
 _FLOORS = {"reconstruction": ("prior", "mse", False), "labels": ("label-prior", "label_accuracy", True)}
 """For each kind: the floor attack, which observes nothing, the metric, and whether a higher value is better."""
@@ -61,9 +80,7 @@ class AttackUnderTest:
     @property
     def target(self) -> Target:
         """The target of the attack."""
-        if self.attack.kind == "membership":
-            return Target("members", round=0, count=20)
-        return Target(count=self.effort.victims)
+        return _WHOLE.get(self.attack.kind) or Target(count=self.effort.victims)
 
     @functools.cached_property
     def views(self) -> list[View]:
@@ -82,7 +99,7 @@ class AttackUnderTest:
             )
         with tempfile.TemporaryDirectory() as folder:
             context = RunContext(Path(folder), Path())
-            run_training(spec, Keep(frozenset({0}), frozenset({0})), context)
+            run_training(spec, Keep(frozenset({0, 1}), frozenset({0, 1})), context)
             return StoredTraining.of(spec, context).federation
 
     def look(self, view: View, **changes: Any) -> tuple[Observation, Truth]:
@@ -134,7 +151,7 @@ def _tensors(observation: Observation) -> list[Any]:
 
 def check_keys(tested: AttackUnderTest) -> str:
     """The same key gives the same result, and every random draw uses a key."""
-    observation, _ = tested.look(tested.views[0], **({} if tested.attack.kind == "membership" else {"count": 1}))
+    observation, _ = tested.look(tested.views[0], **({} if tested.target.whole else {"count": 1}))
     once, again = (watched(lambda: plain(tested.attack.run(observation, Key(0))), tested.part.folder) for _ in range(2))
     check_repeats(once, again, "`run`")
     return "same key, same result"
@@ -151,11 +168,8 @@ def _fits(tested: AttackUnderTest, observation: Observation, result: Any) -> str
     wanted = _KINDS[tested.attack.kind]
     if not isinstance(result, wanted):
         raise Fault(f"expected `run` to return {wanted.__name__} for kind {tested.attack.kind!r}, got {result!r:.80}")
-    if isinstance(result, Membership):
-        n = len(observation.candidates.y) if observation.candidates else 0
-        if result.scores.shape != (n,) or not bool(result.scores.isfinite().all()):
-            raise Fault(f"expected {n} finite scores, one per candidate, got shape {tuple(result.scores.shape)}")
-        return f"{n} finite scores"
+    if isinstance(result, Membership | Traced):
+        return _check_scores(result.scores, observation, result)
     if isinstance(result, Named):
         return _check_lineups(result, observation)
     guesses = result.guesses if isinstance(result, Reconstruction) else ()
@@ -170,6 +184,18 @@ def _fits(tested: AttackUnderTest, observation: Observation, result: Any) -> str
         if not guess.failure and not bool(guess.x.isfinite().all() and math.isfinite(guess.objective)):
             raise Fault("a guess is not finite and has no `failure`; give the reason: Guess(..., failure=...)")
     return f"{len(labels)} guesses of shape {tuple(guesses[0].x.shape if guesses else labels[0].shape)}"
+
+
+def _check_scores(scores: Tensor, observation: Observation, result: Membership | Traced) -> str:
+    """What a result holds; raises `Fault` unless each in question has its scores."""
+    held, sent = observation.candidates, len(observation.messages or ())
+    rows = len(held.y) if held else sent
+    shape: tuple[int, ...] = (rows,)
+    if isinstance(result, Traced):
+        shape = (rows, observation.setting.clients) if held else (len(observation.later) * sent, sent)
+    if scores.shape != shape or bool(scores.isnan().any() or (len(shape) == 1 and scores.isinf().any())):
+        raise Fault(f"expected finite scores {list(shape)}, got shape {list(scores.shape)}")
+    return f"finite scores {list(shape)}"
 
 
 def _check_lineups(result: Named, observation: Observation) -> str:
@@ -198,7 +224,7 @@ def check_threats(tested: AttackUnderTest) -> str:
     """
     refused = ""
     for view in tested.views:
-        for changes in ({},) if tested.attack.kind == "membership" else ({"count": 1}, {"count": 1, "batch": 2}):
+        for changes in ({},) if tested.target.whole else ({"count": 1}, {"count": 1, "batch": 2}):
             observation = _only(tested.look(view, **changes)[0], tested.attack.needs)
             try:
                 _fits(tested, observation, tested.attack.run(observation, Key(0)))
@@ -227,7 +253,7 @@ def _only(observation: Observation, needs: frozenset[str]) -> Observation:
 def check_diverges(tested: AttackUnderTest) -> str:
     """If the search diverges for a victim, the attack gives a guess with a failure, not an exception."""
     observation, _ = tested.look(tested.views[0])
-    if not observation.messages or tested.attack.kind == "membership":
+    if not observation.messages or tested.target.whole:
         raise Skip("the attack reads no victim's message")
     for what, extreme in _extremes(observation):
         try:
@@ -257,18 +283,18 @@ def check_floor(tested: AttackUnderTest) -> str:
         raise Skip("it is a floor itself")
     observation, truth = tested.look(tested.views[0])
     numbers = {e.name: e for e in scored(attack.run(observation, Key(0)), truth, None, ())[0]}
-    if attack.kind == "membership":
-        auc = numbers["auc"]
+    if attack.kind in ("membership", "property"):
+        auc = numbers["auc" if attack.kind == "membership" else "property_auc"]
         if (auc.low or 0.0) <= 0.5:
             raise Skip(
                 f"AUC {auc.value or 0:.2f} of {auc.n} records is no better than random guessing; try a longer training"
             )
         return f"AUC {auc.value:.2f} of {auc.n} records, random guessing has 0.50"
-    if attack.kind == "lineup":
-        named, chance = numbers["named"], numbers["named_chance"].value or 0.0
-        if (named.low or 0.0) <= chance:
-            raise Fault(f"{named.value:.2f} named of {named.n} undefended digits, chance is {chance:.2f}")
-        return f"{named.value:.2f} named of {named.n} records, chance is {chance:.2f}"
+    if (name := _SHARES.get(attack.kind)) is not None:
+        share, chance = numbers[name], numbers[f"{name}_chance"].value or 0.0
+        if (share.low or 0.0) <= chance:
+            raise Fault(f"{share.value:.2f} {name} of {share.n} undefended digits, chance is {chance:.2f}")
+        return f"{share.value:.2f} {name} of {share.n}, chance is {chance:.2f}"
     name, metric, more = _FLOORS[attack.kind]
     blind: Any = registry.build("attack", name, {}).run(tested.look(View(Threat.SERVER))[0], Key(0))
     floor = {e.name: e for e in scored(blind, truth, None, ())[0]}

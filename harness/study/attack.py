@@ -402,7 +402,7 @@ def _search(
     attack = registry.build_attack(cell.attack)
     key = attack_key(cell.training.seed, cell.attack, cell.target)
     size = at_once(attack, observation)
-    if size is None or cell.target.kind == "members" or observation.messages is None:
+    if size is None or cell.target.whole or observation.messages is None:
         return attack.run(observation, key)
     parts, done = list(known), {number for those, _ in known for number in those}
     victims = range(len(observation.messages)) if victims is None else victims

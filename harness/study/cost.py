@@ -186,7 +186,7 @@ class _Rehearsal:
     def attack(self, cell: Cell) -> Callable[[Cell], float]:
         """The seconds of an attack, measured on a few victims with a small and a larger amount of work."""
         low, high = _AMOUNTS.get(_amount(cell.attack)[0], (0, 0))
-        small, few = self._attackable(cell), 1 if cell.target.kind == "members" else min(_CLIENTS, cell.target.count)
+        small, few = self._attackable(cell), 1 if cell.target.whole else min(_CLIENTS, cell.target.count)
         attack, limit = build_attack(cell.attack), 0.0
         if cell.limit and attack.kind == "reconstruction" and not attack.floor:  # a floor shares its target's limit
             start = time.perf_counter()
@@ -201,7 +201,7 @@ class _Rehearsal:
         start = limit + max(0.0, seconds / few - low * unit)
 
         def total(cell: Cell) -> float:
-            victims = 1 if cell.target.kind == "members" else cell.target.count
+            victims = 1 if cell.target.whole else cell.target.count
             return victims * (start + _amount(cell.attack)[1] * unit)
 
         return total
@@ -239,7 +239,7 @@ class _Rehearsal:
         small = replace(spec, federation=federation, audit=0)
         if price(small) > _LONG:
             small = self._small(spec, self.prices[_place(spec)], 1, min(_CLIENTS, _participants(federation)))
-            target = target if target.round is None else replace(target, round=0, rounds=1)
+            target = target if target.round is None else replace(target, round=0, rounds=1, shuffled=False)
         if spec.task.data.startswith(RECORDING):
             small, target = replace(spec, audit=0), cell.target
         self._train(small)
@@ -254,7 +254,7 @@ class _Rehearsal:
     def _run(self, cell: Cell, victims: int, amount: int) -> float:
         name, _ = _amount(cell.attack)
         attack = replace(cell.attack, parameters={**cell.attack.parameters, **({name: amount} if amount else {})})
-        target = cell.target if cell.target.kind == "members" else replace(cell.target, count=victims)
+        target = cell.target if cell.target.whole else replace(cell.target, count=victims)
         start = time.perf_counter()
         run_attack(replace(cell, attack=attack, target=target), self.context)
         return time.perf_counter() - start
@@ -323,7 +323,7 @@ class Pace:
             return _LEAST * len(job.parts)
         given = {name: float(value) for name, value in cell.attack.parameters.items() if isinstance(value, int)}
         steps = given.get("evaluations", 1.0) * given.get("restarts", 1.0) * cell.target.rounds * cell.target.batch
-        each = _EVALUATION * steps * (1 if cell.target.kind == "members" else len(job.victims))
+        each = _EVALUATION * steps * (1 if cell.target.whole else len(job.victims))
         return _LEAST + larger * (each + _SHADOW * given.get("shadows", 0.0) + _EVALUATION * given.get("samples", 0.0))
 
 

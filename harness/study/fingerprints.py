@@ -105,7 +105,9 @@ def _few(target: Target) -> Target:
     most = 8 if target.kind == "members" else 2
     outside = target.outside and min(target.outside, most)
     first = None if target.round is None else 0
-    return replace(target, round=first, rounds=1, count=min(target.count, most), outside=outside)
+    return replace(
+        target, round=first, rounds=2 if target.shuffled else 1, count=min(target.count, most), outside=outside
+    )
 
 
 def _case(spec: TrainingSpec, *more: Any) -> str:
@@ -235,7 +237,7 @@ def _of_training(spec: TrainingSpec, cells: Sequence[Cell], ready: Prepared, roo
             view = View.parse(cell.threat)
             seen, truth = observe(seen_by(federation, view, root), view, cell.target)
             attack, key = registry.build_attack(cell.attack), attack_key(spec.seed, cell.attack, cell.target)
-            result = attack.run(seen, key) if own.target.kind == "members" else _searched(attack, seen, key)
+            result = attack.run(seen, key) if own.target.whole else _searched(attack, seen, key)
             estimates, _ = scored(result, truth, None, federation.task.columns)
         except ValueError as error:
             yield of_attack(own.attack.key, case, fingerprint(str(error)))

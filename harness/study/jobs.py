@@ -131,7 +131,7 @@ def family(cell: Cell) -> Hashable | None:
     They attack messages of round 0 that were made with the same first model; only their defenses may differ.
     """
     target, spec = cell.target, cell.training
-    of_first = (target.round, target.rounds, target.users) == (0, 1, 1) and target.kind != "members"
+    of_first = (target.round, target.rounds, target.users) == (0, 1, 1) and not target.whole
     if not of_first or spec.malice is not None:
         return None
     return cell.attack.key, target, cell.threat, spec.task, spec.federation, spec.seed

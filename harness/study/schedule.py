@@ -278,7 +278,7 @@ class Schedule:
         if job.kind != "attack" or task.tried:
             return False
         task.tried, cell = True, job.cells[0]
-        if cell.target.kind == "members" or cell.target.users > 1:
+        if cell.target.whole or cell.target.users > 1:
             return False
         attack, before, parts = registry.build_attack(cell.attack), list[_Task](), list[str]()
         if attack.kind not in ("reconstruction", "lineup"):

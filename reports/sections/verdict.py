@@ -122,6 +122,9 @@ _FOUND = {
     "lineup": "People are named",
     "membership": "Members are found",
     "labels": "Labels are found",
+    "source": "Records are traced to their client",
+    "linkability": "Messages of one client are linked",
+    "property": "Properties of the data are found",
 }
 
 

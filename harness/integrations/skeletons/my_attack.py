@@ -27,7 +27,7 @@ class MyAttack(Attack):
         restarts: random starts; the guess whose gradient fits best is returned.
     """
 
-    kind: ClassVar[str] = "reconstruction"  # or "labels", "membership"
+    kind: ClassVar[str] = "reconstruction"  # or another kind: see `Attack.kind`
 
     steps: int = 200
     restarts: int = 2
