@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from leakgauge.attacks._engine.imitation import CHUNK, own_messages, own_updates
+from leakgauge.attacks._engine.imitation import own_messages, own_updates
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Examples, Message, Observation, ObservedRound
 from leakgauge.harness.core.rng import Key
@@ -17,6 +17,8 @@ from leakgauge.harness.federation.round import Round
 _CUT = 3.0  # the largest entry of a cut estimate, in medians
 
 _SENT = 60  # own clients who also send messages
+
+TOGETHER = 512  # the most records whose gradients are computed at once
 
 _ENTRIES = 2**25  # the most numbers of clients' updates that are held
 
@@ -125,7 +127,7 @@ def revealed(seen: Observation, observed: ObservedRound, batches: Examples, key:
     one, which tells more if errors have heavy tails (Huber 1964).
     """
     (m, b), updates, made = batches.y.shape, list[Tensor](), list[Message]()
-    size = max(1, min(CHUNK, _ENTRIES // seen.setting.dim) // b)
+    size = max(1, min(TOGETHER, _ENTRIES // 4 // seen.setting.dim) // b)
     for start in range(0, m, size):
         some = Examples(*(part[start : start + size] for part in batches))
         if start < _SENT:

@@ -9,9 +9,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from leakgauge.attacks._engine.imitation import CHUNK, own_updates
+from leakgauge.attacks._engine.imitation import own_updates
 from leakgauge.attacks._engine.others import Blur
-from leakgauge.attacks._engine.own_clients import Revealed, drawn, labels_of, most_clients, own_pairs, revealed
+from leakgauge.attacks._engine.own_clients import (
+    TOGETHER,
+    Revealed,
+    drawn,
+    labels_of,
+    most_clients,
+    own_pairs,
+    revealed,
+)
 from leakgauge.harness.core.contract import Examples, Observation, ObservedRound
 from leakgauge.harness.core.rng import Key
 
@@ -87,6 +95,6 @@ class _Fitted(NamedTuple):
 def _alone(seen: Observation, observed: ObservedRound, records: Examples) -> Tensor:
     """[n, d]: the updates of clients who have only one of these records."""
     single = observed._replace(messages=(observed.messages[0]._replace(others=()),))
-    chunks = zip(*(torch.split(part[:, None], CHUNK) for part in records), strict=True)
+    chunks = zip(*(torch.split(part[:, None], TOGETHER) for part in records), strict=True)
     rows = torch.cat([own_updates(seen, single, Examples(*chunk))[:, 0] for chunk in chunks])
     return rows.double().nan_to_num(0.0, 0.0, 0.0)

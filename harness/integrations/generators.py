@@ -169,7 +169,14 @@ def _states() -> dict[str, int]:
 
 def _sum(values: dict[str, Any]) -> int:
     """A checksum of numbers, texts and arrays by name; other values count by their type."""
-    return zlib.crc32(repr([(name, plain(value)) for name, value in values.items()]).encode())
+    return zlib.crc32(repr([(name, _brief(plain(value))) for name, value in values.items()]).encode())
+
+
+def _brief(value: Any) -> Any:
+    """The same with a checksum in place of bytes, whose text would take much longer."""
+    if isinstance(value, list):
+        return [_brief(item) for item in value]
+    return zlib.crc32(value) if isinstance(value, bytes) else value
 
 
 def plain(value: Any) -> Any:
