@@ -15,7 +15,8 @@ class Scaled(NamedTuple):
     """An update as unit-free numbers.
 
     Attributes:
-        header: the float32 numbers that are sent before the message's numbers.
+        header: the numbers that are sent before the message's numbers, without their rounding to float32, which is
+            another one at a tie if a sum has another order.
         numbers: [k] in sending order; the two of a pair are neighbors.
         places: [k] the coordinate of each number; -1 for padding.
     """
@@ -35,10 +36,11 @@ def scaled(update: Vector, layout: Layout, mode: str, lanes: int = 1, bound: flo
         columns = -(-size // lanes)
         rows, index = np.zeros((lanes, columns)), np.full((lanes, columns), -1)
         rows.flat[:size], index.flat[:size] = values[start : start + size], np.arange(start, start + size)
-        means = rows.mean(1).astype(np.float32).astype(np.float64) if mode == "tensor" else np.zeros(lanes)
-        rows -= means[:, None]
-        scale = bound if mode == "public" else float(np.float32(3 * np.linalg.norm(rows) / np.sqrt(columns)))
-        header += [*means, scale] if mode == "tensor" else [scale]
+        means = rows.mean(1) if mode == "tensor" else np.zeros(lanes)
+        rows -= means.astype(np.float32)[:, None]
+        length = 3 * float(np.linalg.norm(rows)) / np.sqrt(columns)
+        scale = bound if mode == "public" else float(np.float32(length))
+        header += [*means, length] if mode == "tensor" else [length]
         pieces.append((rows / scale if scale > 0 else np.zeros_like(rows)).T.ravel())
         places.append(index.T.ravel())
         start += size

@@ -38,6 +38,7 @@ _INVERSE = {1: np.eye(2), 2: np.array([[1.0, 0.0], [-0.5, 0.75**0.5]])}
 _SCALES = 1 - np.array([0.0, *SHARES])  # scales of the noise, in the distribution and in its alternatives
 _ERROR = 1e-15  # rounding error of a probability
 _TINY = 1e-9
+_FAR = 1e-6  # the least probability of a tail that the quadrature of `_second` finds
 _EXACT, _DITHERS = 2**11, 33  # maximum number of levels of all numbers whose loss is that of levels; number of dithers
 _AGREE = 2**19  # maximum number of probabilities in the comparison of two messages
 _ROUNDING = 2.0**-20  # upper bound on the shift of a lattice coordinate by float32 arithmetic, as a share of its terms
@@ -144,12 +145,13 @@ class _NoisyLevels(_Levels):
         """[2, n, 1]: the cdf at the ends [2, n, 2] of the second level of a pair, given the first level.
 
         It is a mean over the first number's noise, by Gaussian quadrature between the cdf values `first` [2, n, 1] at
-        the ends of the first level.
+        the ends of the first level. The quadrature misses the first number's far tail, on which the second number's
+        tail depends: values nearer to 0 or 1 than `_FAR` are not known, and end there.
         """
         (turned, straight), (low, high) = self.roots[:, 1].T[..., None], first
         drawn = _quantiles(self.noise, np.clip((low + high + (high - low) * _NODES) / 2, 1e-300, 1 - 2.0**-53))
         chances = _chances_given(self.noise, drawn, (ends[..., 1:] - turned * drawn) / straight)
-        return np.asarray(chances @ _WEIGHTS / 2, np.float64)[..., None]
+        return np.clip(np.asarray(chances @ _WEIGHTS / 2, np.float64), _FAR, 1 - _FAR)[..., None]
 
 
 class _ExactLevels(_Levels):
