@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leakgauge.attacks._engine.own_clients import Revealed, drawn, labels_of, most_clients, own_pairs, revealed
+from leakgauge.attacks._engine.own_clients import Revealed, drawn, held, labels_of, most_clients, own_pairs, revealed
 from leakgauge.harness.core.contract import Attack, Observation, Traced
 from leakgauge.harness.core.rng import Key
 
@@ -52,7 +52,8 @@ class Linkability(Attack):
     def run(self, seen: Observation, key: Key) -> Traced:
         """For each message of the later rounds, in order, the score of each message of the first one."""
         first, *later = seen.observed_rounds
-        clients, records = most_clients(seen, _CLIENTS), first.messages[0].images
+        records = first.messages[0].images
+        clients = most_clients(seen, _CLIENTS, records)
         batches = drawn(seen, labels_of(seen, clients, records, key.child("labels"), skewed=True), key.child("records"))
         before, rows = [each.centered for each in revealed(seen, first, batches, key.child("own", 0))], []
         for number, observed in enumerate(later, 1):
@@ -70,7 +71,7 @@ def _own_links(rounds: tuple[Revealed, Revealed]) -> float:
 
 
 def _cut(own: Revealed) -> int:
-    return len(own.own) - len(own.own) // 3
+    return len(own.own) - held(len(own.own))
 
 
 def _scores(before: Revealed, after: Revealed) -> Tensor:

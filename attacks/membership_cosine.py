@@ -8,7 +8,8 @@ from typing import ClassVar, Literal, get_args
 from torch import Tensor
 
 from leakgauge.attacks._members import clear
-from leakgauge.attacks._members.traffic import ByTraffic, Traffic
+from leakgauge.attacks._members.presence import presence
+from leakgauge.attacks._members.traffic import ByTraffic, Traffic, over_rounds
 from leakgauge.harness.core.contract import Membership, Observation
 from leakgauge.harness.core.rng import Key
 
@@ -22,14 +23,13 @@ class MembershipCosine(ByTraffic):
     Args:
         statistic: `cosine`: the cosine of the message and minus the candidate's gradient g at the round's model,
             averaged over the rounds; `difference`: |U|^2 - |U - g|^2 with the message U as a mean gradient;
-            `likelihood`: log likelihood ratio that U holds a member's share of g, over the sent coordinates, with g
-            clipped as the defense clips records; `norm`: log likelihood ratio of only the numbers that the defense
+            `likelihood`: log likelihood ratio that the message holds the record beside unknown others (see
+            `_members.presence`), which finds most; `norm`: log likelihood ratio of only the numbers that the defense
             sends in clear beside those of the update, such as a norm.
 
     Must know: every client's messages, the models of their rounds, and the candidates with their labels; a server or an
-    eavesdropper does. Without the shared key, it uses an outsider's estimate. `likelihood` also uses which coordinates
-    a message reveals. It estimates the noise, most of which comes from the other records, not from the defense. `norm`
-    needs auxiliary data of the same kind, from which it simulates clients without memory of earlier rounds.
+    eavesdropper does. Without the shared key, it uses an outsider's estimate. `likelihood` and `norm` need auxiliary
+    data of the same kind, from which they simulate clients without memory of earlier rounds.
 
     If the channel adds the messages up, the attack reads the sum, as `membership-sum` does.
 
@@ -43,7 +43,7 @@ class MembershipCosine(ByTraffic):
 
     Source: Li et al. 2022, "Effective passive membership inference attacks in federated learning against
         overparameterized models" (cosine and difference in one round); Zhu et al. 2025 (arXiv 2402.06289) for the sum
-        over rounds. `likelihood` is ours: see `attacks._members.traffic.Traffic.ratios`.
+        over rounds. `likelihood` is the likelihood-ratio test of Neyman and Pearson for normal messages; it is ours.
     """
 
     reads_sums: ClassVar[bool] = True
@@ -61,8 +61,8 @@ class MembershipCosine(ByTraffic):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What other attacks on messages need; `norm` also needs auxiliary data."""
-        return super().needs | ({"auxiliary"} if self.statistic == "norm" else set())
+        """What other attacks on messages need; `likelihood` and `norm` also need auxiliary data."""
+        return super().needs | ({"auxiliary"} if self.aware else set())
 
     @property
     def averages(self) -> bool:
@@ -70,7 +70,10 @@ class MembershipCosine(ByTraffic):
         return self.statistic == "cosine"
 
     def run(self, observation: Observation, key: Key) -> Membership:
-        """One score per candidate; only `norm` draws from the key, for its batches."""
+        """One score per candidate; only `likelihood` and `norm` draw from the key, for clients of their own."""
+        if self.statistic == "likelihood":
+            suspect = None if observation.defense.superposes else observation.suspect
+            return over_rounds(presence(observation, key, suspect), suspect)
         if self.statistic == "norm":
             return clear.judge(observation, key, clear.by_batches)
         return super().run(observation, key)
@@ -82,7 +85,5 @@ class MembershipCosine(ByTraffic):
                 return traffic.cosines[row]
             case "difference":
                 return traffic.differences[row]
-            case "likelihood":
-                return traffic.ratios[row]
-            case "norm":
-                raise ValueError("expected a statistic that reads `Traffic`, got norm, which reads numbers in clear")
+            case _:
+                raise ValueError(f"expected a statistic that reads `Traffic`, got {self.statistic}")

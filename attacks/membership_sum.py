@@ -7,7 +7,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from leakgauge.attacks._members.traffic import ByTraffic, Traffic
+from leakgauge.attacks._members.presence import presence
+from leakgauge.attacks._members.traffic import ByTraffic, Traffic, over_rounds
+from leakgauge.harness.core.contract import Membership, Observation
+from leakgauge.harness.core.rng import Key
 
 
 @dataclass(frozen=True)
@@ -20,9 +23,8 @@ class MembershipSum(ByTraffic):
 
     Args:
         statistic: `cosine`: the cosine of the mean and minus the candidate's gradient at the round's model;
-            `likelihood`: log likelihood ratio that the mean holds one record's share of that gradient. One record's
-            share is small beside what the records have in common: without a defense, the cosine finds as many members
-            or more.
+            `likelihood`: log likelihood ratio that the mean holds one record's share of that gradient; for a channel
+            that adds messages up, that of `membership-cosine`.
 
     Must know: the messages that arrive in each round, the rounds' models, and the candidates with their labels; a
     server or an eavesdropper does. The choice of the suspect has no effect.
@@ -50,6 +52,17 @@ class MembershipSum(ByTraffic):
     def aware(self) -> bool:
         """True with `likelihood`."""
         return self.statistic == "likelihood"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What other attacks on messages need; `likelihood` also needs auxiliary data."""
+        return super().needs | ({"auxiliary"} if self.aware else set())
+
+    def run(self, observation: Observation, key: Key) -> Membership:
+        """One score per candidate; `likelihood` of a sum draws clients of its own from the key."""
+        if self.aware and observation.defense.superposes:
+            return over_rounds(presence(observation, key), None)
+        return super().run(observation, key)
 
     def evidence(self, traffic: Traffic, row: int) -> Tensor:
         """[n]: the statistic of each candidate for the mean message of a round."""

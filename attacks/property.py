@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from leakgauge.attacks._engine.others import Blur
-from leakgauge.attacks._engine.own_clients import Revealed, drawn, labels_of, most_clients, revealed
+from leakgauge.attacks._engine.own_clients import Revealed, drawn, held, labels_of, most_clients, revealed
 from leakgauge.harness.core.contract import Attack, Membership, Observation
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.table import spread_evenly
@@ -50,8 +50,10 @@ class Property(Attack):
     def run(self, seen: Observation, key: Key) -> Membership:
         """One score for each victim; a higher one means that many of its records have the property."""
         assert seen.marked is not None
-        records, clients = seen.observed_rounds[0].messages[0].images, most_clients(seen, _CLIENTS)
-        labels = labels_of(seen, clients // 2, records, key.child("labels")).repeat_interleave(2, 0)
+        records = seen.observed_rounds[0].messages[0].images
+        labels = labels_of(
+            seen, most_clients(seen, _CLIENTS, records) // 2, records, key.child("labels")
+        ).repeat_interleave(2, 0)
         many = round(seen.marked.share * records)
         marks = spread_evenly(labels, torch.where(torch.arange(len(labels)) % 2 == 0, many, records - many))
         batches = drawn(seen, labels, key.child("records"), marks)
@@ -77,5 +79,5 @@ def _ratios(updates: Tensor, reading: Revealed, sent: Tensor) -> Tensor:
     updates = reading.shrink * updates
     means = torch.stack([updates[0::2].mean(0), updates[1::2].mean(0)])
     rows = updates - means[torch.arange(len(updates)) % 2]
-    blur = Blur.of(rows, reading.noise.expand(rows.shape[1]))
+    blur = Blur.of(rows, reading.noise.expand(rows.shape[1]), held(len(reading.updates)))
     return blur.log_density(sent - means[0]) - blur.log_density(sent - means[1])

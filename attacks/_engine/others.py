@@ -50,14 +50,14 @@ class Blur:
     noise: Tensor
 
     @classmethod
-    def of(cls, rows: Tensor, noise: Tensor) -> Blur:
+    def of(cls, rows: Tensor, noise: Tensor, last: int | None = None) -> Blur:
         """The distribution of which `rows` [n, d] are draws, plus `noise` [d].
 
-        Few draws do not span all directions in which others fall. So the first two thirds of the rows give the
-        covariance; what it does not explain of the last third is noise of each coordinate, in proportion to the
+        Few draws do not span all directions in which others fall. So all rows but the last ones, a third if `last` is
+        None, give the covariance; what it does not explain of these is noise of each coordinate, in proportion to the
         coordinate's variance over all rows.
         """
-        cut = len(rows) - len(rows) // 3
+        cut = len(rows) - (len(rows) // 3 if last is None else last)
         spread = rows.square().sum(0) / max(1, len(rows))
         least = _LEAST * float(spread.mean() + noise.mean()) or _LEAST
         fitted, held = cls(rows[:cut], noise + spread + least), rows[cut:]

@@ -16,6 +16,10 @@ from leakgauge.harness.federation.round import Round
 
 _CUT = 3.0  # the largest entry of a cut estimate, in medians
 
+_IMAGES = 20_000  # the most images of all own clients, if there are more than `_FEWEST`
+
+_FEWEST = 24  # the fewest own clients
+
 _SENT = 60  # own clients who also send messages
 
 TOGETHER = 512  # the most records whose gradients are computed at once
@@ -23,9 +27,9 @@ TOGETHER = 512  # the most records whose gradients are computed at once
 _ENTRIES = 2**25  # the most numbers of clients' updates that are held
 
 
-def most_clients(seen: Observation, wanted: int) -> int:
-    """The number of own clients whose updates fit into memory, at most `wanted`, at least 12."""
-    return max(12, min(wanted, _ENTRIES // seen.setting.dim))
+def most_clients(seen: Observation, wanted: int, images: int) -> int:
+    """The number of own clients of that many images: fewer than wanted if they take much memory or many gradients."""
+    return max(_FEWEST, min(wanted, _ENTRIES // seen.setting.dim, _IMAGES // images))
 
 
 def labels_of(seen: Observation, clients: int, records: int, key: Key, *, skewed: bool = False) -> Tensor:
@@ -58,27 +62,43 @@ def kinds(y: Tensor) -> Tensor:
 def drawn(seen: Observation, labels: Tensor, key: Key, marks: Tensor | None = None) -> Examples:
     """Auxiliary records x [m, b, ...], y [m, b] with these labels [m, b], with replacement.
 
+    The last third of the clients has a third of the records, which no other client has: only these show how far a
+    client with new records is from the others. A single record of a label is in both parts; in place of a label without
+    records, all are drawn from.
+
     Args:
         marks: [m, b] whether a record has the property in question; None: any record.
 
     Raises:
-        ValueError: no auxiliary record is like this.
+        ValueError: no auxiliary record of a label has the property, or all have it.
     """
     own = seen.auxiliary
     assert own is not None
-    rows = torch.empty(labels.shape, dtype=torch.int64)
+    rows, last = (
+        torch.empty(labels.shape, dtype=torch.int64),
+        torch.arange(len(labels)) >= len(labels) - held(len(labels)),
+    )
     known, having = kinds(own.y), torch.zeros(0) if seen.marked is None else seen.marked.has
     for label in torch.unique(labels).tolist():
         for mark in (None,) if marks is None else (True, False):
-            places = labels == label if mark is None else (labels == label) & (marks == mark)
             alike = known == label if mark is None else (known == label) & (having == mark)
-            pool, wanted = torch.nonzero(alike)[:, 0], int(places.sum())
-            if wanted and not len(pool):
-                raise ValueError(f"expected auxiliary records of label {label} with and without the property, got none")
-            if wanted:
-                at = rng.integers(key.child(int(label), str(mark)), wanted, len(pool))
-                rows[places] = pool[torch.from_numpy(at)]
+            places = labels == label if mark is None else (labels == label) & (marks == mark)
+            pool = torch.nonzero(alike if mark is not None or bool(alike.any()) else torch.ones_like(alike))[:, 0]
+            cut = min(len(pool) - 1, len(pool) - held(len(pool))) if len(pool) > 1 else 0
+            for part, here in ((pool[:cut] if cut else pool, ~last), (pool[cut:], last)):
+                wanted = places & here[:, None]
+                count = int(wanted.sum())
+                if count and not len(part):
+                    raise ValueError(f"expected auxiliary records of label {label} with and without the property")
+                if count:
+                    at = rng.integers(key.child(int(label), str(mark), int(here[0])), count, len(part))
+                    rows[wanted] = part[torch.from_numpy(at)]
     return Examples(own.x[rows], own.y[rows])
+
+
+def held(clients: int) -> int:
+    """How many of the own clients, the last ones, share no record with the others."""
+    return clients // 3
 
 
 class Revealed(NamedTuple):

@@ -15,11 +15,13 @@ from leakgauge.attacks._engine.own_clients import (
     TOGETHER,
     Revealed,
     drawn,
+    held,
     labels_of,
     most_clients,
     own_pairs,
     revealed,
 )
+from leakgauge.attacks._members.traffic import chance_of, mixture
 from leakgauge.harness.core.contract import Examples, Observation, ObservedRound
 from leakgauge.harness.core.rng import Key
 
@@ -28,17 +30,21 @@ _CLIENTS = 300  # clients of the adversary's own
 _OTHERS = 200  # auxiliary records that show the usual effect of a record
 
 
-def presence(seen: Observation, key: Key) -> Iterator[tuple[int, Tensor]]:
+def presence(seen: Observation, key: Key, suspect: int | None = None) -> Iterator[tuple[int, Tensor]]:
     """The sender of each message, and for each candidate [n] the log likelihood ratio that the message holds it.
 
     What a message reveals counts as normal. Its covariance is that of clients of the adversary's own, with the errors
     of the defense. A candidate moves the mean by its share of the update, less that of a usual record. Messages of
     about equally many records, within a factor of 1.4, are read together.
+
+    Args:
+        suspect: only this sender's messages are read; None: all.
     """
     for number, observed in enumerate(seen.observed_rounds):
-        size = [round(2 * math.log2(max(1, message.images))) for message in observed.messages]
+        asked = [each for each in observed.messages if suspect in (None, each.sender.number)]
+        size = [round(2 * math.log2(max(1, message.images))) for message in asked]
         for about in sorted(set(size)):
-            some = [each for each, own in zip(observed.messages, size, strict=True) if own == about]
+            some = [each for each, own in zip(asked, size, strict=True) if own == about]
             alike = observed._replace(messages=tuple(some))
             ratios = _ratios(seen, alike, round(2 ** (about / 2)), key.child(number, about))
             yield from zip((message.sender.number for message in some), ratios, strict=True)
@@ -49,9 +55,8 @@ def _ratios(seen: Observation, observed: ObservedRound, images: int, key: Key) -
     assert seen.candidates is not None
     assert seen.auxiliary is not None
     users = observed.messages[0].users
-    labels = labels_of(
-        seen, most_clients(seen, _CLIENTS), -(-images // users) * users, key.child("labels"), skewed=True
-    )
+    whole = -(-images // users) * users
+    labels = labels_of(seen, most_clients(seen, _CLIENTS, whole), whole, key.child("labels"), skewed=True)
     batches = drawn(seen, labels, key.child("records"))
     readings = revealed(seen, observed, batches, key.child("own"))
     own = len(readings[0].own)
@@ -62,7 +67,8 @@ def _ratios(seen: Observation, observed: ObservedRound, images: int, key: Key) -
     best = max(fitted, key=lambda each: own_pairs(each.ratios(each.reading.own, firsts, shares)))
     moves = _alone(seen, observed, seen.candidates) - usual
     each = torch.tensor([users / max(1, message.images) for message in observed.messages], dtype=torch.float64)
-    return best.ratios(best.reading.sent, moves, each)
+    chances = torch.tensor([[chance_of(message)] for message in observed.messages], dtype=torch.float64)
+    return mixture(best.ratios(best.reading.sent, moves, each), chances)
 
 
 class _Fitted(NamedTuple):
@@ -78,7 +84,9 @@ class _Fitted(NamedTuple):
         others = reading.updates[len(reading.own) :]
         rows = reading.shrink * (others if len(others) >= len(reading.own) else reading.updates)
         center = rows.mean(0)
-        return cls(reading, center, Blur.of(rows - center, reading.noise.expand(len(center))))
+        # what none of a few own clients shows may still occur
+        noise = reading.noise + (rows - center).square().mean() / len(rows)
+        return cls(reading, center, Blur.of(rows - center, noise.expand(len(center)), held(len(reading.updates))))
 
     def ratios(self, sent: Tensor, moves: Tensor, shares: Tensor) -> Tensor:
         """[messages, n] for messages that reveal `sent` [messages, d]: log likelihood ratios of records.
