@@ -40,7 +40,7 @@ DISTINCT = 8
 """Numbers with continuous noise from which on equal messages are no chance."""
 
 _FEW = (0.01, 0.1)  # further alternatives, in which this share of the message's numbers lacks nearly all noise
-_HEADER = 0.51  # how far a sent scale may be from its definition, in float32 steps: little more than rounding
+_HEADER = 0.500001  # how far a sent scale may be from its definition, in float32 steps: its rounding; at a tie, either
 
 
 _COARSE = 2.0**-21  # half the distance of two floats, in scales of the noise, from which their ties would be noticed
