@@ -14,7 +14,16 @@ from leakgauge.defenses._jopeq.lattice import Lattice
 from leakgauge.defenses._privquant import Matched, PrivQuant
 from leakgauge.harness.audit.goodness_of_fit import check_fit
 from leakgauge.harness.audit.uniformity import Sample, detectable_by_ratios, p_values, ratio_values
-from leakgauge.harness.core.distribution import SHARES, Additive, Choices, Laplacian, Normal, powers
+from leakgauge.harness.core.distribution import (
+    SHARES,
+    Additive,
+    Choices,
+    DistributionError,
+    Laplacian,
+    Normal,
+    powers,
+    split,
+)
 from leakgauge.harness.core.rng import laplace, normal
 from leakgauge.harness.federation import registry
 from tests.audit_case import at_most, setting_of
@@ -65,6 +74,33 @@ def test_ratios_of_levels_have_a_mean_of_one():
     edges = np.array([-np.inf, -0.5, 0.5, np.inf])
     first, second = (np.diff(Laplacian().uniforms((edges - cell) / 0.6)) for cell in stated.cells[0])
     assert_means_are_one(stated, messages(2, 3, 2), np.outer(first, second).ravel())
+
+
+def test_the_far_tail_of_the_second_number_of_a_pair_is_never_certain():
+    """With a lattice of pairs, the second level depends on the first number's tail, which no quadrature finds."""
+    lattice, root = Lattice(1.0, 10, dimension=2), 0.6 * np.array([[1.0, 0.0], [0.0, 1.0]])
+    stated = leveled(Scaled(np.zeros(0), np.zeros(2), np.arange(2)), Laplacian(), root, lattice, Key(1))
+    top = 2**9
+    for first, second in ((top + 40, top - 30), (top, top + 60), (top - 60, top + 90)):
+        uniforms = stated.read(pack_levels(np.array([first, second]), 11), Key(0)).uniforms
+        assert 1e-7 < uniforms[1] < 1 - 1e-7
+
+
+def test_a_scale_at_a_rounding_tie_may_be_rounded_to_both_sides_and_no_other_may():
+    low, step = np.float32(1.5), float(np.spacing(np.float32(1.5)))
+    wires = [np.array([value], "<f4").tobytes() for value in (low, low + np.float32(step))]
+    for wire in wires:
+        assert split(wire, np.array([1.5 + step / 2])) == b""
+    with pytest.raises(DistributionError, match="the header is not the declared function"):
+        split(wires[1], np.array([1.5 + 0.499 * step]))
+
+
+def test_a_mean_that_cancels_has_no_digits():
+    scale = np.float32(0.7)
+    sent = np.array([3e-18, scale], "<f4").tobytes()
+    assert split(sent, np.array([-1e-18, float(scale)])) == b""
+    with pytest.raises(DistributionError, match="the header is not the declared function"):
+        split(np.array([3e-12, scale], "<f4").tobytes(), np.array([-1e-18, float(scale)]))
 
 
 def normal_ratios(n, shift, key):

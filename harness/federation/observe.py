@@ -318,7 +318,7 @@ def _snapshot(federation: TrainedFederation, number: int) -> Snapshot:
 def _probes(federation: TrainedFederation, view: View, target: Target) -> _Sent:
     """Victims with images of the clients, encoded like real messages; the images depend only on the study's seed."""
     used = np.sort(np.concatenate(list(federation.clients.values())))
-    if target.images > len(used):
+    if target.images > len(used) and not target.property:
         raise ValueError(
             f"expected at most {len(used)} images, got {target.count} x {target.users} victims x {target.batch}"
         )
