@@ -22,7 +22,7 @@ from leakgauge.attacks._engine.own_clients import (
     revealed,
 )
 from leakgauge.attacks._members.traffic import chance_of, mixture
-from leakgauge.harness.core.contract import Examples, Observation, ObservedRound
+from leakgauge.harness.core.contract import Examples, Observation, ObservedRound, Setting
 from leakgauge.harness.core.rng import Key
 
 _CLIENTS = 300  # clients of the adversary's own
@@ -63,12 +63,18 @@ def _ratios(seen: Observation, observed: ObservedRound, images: int, key: Key) -
     usual = _alone(seen, observed, Examples(*(part[:_OTHERS] for part in seen.auxiliary))).mean(0)
     firsts = _alone(seen, observed, Examples(batches.x[:own, 0], batches.y[:own, 0])) - usual
     fitted = [_Fitted.of(reading) for reading in readings]
-    shares = torch.full((own,), users / batches.y.shape[1], dtype=torch.float64)
+    shares = torch.full((own,), _share(seen.setting, whole, users), dtype=torch.float64)
     best = max(fitted, key=lambda each: own_pairs(each.ratios(each.reading.own, firsts, shares)))
     moves = _alone(seen, observed, seen.candidates) - usual
-    each = torch.tensor([users / max(1, message.images) for message in observed.messages], dtype=torch.float64)
+    each = torch.tensor([_share(seen.setting, one.images, one.users) for one in observed.messages], dtype=torch.float64)
     chances = torch.tensor([[chance_of(message)] for message in observed.messages], dtype=torch.float64)
     return mixture(best.ratios(best.reading.sent, moves, each), chances)
+
+
+def _share(setting: Setting, images: int, users: int) -> float:
+    """The share of a record in the one step that takes it."""
+    own = max(1, images // users)
+    return 1 / (min(setting.batch, own) if setting.batch else own)
 
 
 class _Fitted(NamedTuple):
@@ -96,13 +102,16 @@ class _Fitted(NamedTuple):
             shares: [messages], of a record in the message.
         """
         scaled = self.reading.shrink * moves / self.reading.scale
-        squares = self.blur.products(scaled, scaled).diagonal()
-        return shares[:, None] * self.blur.products(sent - self.center, scaled) - shares[:, None].square() * squares / 2
+        shifts = self.blur.products(sent - self.center, scaled)
+        return shares[:, None] * shifts + shares[:, None].square() * self.blur.log_density(scaled)
 
 
 def _alone(seen: Observation, observed: ObservedRound, records: Examples) -> Tensor:
-    """[n, d]: the updates of clients who have only one of these records."""
-    single = observed._replace(messages=(observed.messages[0]._replace(others=()),))
+    """[n, d]: the updates of clients who have only one of these records, after one step.
+
+    Later passes do not count: by then a client has fitted its records.
+    """
+    single = observed._replace(messages=(observed.messages[0]._replace(others=(), steps=1),))
     chunks = zip(*(torch.split(part[:, None], TOGETHER) for part in records), strict=True)
     rows = torch.cat([own_updates(seen, single, Examples(*chunk))[:, 0] for chunk in chunks])
     return rows.double().nan_to_num(0.0, 0.0, 0.0)
