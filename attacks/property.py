@@ -51,9 +51,8 @@ class Property(Attack):
         """One score for each victim; a higher one means that many of its records have the property."""
         assert seen.marked is not None
         records = seen.observed_rounds[0].messages[0].images
-        labels = labels_of(
-            seen, most_clients(seen, _CLIENTS, records) // 2, records, key.child("labels")
-        ).repeat_interleave(2, 0)
+        pairs = most_clients(seen, _CLIENTS, records) // 2
+        labels = labels_of(seen, pairs, records, key.child("labels")).repeat_interleave(2, 0)
         many = round(seen.marked.share * records)
         marks = spread_evenly(labels, torch.where(torch.arange(len(labels)) % 2 == 0, many, records - many))
         batches = drawn(seen, labels, key.child("records"), marks)

@@ -89,7 +89,7 @@ def test_records_are_traced_to_their_client_behind_these_defenses(defense, parti
     assert found["source_p"].value <= 1e-3
 
 
-@by_rows(("none", 0.85), ("jopeq", 0.7), ("cepam-gaussian", 0.6))
+@by_rows(("none", 0.85), ("jopeq", 0.7), ("sdq-lattice", 0.7))
 def test_a_property_of_the_records_is_found_behind_these_defenses(defense, least, trained):
     found = told(trained(defense, samples=400))
     assert found["property_auc"].value >= least
@@ -142,13 +142,14 @@ def test_sources_are_the_clients_who_hold_the_candidates(trained):
         assert held_by == ([] if source < 0 else [source]) or source in held_by
 
 
-def test_victims_in_turn_have_many_and_few_records_with_the_property(trained):
+def test_half_of_the_victims_have_many_records_with_the_property(trained):
     here = trained(samples=400)
     seen, truth = observe(here, SERVER, dataclasses.replace(BRIGHT, share=0.75, batch=8))
     usual = here.test.x
     shares = [float(has_property(v.x, (), "brightness", usual).double().mean()) for v in truth.victims]
-    assert shares == [0.75, 0.25] * 40
-    assert truth.is_member.tolist() == [True, False] * 40
+    assert shares == [0.75 if many else 0.25 for many in truth.is_member.tolist()]
+    assert truth.is_member.sum() == 40
+    assert truth.is_member.tolist() != [True, False] * 40  # their order shows nothing
     labels = {tuple(v.y.sort().values.tolist()) for v in truth.victims}
     assert len(labels) == 1  # labels show nothing
     assert seen.marked.has.equal(has_property(seen.auxiliary.x, (), "brightness", usual))

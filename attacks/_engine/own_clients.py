@@ -42,7 +42,7 @@ def labels_of(seen: Observation, clients: int, records: int, key: Key, *, skewed
     """
     assert seen.auxiliary is not None
     every = kinds(seen.auxiliary.y)
-    if seen.labels is not None and len(seen.labels[0]) == records:
+    if seen.labels is not None and seen.marked is not None:  # then all victims have the same labels
         return kinds(seen.labels[0]).expand(clients, records)
     if not skewed:
         return every[torch.from_numpy(rng.integers(key, clients * records, len(every)))].view(clients, records)
@@ -74,10 +74,8 @@ def drawn(seen: Observation, labels: Tensor, key: Key, marks: Tensor | None = No
     """
     own = seen.auxiliary
     assert own is not None
-    rows, last = (
-        torch.empty(labels.shape, dtype=torch.int64),
-        torch.arange(len(labels)) >= len(labels) - held(len(labels)),
-    )
+    rows, first = torch.empty(labels.shape, dtype=torch.int64), len(labels) - held(len(labels))
+    last = torch.arange(len(labels)) >= first
     known, having = kinds(own.y), torch.zeros(0) if seen.marked is None else seen.marked.has
     for label in torch.unique(labels).tolist():
         for mark in (None,) if marks is None else (True, False):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -145,7 +146,7 @@ def observe(federation: TrainedFederation, view: View, target: Target) -> tuple[
         observation = dataclasses.replace(observation, marked=marked)
     truth = Truth(
         victims,
-        torch.arange(target.count) % 2 == 0 if target.property else None,
+        torch.from_numpy(_many(federation, target)) if target.property else None,
         torch.tensor(order) if order else None,
         note=note,
         pool=federation.train.x,
@@ -349,8 +350,13 @@ def _having(federation: TrainedFederation, name: str, x: Tensor) -> Tensor:
     return has_property(x, federation.task.columns, name, federation.test.x)
 
 
+def _many(federation: TrainedFederation, target: Target) -> npt.NDArray[np.bool_]:
+    """[count] which half of the victims, drawn at random, has the property in many records."""
+    return np.asarray(rng.permutation(federation.key.child("many"), target.count) % 2 == 0)
+
+
 def _sharing(federation: TrainedFederation, used: Indices, target: Target) -> Indices:
-    """The rows of victims who in turn have many and few records with the property, evenly over the labels.
+    """The rows of victims, half of whom have many records with the property, evenly over the labels, and half few.
 
     All victims have the same labels. Several victims may have the same record.
     """
@@ -359,8 +365,8 @@ def _sharing(federation: TrainedFederation, used: Indices, target: Target) -> In
     if labels.is_floating_point():
         labels = torch.zeros_like(labels)
     common, rows = labels[torch.from_numpy(rng.integers(key, target.batch, len(labels)))], list[int]()
-    for victim in range(target.count):
-        marks = spread_evenly(common[None], torch.tensor([target.batch - many if victim % 2 else many]))[0]
+    for victim, most in enumerate(_many(federation, target)):
+        marks = spread_evenly(common[None], torch.tensor([many if most else target.batch - many]))[0]
         for label, mark in sorted({*zip(common.tolist(), marks.tolist(), strict=True)}):
             alike = used[((labels == label) & (having == mark)).numpy()]
             wanted = int(((common == label) & (marks == mark)).sum())
