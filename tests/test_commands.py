@@ -46,7 +46,17 @@ target = { kind = "probe", round = [0, 1], count = 8 }
 """
 """A small study in place of that of the pages."""
 
-LONG = ("adaptive", "malicious", "membership-papers", "rounds", "sums", "tabular", "local-steps", "trained-models")
+LONG = (
+    "adaptive",
+    "inferences",
+    "malicious",
+    "membership-papers",
+    "rounds",
+    "sums",
+    "tabular",
+    "local-steps",
+    "trained-models",
+)
 """Studies that run for minutes to hours: their commands are checked, not run."""
 
 

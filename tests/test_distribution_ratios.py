@@ -95,14 +95,6 @@ def test_a_scale_at_a_rounding_tie_may_be_rounded_to_both_sides_and_no_other_may
         split(wires[1], np.array([1.5 + 0.499 * step]))
 
 
-def test_a_mean_that_cancels_has_no_digits():
-    scale = np.float32(0.7)
-    sent = np.array([3e-18, scale], "<f4").tobytes()
-    assert split(sent, np.array([-1e-18, float(scale)])) == b""
-    with pytest.raises(DistributionError, match="the header is not the declared function"):
-        split(np.array([3e-12, scale], "<f4").tobytes(), np.array([-1e-18, float(scale)]))
-
-
 def normal_ratios(n, shift, key):
     """[n, len(SHARES)] log ratios: alternative s moves the sum of n normal numbers by `shift` s standard deviations."""
     unit = np.array(SHARES) * shift / n**0.5

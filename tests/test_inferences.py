@@ -212,7 +212,6 @@ def test_guesses_have_uniform_p_values():
     ({"name": "prior", "target": {"property": "brightness"}}, "does not fit a reconstruction attack"),
     ({"name": "source", "target": {}}, "expected members for a source attack"),
     ({"name": "linkability", "target": {"rounds": 1, "shuffled": True}}, "expected rounds >= 2"),
-    ({"name": "property", "target": {"property": "brightness", "count": 3}}, "expected an even count"),
     ({"name": "property", "target": {"property": "brightness", "share": 0.5}}, "expected 0.5 < share <= 1"),
     ({"name": "linkability", "threat": "public"}, "needs 'messages'"),
 )

@@ -53,8 +53,20 @@ WORK = {
     "fedmia": "server",
     "loss-trajectory": "server",
     "lineup": "server+lineup",
+    "linkability": "server",
+    "source": "server",
+    "property": "server",
 }
 """Attacks on regressions, and an adversary who can."""
+
+
+MEMBERS = {"kind": "members", "count": 6, "round": 0}
+TARGETS = {
+    "membership": MEMBERS,
+    "source": MEMBERS,
+    "linkability": {"count": 4, "batch": 2, "rounds": 2, "shuffled": True},
+    "property": {"count": 4, "batch": 2, "property": "brightness"},
+}
 
 
 def regression(name, lr, tmp_path):
@@ -66,8 +78,8 @@ def regression(name, lr, tmp_path):
         one = {"name": attack, **{key: value for key, value in few.items() if key in defaults("attack", attack)}}
         one["threat"] = "malicious-server" if "broadcast" in built.needs else WORK.get(attack, "colluding-server")
         one |= {"labels": "given"} if "labels" in one["threat"] else {}
-        members = {"kind": "members", "count": 6, "round": 0}
-        attacks.append(one | {"target": members if built.kind == "membership" else {"count": 2}})
+        target = TARGETS.get(built.kind, {"count": 2})
+        attacks.append(one | {"target": target})
     federation = {"clients": 3, "rounds": 2, "samples": 60, "algorithm": "fedsgd", "lr": lr}
     return run_study(resolve(study_table(federation, ["none"], attacks, data=name)), tmp_path / "out", workers=0)
 

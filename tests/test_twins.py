@@ -23,6 +23,7 @@ from leakgauge.harness.core.cell import FederationSpec, Target
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.observe import observe
+from leakgauge.harness.integrations.attack_checks import TARGETS
 from leakgauge.harness.learn.gradients import kernel_of
 from leakgauge.harness.learn.layers import Block as ResidualBlock
 from leakgauge.harness.learn.layers import Scale
@@ -165,11 +166,12 @@ def test_a_federation_of_a_users_network_is_attacked_like_that_of_the_shipped_mo
     spec = FederationSpec(clients=4, rounds=2, batch=5, lr=0.05, evaluate_every=2)
     attack, found = registry.build("attack", attack, CHEAP.get(attack, {})), []
     view = View.parse("+".join(["server", *sorted(attack.needs & {"labels", "lineup"})]))
-    target = Target("members", round=0, count=20) if attack.kind == "membership" else Target(count=2)
+    few = {"linkability": {"count": 8}, "property": {"batch": 1}}
+    target = dataclasses.replace(TARGETS.get(attack.kind, Target(count=2)), **few.get(attack.kind, {}))
     for task in (shipped, own):
         here = trained_federation(task, spec, NoDefense(), *DATA, range(2))
         found.append(attack.run(observe(here, view, target)[0], KEY))
-    if attack.kind == "membership":
+    if attack.kind in TARGETS:
         torch.testing.assert_close(found[1].scores, found[0].scores, rtol=1e-3, atol=1e-4)
     elif attack.kind == "lineup":
         for one, other in zip(*(each.records for each in found), strict=True):

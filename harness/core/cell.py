@@ -231,16 +231,14 @@ class Target:
         self._check_probe()
 
     def _check_probe(self) -> None:
-        if self.kind != "probe" and (self.shuffled or self.property):
-            raise ValueError(f"expected no shuffled and no property with kind={self.kind!r}: only a probe has them")
+        if self.shuffled and self.kind != "probe":
+            raise ValueError(f"expected kind='probe' if shuffled, got {self.kind!r}")
         if self.shuffled and (self.rounds < 2 or self.count < 2):
             raise ValueError(f"expected rounds >= 2 and count >= 2 if shuffled, got {self.rounds} and {self.count}")
         if (self.shuffled or self.property) and self.users > 1:
             raise ValueError(f"expected users=1 if shuffled, or with a property, got users={self.users}")
         if self.property and not 0.5 < self.share <= 1:
             raise ValueError(f"expected 0.5 < share <= 1, got {self.share}")
-        if self.property and self.count % 2:
-            raise ValueError(f"expected an even count with a property, got count={self.count}")
 
     @builtins.property  # `property` is a field here
     def looks_at(self) -> range:

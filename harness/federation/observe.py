@@ -364,7 +364,11 @@ def _sharing(federation: TrainedFederation, used: Indices, target: Target) -> In
     key, many = federation.key.child("sharing"), round(target.share * target.batch)
     if labels.is_floating_point():
         labels = torch.zeros_like(labels)
-    common, rows = labels[torch.from_numpy(rng.integers(key, target.batch, len(labels)))], list[int]()
+    both = np.isin(labels, np.intersect1d(labels[having], labels[~having]))  # a label needs records of both kinds
+    if not both.any():
+        raise ValueError(f"no label has records with and without {target.property!r}; take more samples")
+    able, rows = labels[torch.from_numpy(both)], list[int]()
+    common = able[torch.from_numpy(rng.integers(key, target.batch, len(able)))]
     for victim, most in enumerate(_many(federation, target)):
         marks = spread_evenly(common[None], torch.tensor([many if most else target.batch - many]))[0]
         for label, mark in sorted({*zip(common.tolist(), marks.tolist(), strict=True)}):
