@@ -15,8 +15,8 @@ class Scaled(NamedTuple):
     """An update as unit-free numbers.
 
     Attributes:
-        header: the numbers that are sent before the message's numbers, without their rounding to float32, which is
-            another one at a tie if a sum has another order.
+        header: the numbers that are sent before the message's numbers: means, whose sums have no error and one rounding
+            to float32, and lengths without their rounding, which another order of the sum changes at a tie.
         numbers: [k] in sending order; the two of a pair are neighbors.
         places: [k] the coordinate of each number; -1 for padding.
     """
@@ -36,8 +36,8 @@ def scaled(update: Vector, layout: Layout, mode: str, lanes: int = 1, bound: flo
         columns = -(-size // lanes)
         rows, index = np.zeros((lanes, columns)), np.full((lanes, columns), -1)
         rows.flat[:size], index.flat[:size] = values[start : start + size], np.arange(start, start + size)
-        means = rows.mean(1) if mode == "tensor" else np.zeros(lanes)
-        rows -= means.astype(np.float32)[:, None]
+        means = rows.mean(1).astype(np.float32).astype(np.float64) if mode == "tensor" else np.zeros(lanes)
+        rows -= means[:, None]
         length = 3 * float(np.linalg.norm(rows)) / np.sqrt(columns)
         scale = bound if mode == "public" else float(np.float32(length))
         header += [*means, length] if mode == "tensor" else [length]
