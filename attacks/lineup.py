@@ -3,14 +3,43 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
+from torch import Tensor
 
-from leakgauge.attacks._engine.others import AttackedRound
-from leakgauge.harness.core.contract import Attack, Candidates, Examples, Named, Observation
-from leakgauge.harness.core.rng import Key, subset
+from leakgauge.attacks._engine.imitation import imitated
+from leakgauge.attacks._engine.others import Blur
+from leakgauge.attacks._engine.simulate import Local, client_updates
+from leakgauge.harness.core.contract import (
+    Attack,
+    Candidates,
+    Examples,
+    Link,
+    Message,
+    Named,
+    Observation,
+    ObservedRound,
+    log_likelihoods,
+)
+from leakgauge.harness.core.errors import NoLikelihood
+from leakgauge.harness.core.rng import Key, integers, subset
+from leakgauge.harness.federation.round import Round
+from leakgauge.harness.learn.gradients import targets_of
+
+_ENTRIES = 2**23  # the most numbers of candidates' updates that are held at once
+
+_OTHERS = 300  # the most records by which the spread of unknown others is measured
+
+_IMITATED = 4  # messages of the adversary's own, by which the error of the defense's estimate is measured
+
+_ALL = 0.98  # the share of coordinates that differ from zero, below which a defense leaves coordinates out
+
+_SIMULATED = 30  # batches of other records that are simulated, if their effects on an update do not add up
+
+_FITS = 2  # messages of the adversary's own that each of the two likeliest candidates is compared with
 
 
 @dataclass(frozen=True)
@@ -72,8 +101,7 @@ class Lineup(Attack):
         assert seen.lineups is not None
         assert seen.messages is not None
         rounds = [
-            AttackedRound(seen, observed, key.child("others", number))
-            for number, observed in enumerate(seen.observed_rounds)
+            _Round(seen, observed, key.child("others", number)) for number, observed in enumerate(seen.observed_rounds)
         ]
         records = list[tuple[Candidates, ...]]()
         for victim, (lineups, message) in enumerate(zip(seen.lineups, seen.messages, strict=True)):
@@ -102,3 +130,218 @@ class Lineup(Attack):
         alike = torch.nonzero((labels >= least) & (labels <= most))[:, 0]
         chosen = alike[torch.from_numpy(subset(key, len(alike), min(self.references, len(alike))))]
         return Examples(*(torch.cat([own, other[chosen]]) for own, other in zip(lineup, seen.auxiliary, strict=True)))
+
+
+class _Spread(NamedTuple):
+    """Shares [n, d] of single records in an update: their means by label, and deviations `rows` [n, d] from these."""
+
+    labels: Tensor
+    means: Tensor
+    rows: Tensor
+
+    @classmethod
+    def of(cls, shares: Tensor, labels: Tensor) -> _Spread:
+        """The spread of these shares; all labels count as one for a regression."""
+        alike = torch.zeros_like(labels) if labels.is_floating_point() else labels
+        known, place = torch.unique(alike, return_inverse=True)
+        means = torch.zeros(len(known), shares.shape[1], dtype=shares.dtype).index_add_(0, place, shares)
+        means /= place.bincount()[:, None]
+        return cls(known, means, shares - means[place])
+
+    def mean(self, label: Tensor) -> Tensor:
+        """[d] the mean share of a record of this label; of all labels, if the label is not among them."""
+        at = torch.nonzero(self.labels == label)[:, 0]
+        return self.means[at[0]] if len(at) else self.means.mean(0)
+
+
+class _Errors(NamedTuple):
+    """The effect of a defense on an update u: shrink * u plus errors of this variance; omits: it leaves numbers out."""
+
+    shrink: float
+    variance: float
+    omits: bool
+
+    @classmethod
+    def of(cls, updates: Tensor, estimates: Tensor) -> _Errors:
+        """The effect, from updates and their estimates [n, d]."""
+        sent = (estimates != 0).double()
+        omits = bool(sent.mean() < _ALL)
+        sent = sent if omits else torch.ones_like(sent)
+        shrink = float((sent * estimates * updates).sum() / (sent * updates.square()).sum().clamp(min=1e-300)) or 1.0
+        return cls(shrink, float((sent * (estimates - shrink * updates).square()).sum() / sent.sum()), omits)
+
+
+class _Round:
+    """One attacked round, and what the adversary measures at its model.
+
+    Attributes:
+        exact: whether all scores so far are log likelihoods of whole messages.
+    """
+
+    def __init__(self, seen: Observation, observed: ObservedRound, key: Key) -> None:
+        self.seen, self.observed, self.key, self.exact = seen, observed, key, True
+        self.server = Round(seen.defense, seen.setting, observed.model.state, observed.model.round)
+        self._measured: dict[tuple[Local, int], _Spread] = {}
+        self._of_errors: dict[tuple[Local, int, int], _Errors] = {}
+
+    def scores(self, victim: int, tried: Examples, mates: Examples | None, labels: Tensor) -> Tensor:
+        """[n] log likelihoods of the message, up to a constant, for each tried record in the place in question.
+
+        Args:
+            mates: the other records; None: they are unknown, or there are none.
+            labels: [images - 1] of the other records.
+        """
+        message = self.observed.messages[victim]
+        local = Local.of(self.seen.setting, self.observed.lr, message.steps, self.seen.defense)
+        images = message.images
+        if mates is not None or images == 1:
+            # the order in which steps take the records is the client's own
+            ordered = local.gradient or local.steps == 1 or images == 1 or local.batch == 0
+            try:
+                scores = self._known(message, local, tried, mates)
+                self.exact = self.exact and ordered
+                return scores
+            except NoLikelihood:
+                pass
+        self.exact = False
+        return self._unknown(message, local, tried, mates, labels)
+
+    def _updates(self, records: Examples, mates: Examples | None, local: Local) -> Iterator[Tensor]:
+        """The updates [m, d] of clients that have one of these records and all of `mates`, some at a time."""
+        y = targets_of(self.seen.task, records.y, self.observed.model.params.dtype)
+        size = max(1, _ENTRIES // (self.seen.setting.dim * (1 + (0 if mates is None else len(mates.y)))))
+        for x, labels in zip(torch.split(records.x, size), torch.split(y, size), strict=True):
+            x, labels = x[:, None], labels[:, None]
+            if mates is not None:
+                known = targets_of(self.seen.task, mates.y, y.dtype)
+                both = ((x, mates.x), (labels, known))
+                x, labels = (torch.cat([own, rest.expand(len(own), *rest.shape)], 1) for own, rest in both)
+            with torch.no_grad():
+                yield client_updates(self.seen.task, self.observed.model.params, x, labels, local)
+
+    def _known(self, message: Message, local: Local, tried: Examples, mates: Examples | None) -> Tensor:
+        """The defense's own log likelihoods; in a sum, the record in question is the first user's."""
+        link = Link(self.seen.setting, message.sender, message.shared)
+        together = max(1, min(len(tried.y), _ENTRIES // (self.seen.setting.dim * message.users)))
+        score = log_likelihoods(self.seen.defense, self.observed.model.state, message.wire, link, together)
+        return torch.cat([score(updates) for updates in self._sums(message, local, tried, mates)])
+
+    def _sums(self, message: Message, local: Local, tried: Examples, mates: Examples | None) -> Iterator[Tensor]:
+        """Updates [m, d], or [m, users, d] for a sum, for each tried record beside the known others."""
+        own = message.images // message.users
+        if mates is None or message.users == 1:
+            yield from self._updates(tried, mates, local)
+            return
+        near, far = (Examples(*(part[rows] for part in mates)) for rows in (slice(own - 1), slice(own - 1, None)))
+        others = self._sent(far, own, local)
+        for updates in self._updates(tried, near if own > 1 else None, local):
+            yield torch.cat([updates[:, None], others.expand(len(updates), *others.shape)], 1)
+
+    def _unknown(
+        self, message: Message, local: Local, tried: Examples, mates: Examples | None, labels: Tensor
+    ) -> Tensor:
+        """Log densities of the estimate of the whole message, which is normal: other records and errors are noise."""
+        own, estimate = message.images // message.users, self.server.read(message).double()
+        center, share, rows = torch.zeros_like(estimate), 1.0, estimate.new_zeros(0, len(estimate))
+        if mates is not None or message.images == 1:
+            updates = self._sums(message, local, tried, mates)
+        elif self._adds_up(local, own):
+            spread, share = self._spread(local, own), 1 / own
+            center = torch.stack([spread.mean(label) for label in labels]).sum(0)
+            rows, updates = math.sqrt(len(labels)) * spread.rows, self._updates(tried, None, local)
+        else:
+            common = self._drawn(self.key.child("common", message.sender.number), labels[: own - 1])
+            moved = self._moved(message, local, Examples(tried.x[:1], tried.y[:1]), common, labels)
+            center, updates = moved.mean(0), self._updates(tried, common, local)
+            rows = moved - center
+        errors = self._errors(message, local)
+        # coordinates that the defense left out show nothing
+        sent = estimate != 0 if errors.omits else torch.ones_like(estimate, dtype=torch.bool)
+        noise = torch.full((int(sent.sum()),), errors.variance / errors.shrink**2, dtype=torch.float64)
+        blur, target = Blur.of(rows[:, sent], noise), (estimate / errors.shrink - center)[sent]
+        sums = (each.double().cpu().reshape(len(each), -1, len(estimate)).sum(1)[:, sent] for each in updates)
+        return torch.cat([blur.log_density(target - share * each) for each in sums])
+
+    def usual(self, victim: int, record: Examples, mates: Examples | None) -> float:
+        """The mean log likelihood of messages of the adversary's own that carry this record, given its update."""
+        message = self.observed.messages[victim]
+        local = Local.of(self.seen.setting, self.observed.lr, message.steps, self.seen.defense)
+        (update,) = self._sums(message, local, record, mates)
+        values = []
+        for number in range(_FITS):
+            key = self.key.child("usual", message.sender.number, number)
+            made = self._made(message, update.view(message.users, -1).cpu(), key)
+            values.append(float(self._known(made, local, record, mates)))
+        return sum(values) / _FITS
+
+    def _made(self, message: Message, updates: Tensor, key: Key) -> Message:
+        """A message of the adversary's own from updates [users, d], made like this one."""
+        finite = updates.float().nan_to_num(0.0, 0.0, 0.0)  # if a model diverged: no client sends this
+        return imitated(self.seen, self.observed._replace(messages=(message,)), finite[None], [key]).messages[0]
+
+    def _adds_up(self, local: Local, own: int) -> bool:
+        """Whether an update is the mean of its records' updates."""
+        whole = local.gradient or (local.steps == 1 and (local.batch == 0 or local.batch >= own))
+        return whole and not self.seen.task.mixes
+
+    def _drawn(self, key: Key, labels: Tensor) -> Examples:
+        """Records of the adversary's own data with these labels, or with the nearest ones, with replacement."""
+        own = self.seen.auxiliary
+        assert own is not None
+        rows = []
+        for number, label in enumerate(labels):
+            off = (own.y - label).abs()
+            alike = torch.nonzero(off == off.min())[:, 0]
+            rows.append(int(alike[int(integers(key.child(number), 1, len(alike))[0])]))
+        return Examples(own.x[rows], own.y[rows])
+
+    def _spread(self, local: Local, own: int) -> _Spread:
+        """Mean and spread of one of `own` records' share of an update, if shares add up."""
+        if (local, own) not in self._measured:
+            assert self.seen.auxiliary is not None
+            count = max(2, min(_OTHERS, 4 * _ENTRIES // self.seen.setting.dim))
+            some = Examples(*(part[:count] for part in self.seen.auxiliary))
+            shares = torch.cat(list(self._updates(some, None, local))).double().cpu() / own
+            self._measured[local, own] = _Spread.of(shares, some.y)
+        return self._measured[local, own]
+
+    def _moved(self, message: Message, local: Local, record: Examples, common: Examples, labels: Tensor) -> Tensor:
+        """[r, d] by how much the sum moves if others take the place of `common` beside one record, by simulation."""
+        own = message.images // message.users
+        near, far = labels[: own - 1], labels[own - 1 :]
+        (start,) = self._updates(record, common, local)
+        moved = list[Tensor]()
+        for number in range(max(3, _SIMULATED // message.users)):
+            key = self.key.child("simulated", message.sender.number, number)
+            (drawn,) = self._updates(record, self._drawn(key.child("near"), near), local)
+            moved.append((drawn - start)[0].double().cpu())
+            if len(far):
+                moved[-1] += self._sent(self._drawn(key.child("far"), far), own, local).double().cpu().sum(0)
+        return torch.stack(moved)
+
+    def _errors(self, message: Message, local: Local) -> _Errors:
+        """What the defense does to an update, by messages of the adversary's own, which are made like this one."""
+        own, place = message.images // message.users, (local, message.images, message.users)
+        if place in self._of_errors:
+            return self._of_errors[place]
+        auxiliary, updates, estimates = self.seen.auxiliary, [], []
+        assert auxiliary is not None
+        for number in range(_IMITATED):
+            key = self.key.child("imitated", number)
+            rows = torch.from_numpy(integers(key.child("rows"), message.images, len(auxiliary.y)))
+            sent = self._sent(Examples(auxiliary.x[rows], auxiliary.y[rows]), own, local).cpu()
+            updates.append(sent.double().sum(0))
+            estimates.append(self.server.read(self._made(message, sent, key)).double())
+        self._of_errors[place] = _Errors.of(torch.stack(updates), torch.stack(estimates))
+        return self._of_errors[place]
+
+    def _sent(self, records: Examples, own: int, local: Local) -> Tensor:
+        """[users, d] the updates of users that have `own` of these records each, in order."""
+        x = records.x.view(-1, own, *records.x.shape[1:])
+        y = targets_of(self.seen.task, records.y, self.observed.model.params.dtype)
+        with torch.no_grad():
+            rows = [
+                client_updates(self.seen.task, self.observed.model.params, *each, local)
+                for each in zip(torch.split(x, 1), torch.split(y.view(len(x), own, *y.shape[1:]), 1), strict=True)
+            ]
+        return torch.cat(rows)

@@ -8,8 +8,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leakgauge.attacks._engine.own_clients import Revealed, drawn, held, labels_of, most_clients, own_pairs, revealed
-from leakgauge.harness.core.contract import Attack, Observation, Traced
+from leakgauge.attacks._engine.own_clients import (
+    ByOwnClients,
+    Revealed,
+    drawn,
+    held,
+    labels_of,
+    most_clients,
+    own_pairs,
+    revealed,
+)
+from leakgauge.harness.core.contract import Observation, Traced
 from leakgauge.harness.core.rng import Key
 
 _CLIENTS = 60  # clients of the adversary's own
@@ -20,7 +29,7 @@ _LEAST = 1e-10  # variance along a direction that counts as none, as a share of 
 
 
 @dataclass(frozen=True)
-class Linkability(Attack):
+class Linkability(ByOwnClients):
     """Compares each message of a later round with each message of the first one, and links the likeliest pairs.
 
     The data of a client have similar effects in every round. What two messages reveal counts as normal: clients of the
@@ -38,16 +47,6 @@ class Linkability(Attack):
     """
 
     kind: ClassVar[str] = "linkability"
-
-    @property
-    def aware(self) -> bool:
-        """True: the adversary's own messages pass through the defense."""
-        return True
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Messages, models and data of the same kind."""
-        return frozenset({"messages", "models", "auxiliary"})
 
     def run(self, seen: Observation, key: Key) -> Traced:
         """For each message of the later rounds, in order, the score of each message of the first one."""

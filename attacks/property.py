@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from leakgauge.attacks._engine.others import Blur
-from leakgauge.attacks._engine.own_clients import Revealed, drawn, held, labels_of, most_clients, revealed
-from leakgauge.harness.core.contract import Attack, Membership, Observation
+from leakgauge.attacks._engine.own_clients import ByOwnClients, Revealed, drawn, held, labels_of, most_clients, revealed
+from leakgauge.harness.core.contract import Membership, Observation
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.table import spread_evenly
 
@@ -18,7 +18,7 @@ _CLIENTS = 1000  # clients of the adversary's own
 
 
 @dataclass(frozen=True)
-class Property(Attack):
+class Property(ByOwnClients):
     """Compares each message with messages of clients whose records have the property often, and seldom.
 
     What a message reveals of an update counts as normal, with the same covariance for both kinds of clients. Clients of
@@ -36,16 +36,6 @@ class Property(Attack):
     """
 
     kind: ClassVar[str] = "property"
-
-    @property
-    def aware(self) -> bool:
-        """True: the adversary's own messages pass through the defense."""
-        return True
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Messages, models and data of the same kind."""
-        return frozenset({"messages", "models", "auxiliary"})
 
     def run(self, seen: Observation, key: Key) -> Membership:
         """One score for each victim; a higher one means that many of its records have the property."""

@@ -7,13 +7,14 @@ from typing import ClassVar
 
 import torch
 
+from leakgauge.attacks._engine.own_clients import ByOwnClients
 from leakgauge.attacks._members.presence import presence
-from leakgauge.harness.core.contract import Attack, Observation, Traced
+from leakgauge.harness.core.contract import Observation, Traced
 from leakgauge.harness.core.rng import Key, normal
 
 
 @dataclass(frozen=True)
-class Source(Attack):
+class Source(ByOwnClients):
     """Compares each client's messages with what they would be with the record and without it.
 
     The scores are log likelihood ratios of normal messages (see `_members.presence`); those of several rounds add up.
@@ -30,14 +31,9 @@ class Source(Attack):
     kind: ClassVar[str] = "source"
 
     @property
-    def aware(self) -> bool:
-        """True: the adversary's own messages pass through the defense."""
-        return True
-
-    @property
     def needs(self) -> frozenset[str]:
-        """Messages, models, candidates, and data of the same kind."""
-        return frozenset({"messages", "models", "candidates", "auxiliary"})
+        """What such attacks need, and the candidates."""
+        return super().needs | {"candidates"}
 
     def run(self, seen: Observation, key: Key) -> Traced:
         """[n, clients] scores of the candidates; only guesses for sums are drawn."""

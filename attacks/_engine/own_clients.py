@@ -9,7 +9,7 @@ from torch import Tensor
 
 from leakgauge.attacks._engine.imitation import own_messages, own_updates
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Examples, Message, Observation, ObservedRound
+from leakgauge.harness.core.contract import Attack, Examples, Message, Observation, ObservedRound
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation.round import Round
@@ -25,6 +25,20 @@ _SENT = 60  # own clients who also send messages
 TOGETHER = 512  # the most records whose gradients are computed at once
 
 _ENTRIES = 2**25  # the most numbers of clients' updates that are held
+
+
+class ByOwnClients(Attack):
+    """The common part of attacks that compare messages with those of clients of the adversary's own."""
+
+    @property
+    def aware(self) -> bool:
+        """True: the adversary's own messages pass through the defense."""
+        return True
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Messages, models and data of the same kind."""
+        return frozenset({"messages", "models", "auxiliary"})
 
 
 def most_clients(seen: Observation, wanted: int, images: int) -> int:

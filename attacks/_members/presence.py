@@ -40,32 +40,39 @@ def presence(seen: Observation, key: Key, suspect: int | None = None) -> Iterato
     Args:
         suspect: only this sender's messages are read; None: all.
     """
+    assert seen.candidates is not None
+    assert seen.auxiliary is not None
     for number, observed in enumerate(seen.observed_rounds):
         asked = [each for each in observed.messages if suspect in (None, each.sender.number)]
         size = [round(2 * math.log2(max(1, message.images))) for message in asked]
+        if not asked:
+            continue
+        usual = _alone(seen, observed, Examples(*(part[:_OTHERS] for part in seen.auxiliary))).mean(0)
+        moves = _alone(seen, observed, seen.candidates) - usual
         for about in sorted(set(size)):
             some = [each for each, own in zip(asked, size, strict=True) if own == about]
             alike = observed._replace(messages=tuple(some))
-            ratios = _ratios(seen, alike, round(2 ** (about / 2)), key.child(number, about))
+            ratios = _ratios(seen, alike, round(2 ** (about / 2)), usual, moves, key.child(number, about))
             yield from zip((message.sender.number for message in some), ratios, strict=True)
 
 
-def _ratios(seen: Observation, observed: ObservedRound, images: int, key: Key) -> Tensor:
-    """[messages, n] log likelihood ratios of the candidates; own clients have that many images."""
-    assert seen.candidates is not None
-    assert seen.auxiliary is not None
+def _ratios(seen: Observation, observed: ObservedRound, images: int, usual: Tensor, moves: Tensor, key: Key) -> Tensor:
+    """[messages, n] log likelihood ratios of the candidates.
+
+    Args:
+        images: of an own client.
+        usual: [d], the update of a usual record alone; moves: [n, d], by how much those of the candidates differ.
+    """
     users = observed.messages[0].users
     whole = -(-images // users) * users
     labels = labels_of(seen, most_clients(seen, _CLIENTS, whole), whole, key.child("labels"), skewed=True)
     batches = drawn(seen, labels, key.child("records"))
     readings = revealed(seen, observed, batches, key.child("own"))
     own = len(readings[0].own)
-    usual = _alone(seen, observed, Examples(*(part[:_OTHERS] for part in seen.auxiliary))).mean(0)
     firsts = _alone(seen, observed, Examples(batches.x[:own, 0], batches.y[:own, 0])) - usual
     fitted = [_Fitted.of(reading) for reading in readings]
     shares = torch.full((own,), _share(seen.setting, whole, users), dtype=torch.float64)
     best = max(fitted, key=lambda each: own_pairs(each.ratios(each.reading.own, firsts, shares)))
-    moves = _alone(seen, observed, seen.candidates) - usual
     each = torch.tensor([_share(seen.setting, one.images, one.users) for one in observed.messages], dtype=torch.float64)
     chances = torch.tensor([[chance_of(message)] for message in observed.messages], dtype=torch.float64)
     return mixture(best.ratios(best.reading.sent, moves, each), chances)
