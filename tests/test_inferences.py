@@ -170,9 +170,9 @@ def test_properties_of_tables_and_images():
     assert has_property(x, columns, "color", x).tolist() == [False, True, True]
     images = torch.tensor([0.1, 0.9]).view(2, 1, 1, 1).expand(2, 1, 3, 3)
     assert has_property(images, (), "brightness", images).tolist() == [False, True]
-    with pytest.raises(ValueError, match="no property 'sex'; known: age, color"):
+    with pytest.raises(ValueError, match="property: got 'sex', expected one of: age, color"):
         has_property(x, columns, "sex", x)
-    with pytest.raises(ValueError, match="no property 'age'; known: brightness"):
+    with pytest.raises(ValueError, match="property: got 'age', expected one of: brightness"):
         has_property(x, (), "age", x)
 
 
@@ -206,10 +206,13 @@ def test_guesses_have_uniform_p_values():
 
 
 @by_rows(
-    ({"name": "linkability", "target": {"rounds": 2}}, "target.shuffled: got False"),
-    ({"name": "prior", "target": {"rounds": 2, "shuffled": True}}, "does not fit a reconstruction attack"),
-    ({"name": "property"}, "target.property: got ''"),
-    ({"name": "prior", "target": {"property": "brightness"}}, "does not fit a reconstruction attack"),
+    (
+        {"name": "linkability", "target": {"rounds": 2}},
+        "target.shuffled: got False, expected True for a linkability attack",
+    ),
+    ({"name": "prior", "target": {"rounds": 2, "shuffled": True}}, "got True, expected False for a reconstruction"),
+    ({"name": "property"}, "target.property: got '', expected the name of a property"),
+    ({"name": "prior", "target": {"property": "brightness"}}, "got 'brightness', expected none for a reconstruction"),
     ({"name": "source", "target": {}}, "expected members for a source attack"),
     ({"name": "linkability", "target": {"rounds": 1, "shuffled": True}}, "expected rounds >= 2"),
     ({"name": "property", "target": {"property": "brightness", "share": 0.5}}, "expected 0.5 < share <= 1"),

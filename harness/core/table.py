@@ -60,7 +60,7 @@ def has_property(x: Tensor, columns: Sequence[Column], name: str, usual: Tensor)
     if not columns and name == "brightness":
         return x.double().flatten(1).mean(1) > usual.double().mean()
     if name not in (known := [column.name for column in columns] or ["brightness"]):
-        raise ValueError(f"no property {name!r}; known: {', '.join(known)}")
+        raise ValueError(f"property: got {name!r}, expected one of: {', '.join(known)}")
     own, all_ = (dict(zip(known, (each for _, each in parts(rows, columns)), strict=True))[name] for rows in (x, usual))
     if own.shape[-1] == 1:
         return own[:, 0] > all_.double().mean()

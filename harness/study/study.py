@@ -443,10 +443,11 @@ def _attack(table: Table, threats: list[str], trusted: bool) -> tuple[PartSpec, 
     if (target.kind == "members") != (of_members := built.kind in ("membership", "source")):
         expected = "members" if of_members else "probe or messages"
         raise ValueError(f"target.kind: got {target.kind!r}, expected {expected} for a {built.kind} attack")
-    if target.shuffled != (built.kind == "linkability"):
-        raise ValueError(f"target.shuffled: got {target.shuffled}, which does not fit a {built.kind} attack")
-    if bool(target.property) != (built.kind == "property"):
-        raise ValueError(f"target.property: got {target.property!r}, which does not fit a {built.kind} attack")
+    if target.shuffled != (linking := built.kind == "linkability"):
+        raise ValueError(f"target.shuffled: got {target.shuffled}, expected {linking} for a {built.kind} attack")
+    if bool(target.property) != (asking := built.kind == "property"):
+        expected = "the name of a property" if asking else "none"
+        raise ValueError(f"target.property: got {target.property!r}, expected {expected} for a {built.kind} attack")
     uses = sorted(built.needs & {"messages", "models"})
     if uses and target.round is None:
         raise ValueError(f"target.round: missing; attack {name!r} needs the {' and '.join(uses)} from some round on")
