@@ -343,5 +343,5 @@ def test_the_limit_on_a_gpu_is_the_limit_of_the_cpu(model, images):
 @pytest.mark.parametrize(("name", "asked"), AUDITS)
 def test_an_audit_on_a_gpu_has_the_bound_of_the_cpu(name, asked):
     here, there = (audited(name, asked, device) for device in ("cpu", "cuda"))
-    assert there["distinguisher"] == here["distinguisher"]
-    assert there["strict"] == pytest.approx(here["strict"], rel=0.05, abs=0.05)
+    # Not the distinguisher: of two that separate the pilot alike, rounding decides.
+    assert there["strict"] == pytest.approx(here["strict"], rel=1e-3)
