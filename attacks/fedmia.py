@@ -19,9 +19,6 @@ class FedMIA(ByTraffic):
     Args:
         pooled: True: the score sums (own - mean) / std over the rounds, with the variance pooled over the candidates.
             False: it uses each record's own variance, and Phi of the quotient, as in the source.
-        ratio: whether to weight, with `pooled`, each quotient by how far a member's gradient would move the message,
-            which gives the log likelihood ratio. This uses the sent coordinates and clips gradients as the defense
-            clips records.
 
     Must know: every client's messages, the models of their rounds, and the candidates with their labels; a server or an
     eavesdropper does. Without the shared key, it uses an outsider's estimate. The attack assumes that the other clients
@@ -33,26 +30,14 @@ class FedMIA(ByTraffic):
     most scores are then the largest of ten noise values (AUC 0.54 instead of 0.69).
 
     Raises:
-        ValueError: `ratio` without `pooled`; in `run`: fewer than three messages in a round, a loss that is neither
+        ValueError: in `run`: fewer than three messages in a round, a loss that is neither
             softmax cross-entropy nor squared, a channel that adds messages up, or no message of the suspect.
 
     Source: Zhu et al. 2025, "FedMIA: an effective membership inference attack exploiting 'all for one' principle in
-        federated learning" (arXiv 2402.06289), on the cosine. `pooled` and `ratio` are ours.
+        federated learning" (arXiv 2402.06289), on the cosine. `pooled` is ours.
     """
 
     pooled: bool = True
-    ratio: bool = False
-
-    def __post_init__(self) -> None:
-        if self.ratio and not self.pooled:
-            raise ValueError(
-                "expected pooled=True with ratio=True, got pooled=False: a likelihood needs the pooled variance"
-            )
-
-    @property
-    def aware(self) -> bool:
-        """True with `ratio`, which uses the sent coordinates and the clip."""
-        return self.ratio
 
     def judge(self, rounds: Sequence[Traffic], suspect: int | None = None) -> Membership:
         """Same as `ByTraffic.judge`, but every round needs three messages."""
@@ -66,7 +51,5 @@ class FedMIA(ByTraffic):
 
     def evidence(self, traffic: Traffic, row: int) -> Tensor:
         """[n]: the evidence of one message, compared with the other messages of its round."""
-        if self.ratio:
-            return traffic.against_others(row)
         cosines = traffic.cosines
         return fedmia(cosines[None, row], cosines[None, traffic.others_of(row)], pooled=self.pooled)

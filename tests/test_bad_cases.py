@@ -166,11 +166,9 @@ START = "expected start 'normal' or 'uniform', got 'zero'"
     ("loss-trajectory", {"statistic": "rank"}, "expected statistic 'loss' or 'confidence', got 'rank'"),
     ("membership-cosine", {"statistic": "loss"}, "cosine, difference, likelihood or norm, got 'loss'"),
     ("active-membership", {"statistic": "loss"}, "expected statistic 'gradient' or 'norm', got 'loss'"),
-    ("membership-sum", {"statistic": "loss"}, "expected statistic 'cosine' or 'likelihood', got 'loss'"),
     *(("analytic", {"ridge": ridge}, "expected 0 < ridge < 1") for ridge in (0.0, 1.0, -1e-9, math.nan)),
     ("spear", {"samples": 0}, "expected samples >= 1, got samples=0"),
     ("imprint", {"groups": 0}, "expected groups >= 1"),
-    ("fedmia", {"pooled": False, "ratio": True}, "expected pooled=True with ratio=True"),
 )
 def test_parameters_out_of_range_are_refused(name, parameters, message):
     with pytest.raises(ValueError, match=message):

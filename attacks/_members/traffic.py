@@ -2,13 +2,11 @@
 
 A message is read as a mean gradient at the round's model, U = -update / (lr * steps). U contains the gradient g of a
 member with a weight, which is its share of one step on a batch. A client's later passes over its data are not counted,
-because by then the client has fitted the record. Counting these passes cost the likelihood ratios up to 0.07 of AUC
-with two passes and 0.12 with five.
+because by then the client has fitted the record.
 """
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,10 +25,7 @@ from leakgauge.harness.core.contract import (
     Observation,
     ObservedRound,
     Setting,
-    likelihood_of,
-    links_of,
 )
-from leakgauge.harness.core.errors import NoLikelihood
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn.gradients import gradients, targets_of
 
@@ -49,18 +44,12 @@ class Traffic:
         products: [k, n], <U, g>.
         message_norm: [k], |U|.
         gradient_norm: [n], |g|.
-        sent_norm: [k, n], |g| over the coordinates that the message reveals; without `sent` in `read`, |g|.
-        weight: [k], weight of a member's gradient in U.
-        chance: [k], probability that a member's record is behind the message.
     """
 
     senders: tuple[int, ...]
     products: Tensor
     message_norm: Tensor
     gradient_norm: Tensor
-    sent_norm: Tensor
-    weight: Tensor
-    chance: Tensor
 
     @cached_property
     def cosines(self) -> Tensor:
@@ -76,30 +65,6 @@ class Traffic:
         """
         return 2 * self.products - self.gradient_norm.square()
 
-    @cached_property
-    def ratios(self) -> Tensor:
-        """[k, n], log likelihood ratio that the record is in the message, against isotropic normal noise.
-
-        A member's gradient shifts <U, g> by weight * |g|^2, over the sent coordinates. The noise is mostly gradients of
-        other records. Its variance per coordinate is the mean of <U, g>^2 / |g|^2 over the candidates, because most
-        candidates are not in this message. With `chance` below 1, the ratio is that of the mixture.
-        """
-        along = _quotient(self.products, self.sent_norm)
-        noise = along.square().mean(dim=1, keepdim=True).sqrt()
-        return mixture(_ratio(along, self.weight[:, None] * self.sent_norm, noise), self.chance[:, None])
-
-    def against_others(self, row: int) -> Tensor:
-        """[n], the same as `ratios` for message `row`, with mean and variance of the noise from the other messages.
-
-        As in `fedmia` with the variance pooled over the candidates, but each quotient is weighted by the shift that a
-        member would cause.
-        """
-        along = _quotient(self.products, self.message_norm[:, None] * self.sent_norm)
-        shift = _quotient(self.weight[:, None] * self.sent_norm, self.message_norm[:, None])
-        others = along[self.others_of(row)]
-        noise = others.var(dim=0, correction=0).mean().sqrt()
-        return mixture(_ratio(along[row] - others.mean(dim=0), shift[row], noise), self.chance[row])
-
     def others_of(self, row: int) -> list[int]:
         """The rows of the other messages."""
         return [other for other in range(len(self.senders)) if other != row]
@@ -113,12 +78,6 @@ def mixture(ratios: Tensor, chance: Tensor) -> Tensor:
 def _quotient(value: Tensor, by: Tensor) -> Tensor:
     """value / by; 0 where `by` is 0."""
     return torch.where(by > 0, value / by, 0.0)
-
-
-def _ratio(value: Tensor, shift: Tensor, std: Tensor) -> Tensor:
-    """log N(value; shift, std^2) - log N(value; 0, std^2); 0 where std is 0."""
-    z, delta = _quotient(value, std), _quotient(shift, std)
-    return delta * z - delta.square() / 2
 
 
 class ByTraffic(Attack):
@@ -147,8 +106,8 @@ class ByTraffic(Attack):
     def run(self, observation: Observation, key: Key) -> Membership:
         """One score per candidate; nothing is drawn."""
         together = self.together or (self.reads_sums and observation.defense.superposes)
-        rounds = read(observation, sent=self.aware, together=together)
-        return self.judge(list(rounds), None if together else observation.suspect)
+        rounds = list(read(observation, together=together))
+        return self.judge(rounds, None if together else observation.suspect)
 
     def judge(self, rounds: Sequence[Traffic], suspect: int | None = None) -> Membership:
         """The scores: evidence summed over the rounds with the suspect; one reading of `rounds` serves several attacks.
@@ -187,12 +146,10 @@ def over_rounds(each: Iterable[tuple[int, Tensor]], suspect: int | None, *, aver
     return Membership(finite(torch.stack(scores).amax(dim=0)))
 
 
-def read(observation: Observation, *, sent: bool = False, together: bool = False) -> Iterator[Traffic]:
+def read(observation: Observation, *, together: bool = False) -> Iterator[Traffic]:
     """One `Traffic` for each round that has messages.
 
     Args:
-        sent: whether to ask the defense which coordinates each message reveals (one slope of its likelihood per
-            message).
         together: whether to replace the messages of a round by their mean, weighted by their senders' samples, as an
             adversary that sees only the aggregate does.
 
@@ -207,39 +164,29 @@ def read(observation: Observation, *, sent: bool = False, together: bool = False
         )
     for observed in observation.observed_rounds:
         if observed.messages:
-            yield _read_round(observation, observed, sent, together)
+            yield _read_round(observation, observed, together)
 
 
-def _read_round(observation: Observation, observed: ObservedRound, sent: bool, together: bool) -> Traffic:
+def _read_round(observation: Observation, observed: ObservedRound, together: bool) -> Traffic:
     """Read one round; the candidates' gradients are computed in chunks and not kept."""
     assert observation.candidates is not None
     messages, params = observed.messages, observed.model.params
     received = _finite_rows(received_gradients(observation, observed, numbers=True).to(params.dtype))
-    known = _sent_coordinates(observation, observed, received) if sent else None
-    weight = torch.tensor([weight_of(observation.setting, message) for message in messages], dtype=torch.float64)
-    chance = torch.tensor([chance_of(message) for message in messages], dtype=torch.float64)
     if together:
         samples = torch.tensor([float(_samples(message)) for message in messages], dtype=torch.float64)
-        share = samples / samples.sum()
-        received = (share.to(received.dtype) @ received)[None]
-        known = None if known is None else known.any(dim=0, keepdim=True)
-        weight, chance = (share @ (weight * share))[None], (share @ chance)[None]
-    mask = None if known is None or bool(known.all()) else known.to(received.dtype).T
+        received = ((samples / samples.sum()).to(received.dtype) @ received)[None]
     x, y = observation.candidates
     labels = targets_of(observation.task, y, params.dtype)
     columns = []
     for images, rows in zip(torch.split(x, _CHUNK), torch.split(labels, _CHUNK), strict=True):
         with torch.no_grad():
             each = _finite_rows(gradients(observation.task, params, images[:, None], rows[:, None]))
-            whole = each.square().sum(dim=1, keepdim=True)
-            over = whole.expand(-1, len(received)) if mask is None else each.square() @ mask
-            columns.append(torch.cat([whole, each @ received.T, over], dim=1).double())
-    squares, products, over = torch.split(torch.cat(columns).T, [1, len(received), len(received)])
-    whole, over, clip = squares[0].sqrt(), over.sqrt(), observation.defense.local.clip
+            columns.append(torch.cat([each.square().sum(dim=1, keepdim=True), each @ received.T], dim=1).double())
+    squares, *products = torch.cat(columns).T
+    whole, clip = squares.sqrt(), observation.defense.local.clip
     scale = torch.ones_like(whole) if clip is None else clip / whole.clamp(min=clip)
     senders = (-1,) if together else tuple(message.sender.number for message in messages)
-    length = received.double().norm(dim=1)
-    return Traffic(senders, scale * products, length, scale * whole, scale * over, weight, chance)
+    return Traffic(senders, scale * torch.stack(products), received.double().norm(dim=1), scale * whole)
 
 
 def _finite_rows(vectors: Tensor) -> Tensor:
@@ -262,29 +209,3 @@ def weight_of(setting: Setting, message: Message) -> float:
 def chance_of(message: Message) -> float:
     """The share of the senders' records that a message was computed from."""
     return min(1.0, max(1, message.images) / max(1, _samples(message)))
-
-
-def _sent_coordinates(observation: Observation, observed: ObservedRound, received: Tensor) -> Tensor:
-    """[k, d] bool: the coordinates on which each message's likelihood depends at a small update; if none, all.
-
-    A coordinate whose estimate is zero may still be revealed: a pixel that is dark in all of a client's images is
-    evidence against a record in which this pixel is bright.
-    """
-    setting, state, d = observation.setting, observed.model.state, received.shape[1]
-    known = torch.ones_like(received, dtype=torch.bool)
-    for row, message in enumerate(observed.messages):
-        try:
-            given = [message.wire], links_of(setting, [message])
-            likelihood = likelihood_of(observation.defense, state, *given)
-        except NoLikelihood:
-            return known
-        length = 1.0 if setting.sends == "gradient" else observed.lr * message.steps
-        size = _PROBE * (float(received[row].norm()) / math.sqrt(d) * length or 1.0)
-        shape = (1, d) if message.users == 1 else (1, message.users, d)
-        update = torch.full(shape, size, dtype=received.dtype, requires_grad=True)
-        with torch.enable_grad():
-            (slope,) = torch.autograd.grad(likelihood(update).sum(), update)
-        moves = (slope.reshape(-1, d) != 0).any(dim=0)
-        if bool(slope.isfinite().all()) and bool(moves.any()):
-            known[row] = moves
-    return known
