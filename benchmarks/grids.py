@@ -38,8 +38,6 @@ from leakgauge.harness.study.study import Study, load_study
 class Clock:
     """An engine of `slots` on a simulated clock of processor seconds; jobs run one after the other in this process."""
 
-    remembers = False
-
     def __init__(self, context: RunContext, slots: int) -> None:
         self.context, self.slots = context, slots
         self.now = self.spent = 0.0

@@ -48,8 +48,6 @@ from leakgauge.harness.study.engine import Ended
 from leakgauge.harness.study.jobs import perform
 
 class Toy:
-    remembers = False
-
     def __init__(self, place, slots=None):
         self.place, self.slots, self.jobs = place, slots or 1, {}
 

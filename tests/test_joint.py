@@ -1,6 +1,8 @@
-"""Batches across cells: the guesses of each cell alone, and no others' cost twice."""
+"""Batches across cells: every cell has the guesses that it has alone, and its share of the seconds."""
 
 import dataclasses
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,13 +14,15 @@ from leakgauge.attacks.map import MAP
 from leakgauge.harness.core.device import capacity
 from leakgauge.harness.core.errors import NoLikelihood
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.data import default_root
 from leakgauge.harness.federation import registry
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study import attack
-from leakgauge.harness.study.attack import Batches, alike, fits, joined
+from leakgauge.harness.study.attack import alike, joined, run_part
 from leakgauge.harness.study.environment import shipped
-from leakgauge.harness.study.jobs import Job, family
+from leakgauge.harness.study.jobs import Job, RunContext, family, named
+from leakgauge.harness.study.prepare import StoredTraining, attack_key, observe_stored
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import resolve
 from tests.by_rows import by_rows
@@ -60,7 +64,6 @@ def test_in_a_batch_every_victim_has_the_guess_of_its_own_cell(attack, changes):
     # in single precision, a search carries differences of last digits on to other inputs
     seens = [seen.double() for seen in observations(**changes)]
     for other in seens:
-        assert fits(seens[0], other.defense)
         assert alike(seens[0], other)
     alone = [guess for seen in seens for guess in attack.run(seen, Key(1)).guesses]
     for one, other in zip(alone, attack.run(joined(seens), Key(1)).guesses, strict=True):
@@ -78,67 +81,19 @@ def test_a_batch_shows_nothing_that_only_one_federation_has():
 
 
 def test_other_rules_of_training_sums_and_other_parameters_do_not_join():
-    none, private, other = (
-        make(defense=registry.build("defense", name, {}), n=2, task=MLP).seen for name in ("none", "dp-sgd", "none")
+    none, other, private, quiet, summing = (
+        make(defense=registry.build("defense", name, {}), n=2, task=MLP).seen
+        for name in ("none", "none", "dp-sgd", "udp", "ota")
     )
-    assert not fits(none, private.defense)
-    quiet = registry.build("defense", "udp", {})
-    assert quiet.step_noise(none.setting) == 0.0
-    assert not fits(none, quiet)
-    assert not fits(none, registry.build("defense", "ota", {}))
     assert alike(none, other)
+    assert not alike(none, private)
+    assert quiet.defense.step_noise(none.setting) == 0.0
+    assert not alike(none, quiet)
+    assert not alike(none, summing)
     params = other.model.params.clone()
     params[0] += 1e-6
     assert not alike(none, dataclasses.replace(other, model=other.model._replace(params=params)))
     assert not alike(none, dataclasses.replace(other, later=other.observed_rounds))
-
-
-def test_no_batch_has_more_victims_than_fit():
-    seens, looked, found = observations(task=MLP), [], Batches()
-
-    def look(number):
-        looked.append(number)
-        return seens[number]
-
-    others = [(str(number), lambda number=number: look(number)) for number in range(1, len(seens))]
-    attack = InvertingGradients(evaluations=2, labels="given")
-    assert found.search(attack, Key(1), ("0", seens[0]), others, size=3) is None
-    assert not looked
-    guesses, elsewhere = found.search(attack, Key(1), ("0", seens[0]), others, size=7)
-    assert looked == [1, 2]
-    assert len(guesses.guesses) == 2
-    share = found.guesses.pop("1")[1]
-    assert share > 0
-    assert elsewhere == pytest.approx(-2 * share)  # spent for two others
-    assert found.guesses.keys() == {"2"}
-
-
-def test_a_cell_that_cannot_be_observed_does_not_join():
-    seens, found = observations(task=MLP), Batches()
-
-    def lost():
-        raise OSError("its training is gone")
-
-    others = [("lost", lost), ("2", lambda: seens[2])]
-    guesses, _ = found.search(InvertingGradients(evaluations=2), Key(1), ("0", seens[0]), others, size=100)
-    assert len(guesses.guesses) == 2
-    assert found.guesses.keys() == {"2"}
-
-
-@pytest.mark.parametrize("error", [NoLikelihood, KeyError])
-def test_if_one_cell_of_a_batch_fails_each_is_attacked_alone(error):
-    class Silent(type(registry.build("defense", "laplace", {}))):
-        def likelihood(self, state, received, links):
-            raise error("states none")
-
-    seens, found = observations(task=MLP), Batches()
-    broken = dataclasses.replace(seens[1], defense=Silent())
-    tries = []
-    others = [("broken", lambda: tries.append(1) or broken), ("2", lambda: tries.append(2) or seens[2])]
-    attack = MAP(evaluations=2, warm=0, labels="given")
-    assert found.search(attack, Key(1), ("0", seens[0]), others, size=100) is None
-    assert found.search(attack, Key(1), ("2", seens[2]), others, size=100) is None
-    assert tries == [1, 2]
 
 
 FEDERATION = {"clients": 2, "rounds": 2, "samples": 20, "algorithm": "fedsgd", "batch": 1, "test_samples": 20}
@@ -147,6 +102,73 @@ ATTACKS = [
     {"name": "map", "evaluations": 20, "warm": 0, "target": {"count": 2, "batch": 1}},
     {"name": "inverting-gradients", "evaluations": 8, "target": {"round": 1, "count": 2, "batch": 1}},
 ]
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """The context of a run, and its four cells."""
+    made = resolve(study_table(FEDERATION, NAMED, ATTACKS[:1], threats=["server+labels"], limit=False))
+    run_study(made, tmp_path, workers=0)
+    return RunContext(tmp_path, default_root()), made.cells
+
+
+def searched(context, cells):
+    """The guesses of the cells that a job attacks in batches, by defense."""
+    job = Job("search", cells[0].training, tuple(cells), (0, 2))
+    run_part(job, context)
+    found = {}
+    for name, cell in zip(job.writes, cells, strict=True):
+        code = context.store.examine(context.store.cell(cell.id)).code
+        found[cell.training.defense.name] = context.store.read_part(Path(name).name, code)
+    return {name: arrays for name, arrays in found.items() if arrays is not None}
+
+
+def test_cells_that_do_not_fit_have_no_guesses_and_the_others_have_their_own(stored):
+    context, cells = stored
+    found = searched(context, cells)
+    assert [*found] == ["none", "gaussian", "laplace+sdq"]  # `dp-sgd` trains otherwise
+    alone = observe_stored(StoredTraining.of(cells[2].training, context), cells[2].threat, cells[2].target, "cpu")[0]
+    key = attack_key(cells[2].training.seed, cells[2].attack, cells[2].target)
+    guesses = registry.build_attack(cells[2].attack).run(alone, key).guesses
+    for number, guess in enumerate(guesses):
+        close = torch.from_numpy(found["laplace+sdq"][f"x {number}"])
+        torch.testing.assert_close(close, guess.x, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize(("size", "batches"), [(7, [6]), (5, [4]), (4, [4]), (3, [])])
+def test_no_batch_has_more_victims_than_fit_and_no_cell_is_a_batch(stored, size, batches, monkeypatch):
+    context, cells = stored
+    runs, run = [], MAP.run
+    monkeypatch.setattr(MAP, "run", lambda self, seen, key: runs.append(len(seen.messages)) or run(self, seen, key))
+    monkeypatch.setattr(attack, "at_once", lambda *_: size)
+    assert len(searched(context, cells)) == sum(batches) / 2
+    assert runs == batches
+
+
+def test_a_cell_that_cannot_be_observed_does_not_join(stored):
+    context, cells = stored
+    shutil.rmtree(context.store.training(cells[1].training.id))
+    assert [*searched(context, cells)] == ["none", "laplace+sdq"]
+
+
+@pytest.mark.parametrize("error", [NoLikelihood, KeyError])
+def test_if_one_cell_of_a_batch_fails_no_cell_has_guesses(stored, error, monkeypatch):
+    context, cells = stored
+
+    def likelihood(self, state, received, links):
+        raise error("states none")
+
+    monkeypatch.setattr(type(registry.build("defense", "gaussian", {})), "likelihood", likelihood)
+    assert not searched(context, cells)
+
+
+def test_the_seconds_of_a_batch_are_shared_among_its_cells(stored):
+    context, cells = stored
+    searched(context, cells)
+    parts = [context.store.part(named(cell.id, range(2))) for cell in cells[:3]]
+    first, *others = (context.store.seconds(part) for part in parts)
+    assert first > 0
+    assert others == [first, first]
 
 
 @pytest.mark.parametrize("room", [True, False])
@@ -188,26 +210,31 @@ def test_cells_share_a_batch_only_for_the_same_victims_of_the_first_model():
         assert [cell.training.defense.name for cell in cells] == ["none", "laplace"]
 
 
-def test_with_batches_all_trainings_run_first_and_an_attack_knows_the_others(tmp_path):
+def test_with_batches_all_trainings_run_first_and_one_search_serves_all_alike(tmp_path):
     made = resolve(study_table(FEDERATION, NAMED, ATTACKS, threats=["server+labels"], limit=False))
     engine, progress = simulate(tmp_path, made.cells, 1, lambda job: 1.0, batches=True)
     kinds = [job.kind for _, _, job in engine.log]
-    assert kinds == ["training"] * 4 + ["attack"] * 8
+    assert kinds[:4] == ["training"] * 4
+    assert sorted(kinds[4:]) == ["attack"] * 8 + ["search"]
     assert progress.done == 8
-    batched = {name: [] for name in ("map", "inverting-gradients")}
-    for _, _, job in engine.log:
-        if job.kind == "attack":
-            batched[job.cells[0].attack.name].append(len(job.batched))
-            assert job.cells[0] not in job.batched
-    assert batched == {"map": [3, 2, 1, 0], "inverting-gradients": [0] * 4}
+    (search,) = (job for _, _, job in engine.log if job.kind == "search")
+    assert [cell.attack.name for cell in search.cells] == ["map"] * 4
+    assert search.reads == tuple(f"trainings/{cell.training.id}" for cell in search.cells)
+    after = [job for _, _, job in engine.log[kinds.index("search") :] if job.kind == "attack" and job.parts]
+    assert sorted(job.parts[0] for job in after) == sorted(Path(name).name for name in search.writes)
     engine, _ = simulate(tmp_path, made.cells, 1, lambda job: 1.0)
-    assert not any(job.batched for _, _, job in engine.log)
+    assert {job.kind for _, _, job in engine.log} == {"training", "attack"}
 
 
-def test_a_job_reads_the_trainings_of_the_cells_beside_it():
-    first, second = resolve(study_table(FEDERATION, ["none", "laplace"], ATTACKS[:1], threats=["server+labels"])).cells
-    job = Job("attack", first.training, (first,), batched=(second,))
-    assert job.reads == (f"trainings/{first.training.id}", f"trainings/{second.training.id}")
+def test_if_a_batch_loses_its_workers_each_cell_is_attacked_alone(tmp_path):
+    made = resolve(study_table(FEDERATION, NAMED, ATTACKS[:1], threats=["server+labels"], limit=False))
+    deaths = {tuple(f"parts/{named(cell.id, range(2))}" for cell in made.cells): 3}
+    engine, progress = simulate(tmp_path, made.cells, 1, lambda job: 1.0, deaths, batches=True)
+    assert (progress.done, progress.failed) == (4, 0)
+    assert [job.kind for _, _, job in engine.log].count("search") == 3
+
+
+def test_a_device_without_a_known_memory_holds_a_quarter_of_a_gigabyte():
     assert capacity(DEVICE) == 2**28
 
 

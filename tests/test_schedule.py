@@ -111,7 +111,7 @@ def test_other_attacks_stay_with_the_worker_that_ran_their_training(tmp_path):
 
 def test_a_job_is_done_again_after_its_worker_died_and_fails_after_three(tmp_path):
     asked = study(defenses=[{"name": "none"}]).cells
-    training, first, second = (f"trainings/{asked[0].training.id}", *(f"cells/{cell.id}" for cell in asked[:2]))
+    training, first, second = ((f"trainings/{asked[0].training.id}",), *((f"cells/{cell.id}",) for cell in asked[:2]))
     deaths = {training: 2, first: 2, second: 5}
     engine, progress = simulate(tmp_path, asked, 2, lambda job: 1.0, deaths)
     assert (progress.done, progress.failed, progress.running) == (2, 1, [])
@@ -195,7 +195,7 @@ def test_the_parts_are_really_read(trained):
 class Turns:
     """An engine of three slots in this process, of which the last started goes first; stops after `most` jobs."""
 
-    slots, remembers = 3, False
+    slots = 3
 
     def __init__(self, context, most=None):
         self.context, self.most, self.jobs, self.kinds, self.limits = context, most, {}, [], []
@@ -273,7 +273,7 @@ def test_jobs_name_what_they_read_and_write():
     cell = many().cells[0]
     limit = Job("limit", cell.training, (cell,), (0, 3))
     attack = Job("attack", cell.training, (cell,), parts=(named(limit_id(cell), range(3)),))
-    assert attack.reads == (f"trainings/{cell.training.id}", limit.writes)
-    assert (limit.reads, attack.writes) == ((f"trainings/{cell.training.id}",), f"cells/{cell.id}")
+    assert attack.reads == (f"trainings/{cell.training.id}", *limit.writes)
+    assert (limit.reads, attack.writes) == ((f"trainings/{cell.training.id}",), (f"cells/{cell.id}",))
     assert Pace({}).expected(limit) > 0
-    assert victims_of(limit.writes) == range(3)
+    assert victims_of(limit.writes[0]) == range(3)

@@ -1,10 +1,10 @@
 """Attacks one cell of a stored training, scores the guesses, and stores the result.
 
-A long search, or a long limit of the target, is done in parts. On an accelerator, a search takes about as long for a
-hundred victims as for one, so several cells are one batch. The victims of a batch need the same parameters: its cells
-attack the common first model, with the same seed, model, data and federation, and their defenses differ. Every attack
-that searches victims in groups takes such a batch, because each message's sender tells the defense and the state behind
-the message.
+A long search, or a long limit of the target, is done in parts (see `jobs`). On an accelerator, a search takes about as
+long for a hundred victims as for one, so a part may have the victims of several cells. These need the same parameters:
+the cells attack the common first model, with the same seed, model, data and federation, and their defenses differ.
+Every attack that searches victims in groups takes such a batch, because each message's sender tells the defense and the
+state behind the message.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -58,7 +58,7 @@ from leakgauge.harness.federation.observe import TrainedFederation, Truth
 from leakgauge.harness.learn.prior import GaussianPrior, gaussian_prior
 from leakgauge.harness.study.environment import code_behind, environment, shipped
 from leakgauge.harness.study.flags import cell_flags, notice_flag, promise_flags
-from leakgauge.harness.study.jobs import Job, RunContext, groups, limit_id, victims_of
+from leakgauge.harness.study.jobs import Job, RunContext, groups, limit_id, named, victims_of
 from leakgauge.harness.study.prepare import StoredTraining, attack_key, claimed, observe_stored
 from leakgauge.harness.study.score import (
     score_labels,
@@ -103,7 +103,7 @@ class BatchedCells(Wrapper[Any, Any]):
 
     @property
     def wrapped(self) -> Defense[Any, Any]:
-        """The first defense; only what `fits` compares is delegated to it."""
+        """The first defense; only what `alike` compares is delegated to it."""
         return self.each[0]
 
     def encode(self, state: Any, memory: Any, update: Vector, link: Link, private: Key) -> tuple[bytes, Any]:
@@ -175,92 +175,23 @@ def joined(observations: Sequence[Observation]) -> Observation:
     )
 
 
-def fits(observation: Observation, defense: Defense[Any, Any]) -> bool:
-    """Whether a federation with this defense may share a batch with an observation."""
-    ours, setting = observation.defense, observation.setting
-    return (
-        not (ours.superposes or defense.superposes)
-        and ours.local == defense.local
-        and ours.step_noise(setting) == defense.step_noise(setting)
-    )
-
-
 def alike(observation: Observation, other: Observation) -> bool:
-    """Whether two observations of one attack, target and adversary have the same setting and parameters."""
+    """Whether victims of two observations of one attack, target and adversary may share a batch."""
+    ours, defense, setting = observation.defense, other.defense, observation.setting
     return (
         observation.model is not None
         and other.model is not None
         and not (observation.later or other.later)
-        and (observation.setting, observation.lr) == (other.setting, other.lr)
+        and not (ours.superposes or defense.superposes)
+        and ours.local == defense.local
+        and (setting, observation.lr) == (other.setting, other.lr)
+        and ours.step_noise(setting) == defense.step_noise(setting)
         and torch.equal(observation.model.params, other.model.params)
     )
 
 
 Split = Reconstruction | Named
 """What is found victim by victim."""
-
-Guesses = tuple[Reconstruction, float]
-"""The guesses for a cell, and the seconds spent for it by other jobs, less those spent by its own for others."""
-
-
-class Batches:
-    """Searches cells in batches; `guesses` has those of cells whose jobs have not asked for them yet, by name."""
-
-    def __init__(self) -> None:
-        self.guesses: dict[Hashable, Guesses] = {}
-        self._alone: set[Hashable] = set()
-
-    def search(
-        self,
-        attack: Attack,
-        key: Key,
-        own: tuple[Hashable, Observation],
-        others: Iterable[tuple[Hashable, Callable[[], Observation]]],
-        size: int,
-    ) -> Guesses | None:
-        """Attack a cell with others in one batch, and return its guesses; the other cells' guesses are kept.
-
-        Args:
-            own, others: the name and the observation of the cell and of cells whose defenses fit; those that are not
-                alike are left out.
-            size: the most victims of a batch.
-
-        Returns:
-            None: no other cell joins, or the attack fails; each cell is then attacked alone.
-        """
-        name, ours = own
-        if name in self._alone or ours.messages is None or ours.task.columns:
-            return None
-        start, batch, victims = time.perf_counter(), {name: ours}, len(ours.messages)
-        for other, look in others:
-            if victims + len(ours.messages) > size:
-                break
-            if other in self.guesses or other in self._alone:
-                continue
-            try:
-                observation = look()
-            except Exception:  # its own job reports the error
-                self._alone.add(other)
-                continue
-            if observation.messages is not None and alike(ours, observation):
-                batch[other] = observation
-                victims += len(observation.messages)
-        if len(batch) == 1:
-            return None
-        try:
-            result = attack.run(joined(list(batch.values())), key)
-        except Exception:  # of one defense, whose own job reports it, or of the memory
-            self._alone.update(batch)
-            return None
-        assert isinstance(result, Reconstruction)  # only reconstructions have groups
-        guesses, seconds = iter(result.guesses), (time.perf_counter() - start) / len(batch)
-        for each, observation in batch.items():
-            share = tuple(itertools.islice(guesses, len(observation.messages or ())))
-            self.guesses[each] = Reconstruction(share, result.prior), seconds
-        return self.guesses.pop(name)[0], seconds * (1 - len(batch))
-
-
-_BATCHES = Batches()  # what this process found for cells whose jobs have not come yet
 
 
 class Bounds(NamedTuple):
@@ -331,13 +262,11 @@ def to_limits(arrays: Arrays, prior: GaussianPrior) -> list[Limit]:
     return known
 
 
-def run_attack(cell: Cell, context: RunContext, parts: Sequence[str] = (), batched: Sequence[Cell] = ()) -> Result:
+def run_attack(cell: Cell, context: RunContext, parts: Sequence[str] = ()) -> Result:
     """Attack one cell of a stored training, score it, and store the result.
 
     Args:
         parts: names of stored parts of the attack and of its limit; missing victims are computed.
-        batched: cells of stored trainings whose victims may be searched in the same batch; for their own attacks, this
-            process keeps what it finds.
     """
     start, store = time.perf_counter(), context.store
     stored = StoredTraining.of(cell.training, context)
@@ -347,8 +276,7 @@ def run_attack(cell: Cell, context: RunContext, parts: Sequence[str] = (), batch
 
     searched = {name: store.read_part(name, code) for name in parts if name.startswith(cell.id)}
     known = [(victims_of(name), to_parts(arrays)) for name, arrays in searched.items() if arrays is not None]
-    batch = _in_batch(cell, observation, batched, context) if context.device != "cpu" and not known else None
-    answer, elsewhere = (_search(cell, observation, known), 0.0) if batch is None else batch
+    answer = _search(cell, observation, known)
 
     bounds = bounds_of(cell, context, parts) if cell.limit and isinstance(answer, Reconstruction) else None
     estimates, arrays = scored(answer, truth, bounds, federation.task.columns)
@@ -376,12 +304,15 @@ def run_attack(cell: Cell, context: RunContext, parts: Sequence[str] = (), batch
     execution = Execution(context.device, torch.get_num_threads(), federation.engine)
     result = Result(cell, execution, environment(), estimates, flags, fingerprint(content, 64))
     spent = sum(store.seconds(store.part(name)) or 0.0 for name in searched)
-    store.write_result(result, arrays, spent + elsewhere + time.perf_counter() - start, code)
+    store.write_result(result, arrays, spent + time.perf_counter() - start, code)
     return result
 
 
 def run_part(job: Job, context: RunContext) -> None:
-    """Search some victims of a cell in whole groups, or compute their limit, as the job says, and store the result."""
+    """Search some victims of cells in whole groups, or compute their limit, as the job says, and store the result."""
+    if len(job.cells) > 1:
+        _run_batches(job, context)
+        return
     start, (cell,) = time.perf_counter(), job.cells
     stored = StoredTraining.of(cell.training, context)
     observation, truth = observe_stored(stored, cell.threat, cell.target, context.device)
@@ -392,7 +323,7 @@ def run_part(job: Job, context: RunContext) -> None:
         assert isinstance(answer, Split)  # only these are split
         arrays = of_parts(answer)
     code = code_behind(context.store, cell.training, cell.attack if job.kind == "search" else None, cell.threat)
-    context.store.write_part(Path(job.writes).name, arrays, time.perf_counter() - start, code)
+    context.store.write_part(Path(job.writes[0]).name, arrays, time.perf_counter() - start, code)
 
 
 def _search(
@@ -400,7 +331,7 @@ def _search(
 ) -> Answer:
     """The result of a cell's attack, group by group; victims with known results are not attacked again."""
     attack = registry.build_attack(cell.attack)
-    key = attack_key(cell.training.seed, cell.attack, cell.target)
+    key = _key(cell)
     size = at_once(attack, observation)
     if size is None or cell.target.whole or observation.messages is None:
         return attack.run(observation, key)
@@ -416,6 +347,10 @@ def _search(
     return type(parts[-1][1])(results, parts[-1][1][1])  # type: ignore[arg-type]  # prior, or exact
 
 
+def _key(cell: Cell) -> Key:
+    return attack_key(cell.training.seed, cell.attack, cell.target)
+
+
 def at_once(attack: Attack, observation: Observation) -> int | None:
     """How many victims an attack takes at once; None: all."""
     size = attack.at_once(observation.setting.dim)
@@ -424,31 +359,41 @@ def at_once(attack: Attack, observation: Observation) -> int | None:
     return max(size, capacity(torch.device(observation.device)) // (_COPIES * observation.setting.dim + _STATE))
 
 
-def _in_batch(cell: Cell, observation: Observation, batched: Sequence[Cell], context: RunContext) -> Guesses | None:
-    """The guesses for a cell that is searched in a batch with others, now or before; None: it is searched alone."""
+def _run_batches(job: Job, context: RunContext) -> None:
+    """Search the victims of cells together, as many at once as the device holds, and store the guesses of each cell.
 
-    def name(of: Cell) -> tuple[str, StoredTraining]:
-        return of.id, StoredTraining.of(of.training, context)
-
-    def observe(of: Cell) -> Observation:
-        return observe_stored(StoredTraining.of(of.training, context), of.threat, of.target, observation.device)[0]
-
-    if (before := _BATCHES.guesses.pop(name(cell), None)) is not None:
-        return before
-    attack = registry.build_attack(cell.attack)
-    size = at_once(attack, observation)
+    There are no guesses for a cell that does not fit, or whose batch fails: it is attacked alone, and reports errors.
+    """
+    first, start, joining = job.cells[0], time.perf_counter(), list[tuple[Cell, Observation]]()
     # a user's attack may ask a defense for what a batch does not have, and a user's defense may need the CPU
-    ours = shipped("attack", cell.attack.name) and shipped("defense", cell.training.defense.name)
-    if not (batched and size and ours):
-        return None
-    others = (
-        (name(other), functools.partial(observe, other))
-        for other in batched
-        if shipped("defense", other.training.defense.name)
-        if fits(observation, registry.build_defense(other.training.defense))
-    )
-    key = attack_key(cell.training.seed, cell.attack, cell.target)
-    return _BATCHES.search(attack, key, (name(cell), observation), others, size)
+    for cell in job.cells if shipped("attack", first.attack.name) else ():
+        if not shipped("defense", cell.training.defense.name):
+            continue
+        try:
+            stored = StoredTraining.of(cell.training, context)
+            seen, _ = observe_stored(stored, cell.threat, cell.target, context.device)
+        except Exception:  # its own attack reports the error
+            continue
+        if seen.messages is not None and not seen.task.columns and alike(joining[0][1] if joining else seen, seen):
+            joining.append((cell, seen))
+    if not joining:
+        return
+    attack, count = registry.build_attack(first.attack), len(job.victims)
+    size = at_once(attack, joining[0][1]) or 0
+    for some in groups(range(len(joining)), max(1, size // count)):
+        batch = joining[some.start : some.stop]
+        if len(batch) == 1:
+            continue
+        try:
+            found = attack.run(joined([seen for _, seen in batch]), _key(first))
+        except Exception:  # of one defense, or of the memory
+            continue
+        assert isinstance(found, Reconstruction)  # only these have batches
+        seconds, start = (time.perf_counter() - start) / len(batch), time.perf_counter()
+        for number, (cell, _) in enumerate(batch):
+            own = Reconstruction(found.guesses[number * count : (number + 1) * count], found.prior)
+            code = code_behind(context.store, cell.training, cell.attack, cell.threat)
+            context.store.write_part(named(cell.id, job.victims), of_parts(own), seconds, code)
 
 
 def scored(

@@ -316,14 +316,14 @@ class Pace:
         if job.trains:
             turns = spec.federation.rounds * _participants(spec.federation) * (spec.federation.local_steps or 1)
             return _LEAST + larger * _TURN * turns + _TRIAL * spec.audit
-        (cell,) = job.cells
+        cell = job.cells[0]
         if job.kind == "limit":
             return _LEAST + larger * _LIMIT * len(job.victims)
         if _joins(job):
             return _LEAST * len(job.parts)
         given = {name: float(value) for name, value in cell.attack.parameters.items() if isinstance(value, int)}
         steps = given.get("evaluations", 1.0) * given.get("restarts", 1.0) * cell.target.rounds * cell.target.batch
-        each = _EVALUATION * steps * (1 if cell.target.whole else len(job.victims))
+        each = _EVALUATION * steps * (1 if cell.target.whole else len(job.victims) * len(job.cells))
         return _LEAST + larger * (each + _SHADOW * given.get("shadows", 0.0) + _EVALUATION * given.get("samples", 0.0))
 
 

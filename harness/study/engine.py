@@ -56,16 +56,13 @@ Event = Started | Ended | Died
 class Engine(Protocol):
     """Runs jobs, one per slot.
 
-    A job reads the folders `Job.reads` of the store at `RunContext.folder`, and writes `Job.writes` there. `perform`
+    A job reads the folders `Job.reads` of the store at `RunContext.folder`, and writes `Job.writes` there; parts of a
+    search for several cells may be missing. `perform`
     does this for workers that can access the folder; for other workers, the engine copies the files, before `Ended`.
 
     Attributes:
         slots: how many jobs run at a time; may change between two calls of `wait`.
-        remembers: whether with one slot all jobs run in one process of this machine, so that an attack may leave in its
-            memory what it found for later ones.
     """
-
-    remembers: bool
 
     @property
     def slots(self) -> int:
@@ -156,7 +153,7 @@ def resident(process: int) -> float | None:
 class Here:
     """The engine with one slot in this process; its job cannot be killed."""
 
-    slots, remembers = 1, True
+    slots = 1
 
     def __init__(self, context: RunContext) -> None:
         self.context = context

@@ -1,6 +1,7 @@
 """The jobs of a study: what each reads and writes, how a process does it, and how a long job is split.
 
-The groups of victims of a split do not depend on the worker.
+The unit of work of attacks is some victims of a cell: processes, nodes and batches on a GPU all take such parts, which
+the attack of the cell joins. The groups of victims of a split do not depend on the worker.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ class Job(NamedTuple):
     Attributes:
         kind: `training`; `trial`: a training without attacks, for a goal; `attack`: the attack on a cell, its score and
             its result; `search`, `limit`: an attack's guesses for some victims, or their limit, which attacks read.
-        cells: the cells that need the training; for a trial, the cells that determine the kept rounds; else one cell.
+        cells: the cells that need the training; for a trial, the cells that determine the kept rounds; for a search on
+            an accelerator, all cells of one family; else one cell.
         part: the victims of a search or a limit: the first, and the end.
         parts: the parts that an attack reads.
-        batched: cells whose victims an attack on an accelerator may search in the same batch.
     """
 
     kind: Literal["training", "trial", "attack", "search", "limit"]
@@ -35,7 +36,6 @@ class Job(NamedTuple):
     cells: tuple[Cell, ...]
     part: tuple[int, int] = (0, 0)
     parts: tuple[str, ...] = ()
-    batched: tuple[Cell, ...] = ()
 
     @property
     def trains(self) -> bool:
@@ -53,24 +53,27 @@ class Job(NamedTuple):
         if self.trains:
             return f"{self.kind} of {part_text(self.training.defense)}, seed {self.training.seed}"
         about = cell_text(self.cells[0])
-        return about if self.kind == "attack" else f"{self.kind}, victims {self.part[0]} to {self.part[1] - 1}: {about}"
+        if self.kind == "attack":
+            return about
+        others = f" and {len(self.cells) - 1} other cells" if len(self.cells) > 1 else ""
+        return f"{self.kind}, victims {self.part[0]} to {self.part[1] - 1}: {about}{others}"
 
     @property
     def reads(self) -> tuple[str, ...]:
         """The folders that the job reads, relative to the store; they are finished when the job starts."""
         parts = tuple(f"parts/{name}" for name in self.parts)
-        trainings = (f"trainings/{spec.id}" for spec in (self.training, *(cell.training for cell in self.batched)))
+        trainings = dict.fromkeys(f"trainings/{cell.training.id}" for cell in self.cells)
         return () if self.trains else (*trainings, *parts)
 
     @property
-    def writes(self) -> str:
-        """The only folder that the job writes, relative to the store."""
+    def writes(self) -> tuple[str, ...]:
+        """The folders that only this job writes, relative to the store."""
         if self.trains:
-            return f"trainings/{self.training.id}"
-        (cell,) = self.cells
+            return (f"trainings/{self.training.id}",)
         if self.kind == "attack":
-            return f"cells/{cell.id}"
-        return f"parts/{named(cell.id if self.kind == 'search' else limit_id(cell), self.victims)}"
+            return (f"cells/{self.cells[0].id}",)
+        wholes = (cell.id if self.kind == "search" else limit_id(cell) for cell in self.cells)
+        return tuple(f"parts/{named(whole, self.victims)}" for whole in wholes)
 
 
 class RunContext(NamedTuple):
@@ -108,7 +111,7 @@ def perform(job: Job, context: RunContext) -> Outcome:
             last = run_training(job.training, keep_for(job.cells), context).evaluations[-1]
             headline = f"loss {last.loss:.3f}" if last.accuracy is None else f"accuracy {last.accuracy:.3f}"
         elif job.kind == "attack":
-            first = run_attack(job.cells[0], context, job.parts, job.batched).estimates[0]
+            first = run_attack(job.cells[0], context, job.parts).estimates[0]
             headline = f"{first.name} {'n/a' if first.value is None else format(first.value, '.3f')}"
         else:
             run_part(job, context)

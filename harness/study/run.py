@@ -52,8 +52,7 @@ class _Session:
     def work(self, total: int, finished: Collection[str], listen: Listener, jobs: list[Job]) -> None:
         """Do all jobs, except attacks on the `finished` cells."""
         slots = self.engine.slots
-        # one process finds the guesses and uses them later; a limit is for one cell
-        batches = self.context.device != "cpu" and slots == 1 and self.engine.remembers and self.limits == NO_LIMITS
+        batches = self.context.device != "cpu" and slots == 1 and self.limits == NO_LIMITS  # a limit is for one cell
         progress = Progress(total=total, skipped=len(finished), workers=slots, notes=self.notes)
         listen(progress, None)
         schedule = Schedule(

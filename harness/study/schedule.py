@@ -93,7 +93,7 @@ class Schedule:
         finished: the ids of the cells that need no attack.
         pace: the expected time of jobs.
         slots: how many jobs run at a time; with one slot nothing is split, else into at most 2 * slots parts.
-        batches: whether an attack may search the victims of other cells, too. All trainings then run first.
+        batches: whether one search may take the victims of several cells. All trainings then run first.
     """
 
     def __init__(
@@ -110,10 +110,10 @@ class Schedule:
     ) -> None:
         self.store, self.progress, self.listen = store, progress, listen
         self.finished, self.pace, self.slots, self.batches = finished, pace, slots, batches
-        self.relatives: dict[Hashable, list[_Task]] = {}  # the attacks that a batch may join, by what they share
+        self.relatives: dict[Hashable, list[_Task]] = {}  # the attacks that one search may serve, by what they share
         self.heap: list[tuple[float, int, _Task]] = []  # tasks that may start, the longest chain first
         self.families: dict[str, list[tuple[float, int, _Task]]] = {}  # the attacks in the heap, by training
-        self.open: dict[str, _Task] = {}  # tasks that have not ended, by the folder that they write
+        self.open: dict[tuple[str, ...], _Task] = {}  # tasks that have not ended, by the folders that they write
         self.parts: dict[str, dict[str, _Task]] = {}  # parts that have not ended, by their whole and by name
         self.users: dict[str, int] = {}  # attacks that still read a limit
         self.has: dict[int, str] = {}  # the training that a slot's worker has in memory
@@ -130,10 +130,6 @@ class Schedule:
                 continue
             task.taken = True
             self.has[slot] = task.job.training.id
-            if task.job.kind == "attack":
-                relatives = self.relatives.get(family(task.job.cells[0]), ())
-                free = (other.job.cells[0] for other in relatives if not (other.taken or other.waits))
-                task.job = task.job._replace(batched=tuple(free))
             return task.job
         return None
 
@@ -179,7 +175,7 @@ class Schedule:
 
     def _failed(self, task: _Task, outcome: Outcome) -> Outcome:
         job, cells = task.job, list[Cell]()
-        if job.kind == "limit":  # each attack computes the limit by itself
+        if job.kind == "limit" or len(job.cells) > 1:  # each attack does it by itself
             return self._succeeded(task, outcome)
         if job.kind == "attack":
             cells = list(job.cells)
@@ -225,13 +221,12 @@ class Schedule:
             self.relatives.setdefault(common, []).append(attack)
         return attack
 
-    def _close(self, writes: str) -> _Task | None:
+    def _close(self, writes: tuple[str, ...]) -> _Task | None:
         """Remove a task and return it; None if it was already removed."""
         task = self.open.pop(writes, None)
         if task is not None:
             self.left -= task.cost
-            if task.job.kind in ("search", "limit"):
-                name = writes.removeprefix("parts/")
+            for name in (each.removeprefix("parts/") for each in writes):
                 self.parts.get(name.partition("-")[0], {}).pop(name, None)
         return task
 
@@ -277,10 +272,12 @@ class Schedule:
         job = task.job
         if job.kind != "attack" or task.tried:
             return False
+        if self.batches and self._batch(task):
+            return True
         task.tried, cell = True, job.cells[0]
         if cell.target.whole or cell.target.users > 1:
             return False
-        attack, before, parts = registry.build_attack(cell.attack), list[_Task](), list[str]()
+        attack, before, parts = registry.build_attack(cell.attack), list[_Task](), [*job.parts]
         if attack.kind not in ("reconstruction", "lineup"):
             return False
         dim = self.pace.dims.get(job.training.task, 0)
@@ -301,6 +298,24 @@ class Schedule:
         self.open[job.writes] = task
         self.left += task.cost
         return bool(before)
+
+    def _batch(self, task: _Task) -> bool:
+        """Let an attack and all like it wait for one search of their victims; False if there is none, or there was."""
+        cell, dim = task.job.cells[0], self.pace.dims.get(task.job.training.task, 0)
+        ready = [other for other in self.relatives.pop(family(cell), []) if not (other.taken or other.waits)]
+        attack = registry.build_attack(cell.attack)
+        if len(ready) < 2 or attack.kind != "reconstruction" or attack.at_once(max(1, dim)) is None:
+            return False
+        cells, victims = tuple(other.job.cells[0] for other in ready), range(cell.target.count)
+        search = self._add(Job("search", task.job.training, cells, (0, len(victims))))
+        search.then = ready
+        for other, own in zip(ready, cells, strict=True):
+            other.job, other.waits = other.job._replace(parts=(named(own.id, victims),)), 1
+            self.left -= other.cost
+            other.cost = self.pace.expected(other.job)
+            self.left += other.cost
+        self._push(search)
+        return True
 
     def _divide(self, task: _Task, whole: Job, name: str, size: int, before: list[_Task], parts: list[str]) -> None:
         """Let a task use the parts of `whole`: stored parts, and queued and new parts, for which it waits."""
@@ -377,7 +392,7 @@ def supervise(schedule: Schedule, engine: Engine, limits: Limits = NO_LIMITS) ->
         Interrupted: Ctrl-C, SIGTERM or SIGHUP.
     """
     running: dict[int, _Running] = {}
-    deaths = Counter[str]()
+    deaths = Counter[tuple[str, ...]]()
     with deferred_stop() as stopped:
         while not stopped():
             for slot in range(engine.slots):
@@ -401,7 +416,7 @@ def supervise(schedule: Schedule, engine: Engine, limits: Limits = NO_LIMITS) ->
     raise Interrupted
 
 
-def _lost(schedule: Schedule, lost: _Running, death: Died, deaths: Counter[str]) -> None:
+def _lost(schedule: Schedule, lost: _Running, death: Died, deaths: Counter[tuple[str, ...]]) -> None:
     deaths[lost.job.writes] += 1
     if deaths[lost.job.writes] < _LIVES:
         schedule.again(lost.job, death.reason)

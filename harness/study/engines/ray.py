@@ -105,8 +105,8 @@ class _Worker:
 
     def perform(
         self, job: Job, code: str, data: Mapping[str, str], reads: Mapping[str, Any]
-    ) -> tuple[Outcome, dict[str, bytes]]:
-        """Do a job, on one thread; returns also the files of its folder by name, none if the job failed.
+    ) -> tuple[Outcome, dict[str, dict[str, bytes]]]:
+        """Do a job, on one thread; returns also the files of its folders by name, none if the job failed.
 
         Args:
             code, data: the digests of the code that should do the job, and of each data set that the job reads.
@@ -120,9 +120,10 @@ class _Worker:
             self._fetch(name, reference)
         with one_thread():
             outcome = perform(job, self.context)
-        files = {} if outcome.error else {path.name: path.read_bytes() for path in (self.folder / job.writes).iterdir()}
+        wrote = {name: self.folder / name for name in job.writes if not outcome.error and (self.folder / name).exists()}
+        files = {name: {path.name: path.read_bytes() for path in folder.iterdir()} for name, folder in wrote.items()}
         trainings = [name for name in self.has if name.startswith("trainings/")]
-        for name in {job.writes, *self.has} - {*trainings[-_KEPT:]}:
+        for name in {*job.writes, *self.has} - {*trainings[-_KEPT:]}:
             self._drop(name)
         return outcome, files
 
@@ -134,8 +135,7 @@ class _Worker:
         from leakgauge.harness.study.prepare import load_data
 
         try:
-            own = code_of(job.training, *((job.cells[0].attack, job.cells[0].threat) if job.reads else ()))
-            if own != code:
+            if (own := _code(job)) != code:
                 raise self._unfit(f"has code {own} instead of {code}")
             for name, digest in data.items():
                 if (name, digest) not in self.checked and load_data(name, self.context.root).digest != digest:
@@ -158,6 +158,12 @@ class _Worker:
     def _drop(self, name: str) -> None:
         self.has.pop(name, None)
         shutil.rmtree(self.folder / name, ignore_errors=True)
+
+
+def _code(job: Job) -> str:
+    """The digests of the code that should do a job."""
+    attacks = ((cell.training, cell.attack, cell.threat) for cell in job.cells)
+    return " ".join(code_of(*each) for each in attacks) if job.reads else code_of(job.training)
 
 
 class _Gauge:
@@ -204,8 +210,6 @@ class RayEngine:
     Raises:
         StudyError: the cluster does not exist or cannot be used.
     """
-
-    remembers = False
 
     def __init__(self, context: RunContext, address: str | None = None, slots: int | None = None) -> None:
         self.context, self.store, self.private, self.asked = context, context.store, address is None, slots
@@ -322,11 +326,9 @@ class RayEngine:
 
     def _order(self, job: Job) -> tuple[Job, str, dict[str, str], dict[str, Any]]:
         """The arguments of `_Worker.perform`."""
-        cell = job.cells[0] if job.reads else None
-        names = [job.training.task.data, View.parse(cell.threat).other if cell else ""]
-        data = {} if self.private else {name: self._digest(name) for name in names if name}
-        code = code_of(job.training, *((cell.attack, cell.threat) if cell else ()))
-        return job, code, data, {name: self._sent(name) for name in job.reads}
+        other = View.parse(job.cells[0].threat).other if job.reads else ""
+        data = {} if self.private else {name: self._digest(name) for name in (job.training.task.data, other) if name}
+        return job, _code(job), data, {name: self._sent(name) for name in job.reads}
 
     def _digest(self, name: str) -> str:
         from leakgauge.harness.study.prepare import load_data
@@ -349,7 +351,7 @@ class RayEngine:
 
     def _settle(self, actor: _Actor) -> None:
         try:
-            answer: _Where | tuple[Outcome, dict[str, bytes]] = ray.get(actor.pending)
+            answer: _Where | tuple[Outcome, dict[str, dict[str, bytes]]] = ray.get(actor.pending)
         except RayError as error:
             self._lost(actor, error)
             return
@@ -360,9 +362,9 @@ class RayEngine:
         assert slot is not None
         assert job is not None
         actor.slot = actor.job = None
-        outcome, files = answer
-        if files:
-            self.store.receive(self.store.folder / job.writes, files)
+        outcome, folders = answer
+        for name, files in folders.items():
+            self.store.receive(self.store.folder / name, files)
         self.events.append(Ended(slot, outcome))
 
     def _lost(self, actor: _Actor, error: RayError) -> None:

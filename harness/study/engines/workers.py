@@ -43,8 +43,6 @@ class _Worker(NamedTuple):
 class Workers:
     """The engine of worker processes (default one per core); a worker starts with the first job of its slot."""
 
-    remembers = True
-
     def __init__(self, context: RunContext, slots: int | None = None) -> None:
         self.context, self.slots = context, cores() if slots is None else slots
         self.processes = multiprocessing.get_context("forkserver")
