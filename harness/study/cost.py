@@ -1,9 +1,8 @@
-"""How long jobs take: `estimate` for users, before a study runs, and `Pace` for the schedule, while it runs.
+"""How long jobs take: one forecast, for users before a study runs and for the schedule while it runs.
 
-An estimate runs small versions of the study's own jobs on this machine, and scales their seconds up.
-
-The time of a training is a start, its clients' turns (local steps, message, decoding) and its evaluations. The time of
-an attack is, for each victim, a start and the amount of work. Only the time of an audit is a constant.
+A job's seconds are a sum of sizes, each times a price. `Pace` learns prices from the jobs that ended. `estimate` runs
+small versions of the study's own jobs on this machine, learns from these, and adds up what all jobs are expected to
+take. Only the time of an audit is a constant.
 """
 
 from __future__ import annotations
@@ -11,14 +10,15 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.cell import Cell, FederationSpec, PartSpec, TaskSpec, TrainingSpec
@@ -28,11 +28,11 @@ from leakgauge.harness.core.threads import one_thread
 from leakgauge.harness.federation.loop import Keep, reads_losses
 from leakgauge.harness.federation.registry import build_attack, build_defense
 from leakgauge.harness.federation.small import Federation
-from leakgauge.harness.study.attack import bounds_of, run_attack
+from leakgauge.harness.study.attack import run_attack, run_part
 from leakgauge.harness.study.environment import code_of, environment
 from leakgauge.harness.study.goal import first_try, goal_of
-from leakgauge.harness.study.jobs import Job, RunContext
-from leakgauge.harness.study.prepare import prepare
+from leakgauge.harness.study.jobs import Job, RunContext, limit_id
+from leakgauge.harness.study.prepare import load_data, make_task, prepare
 from leakgauge.harness.study.study import Study
 from leakgauge.harness.study.training import run_training
 
@@ -40,27 +40,31 @@ _AUDIT = 3.5
 """Seconds of an audit in a study; measured: 1 to 10 for the shipped defenses, mean 2 (60 trials) to 4 (300 trials)."""
 
 _TRIES = 6  # trainings of a search for a loss of accuracy besides the last, for each seed; measured mean: 5.7
-_UNKNOWN = 1.0  # seconds of a job if no similar job could be measured
 _LONG = 1.5  # if a small job takes more than these seconds, no larger one is tried
 
 _GOLDEN = 0.6180339887
 """The golden ratio: the fractional parts of its multiples are spread evenly for any number of multiples."""
 
-_CLIENTS, _FEW, _TEST = 8, 3, 100  # size of a small training: participants; rounds and local steps; test samples
+_CLIENTS, _FEW, _MOST, _TEST = 8, 3, 20, 100  # of small trainings: participants, rounds or steps, steps, test samples
 
 _AMOUNTS = {"evaluations": (10, 60), "shadows": (2, 4), "samples": (200, 400)}
 """Parameters of attacks whose work grows with them, with two small values."""
 
-
-_EVALUATION, _SHADOW, _TURN, _TRIAL, _LIMIT, _LEAST = 1e-4, 0.3, 4e-4, 0.01, 0.05, 5e-3
-"""Seconds of an evaluation, a shadow model, a client's turn, a trial of an audit, a victim's limit, and of any job, for
-a model of few parameters, as `Pace` guesses them; measured with a linear model of digits."""
+_START, _TURN, _STEP, _TESTED, _TRIAL = 5e-3, 2e-4, 2e-4, 2e-6, 0.01
+_VICTIM, _LIMIT, _PRICES = 1e-3, 0.05, {"evaluations": 1e-4, "shadows": 0.3, "samples": 1e-4}
+"""Seconds, for a model of few parameters, of any job, a client's turn and its steps, a tested sample and a trial of an
+audit; of a victim, a victim's limit and a unit of an attack's work: prices before any job has ended, measured with a
+linear model of digits."""
 
 _DIM = 2e4  # the number of model parameters at which these seconds double
 
+_TRUST = 0.03
+"""A relative error of a price, against those of the wider kind in proportion, that weighs as much as one of seconds of
+1."""
+
 
 class Cost(NamedTuple):
-    """Seconds on one core. Kinds of jobs that were not measured count like the other kinds.
+    """Seconds on one core; kinds of jobs that were not measured count like wider kinds.
 
     Attributes:
         problem: the first error that kept a job from being measured; empty if only time was missing.
@@ -83,202 +87,135 @@ class Cost(NamedTuple):
         )
 
 
-class _Federation(NamedTuple):
-    """A federation without a defense: setting, numbers of samples, seconds of a short turn, a step, an evaluation."""
+class Size(NamedTuple):
+    """The parameters of a task's model, and its training and test samples."""
 
-    setting: Setting
+    dim: int
     samples: int
     tested: int
-    turn: float
-    step: float
-    evaluation: float
+
+    @classmethod
+    def of(cls, task: TaskSpec, root: Path) -> Size:
+        """The size of a task whose data are in `root`."""
+        data = load_data(task.data, root)
+        return cls(make_task(task, data).layout.dim, len(data.train.y), len(data.test.y))
 
 
-def estimate(study: Study, root: Path, seconds: float = 10.0) -> Cost:
-    """The cost of a study whose data are in `root`; no measurement starts after `seconds`."""
-    trainings = [first_try(spec) for spec in study.trainings]
-    cells = [replace(cell, training=first_try(cell.training)) for cell in study.cells]
-    goals = map(goal_of, (spec.defense for spec in study.trainings))
-    tries = [spec for spec, goal in zip(trainings, goals, strict=True) if goal and goal.accuracy_loss is not None]
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # the disk's time would dominate short jobs
-    with one_thread(), TemporaryDirectory(dir=memory) as folder:  # one thread, as in a worker
-        small = _Rehearsal(RunContext(Path(folder), root), time.monotonic() + seconds)
-        small.measure(trainings, _place, small.federation)
-        small.measure(cells, attacked, small.attack)
-        small.measure(trainings, defended, small.training)
-    kinds = {*map(attacked, cells), *map(defended, trainings)}
-    return Cost(
-        small.total(trainings, defended) + _TRIES * small.total(tries, defended),
-        _AUDIT * sum(spec.audit > 0 for spec in trainings),
-        small.total(cells, attacked),
-        sum(kind in small.prices for kind in kinds),
-        len(kinds),
-        small.problem,
-    )
+Sizes = npt.NDArray[np.float64]
 
 
-class _Rehearsal:
-    """Runs small versions of a study's jobs in a separate store, until a time of `time.monotonic`."""
+class _Ended:
+    """The jobs of a kind that ended: sums over their sizes f, as shares of their seconds s."""
 
-    def __init__(self, context: RunContext, until: float) -> None:
-        self.context, self.until = context, until
-        self.prices: dict[_Kind, Any] = {}  # the price of each kind of job
-        self.problem = ""  # the first error that kept a job from being measured
+    def __init__(self, length: int) -> None:
+        self.squares, self.sums = np.zeros((length, length)), np.zeros(length)  # of f f^T / s^2 and f / s
 
-    def measure(self, jobs: Iterable[Any], kind: Callable[[Any], _Kind], price: Callable[[Any], Any]) -> None:
-        """Measure the middle job of each kind, because the first defense is often none; if it fails, the first."""
-        groups = gathered((kind(job), job) for job in jobs)
-        # multiples of the golden ratio: whenever the time is over, the measured jobs are spread over all kinds
-        for _, (name, group) in sorted(enumerate(groups.items()), key=lambda pair: pair[0] * _GOLDEN % 1):
-            for job in (group[len(group) // 2], group[0]):
-                if name not in self.prices and time.monotonic() < self.until:
-                    try:
-                        self.prices[name] = price(job)
-                    except Exception as error:  # a job may fail in any way; the others are still measured
-                        self.problem = self.problem or str(error).partition("\n")[0] or type(error).__name__
+    def add(self, sizes: Sizes, seconds: float) -> None:
+        """Add a job."""
+        shares = sizes / max(seconds, 1e-6)
+        self.squares += np.outer(shares, shares)
+        self.sums += shares
 
-    def total(self, jobs: Sequence[Any], kind: Callable[[Any], _Kind]) -> float:
-        """The seconds of all jobs; a job that was not measured takes the mean of its name, or else of all jobs."""
-        known: dict[Hashable, list[float]] = {}
-        for job in jobs:
-            with suppress(Exception):  # not measured, or refused by its defense
-                known.setdefault(kind(job)[1], []).append(self.prices[kind(job)](job))
-        mean = fmean([seconds for each in known.values() for seconds in each] or [_UNKNOWN])
-        names = Counter(kind(job)[1] for job in jobs)
-        return sum(count * fmean(known.get(name) or [mean]) for name, count in names.items())
-
-    def federation(self, spec: TrainingSpec) -> _Federation:
-        """A federation, measured by one turn of one client: with few test samples, with all, and with more steps."""
-        ready = prepare(spec, self.context.root)
-        steps = ready.setting.steps
-        place = _Federation(ready.setting, sum(map(len, ready.clients.values())), len(ready.test.y), 0.0, 0.0, 0.0)
-        short = self._small(spec, place, 1, 1)
-        self._train(short)  # the first training of a process compiles
-        turn = self._train(short)
-        if turn > _LONG:
-            return place._replace(turn=turn, step=turn / min(steps, _FEW))
-        tested = self._train(self._small(spec, place, 1, 1, test=spec.federation.test_samples))
-        step, more = 0.0, min(steps - _FEW, math.ceil(_LONG / turn))
-        if more > 0:
-            step = (self._train(self._small(spec, place, 1, 1, _FEW + more)) - turn) / more
-        return place._replace(turn=turn, step=max(0.0, step), evaluation=max(0.0, tested - turn) / 2)
-
-    def training(self, spec: TrainingSpec) -> Callable[[TrainingSpec], float]:
-        """The seconds of a training, measured by one round of a few clients, and by a few rounds."""
-        place: _Federation = self.prices[_place(spec)]
-        clients, turn = min(_CLIENTS, _participants(spec.federation)), place.turn
-        first = self._train(self._small(spec, place, 1, clients))
-        if first < _LONG:
-            more = self._train(self._small(spec, place, 1 + _FEW, clients))
-            turn = max(0.0, more - first) / _FEW / clients
-        start, whole = max(0.0, first - clients * turn), turn + max(0, place.setting.steps - _FEW) * place.step
-
-        def seconds(spec: TrainingSpec) -> float:
-            federation, defense = spec.federation, build_defense(spec.defense)
-            rounds = len(Federation.of(defense, place.setting).history)  # some defenses stop early
-            interim = federation.interim_samples or place.tested
-            share = 1.0 if reads_losses(defense, federation) else min(1.0, interim / place.tested)
-            evaluations = rounds // federation.evaluate_every * share + 2
-            return start + rounds * _participants(federation) * whole + evaluations * place.evaluation
-
-        return seconds
-
-    def attack(self, cell: Cell) -> Callable[[Cell], float]:
-        """The seconds of an attack, measured on a few victims with a small and a larger amount of work."""
-        low, high = _AMOUNTS.get(_amount(cell.attack)[0], (0, 0))
-        small, few = self._attackable(cell), 1 if cell.target.whole else min(_CLIENTS, cell.target.count)
-        attack, limit = build_attack(cell.attack), 0.0
-        if cell.limit and attack.kind == "reconstruction" and not attack.floor:  # a floor shares its target's limit
-            start = time.perf_counter()
-            bounds_of(replace(small, target=replace(small.target, count=1)), self.context)
-            limit = time.perf_counter() - start
-        small = replace(small, limit=False)
-        seconds = self._run(small, few, low)
-        if seconds < _LONG:  # the first attack of a kind compiles
-            seconds = self._run(small, few, low)
-        more = self._run(small, few, high) if low and seconds < _LONG else seconds
-        unit = max(0.0, more - seconds) / few / max(1, high - low)
-        start = limit + max(0.0, seconds / few - low * unit)
-
-        def total(cell: Cell) -> float:
-            victims = 1 if cell.target.whole else cell.target.count
-            return victims * (start + _amount(cell.attack)[1] * unit)
-
-        return total
-
-    def _small(
-        self,
-        spec: TrainingSpec,
-        place: _Federation,
-        rounds: int,
-        clients: int,
-        steps: int = _FEW,
-        test: int | None = _TEST,
-    ) -> TrainingSpec:
-        """A short training of a few clients with unchanged samples, without audit; a recording is not changed."""
-        if spec.task.data.startswith(RECORDING):
-            return replace(spec.honest, audit=0)
-        small = replace(spec.federation, rounds=rounds, test_samples=test)
-        if small.partition in ("labels", "sizes"):  # which may not fit fewer clients
-            small = replace(small, partition="iid", sizes=())
-        if small.participants is None:
-            small = replace(small, clients=clients, samples=place.samples * clients // small.clients)
-        else:
-            small = replace(small, participants=clients)
-        if small.algorithm == "fedavg":
-            small = replace(small, local_steps=min(steps, place.setting.steps), local_epochs=None)
-        return replace(spec.honest, federation=small, audit=0)
-
-    def _attackable(self, cell: Cell) -> Cell:
-        """The cell on a training as short as its attack allows, or on round 0 if that training is still long."""
-        spec, target = cell.training, cell.target
-        kind = defended(spec)
-        price = self.prices[kind] = self.prices.get(kind) or self.training(spec)
-        rounds = max(target.looks_at, default=0) + 1
-        federation = replace(spec.federation, rounds=rounds, evaluate_every=spec.federation.rounds)
-        small = replace(spec, federation=federation, audit=0)
-        if price(small) > _LONG:
-            small = self._small(spec, self.prices[_place(spec)], 1, min(_CLIENTS, _participants(federation)))
-            target = target if target.round is None else replace(target, round=0, rounds=1, shuffled=False)
-        if spec.task.data.startswith(RECORDING):
-            small, target = replace(spec, audit=0), cell.target
-        self._train(small)
-        return replace(cell, training=small, target=target)
-
-    def _train(self, spec: TrainingSpec) -> float:
-        code_of(spec), environment()  # read once per process and cached, so not part of a training's time
-        start, rounds = time.perf_counter(), frozenset(range(spec.federation.rounds))
-        run_training(spec, Keep(rounds, rounds), self.context)
-        return time.perf_counter() - start
-
-    def _run(self, cell: Cell, victims: int, amount: int) -> float:
-        name, _ = _amount(cell.attack)
-        attack = replace(cell.attack, parameters={**cell.attack.parameters, **({name: amount} if amount else {})})
-        target = cell.target if cell.target.whole else replace(cell.target, count=victims)
-        start = time.perf_counter()
-        run_attack(replace(cell, attack=attack, target=target), self.context)
-        return time.perf_counter() - start
+    def prices(self, wider: Sizes) -> Sizes:
+        """The prices by least squares of relative errors, near those of the wider kind in proportion."""
+        prices = wider * (wider @ self.sums) / (wider @ self.squares @ wider)
+        weighed = prices[:, None] * self.squares * prices
+        changes = np.linalg.solve(weighed + _TRUST**2 * np.eye(len(prices)), prices * self.sums - weighed.sum(1))
+        found: Sizes = prices * np.maximum(1 + changes, 0.01)
+        return found
 
 
-_Kind = tuple[Hashable, ...]
-"""The properties that determine the time of a job: its task and federation, its defense or attack, and more."""
+class Pace:
+    """The expected seconds of jobs: sizes times prices, which are learned from the jobs that ended.
+
+    The prices of a kind of jobs are near those of the next wider kind, in proportion, and of all jobs of one sort near
+    constants; the more jobs of a kind have ended, the more they follow these jobs.
+    """
+
+    def __init__(self, tasks: Mapping[TaskSpec, Size]) -> None:
+        self.tasks = tasks
+        self._ended: dict[Hashable, _Ended] = {}
+        self._prices: dict[Hashable, Sizes] = {}  # since the last job ended
+
+    def dim(self, task: TaskSpec) -> int:
+        """The number of parameters of a task's model; 0 if unknown."""
+        return self.tasks[task].dim if task in self.tasks else 0
+
+    def expected(self, job: Job) -> float:
+        """The expected seconds of a job."""
+        sizes = self._sizes(job)
+        prices = np.ones(len(sizes))
+        for kind in reversed(_kinds(job)):
+            if kind not in self._prices:
+                self._prices[kind] = self._ended[kind].prices(prices) if kind in self._ended else prices
+            prices = self._prices[kind]
+        return float(sizes @ prices)
+
+    def learn(self, job: Job, seconds: float, like: Job | None = None) -> None:
+        """Record the time of a job that ended; it counts among the jobs that are `like` this one, if given."""
+        self._prices.clear()
+        sizes = self._sizes(job)
+        for kind in _kinds(like or job):
+            self._ended.setdefault(kind, _Ended(len(sizes))).add(sizes, seconds)
+
+    def _sizes(self, job: Job) -> Sizes:
+        """The seconds that the parts of a job would take at the constant prices."""
+        larger = 1 + self.dim(job.training.task) / _DIM
+        if job.trains:
+            spec, federation = job.training, job.training.federation
+            turns = federation.rounds * _participants(federation)
+            sizes = [turns * _TURN, turns * self._steps(spec) * _STEP, self._tested(spec) * _TESTED]
+            return np.array([_START, *(larger * size for size in sizes), spec.audit * _TRIAL])
+        cell, victims = job.cells[0], len(job.victims) * len(job.cells)
+        if job.kind == "limit":
+            return np.array([_START, larger * _LIMIT * victims])
+        if _joins(job):
+            return np.array([_START * len(job.parts)])
+        name, amount = _amount(cell.attack)
+        victims = 1 if cell.target.whole else victims
+        starts = cell.attack.parameters.get("restarts", 1)
+        each = victims * cell.target.rounds * cell.target.batch * (starts if isinstance(starts, int) else 1)
+        work = larger * _PRICES.get(name, 0.0) * amount * (each if name == "evaluations" else 1)
+        return np.array([_START, larger * _VICTIM * victims, work])
+
+    def _steps(self, spec: TrainingSpec) -> int:
+        """The local steps of a client."""
+        federation, known = spec.federation, self.tasks.get(spec.task)
+        if federation.algorithm == "fedsgd" or federation.local_steps is not None:
+            return federation.local_steps or 1
+        samples = federation.samples or (known.samples if known else 0)
+        batches = math.ceil(samples / federation.clients / federation.batch) if federation.batch else 1
+        return (federation.local_epochs or 1) * max(1, batches)
+
+    def _tested(self, spec: TrainingSpec) -> int:
+        """The tested samples of all evaluations."""
+        federation, known = spec.federation, self.tasks.get(spec.task)
+        tested = interim = federation.test_samples or (known.tested if known else 0)
+        with suppress(Exception):  # a defense with a goal, or one that cannot be built
+            if not reads_losses(build_defense(spec.defense), federation):
+                interim = min(tested, federation.interim_samples or tested)
+        return federation.rounds // federation.evaluate_every * interim + 2 * tested
 
 
-def _place(spec: TrainingSpec) -> _Kind:
-    """The task and the federation, which the defenses of a study share."""
-    return spec.task, spec.federation
+def _kinds(job: Job) -> tuple[Hashable, ...]:
+    """The kinds of a job, each within the next one, by properties that determine its time."""
+    spec = job.training
+    place, defense = (spec.task, spec.federation), spec.defense.name
+    if job.trains:
+        return ("training", *place, defense), ("training", *place), "training"
+    cell = job.cells[0]
+    if job.kind == "limit":
+        return ("limit", *place, defense), ("limit", *place), "limit"
+    name, target, amount = cell.attack.name, cell.target, _amount(cell.attack)[0]
+    if _joins(job):
+        return ("join", name), "join"
+    others = tuple((key, value) for key, value in cell.attack.parameters.items() if key != amount)
+    about = "attack", name, others, target.kind, target.batch, target.rounds, target.users, *place
+    return (*about, defense), about, ("attack", name), "attack"
 
 
-def defended(spec: TrainingSpec) -> _Kind:
-    """The kind of a training: the other parameters of its defense hardly change its time."""
-    return _place(spec), spec.defense.name
-
-
-def attacked(cell: Cell) -> _Kind:
-    """The kind of an attack: the number of its victims and its amount of work scale its time."""
-    target, amount = cell.target, _amount(cell.attack)[0]
-    others = tuple((name, value) for name, value in cell.attack.parameters.items() if name != amount)
-    return _place(cell.training), cell.attack.name, others, target.kind, target.batch, target.rounds, target.users
+def _joins(job: Job) -> bool:
+    return job.kind == "attack" and any(name.startswith(job.cells[0].id) for name in job.parts)
 
 
 def _participants(spec: FederationSpec) -> int:
@@ -291,60 +228,154 @@ def _amount(attack: PartSpec) -> tuple[str, int]:
     return next(((name, value) for name, value in amounts if isinstance(value, int)), ("", 0))
 
 
-class Pace:
-    """The expected seconds of jobs, which only order them: a guess by size, corrected by the jobs that ended."""
+def estimate(study: Study, root: Path, seconds: float = 10.0) -> Cost:
+    """The cost of a study whose data are in `root`; no measurement starts after `seconds`."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # the disk's time would dominate short jobs
+    with one_thread(), TemporaryDirectory(dir=memory) as folder:  # one thread, as in a worker
+        small = _Rehearsal(study, RunContext(Path(folder), root), time.monotonic() + seconds)
+        cells = [replace(cell, training=first_try(cell.training)) for cell in study.cells]
+        trainings = [small.training(first_try(spec)) for spec in study.trainings]
+        attacks = [Job("attack", cell.training, (cell,)) for cell in cells]
+        limited = {
+            limit_id(cell): Job("limit", cell.training, (cell,), (0, cell.target.count))
+            for cell in cells
+            if cell.limit and build_attack(cell.attack).kind == "reconstruction"
+        }
+        small.measure([*attacks, *limited.values()], small.attacks)
+        small.measure(trainings, small.trainings)
+    goals = map(goal_of, (spec.defense for spec in study.trainings))
+    tries = [_TRIES if goal and goal.accuracy_loss is not None else 0 for goal in goals]
+    pace = small.pace
+    return Cost(
+        sum((1 + more) * pace.expected(job) for job, more in zip(trainings, tries, strict=True)),
+        _AUDIT * sum(spec.audit > 0 for spec in study.trainings),
+        math.fsum(map(pace.expected, [*attacks, *limited.values()])),
+        len(small.measured),
+        len(small.kinds),
+        small.problem,
+    )
 
-    def __init__(self, dims: Mapping[TaskSpec, int]) -> None:
-        self.dims = dims  # parameters of the model of each task
-        self.took: dict[Hashable, tuple[float, float]] = {}  # seconds and guesses of the jobs of a kind
 
-    def expected(self, job: Job) -> float:
-        """Seconds, by ended jobs of the same kind, else by ended jobs of a wider kind, else by the job's size."""
-        guess = self._guess(job)
-        seconds, guessed = next((self.took[kind] for kind in _kinds(job) if kind in self.took), (1.0, 1.0))
-        return guess * seconds / guessed
+class _Rehearsal:
+    """Runs small versions of a study's jobs in a separate store, until a time of `time.monotonic`."""
 
-    def learn(self, job: Job, seconds: float) -> None:
-        """Record the time of a job that ended."""
-        guess = self._guess(job)
-        for kind in _kinds(job):
-            spent, guessed = self.took.get(kind, (0.0, 0.0))
-            self.took[kind] = spent + seconds, guessed + guess
+    def __init__(self, study: Study, context: RunContext, until: float) -> None:
+        self.context, self.until = context, until
+        self.problem = ""  # the first error that kept a job from being measured
+        self.kinds, self.measured = set[Hashable](), set[Hashable]()
+        self._known: dict[Hashable, tuple[Setting, int]] = {}
+        sizes: dict[TaskSpec, Size] = {}
+        for task in dict.fromkeys(spec.task for spec in study.trainings):
+            with self._problems():
+                sizes[task] = Size.of(task, context.root)
+        self.pace = Pace(sizes)
 
-    def _guess(self, job: Job) -> float:
-        spec, larger = job.training, 1 + self.dims.get(job.training.task, 0) / _DIM
-        if job.trains:
-            turns = spec.federation.rounds * _participants(spec.federation) * (spec.federation.local_steps or 1)
-            return _LEAST + larger * _TURN * turns + _TRIAL * spec.audit
-        cell = job.cells[0]
+    @contextmanager
+    def _problems(self) -> Iterator[None]:
+        """A job may fail in any way; the others are still measured."""
+        try:
+            yield
+        except Exception as error:
+            self.problem = self.problem or str(error).partition("\n")[0] or type(error).__name__
+
+    def _setting(self, spec: TrainingSpec) -> tuple[Setting, int]:
+        """The setting of a federation, and the samples of all its clients."""
+        place = spec.task, spec.federation
+        if place not in self._known:
+            ready = prepare(spec, self.context.root)
+            self._known[place] = ready.setting, sum(map(len, ready.clients.values()))
+        return self._known[place]
+
+    def training(self, spec: TrainingSpec) -> Job:
+        """The training without its audit, and with the rounds after which its defense stops."""
+        with self._problems():
+            rounds = len(Federation.of(build_defense(spec.defense), self._setting(spec)[0]).history)
+            spec = replace(spec, federation=replace(spec.federation, rounds=rounds))
+        return Job("training", replace(spec, audit=0), ())
+
+    def measure(self, jobs: Iterable[Job], small: Callable[[Job], Iterable[Job]]) -> None:
+        """Run small jobs for the middle job of each kind, because the first defense is often none; or for the first.
+
+        Defenses hardly change the time of attacks and limits.
+        """
+        groups = gathered((_kinds(job)[0] if job.trains else _kinds(job)[1], job) for job in jobs)
+        self.kinds.update(groups)
+        # multiples of the golden ratio: whenever the time is over, the measured jobs are spread over all kinds
+        for _, (kind, group) in sorted(enumerate(groups.items()), key=lambda pair: pair[0] * _GOLDEN % 1):
+            for job in (group[len(group) // 2], group[0]):
+                if kind not in self.measured and time.monotonic() < self.until:
+                    with self._problems():
+                        few, *more = small(job)
+                        self._run(few)  # the first job of a kind compiles
+                        if self._run(few, job) < _LONG:
+                            for each in more:
+                                self._run(each, job)
+                        self.measured.add(kind)
+
+    def trainings(self, job: Job) -> list[Job]:
+        """One round of a few clients, and a few rounds with more steps and all test samples."""
+        spec, steps = job.training, self._setting(job.training)[0].steps
+        clients = min(_CLIENTS, _participants(spec.federation))
+        few = self._small(spec, 1, clients, min(steps, _FEW), _TEST)
+        more = self._small(spec, 1 + _FEW, clients, min(steps, _MOST), spec.federation.test_samples)
+        return [Job("training", few, ()), Job("training", more, ())]
+
+    def attacks(self, job: Job) -> list[Job]:
+        """The attack on a few victims, with a small and a larger amount of work."""
+        (cell,), few = job.cells, 1 if job.cells[0].target.whole else min(_CLIENTS, job.cells[0].target.count)
+        name, small = _amount(cell.attack)[0], self._attackable(cell)
+        small = replace(small, target=small.target if cell.target.whole else replace(small.target, count=few))
         if job.kind == "limit":
-            return _LEAST + larger * _LIMIT * len(job.victims)
-        if _joins(job):
-            return _LEAST * len(job.parts)
-        given = {name: float(value) for name, value in cell.attack.parameters.items() if isinstance(value, int)}
-        steps = given.get("evaluations", 1.0) * given.get("restarts", 1.0) * cell.target.rounds * cell.target.batch
-        each = _EVALUATION * steps * (1 if cell.target.whole else len(job.victims) * len(job.cells))
-        return _LEAST + larger * (each + _SHADOW * given.get("shadows", 0.0) + _EVALUATION * given.get("samples", 0.0))
+            return [job._replace(training=small.training, cells=(small,), part=(0, 1))]
+        amounts = [{name: amount} for amount in _AMOUNTS.get(name, ())] or [{}]
+        parts = [replace(cell.attack, parameters={**cell.attack.parameters, **amount}) for amount in amounts]
+        return [Job("attack", small.training, (replace(small, attack=part, limit=False),)) for part in parts]
 
+    def _small(self, spec: TrainingSpec, rounds: int, clients: int, steps: int, test: int | None) -> TrainingSpec:
+        """A short training of a few clients with unchanged samples, without audit; a recording is not changed."""
+        if spec.task.data.startswith(RECORDING):
+            return replace(spec.honest, audit=0)
+        small = replace(spec.federation, rounds=rounds, test_samples=test)
+        if small.partition in ("labels", "sizes"):  # which may not fit fewer clients
+            small = replace(small, partition="iid", sizes=())
+        if small.participants is None:
+            samples = self._setting(spec)[1] * clients // small.clients
+            small = replace(small, clients=clients, samples=samples)
+        else:
+            small = replace(small, participants=clients)
+        if small.algorithm == "fedavg":
+            small = replace(small, local_steps=steps, local_epochs=None)
+        return replace(spec.honest, federation=small, audit=0)
 
-def _kinds(job: Job) -> Iterator[Hashable]:
-    """The kinds of a job, from narrow to wide, by properties that determine its time."""
-    if job.trains:
-        yield "training", *defended(job.training)
-        yield "training", job.training.defense.name
-    elif _joins(job):
-        yield "join", job.cells[0].attack.name
-    else:
-        sort = "limit" if job.kind == "limit" else job.cells[0].attack.name
-        around = defended(job.training) if job.kind == "limit" else (*attacked(job.cells[0]), job.training.defense.name)
-        yield sort, *around
-        yield sort, job.training.defense.name
-        yield sort
-    yield job.kind
+    def _attackable(self, cell: Cell) -> Cell:
+        """The cell on a training as short as its attack allows, or on round 0 if that training is still long."""
+        spec, target = cell.training, cell.target
+        rounds = max(target.looks_at, default=0) + 1
+        federation = replace(spec.federation, rounds=rounds, evaluate_every=spec.federation.rounds)
+        small = replace(spec, federation=federation, audit=0)
+        if self.pace.expected(Job("training", small, ())) > _LONG:
+            small = self._small(spec, 1, min(_CLIENTS, _participants(federation)), _FEW, _TEST)
+            target = target if target.round is None else replace(target, round=0, rounds=1, shuffled=False)
+        if spec.task.data.startswith(RECORDING):
+            small, target = replace(spec, audit=0), cell.target
+        self._run(Job("training", small, ()))
+        return replace(cell, training=small, target=target)
 
-
-def _joins(job: Job) -> bool:
-    return job.kind == "attack" and any(name.startswith(job.cells[0].id) for name in job.parts)
+    def _run(self, job: Job, like: Job | None = None) -> float:
+        """The seconds of a small job, by which those of the jobs like it are forecast."""
+        code_of(job.training), environment()  # read once per process and cached, so not part of a training's time
+        start = time.perf_counter()
+        if job.trains:
+            rounds = frozenset(range(job.training.federation.rounds))
+            run_training(job.training, Keep(rounds, rounds), self.context)
+        elif job.kind == "limit":
+            run_part(job, self.context)
+        else:
+            run_attack(job.cells[0], self.context)
+        seconds = time.perf_counter() - start
+        if like is not None:
+            self.pace.learn(job, seconds, like)
+        return seconds
 
 
 def span(seconds: float) -> str:

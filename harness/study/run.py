@@ -23,7 +23,7 @@ from leakgauge.harness.federation import registry
 from leakgauge.harness.learn.batch import check_records
 from leakgauge.harness.learn.modules import check
 from leakgauge.harness.learn.partition import check_labels
-from leakgauge.harness.study.cost import Pace
+from leakgauge.harness.study.cost import Pace, Size
 from leakgauge.harness.study.engine import Engine, Here, Open
 from leakgauge.harness.study.engines.workers import Workers
 from leakgauge.harness.study.environment import code_of, folders
@@ -144,9 +144,8 @@ def run_study(
     store, listen = context.store, listen or (lambda progress, outcome: None)
     # the engine starts while this process reads the data
     with closing(open_engine(context)) as opened, nullcontext(check_data(study, root)) as known, writing(store.folder):
-        tasks = dict.fromkeys(training.task for training in study.trainings)
-        dims = {task: make_task(task, load_data(task.data, root)).layout.dim for task in tasks}
-        session = _Session(context, opened, reuse, limits, [], Pace(dims))
+        sizes = {spec.task: Size.of(spec.task, root) for spec in study.trainings}
+        session = _Session(context, opened, reuse, limits, [], Pace(sizes))
         stored = _stored_study(study, session, {name: digest for name, (digest, _) in known.items()}, merge=merge)
         study = _solved(study, session, listen)
         own = {cell.id for cell in study.cells}

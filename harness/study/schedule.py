@@ -30,7 +30,7 @@ _SHARED = 1.0
 several attacks read it."""
 
 _PART = 4.0  # the least seconds of a part, because each worker observes the target again
-_URGENT = 0.5  # a job is urgent if its chain takes at least this share of the work left for each slot
+_URGENT = 0.55  # a job is urgent if its chain takes more than this share of the work left for each slot
 
 
 @dataclass
@@ -265,7 +265,7 @@ class Schedule:
         first, near = _top(self.heap), _top(self.families.get(self.has.get(slot, ""), []))
         if first is None or near is None or (self.batches and first.job.trains):
             return first
-        return first if first.cost + first.later >= _URGENT * self.left / max(1, self.slots) else near
+        return first if first.cost + first.later > _URGENT * self.left / max(1, self.slots) else near
 
     def _split(self, task: _Task) -> bool:
         """Split a long attack, and make its limit a separate job; returns whether the attack now waits."""
@@ -280,7 +280,7 @@ class Schedule:
         attack, before, parts = registry.build_attack(cell.attack), list[_Task](), [*job.parts]
         if attack.kind not in ("reconstruction", "lineup"):
             return False
-        dim = self.pace.dims.get(job.training.task, 0)
+        dim = self.pace.dim(job.training.task)
         limit = Job("limit", job.training, (cell,), (0, cell.target.count))
         limited = cell.limit and attack.kind == "reconstruction"
         seconds = self.pace.expected(limit) if limited else 0.0
@@ -301,7 +301,7 @@ class Schedule:
 
     def _batch(self, task: _Task) -> bool:
         """Let an attack and all like it wait for one search of their victims; False if there is none, or there was."""
-        cell, dim = task.job.cells[0], self.pace.dims.get(task.job.training.task, 0)
+        cell, dim = task.job.cells[0], self.pace.dim(task.job.training.task)
         ready = [other for other in self.relatives.pop(family(cell), []) if not (other.taken or other.waits)]
         attack = registry.build_attack(cell.attack)
         if len(ready) < 2 or attack.kind != "reconstruction" or attack.at_once(max(1, dim)) is None:
