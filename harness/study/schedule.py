@@ -175,7 +175,7 @@ class Schedule:
 
     def _failed(self, task: _Task, outcome: Outcome) -> Outcome:
         job, cells = task.job, list[Cell]()
-        if job.kind == "limit" or len(job.cells) > 1:  # each attack does it by itself
+        if job.kind == "limit" or (job.kind == "search" and len(job.cells) > 1):  # each attack does it by itself
             return self._succeeded(task, outcome)
         if job.kind == "attack":
             cells = list(job.cells)
