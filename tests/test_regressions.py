@@ -76,10 +76,12 @@ def regression(name, lr, tmp_path):
         built = registry.build("attack", attack, {})
         few = {"evaluations": 100, "restarts": 1, "shadows": 2}
         one = {"name": attack, **{key: value for key, value in few.items() if key in defaults("attack", attack)}}
-        one["threat"] = "malicious-server" if "broadcast" in built.needs else WORK.get(attack, "colluding-server")
+        powers = {"broadcast": "malicious-server", "craft": "participant+craft"}
+        threats = [threat for power, threat in powers.items() if power in built.needs]
+        one["threat"] = threats[0] if threats else WORK.get(attack, "colluding-server")
         one |= {"labels": "given"} if "labels" in one["threat"] else {}
         target = TARGETS.get(built.kind, {"count": 2})
-        attacks.append(one | {"target": target})
+        attacks.append(one | {"target": target | {"round": 1} if "craft" in built.needs else target})
     federation = {"clients": 3, "rounds": 2, "samples": 60, "algorithm": "fedsgd", "lr": lr}
     return run_study(resolve(study_table(federation, ["none"], attacks, data=name)), tmp_path / "out", workers=0)
 

@@ -89,7 +89,7 @@ def test_all_problems_are_reported_together_with_path_value_and_expectation():
     ({"audit": -1}, "audit: got -1, expected greater than or equal to 0"),
     ({"audit": 0.5}, "audit: got 0.5, expected an integer"),
     ({"threats": ["sever"]}, "no threat 'sever'; known: server"),
-    ({"threats": ["server+names"]}, "no grant 'names' in 'server+names'; known: broadcast, labels"),
+    ({"threats": ["server+names"]}, "no grant 'names' in 'server+names'; known: broadcast, craft, labels"),
     ({"defenses": [{"name": "gaussian", "epsilon": math.inf}]}, "epsilon: got inf, expected a finite number"),
 )
 def test_each_problem_has_its_line(changes, message):

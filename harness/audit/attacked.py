@@ -81,7 +81,8 @@ def promised(claim: Claim, threat: Threat, *, alone: bool) -> Promised | None:
     proofs = _proofs(claim, threat, alone=alone)
     covers = threat in claim.against and _whole(claim.unit) and not (alone and is_sampled(claim.proved.event))
     claimed = claim.epsilon if covers else math.inf
-    proved, unit = min(((proof.epsilon(claim.delta), proof.unit) for proof in proofs), default=(math.inf, claim.unit))
+    each = ((proof.epsilon(claim.delta), proof.unit) for proof in proofs)
+    proved, unit = min(each, key=lambda pair: pair[0], default=(math.inf, claim.unit))
     if math.isinf(claimed) and math.isinf(proved):
         return None
     return Promised(claimed, proved, claim.delta, claim.relation, claim.unit if covers else unit)

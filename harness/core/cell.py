@@ -258,7 +258,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Malice:
-    """A malicious server's broadcast: the attack that chooses the parameters, and its target."""
+    """A malicious server's or participant's part in a training: the attack that chooses a model, and its target."""
 
     attack: PartSpec
     target: Target
@@ -270,8 +270,8 @@ class TrainingSpec:
 
     Attributes:
         audit: trials per input of a separate audit of the defense, with two inputs; 0: no audit.
-        malice: what a malicious server broadcasts in the attacked rounds; it discards the updates of these rounds.
-            None: the server is honest.
+        malice: a malicious server broadcasts a model in the attacked rounds, and discards the updates of these rounds;
+            a malicious participant moves the model there in the round before. None: all are honest.
         strict: the training fails instead of dropping a client for a round.
     """
 
@@ -289,7 +289,7 @@ class TrainingSpec:
 
     @property
     def honest(self) -> TrainingSpec:
-        """The same training with an honest server."""
+        """The same training with an honest server and honest clients."""
         return dataclasses.replace(self, malice=None)
 
     @functools.cached_property

@@ -29,7 +29,7 @@ SEES: dict[Threat, frozenset[str]] = {
     Threat.MALICIOUS_SERVER: _PUBLIC | {"messages", "shared", "models", "final", "broadcast"},  # chooses the models
     Threat.AGGREGATOR: _PUBLIC | {"sums", "models", "final"},  # behind secure aggregation: never a single message
     Threat.EAVESDROPPER: _PUBLIC | {"messages", "models", "final"},  # uplink and broadcast, but no shared key
-    Threat.PARTICIPANT: _PUBLIC | {"models", "final"},  # the model of every round, never a message; it trains honestly
+    Threat.PARTICIPANT: _PUBLIC | {"models", "final"},  # the model of every round, never a message
     Threat.PUBLIC: _PUBLIC | {"final"},  # the final model
 }
 """What each adversary sees, without grants. `sums`: for each round, the sum of its decoded messages.
@@ -56,11 +56,12 @@ ANYBODY = seeing(LISTED)
 EAVESDROPPERS = seeing(LISTED - {"shared"}, some={"messages"})
 """Hear messages without the server's keys, with a receiver of their own."""
 
-GRANTS = frozenset({"labels", "broadcast", "lineup", "mates"})
+GRANTS = frozenset({"labels", "broadcast", "craft", "lineup", "mates"})
 """Side knowledge or powers that a study grants to an adversary by name, as in `server+labels`.
 
-`lineup`: for each record behind a message, candidates of the same label, one of which is the record. `mates`: all other
-records of the message; then only its first record is in question.
+`craft`: the adversary is the last client, and chooses its update in the round before the attacked ones. `lineup`: for
+each record behind a message, candidates of the same label, one of which is the record. `mates`: all other records of
+the message; then only its first record is in question.
 """
 
 # A grant that names the data set of the (unlabeled) auxiliary data, as in `server+auxiliary=fashion_mnist`

@@ -32,7 +32,8 @@ from leakgauge.harness.learn.tasks import ModelTask
 _NO_RULE = LocalRule()
 
 Broadcast = Callable[[Snapshot, float], Vector]
-"""A function of a round's model and learning rate: the parameters that a malicious server sends instead."""
+"""A function of a round's model and learning rate: the parameters that a malicious server sends instead, or that a
+malicious participant wants in the next round."""
 
 
 class Keep(NamedTuple):
@@ -140,6 +141,7 @@ def train(
     keep: Keep,
     device: str = "cpu",
     broadcasts: Mapping[int, Broadcast] | None = None,
+    crafts: Mapping[int, Broadcast] | None = None,
     strict: bool = False,
 ) -> Training:
     """Run the whole federation.
@@ -159,6 +161,9 @@ def train(
         device: where the clients train and the model is evaluated; messages are made, sent and decoded on the CPU.
         broadcasts: what a malicious server sends, by round; it discards the updates of these rounds, and continues
             from its own model.
+        crafts: where a malicious participant, the last client, moves the model, by round: it sends the difference times
+            the number of participants, less what the others send if that is about its own update. Without effect if it
+            does not take part in the round.
         strict: raise an error instead of dropping a client.
 
     Raises:
@@ -173,7 +178,7 @@ def train(
         placed = Holdings(clients.data.on(device), clients.rows)
     else:
         placed = {number: data.on(device) for number, data in clients.items()}
-    run = _Run(task, spec, defense, placed, test.on(device), key, engine, keep, device, strict, training)
+    run = _Run(task, spec, defense, placed, test.on(device), key, engine, keep, device, strict, crafts or {}, training)
     state = defense.init(training.setting)
     schedule = _Schedule(spec)
     before: float | None = run.evaluate(params, 0, whole=False)
@@ -338,6 +343,7 @@ class _Run:
     keep: Keep
     device: str
     strict: bool
+    crafts: Mapping[int, Broadcast]
     training: Training
 
     def __post_init__(self) -> None:
@@ -374,7 +380,7 @@ class _Run:
             work = [Work(held[k], own.child("train")) for k, own in owners]
         plan = make_plan(self.spec, lr, self.defense.local, self.defense.step_noise(self.setting))
         trained, batches = train_clients(self.task, params.to(self.device), work, plan, self.engine)
-        updates = trained.cpu()
+        updates = self._crafted(trained.cpu(), numbers, Snapshot(number, params, state), lr)
         clients = [
             Client.of(Sender(k, self.sizes[k]), update, self.memories.of(k), own)
             for k, update, own in zip(numbers, updates, keys, strict=True)
@@ -403,6 +409,14 @@ class _Run:
         if collected.mean is None:
             return params
         return params - lr * collected.mean if self.setting.sends == "gradient" else params + collected.mean
+
+    def _crafted(self, updates: Tensor, numbers: Sequence[int], model: Snapshot, lr: float) -> Tensor:
+        """The updates, of which a malicious participant's moves the mean of all to the parameters that it wants."""
+        if (aim := self.crafts.get(model.round)) is not None and self.numbers[-1] in numbers:
+            own, all_of_them = updates[numbers.index(self.numbers[-1])], self.setting.participants
+            moved = (aim(model, lr) - model.params) / (-lr if self.setting.sends == "gradient" else 1.0)
+            own += all_of_them * (moved - own)  # the other honest updates are about its own
+        return updates
 
     def _drop(self, number: int, dropped: Mapping[int, str], *, diverged: bool) -> None:
         """Record the clients that do not count in a round; refuse a training that is strict or diverged."""

@@ -160,6 +160,8 @@ def _members(federation: TrainedFederation, view: View, target: Target) -> tuple
     """Members and non-members; non-members are samples that no client holds, or test samples if these are too few."""
     used = np.sort(np.concatenate(list(federation.clients.values())))
     idle = np.setdiff1d(np.arange(len(federation.train.y)), used)
+    if "craft" in view.sees:  # the adversary is the last client, and knows its own records
+        used = np.setdiff1d(used, federation.clients[max(federation.clients)])
     key = federation.key.child("candidates")
     inside, outside = target.count, target.outside or target.count
     if target.client is not None:
@@ -236,7 +238,7 @@ def _defense(federation: TrainedFederation, view: View) -> Defense[Any, Any]:
 
 
 def before_rounds(federation: TrainedFederation, view: View, target: Target) -> Observation:
-    """What a malicious server knows before the attacked rounds: no message and no model; the loop adds the model.
+    """What an active adversary knows before the attacked rounds: no message and no model; the loop adds the model.
 
     Args:
         federation: its training may not have started yet.

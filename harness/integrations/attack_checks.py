@@ -80,7 +80,8 @@ class AttackUnderTest:
     @property
     def target(self) -> Target:
         """The target of the attack."""
-        return TARGETS.get(self.attack.kind) or Target(count=self.effort.victims)
+        target = TARGETS.get(self.attack.kind) or Target(count=self.effort.victims)
+        return dataclasses.replace(target, round=1) if "craft" in self.attack.needs else target
 
     @functools.cached_property
     def views(self) -> list[View]:
@@ -91,9 +92,9 @@ class AttackUnderTest:
 
     @functools.cached_property
     def federation(self) -> TrainedFederation:
-        """A training on digits without a defense; if the attack broadcasts, the server is malicious."""
+        """A training on digits without a defense; the attack may take part in it."""
         spec = TrainingSpec(TaskSpec("digits", "mlp-small"), FederationSpec(**CLIENTS), PartSpec("none"), seed=0)
-        if "broadcast" in self.attack.needs:
+        if self.attack.needs & {"broadcast", "craft"}:
             spec = dataclasses.replace(
                 spec, malice=Malice(PartSpec(self.part.name, self.attack.parameters()), self.target)
             )

@@ -43,7 +43,7 @@ from leakgauge.harness.federation.small import Federation
 from leakgauge.harness.learn.batch import Work, train_clients
 from leakgauge.harness.study.attack import scored
 from leakgauge.harness.study.prepare import Prepared, attack_key, prepare, seen_by, trained_federation
-from leakgauge.harness.study.training import broadcasts, keep_for
+from leakgauge.harness.study.training import chosen_models, keep_for
 
 _KEY = Key(0).child("gate")  # the key of all draws in this module; no study draws from it
 _LENGTHS = (0.1, 1.0, 20.0, 400.0)  # lengths of the updates whose messages are compared byte by byte
@@ -98,15 +98,15 @@ def _small(cell: Cell, training: TrainingSpec) -> Cell:
         if name in ("evaluations", "warm") and isinstance(value, int)
     }
     attack = replace(cell.attack, parameters=cell.attack.parameters | few)
-    return replace(cell, training=training, attack=attack, target=_few(cell.target))
+    return replace(cell, training=training, attack=attack, target=_few(cell.target, training.federation.rounds - 1))
 
 
-def _few(target: Target) -> Target:
+def _few(target: Target, first: int = 0) -> Target:
     most = 8 if target.kind == "members" else 2
     outside = target.outside and min(target.outside, most)
-    first = None if target.round is None else 0
+    round_ = None if target.round is None else first
     return replace(
-        target, round=first, rounds=2 if target.shuffled else 1, count=min(target.count, most), outside=outside
+        target, round=round_, rounds=2 if target.shuffled else 1, count=min(target.count, most), outside=outside
     )
 
 
@@ -211,15 +211,17 @@ def _statistics(ready: Prepared, true: Vector, update: Vector, key: Key) -> list
 
 
 def _of_training(spec: TrainingSpec, cells: Sequence[Cell], ready: Prepared, root: Path) -> Iterator[Fingerprint]:
-    malice = spec.malice and replace(spec.malice, target=_few(spec.malice.target))
-    small = replace(spec, federation=replace(spec.federation, rounds=1), malice=malice)
+    # a participant acts in the round before the attacked one
+    last = int(spec.malice is not None and "craft" in registry.build_attack(spec.malice.attack).needs)
+    malice = spec.malice and replace(spec.malice, target=_few(spec.malice.target, last))
+    small = replace(spec, federation=replace(spec.federation, rounds=1 + last), malice=malice)
     asked = [_small(cell, small) for cell in cells]
     cases = [_case(spec, to_data(own.target), own.threat) for own in cells]
     of_attack = partial(Fingerprint, "attack", spec.defense.key)
     parts = ready.task, small.federation, ready.defense, ready.holdings, ready.test, ready.key.child("training")
     try:
-        sent = broadcasts(small, ready, "double")
-        trained = train(*parts, engine="double", keep=keep_for(asked), broadcasts=sent)
+        sent, wanted = chosen_models(small, ready, "double")
+        trained = train(*parts, engine="double", keep=keep_for(asked), broadcasts=sent, crafts=wanted)
     except ValueError as error:
         if malice is None:
             raise
@@ -227,8 +229,8 @@ def _of_training(spec: TrainingSpec, cells: Sequence[Cell], ready: Prepared, roo
             yield of_attack(own.attack.key, case, fingerprint(str(error)))
         return
     if spec.malice is None:
-        last = trained.evaluations[-1]
-        measured = _plain(torch.tensor([last.accuracy or 0.0, last.loss], dtype=torch.float64))
+        tested = trained.evaluations[-1]
+        measured = _plain(torch.tensor([tested.accuracy or 0.0, tested.loss], dtype=torch.float64))
         numbers = _sketch(trained.final[None]) + measured
         yield Fingerprint("training", spec.defense.key, "", _case(spec), numbers=numbers)
     federation = trained_federation(small, ready, trained, "double")

@@ -175,7 +175,7 @@ def problems(spec: TrainingSpec, cells: Iterable[Cell], recording: Recording, la
     if recording.seed not in (None, spec.seed):
         yield f"seeds: got {spec.seed}, expected {recording.seed} as in the recording, whose shared keys follow from it"
     if spec.malice is not None:
-        yield f"attack {spec.malice.attack.name!r} chooses what the server broadcasts; a recorded server chose already"
+        yield f"attack {spec.malice.attack.name!r} chooses models; in a recording they were chosen already"
     if difference := _mismatch(layout, recording.layout):
         yield f"model {spec.task.model!r}: {difference}"
     yield from dict.fromkeys(_missing(cells, recording))

@@ -194,7 +194,7 @@ def resolve(
         for task, federation, defense, seed in itertools.product(tasks, federations, defenses, file.seeds)
     ]
     cells = [
-        # a malicious server: without the audit of the honest training
+        # a malicious server or participant: without the audit of the honest training
         Cell(
             replace(training, malice=malice, audit=0) if malice else training,
             *(attack, target, view),
@@ -455,14 +455,16 @@ def _attack(table: Table, threats: list[str], trusted: bool) -> tuple[PartSpec, 
     for view in views:
         _permit(task_code("", view.other), trusted)
         require(built.needs, name, view)
-        if view.other and "broadcast" in built.needs:
+        if view.other and built.needs & {"broadcast", "craft"}:
             raise ValueError(
                 f"threat: got {view.name!r}, but the parameters of {name!r} are fitted to data of one kind"
             )
     if "broadcast" in built.needs and target.round is None:
         raise ValueError(f"target.round: missing; attack {name!r} chooses the parameters of some round")
+    if "craft" in built.needs and target.round == 0:
+        raise ValueError(f"target.round: got 0, expected at least 1: {name!r} sends its update in the round before")
     spec = PartSpec(name, built.parameters())
-    malice = Malice(spec, target) if "broadcast" in built.needs else None
+    malice = Malice(spec, target) if built.needs & {"broadcast", "craft"} else None
     return spec, target, tuple(view.name for view in views), malice
 
 

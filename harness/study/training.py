@@ -25,10 +25,11 @@ from pydantic import TypeAdapter
 from leakgauge.harness.audit.claims import claim_to_data, record_claim
 from leakgauge.harness.audit.standalone import audit_for_study, audited_part, sizes
 from leakgauge.harness.core.cell import Cell, PartSpec, TrainingSpec
-from leakgauge.harness.core.contract import Defense, claim_of
+from leakgauge.harness.core.contract import Defense, Snapshot, claim_of
 from leakgauge.harness.core.result import AuditRecord, ClaimRecord, Execution, TrainingRecord, ViolationRecord
 from leakgauge.harness.core.stored import canonical, fingerprint, to_data
 from leakgauge.harness.core.threats import Threat, View
+from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.loop import Broadcast, Keep, Training, train
 from leakgauge.harness.federation.observe import before_rounds
@@ -94,12 +95,14 @@ def run_training(spec: TrainingSpec, keep: Keep, context: RunContext) -> Trainin
     if isinstance(ready.data, RecordedData):
         training = _recorded(spec, ready, ready.data.recording, keep)
     else:
+        sent, wanted = chosen_models(spec, ready, engine)
         training = train(
             *(ready.task, spec.federation, ready.defense, ready.holdings, ready.test, ready.key.child("training")),
             engine=engine,
             keep=keep,
             device=context.device,
-            broadcasts=broadcasts(spec, ready, engine),
+            broadcasts=sent,
+            crafts=wanted,
             strict=spec.strict,
         )
     states = public_states(ready.defense, training)
@@ -152,17 +155,23 @@ def _recorded(spec: TrainingSpec, ready: Prepared, recording: Recording, keep: K
     return training
 
 
-def broadcasts(spec: TrainingSpec, ready: Prepared, engine: Engine) -> dict[int, Broadcast]:
-    """The broadcast of a malicious server in each attacked round; empty if the server is honest."""
+def chosen_models(
+    spec: TrainingSpec, ready: Prepared, engine: Engine
+) -> tuple[dict[int, Broadcast], dict[int, Broadcast]]:
+    """What a malicious server broadcasts, and where a malicious participant moves the model, by round."""
     if spec.malice is None:
-        return {}
+        return {}, {}
     attack, target = registry.build_attack(spec.malice.attack), spec.malice.target
+    crafts = "craft" in attack.needs
+    view = View(Threat.PARTICIPANT, frozenset({"craft"})) if crafts else View(Threat.MALICIOUS_SERVER)
     nothing = Training(ready.setting, ready.task.init(ready.key.child("training", "init")))
-    before = before_rounds(trained_federation(spec, ready, nothing, engine), View(Threat.MALICIOUS_SERVER), target)
+    before = before_rounds(trained_federation(spec, ready, nothing, engine), view, target)
     key = attack_key(spec.seed, spec.malice.attack, target)
-    return dict.fromkeys(
-        target.looks_at, lambda model, lr: attack.broadcast(dataclasses.replace(before, model=model, lr=lr), key)
-    )
+
+    def choose(model: Snapshot, lr: float) -> Vector:
+        return attack.broadcast(dataclasses.replace(before, model=model, lr=lr), key)
+
+    return ({}, {target.looks_at[0] - 1: choose}) if crafts else (dict.fromkeys(target.looks_at, choose), {})
 
 
 def _audit(ready: Prepared, spec: TrainingSpec, device: str) -> tuple[AuditRecord | None, str]:

@@ -1,0 +1,70 @@
+"""Model replacement: a participant sends an update that makes the next model one whose gradients name candidates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from leakgauge.attacks._members.neurons import Revealed, fired, firing_for_candidates
+from leakgauge.attacks._members.scores import finite
+from leakgauge.attacks._members.traffic import weight_of
+from leakgauge.harness.core.contract import Attack, Membership, Message, Observation, Sender
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Vector
+
+
+@dataclass(frozen=True)
+class ModelReplacement(Attack):
+    """Makes the next model one that fires only for candidates, and reads the mean of all clients' updates of it.
+
+    In the round before the attacked one, the participant sends the difference between its own model and the present
+    one, times the number of clients, less what the others send, as far as its own honest update tells: so the mean
+    moves the model about there. The next change of the model then is the
+    mean update of clients who trained it, in which the gradient of a candidate stands out. The score is the log
+    likelihood ratio that the record is in this mean. Nobody needs to see a message.
+
+    Must know: the models of the attacked round and of the next one, or the final model after the last round; the
+    candidates with their labels; auxiliary data of the same kind. It chooses the update of its client (grant `craft`).
+
+    Cannot: move the model there if the defense clips updates, refuses long ones or makes errors in proportion to their
+    length, as quantizers do; the score is then at chance. It sends its update as the defense encodes it. Clients with
+    different numbers of samples count as if all had the same number. The owner of a record stays unknown, and
+    models without a dense ReLU layer before another dense layer are refused.
+
+    Raises:
+        ValueError: in `broadcast`: the model has no such layers, its loss is not softmax cross-entropy, or there are
+            fewer than two auxiliary inputs; in `run`: the model after the attacked round was not kept.
+
+    Source: the replacement of Bagdasaryan et al. 2020, "How to backdoor federated learning", sec. 4.2, with the neurons
+        of `active-membership` (Nguyen et al. 2023) in the model. The combination is ours.
+    """
+
+    kind: ClassVar[str] = "membership"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The models of rounds and the final one, candidates, auxiliary data, and the choice of one client's update."""
+        return frozenset({"models", "final", "candidates", "auxiliary", "craft"})
+
+    def broadcast(self, seen: Observation, key: Key) -> Vector:
+        """The model that the participant wants."""
+        return firing_for_candidates(seen, "model-replacement", key, steady=True)
+
+    def run(self, seen: Observation, key: Key) -> Membership:
+        """One score per candidate; nothing is drawn."""
+        assert seen.model is not None
+        assert seen.models is not None
+        setting, start = seen.setting, seen.model
+        kept, last = {model.round: model.params for model in seen.models}, start.round + 1 == setting.rounds
+        after = kept.get(start.round + 1, seen.final if last else None)
+        if after is None:
+            raise ValueError(
+                f"expected the model after round {start.round}, which was not kept: give target.rounds >= 2, or attack "
+                f"the last round, {setting.rounds - 1}"
+            )
+        gradient, users, client = setting.sends == "gradient", setting.participants, Sender(0, setting.samples)
+        own = min(setting.batch or setting.samples, setting.samples) if gradient else setting.samples
+        mean = Message(start.round, client, b"", None, users * own, setting.steps, (client,) * (users - 1))
+        moved = (start.params - after) / (seen.lr * (1 if gradient else setting.steps))
+        revealed = Revealed(moved[None], [weight_of(setting, mean)], [mean.images])
+        return Membership(finite(fired(seen, start.params, revealed, "model-replacement")[0]))
