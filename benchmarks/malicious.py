@@ -3,7 +3,8 @@
 Each table is a study: `trap-weights` in one round and over twenty (CIFAR-10, the LeNet of DLG), `imprint` in batches of
 32 (CIFAR-10, `mlp`), `quantile-biases` in batches of 8 and 16, and `active-membership` in one round with clients of 8
 records (MNIST, `mlp-small`), compared with the floor or an honest server; `norm` is `active-membership` from only the
-numbers that are sent in the clear. Prints the value with its 95 % interval, n, and the share of clients that notice.
+numbers that are sent in the clear. `steps` is the same with two and five local steps, and with `model-replacement` by
+an active participant. Prints the value with its 95 % interval, n, and the share of clients that notice.
 Needs `cifar10` and `mnist` (see README); a part of them suffices.
 
     python benchmarks/malicious.py [FOLDER] [--only TABLE] [--seeds 11,12]
@@ -31,6 +32,7 @@ def probe(count: int, **target: Any) -> dict[str, Any]:
 
 ONE, TWENTY, BATCH = probe(16), probe(16, rounds=20), probe(8, batch=32)
 MEMBERS = {"kind": "members", "round": 0, "count": 32}
+AFTER_ONE = {"kind": "members", "round": 1, "count": 40, "outside": 200}
 CLIENTS_OF_EIGHT = {
     "tasks": [{"data": "mnist", "model": "mlp-small"}],
     "federations": [{**FEDERATION, "rounds": 1, "samples": 160}],
@@ -86,6 +88,24 @@ TABLES: dict[str, dict[str, Any]] = {
 }
 
 
+TABLES["steps"] = {
+    "tasks": [{"data": "mnist", "model": "mlp-small"}],
+    "federations": [
+        {"clients": 10, "rounds": 2, "samples": 300, "test_samples": 500, **steps}
+        for steps in ({"local_steps": 2, "batch": 0, "lr": 0.05}, {"local_steps": 5, "batch": 10, "lr": 0.2})
+    ],
+    "defenses": [
+        {"name": ["none", "jopeq", "cepam-gaussian", "top-k", "dp-fedavg"]},
+        {"name": "gaussian", "epsilon": 8.0},
+    ],
+    "attacks": [
+        {"name": "active-membership", "target": AFTER_ONE},
+        {"name": "model-replacement", "threat": "participant+craft", "target": AFTER_ONE},
+        {"name": "loss-trajectory", "threat": "participant", "target": AFTER_ONE},
+    ],
+}
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -109,7 +129,8 @@ def main() -> None:
                 line += [f"noticed by {found['detectable'].value:.0%}"] if "detectable" in found else []
                 task, target = cell.training.task, cell.target
                 where = f"{cell.attack.name}, {target.rounds or 1} rounds, seed {cell.training.seed}"
-                where = f"{task.data}, {task.model}, batch {target.batch}, {where}"
+                steps = cell.training.federation.local_steps or 1
+                where = f"{task.data}, {task.model}, batch {target.batch}, {steps} steps, {where}"
                 print(f"{cell.training.defense.name:<15} {where:<70} {', '.join(line)}", flush=True)
 
 
