@@ -1,0 +1,85 @@
+"""Which of k people is behind messages whose other records are unknown, several rounds, steps or sums, or large models.
+
+`leakgauge run lineup` has single messages of one record. Each table here is a study of the same attack: `rounds`, fresh
+messages of one model; `batches`, the other records unknown; `steps`, five local steps; `sums` of ten clients, the
+others unknown; `large`, a ResNet-18 of torchvision for images of 32 x 32. Prints the share of records that are named
+with its 95 % interval, n, and processor seconds for a victim without the training. Needs `cifar10` (see README).
+
+    python benchmarks/lineup.py [FOLDER] [--only TABLE] [--seeds 0,1]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from leakgauge.harness.data import default_root
+from leakgauge.harness.study.attack import run_attack
+from leakgauge.harness.study.jobs import Job, RunContext, perform
+from leakgauge.harness.study.study import resolve
+
+LENET = {"data": "cifar10", "model": "lenet-dlg", "init": "dlg"}
+FEDERATION = {"clients": 10, "rounds": 1, "algorithm": "fedsgd", "batch": 0, "samples": 1000, "test_samples": 1000}
+STILL = {**FEDERATION, "rounds": 10, "lr": 1e-7}
+STEPS = {**FEDERATION, "algorithm": "fedavg", "local_steps": 5, "lr": 0.01}
+
+
+def table(defenses: list[str], federation: dict[str, Any], *targets: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A study of lineups."""
+    each = [{"name": "lineup", "threat": "server+lineup", "target": target, **more} for target in targets]
+    return {"federations": [federation], "defenses": [{"name": defenses}], "attacks": each}
+
+
+TABLES: dict[str, dict[str, Any]] = {
+    "rounds": table(["mvu", "piecewise", "vqsgd"], STILL, *({"count": 40, "rounds": rounds} for rounds in (1, 3, 10))),
+    "batches": table(["none", "jopeq"], FEDERATION, *({"count": 40, "batch": batch} for batch in (4, 8, 16))),
+    "steps": table(
+        ["none", "jopeq", "cepam-gaussian"], STEPS, *({"count": 20, "batch": batch, "among": 50} for batch in (1, 4))
+    ),
+    "sums": table(
+        ["none", "laplace", "jopeq", "cepam-gaussian"],
+        FEDERATION,
+        {"count": 15, "users": 10},
+        threat="aggregator+lineup",
+    ),
+    "large": {
+        **table(["none", "gaussian", "jopeq", "cepam-gaussian"], FEDERATION, {"count": 1}),
+        "tasks": [{"data": "cifar10", "model": "torchvision:resnet18"}],
+    },
+}
+
+
+def main() -> None:
+    """Print the tables."""
+    torch.set_num_threads(1)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", nargs="?", type=Path, default=default_root())
+    parser.add_argument("--only", default="", help="print only this table")
+    parser.add_argument("--seeds", default="0", help="seeds, separated by commas")
+    given = parser.parse_args()
+    shared = {"seeds": [*map(int, given.seeds.split(","))], "tasks": [LENET], "limit": False, "lineup": False}
+    for name, parts in TABLES.items():
+        if given.only not in ("", name):
+            continue
+        study = resolve({"name": name, **shared, **parts})
+        with tempfile.TemporaryDirectory() as folder:
+            context = RunContext(Path(folder), given.folder)
+            for spec in study.trainings:
+                outcome = perform(Job("training", spec, study.cells_of[spec.id]), context)
+                assert not outcome.error, outcome.error
+            for cell in study.cells:
+                start, target = time.process_time(), cell.target
+                found = {one.name: one for one in run_attack(cell, context).estimates}
+                seconds, named = (time.process_time() - start) / target.count, found["named"]
+                where = f"batch {target.batch}, {target.rounds} rounds, {target.users} users, seed {cell.training.seed}"
+                rate = f"{named.value:.3f} [{named.low:.3f}, {named.high:.3f}], n = {named.n}"
+                print(f"{name:<8} {cell.training.defense.name:<15} {where:<45} {rate}, {seconds:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
