@@ -115,7 +115,7 @@ def test_whatever_dies_on_a_cluster_the_other_cells_have_the_bytes_of_the_serial
     def listen(progress, outcome):
         notes.extend(progress.notes)
         progress.notes.clear()
-        ended.extend([outcome.job.writes] if outcome else [])
+        ended.extend(outcome.job.writes if outcome else [])
         if len(progress.running) == 2 and len(ended) > 3 and lost in cluster.worker_nodes:
             for process in family(lost):
                 process.kill()
