@@ -1,9 +1,10 @@
 """Which of k people is behind messages whose other records are unknown, several rounds, steps or sums, or large models.
 
 `leakgauge run lineup` has single messages of one record. Each table here is a study of the same attack: `rounds`, fresh
-messages of one model; `batches`, the other records unknown; `steps`, five local steps; `sums` of ten clients, the
-others unknown; `large`, a ResNet-18 of torchvision for images of 32 x 32. Prints the share of records that are named
-with its 95 % interval, n, and processor seconds for a victim without the training. Needs `cifar10` (see README).
+messages of one model; `batches`, the other records unknown; `steps`, five local steps; `mates`, the same beside known
+records; `sums` of ten clients, the others unknown; `large`, a ResNet-18 for images of 32 x 32. Prints the
+share of records that are named with its 95 % interval, n, and processor seconds for a victim without the training.
+Needs `cifar10` (see README).
 
     python benchmarks/lineup.py [FOLDER] [--only TABLE] [--seeds 0,1]
 """
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 
 from leakgauge.harness.data import default_root
+from leakgauge.harness.data.torchvision_shim import classifier
 from leakgauge.harness.study.attack import run_attack
 from leakgauge.harness.study.jobs import Job, RunContext, perform
 from leakgauge.harness.study.study import resolve
@@ -26,7 +28,15 @@ from leakgauge.harness.study.study import resolve
 LENET = {"data": "cifar10", "model": "lenet-dlg", "init": "dlg"}
 FEDERATION = {"clients": 10, "rounds": 1, "algorithm": "fedsgd", "batch": 0, "samples": 1000, "test_samples": 1000}
 STILL = {**FEDERATION, "rounds": 10, "lr": 1e-7}
+SMALL = {"clients": 10, "samples": 10, "test_samples": 10}
 STEPS = {**FEDERATION, "algorithm": "fedavg", "local_steps": 5, "lr": 0.01}
+
+
+def residual(channels: int, classes: int) -> torch.nn.Module:
+    """ResNet-18 with a first layer for images of 32 x 32."""
+    net = classifier("resnet18", classes)
+    net.conv1, net.maxpool = torch.nn.Conv2d(channels, 64, 3, 1, 1, bias=False), torch.nn.Identity()
+    return net
 
 
 def table(defenses: list[str], federation: dict[str, Any], *targets: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -41,6 +51,12 @@ TABLES: dict[str, dict[str, Any]] = {
     "steps": table(
         ["none", "jopeq", "cepam-gaussian"], STEPS, *({"count": 20, "batch": batch, "among": 50} for batch in (1, 4))
     ),
+    "mates": table(
+        ["none", "jopeq", "cepam-gaussian"],
+        STEPS,
+        {"count": 40, "batch": 4, "among": 50},
+        threat="server+lineup+mates",
+    ),
     "sums": table(
         ["none", "laplace", "jopeq", "cepam-gaussian"],
         FEDERATION,
@@ -48,8 +64,8 @@ TABLES: dict[str, dict[str, Any]] = {
         threat="aggregator+lineup",
     ),
     "large": {
-        **table(["none", "gaussian", "jopeq", "cepam-gaussian"], FEDERATION, {"count": 1}),
-        "tasks": [{"data": "cifar10", "model": "torchvision:resnet18"}],
+        **table(["none", "gaussian", "jopeq", "cepam-gaussian"], {**FEDERATION, **SMALL}, {"count": 1}),
+        "tasks": [{"data": "cifar10", "model": "lineup:residual"}],
     },
 }
 
@@ -66,7 +82,7 @@ def main() -> None:
     for name, parts in TABLES.items():
         if given.only not in ("", name):
             continue
-        study = resolve({"name": name, **shared, **parts})
+        study = resolve({"name": name, **shared, **parts}, allow_code=True)
         with tempfile.TemporaryDirectory() as folder:
             context = RunContext(Path(folder), given.folder)
             for spec in study.trainings:
