@@ -207,7 +207,7 @@ def test_british_spelling_gets_a_hint(study, what):
 def test_show_prints_the_cells_and_the_cost(study):
     text = call("show", study).stdout
     assert "6 cells on 2 trainings" in text
-    assert re.search(r"about \d+ s of training, 0 s of audits and \d+ s of attacks on one core \(5 of 5 kinds", text)
+    assert re.search(r"about \d+ s of training, 0 s of audits and \d+ s of attacks on one core \(6 of 6 kinds", text)
     data = json.loads(call("show", study, "--json").stdout)
     assert len(data["cells"]) == 6
 

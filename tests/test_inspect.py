@@ -543,7 +543,7 @@ def table_of(folder, **more):
     ({"federations": [{"clients": 3, "rounds": 2, "algorithm": "fedsgd", "batch": 0}]}, "got 3, expected 2"),
     ({"defenses": [{"name": "gaussian", "epsilon": 1.0}]}, "defense: got .*, expected no defense as in the"),
     ({"seeds": [4]}, "seeds: got 4, expected 3 as in the recording"),
-    ({"attacks": [{"name": "imprint", "threat": "malicious-server"}]}, "a recorded server chose already"),
+    ({"attacks": [{"name": "imprint", "threat": "malicious-server"}]}, "in a recording they were chosen already"),
     ({"federations": [{"clients": 2, "rounds": 9, "algorithm": "fedsgd", "batch": 0}]}, "got 9, expected 2"),
 )
 def test_a_study_that_contradicts_its_recording_is_refused_before_it_runs(more, says, tmp_path):

@@ -41,6 +41,7 @@ _AUDIT = 3.5
 
 _TRIES = 6  # trainings of a search for a loss of accuracy besides the last, for each seed; measured mean: 5.7
 _LONG = 1.5  # if a small job takes more than these seconds, no larger one is tried
+_SHARE = 0.6  # the share of the time for measuring attacks and limits; the rest is for trainings
 
 _GOLDEN = 0.6180339887
 """The golden ratio: the fractional parts of its multiples are spread evenly for any number of multiples."""
@@ -232,7 +233,8 @@ def estimate(study: Study, root: Path, seconds: float = 10.0) -> Cost:
     """The cost of a study whose data are in `root`; no measurement starts after `seconds`."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # the disk's time would dominate short jobs
     with one_thread(), TemporaryDirectory(dir=memory) as folder:  # one thread, as in a worker
-        small = _Rehearsal(study, RunContext(Path(folder), root), time.monotonic() + seconds)
+        small = _Rehearsal(study, RunContext(Path(folder), root))
+        start = time.monotonic()
         cells = [replace(cell, training=first_try(cell.training)) for cell in study.cells]
         trainings = [small.training(first_try(spec)) for spec in study.trainings]
         attacks = [Job("attack", cell.training, (cell,)) for cell in cells]
@@ -241,8 +243,8 @@ def estimate(study: Study, root: Path, seconds: float = 10.0) -> Cost:
             for cell in cells
             if cell.limit and build_attack(cell.attack).kind == "reconstruction"
         }
-        small.measure([*attacks, *limited.values()], small.attacks)
-        small.measure(trainings, small.trainings)
+        small.measure([*attacks, *limited.values()], small.attacks, start + _SHARE * seconds)
+        small.measure(trainings, small.trainings, start + seconds)
     goals = map(goal_of, (spec.defense for spec in study.trainings))
     tries = [_TRIES if goal and goal.accuracy_loss is not None else 0 for goal in goals]
     pace = small.pace
@@ -257,10 +259,10 @@ def estimate(study: Study, root: Path, seconds: float = 10.0) -> Cost:
 
 
 class _Rehearsal:
-    """Runs small versions of a study's jobs in a separate store, until a time of `time.monotonic`."""
+    """Runs small versions of a study's jobs in a separate store."""
 
-    def __init__(self, study: Study, context: RunContext, until: float) -> None:
-        self.context, self.until = context, until
+    def __init__(self, study: Study, context: RunContext) -> None:
+        self.context = context
         self.problem = ""  # the first error that kept a job from being measured
         self.kinds, self.measured = set[Hashable](), set[Hashable]()
         self._known: dict[Hashable, tuple[Setting, int]] = {}
@@ -293,21 +295,23 @@ class _Rehearsal:
             spec = replace(spec, federation=replace(spec.federation, rounds=rounds))
         return Job("training", replace(spec, audit=0), ())
 
-    def measure(self, jobs: Iterable[Job], small: Callable[[Job], Iterable[Job]]) -> None:
+    def measure(self, jobs: Iterable[Job], small: Callable[[Job], Iterable[Job]], until: float) -> None:
         """Run small jobs for the middle job of each kind, because the first defense is often none; or for the first.
 
-        Defenses hardly change the time of attacks and limits.
+        Defenses hardly change the time of attacks and limits. None starts after `until`, of `time.monotonic`.
         """
         groups = gathered((_kinds(job)[0] if job.trains else _kinds(job)[1], job) for job in jobs)
         self.kinds.update(groups)
         # multiples of the golden ratio: whenever the time is over, the measured jobs are spread over all kinds
         for _, (kind, group) in sorted(enumerate(groups.items()), key=lambda pair: pair[0] * _GOLDEN % 1):
             for job in (group[len(group) // 2], group[0]):
-                if kind not in self.measured and time.monotonic() < self.until:
+                if kind not in self.measured and time.monotonic() < until:
                     with self._problems():
                         few, *more = small(job)
-                        self._run(few)  # the first job of a kind compiles
-                        if self._run(few, job) < _LONG:
+                        # the first job of a kind compiles, which counts little in a long one
+                        if (first := self._run(few)) > _LONG:
+                            self.pace.learn(few, first, job)
+                        elif self._run(few, job) < _LONG:
                             for each in more:
                                 self._run(each, job)
                         self.measured.add(kind)
