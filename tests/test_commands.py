@@ -49,6 +49,7 @@ target = { kind = "probe", round = [0, 1], count = 8 }
 LONG = (
     "adaptive",
     "inferences",
+    "lineup",
     "malicious",
     "membership-papers",
     "rounds",
