@@ -85,24 +85,22 @@ TABLES: dict[str, dict[str, Any]] = {
             {"name": "active-membership", "statistic": "norm", "target": MEMBERS},
         ],
     },
-}
-
-
-TABLES["steps"] = {
-    "tasks": [{"data": "mnist", "model": "mlp-small"}],
-    "federations": [
-        {"clients": 10, "rounds": 2, "samples": 300, "test_samples": 500, **steps}
-        for steps in ({"local_steps": 2, "batch": 0, "lr": 0.05}, {"local_steps": 5, "batch": 10, "lr": 0.2})
-    ],
-    "defenses": [
-        {"name": ["none", "jopeq", "cepam-gaussian", "top-k", "dp-fedavg"]},
-        {"name": "gaussian", "epsilon": 8.0},
-    ],
-    "attacks": [
-        {"name": "active-membership", "target": AFTER_ONE},
-        {"name": "model-replacement", "threat": "participant+craft", "target": AFTER_ONE},
-        {"name": "loss-trajectory", "threat": "participant", "target": AFTER_ONE},
-    ],
+    "steps": {
+        "tasks": [{"data": "mnist", "model": "mlp-small"}],
+        "federations": [
+            {"clients": 10, "rounds": 2, "samples": 300, "test_samples": 500, **steps}
+            for steps in ({"local_steps": 2, "batch": 0, "lr": 0.05}, {"local_steps": 5, "batch": 10, "lr": 0.2})
+        ],
+        "defenses": [
+            {"name": ["none", "jopeq", "cepam-gaussian", "top-k", "dp-fedavg"]},
+            {"name": "gaussian", "epsilon": 8.0},
+        ],
+        "attacks": [
+            {"name": "active-membership", "target": AFTER_ONE},
+            {"name": "model-replacement", "threat": "participant+craft", "target": AFTER_ONE},
+            {"name": "loss-trajectory", "threat": "participant", "target": AFTER_ONE},
+        ],
+    },
 }
 
 

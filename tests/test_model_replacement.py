@@ -74,6 +74,11 @@ def test_the_adversary_knows_its_own_records_so_no_candidate_is_among_them(tmp_p
     assert seen.messages is None
 
 
+def test_the_adversary_does_not_attack_itself(tmp_path):
+    (failure,) = run_study(study(target={"client": 9}), tmp_path, workers=0).failures.values()
+    assert "target.client: got 9, the adversary itself; expected another client" in failure.message
+
+
 def test_a_claim_of_several_units_is_compared_by_the_least_proof(tmp_path):
     """Two proofs without a finite bound have no order but their epsilon."""
     found = rates(tmp_path, "cepam-clip")["cepam-clip"]

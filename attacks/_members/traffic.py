@@ -30,7 +30,6 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn.gradients import gradients, targets_of
 
 _CHUNK = 64  # number of candidates whose gradients are held at once
-_PROBE = 1e-3  # entries of the update at which a likelihood's slope is taken, in the message's rms: far below top-k's
 
 
 @dataclass(frozen=True)

@@ -167,6 +167,8 @@ def _members(federation: TrainedFederation, view: View, target: Target) -> tuple
     if target.client is not None:
         if target.client not in federation.clients:
             raise ValueError(f"there is no client {target.client}: expected less than {len(federation.clients)}")
+        if "craft" in view.sees and target.client == max(federation.clients):
+            raise ValueError(f"target.client: got {target.client}, the adversary itself; expected another client")
         used, key = np.sort(federation.clients[target.client]), key.child("client", target.client)
     if inside > len(used):
         raise ValueError(f"expected at most {len(used)} members, got count={inside}")

@@ -60,8 +60,7 @@ linear model of digits."""
 _DIM = 2e4  # the number of model parameters at which these seconds double
 
 _TRUST = 0.03
-"""A relative error of a price, against those of the wider kind in proportion, that weighs as much as one of seconds of
-1."""
+"""The deviation of a price from the wider kind's, as a share, that counts as much as seconds that are wrong by all."""
 
 
 class Cost(NamedTuple):
