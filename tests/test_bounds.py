@@ -7,9 +7,11 @@ import math
 import time
 from typing import NamedTuple
 
+import dp_accounting as dp
 import numpy as np
 import pytest
 import torch
+from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
@@ -17,6 +19,7 @@ from scipy import stats as scipy_stats
 
 from leakgauge.harness.audit.bounds import (
     Counts,
+    SampledSteps,
     count,
     distance_lower,
     epsilon_lower,
@@ -452,8 +455,23 @@ def test_sums_of_sampled_steps_show_nearly_the_epsilon_of_the_sum(share, steps, 
         pairs = ((one, zero), (zero, one))
         return max(np.trapezoid(np.maximum(p - math.exp(epsilon) * q, 0.0), grid) for p, q in pairs)
 
-    found = sampled_epsilon_lower(quantiles, ones, share, steps, 1e-5)
+    found = sampled_epsilon_lower(quantiles, ones, SampledSteps(share, steps, False), 1e-5)
     assert delta(found) > 1e-5 > delta(found / 0.95)
+
+
+@by_rows((0.25, 4, 1.337), (0.1, 10, 1.0))
+def test_sampled_steps_that_are_seen_apart_show_nearly_their_composition(share, steps, mu):
+    n = 100_000
+    quantiles = special.ndtri((np.arange(n) + 0.5) / n)
+    taken = scipy_stats.binom.ppf((np.arange(n) + 0.5) / n, steps, share)
+    ones = quantiles[permutations(ROOT.child("sampled"), 1, n)[0]] + taken * mu / math.sqrt(steps)
+    theirs = PLDAccountant()
+    truth = theirs.compose(dp.PoissonSampledDpEvent(share, dp.GaussianDpEvent(1 / mu)), steps).get_epsilon(1e-5)
+    found, of_sums = (
+        sampled_epsilon_lower(quantiles, ones, SampledSteps(share, steps, apart), 1e-5) for apart in (True, False)
+    )
+    assert of_sums < found
+    assert 0.95 * truth < found < truth
 
 
 # epsilons at 1e-5 of sums of steps, by share, from an independent program
@@ -462,20 +480,22 @@ TRUE_OF_SUMS = {0.25: 6.6121, 0.05: 1.2657}
 
 def test_sampled_steps_show_nothing_without_a_difference_or_with_few_trials():
     quantiles = special.ndtri((np.arange(1000) + 0.5) / 1000)
-    assert sampled_epsilon_lower(quantiles, quantiles + 0.01, 0.25, 4, 1e-5) == 0
-    assert sampled_epsilon_lower(quantiles[:10], quantiles[:10] + 9, 0.25, 4, 1e-5) == 0
-    assert sampled_epsilon_lower(quantiles, quantiles + 9, 0.25, 4, 0.0) == 0
-    assert sampled_epsilon_lower(np.zeros(100), np.ones(100), 0.25, 4, 1e-5) == 0
+    for apart in (False, True):
+        sampled = SampledSteps(0.25, 4, apart)
+        assert sampled_epsilon_lower(quantiles, quantiles + 0.01, sampled, 1e-5) == 0
+        assert sampled_epsilon_lower(quantiles[:10], quantiles[:10] + 9, sampled, 1e-5) == 0
+        assert sampled_epsilon_lower(quantiles, quantiles + 9, sampled, 0.0) == 0
+        assert sampled_epsilon_lower(np.zeros(100), np.ones(100), sampled, 1e-5) == 0
 
 
 @pytest.mark.matrix
 @by_rows((0.25, 4, 1 / 0.7477, 0.95), (0.05, 20, 1.0, 0.999))
 def test_at_most_as_many_bounds_of_sampled_steps_as_stated_lie_above_the_truth(share, steps, mu, confidence):
-    n, runs, above = 300, 1000, 0
+    n, runs, above, sampled = 300, 1000, 0, SampledSteps(share, steps, False)
     for run in range(runs):
         own = ROOT.child("runs", run)
         low, high = (normal(own.child(side), (n,), torch.float64).numpy() for side in (0, 1))
         chances = uniform(own.child("taken"), (n, steps), dtype=torch.float64).numpy()
         high = high + (chances < share).sum(1) * mu / math.sqrt(steps)
-        above += sampled_epsilon_lower(low, high, share, steps, 1e-5, confidence) > TRUE_OF_SUMS[share]
+        above += sampled_epsilon_lower(low, high, sampled, 1e-5, confidence) > TRUE_OF_SUMS[share]
     assert above <= at_most(1 - confidence, runs)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize, signal, special, stats
 
-from leakgauge.harness.core import rng
+from leakgauge.harness.core import accounting, rng
 from leakgauge.harness.core.distribution import Integers
 from leakgauge.harness.core.gaussian import check_delta, gaussian_epsilon, gaussian_mu
 from leakgauge.harness.core.rng import Key
@@ -270,21 +270,33 @@ def scores_epsilon_lower(zeros: Numbers, ones: Numbers, delta: float, confidence
     return gaussian_epsilon(distance_lower(gap / spread, n, m, confidence), delta)
 
 
+class SampledSteps(NamedTuple):
+    """Gaussian steps that each take a record with probability `share`; scores are known to be sums of such steps.
+
+    apart: whether the adversary sees each step, not only the sum.
+    """
+
+    share: float
+    steps: int
+    apart: bool
+
+
 def sampled_epsilon_lower(
-    zeros: Numbers, ones: Numbers, share: float, steps: int, delta: float, confidence: float = 0.95
+    zeros: Numbers, ones: Numbers, sampled: SampledSteps, delta: float, confidence: float = 0.95
 ) -> float:
-    """The epsilon of a sum of Gaussian steps that each take a record with this share, from scores of such sums.
+    """The epsilon of Gaussian steps on sampled records, from scores that are sums of these steps.
 
     With input 0, scores are N(0, 1) in some unit; with input 1, N(K m / sqrt(steps), 1) for a binomial number K of
     steps. The difference of the means, in spreads of input 0, has the mean share sqrt(steps) m; its lower confidence
-    limit gives m. The sum says less than its steps, so this epsilon is below that of their composition.
+    limit gives m. The epsilon is that of the composition of the steps if the adversary sees them apart, otherwise that
+    of the sum, which is smaller.
 
     Args:
         zeros: [n] scores of trials with input 0.
         ones: [m] scores of trials with input 1.
 
     Guarantees:
-        For such scores, above the true epsilon of the sum with probability about 1 - confidence at most: the means
+        For such scores, above the true epsilon with probability about 1 - confidence at most: the means
         and the spread of many trials are taken as normal.
         0 for fewer than `_MANY` trials on a side, an infinite score, no spread, or delta 0.
 
@@ -294,6 +306,7 @@ def sampled_epsilon_lower(
     low, high = checked_scores(zeros), checked_scores(ones)
     check_delta(delta)
     check_confidence(confidence)
+    share, steps, apart = sampled
     n, m, chance = len(low), len(high), share * math.sqrt(steps)
     if min(n, m) < _MANY or delta == 0 or not (np.isfinite(low).all() and np.isfinite(high).all()):
         return 0.0
@@ -307,6 +320,8 @@ def sampled_epsilon_lower(
     if excess(0.0) >= 0:
         return 0.0
     mu = optimize.brentq(excess, 0.0, distance / chance)
+    if apart:
+        return accounting.epsilon(accounting.sampled_steps(share, mu, steps), delta)
     shifts = np.arange(steps + 1) * mu / math.sqrt(steps)
     logs = stats.binom.logpmf(np.arange(steps + 1), steps, share)
     return max(_sum_epsilon(shifts, logs, delta, sign) for sign in (1, -1))
@@ -353,7 +368,7 @@ def bound_from_trials(
     *,
     gaussian: bool,
     linear: bool,
-    sampled: tuple[float, int] | None = None,
+    sampled: SampledSteps | None = None,
 ) -> tuple[Bound, Counts]:
     """The bound from scores [n], [m] of counted trials, and the counts at its threshold.
 
@@ -362,8 +377,7 @@ def bound_from_trials(
     Args:
         threshold: chosen on other trials; it counts alone if `rates` (`likely_rates` of other trials) is None.
         gaussian: whether the mechanism is known to be Gaussian; linear: whether its scores are Gaussian too.
-        sampled: the share and the number of steps, if scores are known to be sums of steps that each take a record
-            with this share.
+        sampled: the steps, if scores are known to be sums of Gaussian steps on sampled records.
     """
     counts, strict = count(zeros, ones, threshold), max(confidence, STRICT)
     if sampled is None and rates is not None and not gaussian:
@@ -378,7 +392,7 @@ def bound_from_trials(
         counted, own = epsilon_lower(counts, delta, 1 - _OF_COUNTS * (1 - level)), scores_confidence(level)
         if sampled is None:
             return max(counted, scores_epsilon_lower(zeros, ones, delta, own)), counted
-        return max(counted, sampled_epsilon_lower(zeros, ones, *sampled, delta, own)), counted
+        return max(counted, sampled_epsilon_lower(zeros, ones, sampled, delta, own)), counted
 
     method = "Gaussian scores" if sampled is None else "sampled Gaussian scores"
     value, general = bounds(confidence)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from leakgauge.harness.audit import bounds
-from leakgauge.harness.audit.bounds import Bound, Counts, Rates
+from leakgauge.harness.audit.bounds import Bound, Counts, Rates, SampledSteps
 from leakgauge.harness.audit.distinguishers import Distinguisher, distinguishers
 from leakgauge.harness.audit.neighbors import Inputs, pairs, varied
 from leakgauge.harness.audit.trials import Mechanism, Part, Trace
@@ -58,7 +58,7 @@ class HypothesisTest(NamedTuple):
     distinguisher: Distinguisher
     threshold: float
     rates: Rates | None = None
-    sampled: tuple[float, int] | None = None
+    sampled: SampledSteps | None = None
 
     def bound(
         self, zeros: Numbers, ones: Numbers, claim: Claim, threat: Threat, confidence: float
@@ -237,14 +237,13 @@ def _judged(
     return Judged(bound.epsilon_lower, min(bounds.separation(zeros, ones), _FAR_APART), test, zeros, ones)
 
 
-def _sampled(
-    mechanism: Mechanism, claim: Claim, inputs: Inputs, distinguisher: Distinguisher
-) -> tuple[float, int] | None:
-    """Share and steps of scores that sum Gaussian steps on sampled records; None: scores have another distribution."""
+def _sampled(mechanism: Mechanism, claim: Claim, inputs: Inputs, distinguisher: Distinguisher) -> SampledSteps | None:
+    """The Gaussian steps on sampled records that scores are sums of; None: scores have another distribution."""
     setting, known = mechanism.federation.setting, mechanism.threat in (claim.proved.against or claim.against)
     trains = claim.unit is Unit.RECORD and mechanism.defense.local.poisson and inputs.draw is not None
     sums = distinguisher.name == "projection" and claim.relation is Relation.ADD_REMOVE and setting.momentum == 0
-    return accounting.sampled_gaussian(claim.proved.event) if known and trains and sums and claim.delta > 0 else None
+    steps = accounting.sampled_gaussian(claim.proved.event) if known and trains and sums and claim.delta > 0 else None
+    return SampledSteps(*steps, apart=setting.steps == 1 and mechanism.sees_messages) if steps else None
 
 
 def apply_test(

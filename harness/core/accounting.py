@@ -136,6 +136,13 @@ def sampled_gaussian(event: Event | None) -> tuple[float, int] | None:
     return (noise.share, noise.runs) if noise else None
 
 
+def sampled_steps(share: float, mu: float, steps: int) -> Event:
+    """Steps that each take a record with probability `share`; the record then moves a normal number by mu spreads."""
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+
+    return repeat(PoissonSampledDpEvent(share, GaussianDpEvent(1 / mu)), steps)
+
+
 def repeat(event: Event, rounds: int) -> Event:
     """The adaptive composition of `rounds` copies of `event`.
 

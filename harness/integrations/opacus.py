@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch.utils import data as loading
 
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.accounting import epsilon, repeat
+from leakgauge.harness.core.accounting import epsilon, repeat, sampled_steps
 from leakgauge.harness.core.claim import Claim, Code, Proof, Relation, Unit, claim_over
 from leakgauge.harness.core.gaussian import gaussian_epsilon, gaussian_mu
 from leakgauge.harness.core.result import AuditRecord
@@ -168,12 +168,9 @@ def training_bound(
     if not facts.poisson or facts.share == 1 or mu == 0:
         many = count if facts.poisson else epochs * facts.weight
         return TrainingBound(gaussian_epsilon(mu * math.sqrt(many), delta), step.confidence, 0, 0)
-    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
-
     drawn, draws = _count_draws(loader, key)
     share = clopper_pearson(drawn, draws, 1 - 2 * _ERROR).low or 0.0
-    event = repeat(PoissonSampledDpEvent(share, GaussianDpEvent(1 / mu)), count)
-    return TrainingBound(epsilon(event, delta), step.confidence - _ERROR, drawn, draws)
+    return TrainingBound(epsilon(sampled_steps(share, mu, count), delta), step.confidence - _ERROR, drawn, draws)
 
 
 def _count_draws(loader: Any, key: Key) -> tuple[int, int]:
