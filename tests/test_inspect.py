@@ -6,7 +6,6 @@ import math
 import re
 import tomllib
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ from leakgauge.harness.data import load
 from leakgauge.harness.federation.loop import Keep, make_plan, replay_state, train
 from leakgauge.harness.federation.recording import LIST, Facts, Recorded, Recorder, read, spec_of
 from leakgauge.harness.federation.round import Client, Round, client_key
-from leakgauge.harness.integrations.inspect import Asked, _Trial, study_of
+from leakgauge.harness.integrations.inspect import Asked, study_of
 from leakgauge.harness.integrations.synthetic import Names, flattened, part_spec
 from leakgauge.harness.learn.batch import Work, choose_engine, train_clients
 from leakgauge.harness.study.jobs import RunContext
@@ -304,19 +303,6 @@ def test_defaults_are_chosen_by_what_fits_and_the_report_says_what_was_left_out(
     page = (tmp_path / "report.html").read_text()
     assert "Attack idlg was left out" in page
     assert tomllib.loads((tmp_path / "study.toml").read_text())["name"] == "inspect"
-
-
-def test_a_search_is_priced_by_the_evaluations_that_it_makes():
-    def seconds(name, most, evaluations):
-        made = 3 * evaluations - 2
-        return 7 + 0.5 * made, made
-
-    trial = SimpleNamespace(truth=SimpleNamespace(victims=[Examples(torch.zeros(1, 1), torch.zeros(1))]))
-    trial._seconds = seconds
-    price, _ = _Trial._price(trial, "map", {"evaluations": 300, "warm": 150})
-    assert price.unit == 2 * 0.5  # for each evaluation of the first search and of the last one
-    price, _ = _Trial._price(trial, "idlg", {"evaluations": 300, "restarts": 1})
-    assert price == (8.0, 0.5)
 
 
 def test_own_data_keep_the_users_rows_and_half_of_the_others_is_the_attackers(tmp_path):

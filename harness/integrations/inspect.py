@@ -1,11 +1,13 @@
-"""The study of a recording; short trials choose the attacks that fit and their budgets."""
+"""The study of a recording; small runs choose the attacks that fit and their budgets."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -13,9 +15,9 @@ from typing import Any, NamedTuple
 from torch.nn.functional import one_hot
 
 from leakgauge.harness.audit.limit import followed
-from leakgauge.harness.core.cell import PartSpec, Target, TaskSpec
+from leakgauge.harness.core.cell import Cell, PartSpec, Target, TaskSpec
 from leakgauge.harness.core.code import named_code
-from leakgauge.harness.core.contract import Reconstruction
+from leakgauge.harness.core.contract import Examples, Observation
 from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.threads import one_thread
 from leakgauge.harness.core.threats import View
@@ -23,9 +25,10 @@ from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.observe import observe
 from leakgauge.harness.federation.recording import Recording, spec_of
 from leakgauge.harness.learn.gradients import gradients
-from leakgauge.harness.study.cost import span
-from leakgauge.harness.study.jobs import RunContext
-from leakgauge.harness.study.prepare import StoredTraining, attack_key, load_data, those
+from leakgauge.harness.study.attack import run_attack
+from leakgauge.harness.study.cost import Rehearsal, span
+from leakgauge.harness.study.jobs import Job, RunContext
+from leakgauge.harness.study.prepare import StoredTraining, load_data, those
 from leakgauge.harness.study.run import check_data
 from leakgauge.harness.study.study import Study, resolve
 from leakgauge.harness.study.training import keep_for, run_training
@@ -35,18 +38,15 @@ NAME = "inspect"
 
 VICTIMS = 8
 
-_TRIED: tuple[tuple[str, dict[str, int]], ...] = (
-    ("map", {"evaluations": 300, "warm": 150}),
-    ("idlg", {"evaluations": 300, "restarts": 1}),
-    ("analytic", {}),
-    ("label-restoration", {}),
-)
+_TRIED: dict[str, dict[str, int]] = {
+    "map": {"evaluations": 300, "warm": 150},
+    "idlg": {"evaluations": 300, "restarts": 1},
+    "analytic": {},
+    "label-restoration": {},
+}
 """The attacks that are tried besides the floor, with the most evaluations of each search."""
 
-_ENOUGH, _FEW, _SMALL, _MORE = 60, 20, 2, 8
-"""Evaluations of a search: the number below which victims are left out, the minimum, and those of the two trials."""
-
-_SLOW = 60.0  # seconds of a first trial above which there is no second trial
+_ENOUGH, _FEW = 60, 20  # evaluations of a search: the number below which victims are left out, and the minimum
 _DIRECTIONS = 100  # the fewest directions of an image for a useful limit
 
 
@@ -70,17 +70,6 @@ class Asked(NamedTuple):
     seed: int = 0
 
 
-class _Price(NamedTuple):
-    """Seconds for each victim: to start, and for an evaluation, which is 0 without a search."""
-
-    start: float
-    unit: float
-
-    def of(self, victims: int, evaluations: int) -> float:
-        """Total seconds."""
-        return victims * (self.start + evaluations * self.unit)
-
-
 def study_of(task: TaskSpec, recording: Recording, asked: Asked, root: Path, *, allow_code: bool = True) -> Study:
     """The study of one round of a recording: floor, attacks and limit; `Study.notes` states what was left out.
 
@@ -99,12 +88,14 @@ def study_of(task: TaskSpec, recording: Recording, asked: Asked, root: Path, *, 
     check_data(study, root)
     notes += [f"data: {note}" for note in [load_data(task.data, root).note] if note]
     if asked.attacks is None or (asked.limit is None and any(map(_searches, asked.attacks))):
-        with one_thread():  # as in a study
-            trial = _Trial(_resolved(task, recording, asked, floor, False, allow_code), root)
-            limit, why = (asked.limit, []) if asked.limit is not None else trial.limit(60 * asked.minutes)
+        with one_thread(), TemporaryDirectory() as folder:  # as in a study
+            first, context = _resolved(task, recording, asked, floor, False, allow_code), RunContext(Path(folder), root)
+            run_training(first.trainings[0], keep_for(first.cells), context)
+            limit, why = (asked.limit, []) if asked.limit is not None else _limit(first.cells[0], context, asked)
             notes += why
             if asked.attacks is None:
-                attacks, why = trial.choose(60 * asked.minutes, asked.victims)
+                alone = partial(_resolved, task, recording, asked, limit=False, allow_code=allow_code)
+                attacks, why = _choose(alone, first, context, asked)
                 notes += why
         study = _resolved(task, recording, asked, attacks, limit, allow_code)
     return dataclasses.replace(study, notes=tuple(notes))
@@ -205,122 +196,103 @@ def _value(value: Any) -> str:
     return json.dumps(value)
 
 
-class _Trial:
-    """Runs attacks on the first two victims of a study's first cell, by its first adversary."""
+def _first(cell: Cell, context: RunContext) -> tuple[Observation, Examples]:
+    """What the adversary sees of the first victim, and its records."""
+    federation = StoredTraining.of(cell.training, context).federation
+    seen, truth = observe(federation, View.parse(cell.threat), dataclasses.replace(cell.target, count=1))
+    return seen, truth.victims[0]
 
-    def __init__(self, study: Study, root: Path) -> None:
-        with TemporaryDirectory() as folder:
-            context, spec = RunContext(Path(folder), root), study.trainings[0]
-            run_training(spec, keep_for(study.cells), context)
-            federation = StoredTraining.of(spec, context).federation
-        self.cell, self.threats = study.cells[0], len({cell.threat for cell in study.cells})
-        self.count = min(2, self.cell.target.count)  # several victims share evaluations, at another price
-        target = dataclasses.replace(self.cell.target, count=self.count)
-        self.seen, self.truth = observe(federation, View.parse(self.cell.threat), target)
-        self.target, self.since = target, time.perf_counter()
-        self.spent = self.took = 0.0
 
-    def limit(self, seconds: float) -> tuple[bool, list[str]]:
-        """Whether the limit is useful and takes at most a third of this time, and a note if not."""
-        assert self.seen.model is not None
-        records = len(self.truth.victims[0].y)
-        count, entries = followed(self.seen.task, self.seen.model.params), self.truth.victims[0].x[0].numel()
-        count = min(count // records, entries)
-        dim = self.seen.setting.dim
-        if count < min(_DIRECTIONS, entries):
-            text = f"along only {count} of {entries:,} directions of an image"
-            return False, [f"the limit was left out: memory holds the slopes of {counted(dim, 'parameter')} {text}"]
-        x, labels = (rows if self.seen.task.mixes else rows[:1] for rows in self.truth.victims[0])
-        y = labels.double() if labels.is_floating_point() else one_hot(labels, self.seen.task.classes).double()
-        start = time.perf_counter()
-        gradients(self.seen.task, self.seen.model.params.double(), x[None].double(), y[None])
-        needs = self.cell.target.count * records * count * (time.perf_counter() - start)
-        if needs > seconds / 3:
-            return False, [f"the limit was left out: its {count} gradients for each record would take {span(needs)}"]
-        return True, []
+def _limit(cell: Cell, context: RunContext, asked: Asked) -> tuple[bool, list[str]]:
+    """Whether the limit is useful and takes at most a third of the time asked for, and a note if not."""
+    seen, victim = _first(cell, context)
+    assert seen.model is not None
+    entries = victim.x[0].numel()
+    count = min(followed(seen.task, seen.model.params) // len(victim.y), entries)
+    if count < min(_DIRECTIONS, entries):
+        size = counted(seen.setting.dim, "parameter")
+        text = f"memory holds the slopes of {size} along only {count} of {entries:,} directions of an image"
+        return False, [f"the limit was left out: {text}"]
+    x, labels = victim if seen.task.mixes else (rows[:1] for rows in victim)
+    y = labels.double() if labels.is_floating_point() else one_hot(labels, seen.task.classes).double()
+    start = time.perf_counter()
+    gradients(seen.task, seen.model.params.double(), x[None].double(), y[None])
+    needs = cell.target.count * len(victim.y) * count * (time.perf_counter() - start)
+    if needs > 60 * asked.minutes / 3:
+        return False, [f"the limit was left out: its {count} gradients for each record would take {span(needs)}"]
+    return True, []
 
-    def choose(self, seconds: float, victims: int | None) -> tuple[list[tuple[PartSpec, Target]], list[str]]:
-        """The floor and the attacks that fit, with evaluations so that all attacks end in this time, and notes.
 
-        Args:
-            victims: the number that the user asks for, which is kept; None: victims are left out if a search would
-                become too short.
-        """
-        prices, notes = dict[str, _Price](), list[str]()
-        for name, most in _TRIED:
-            price, why = self._price(name, most)
-            if price is None:
-                notes.append(f"attack {name} was left out: {why}")
-            else:
-                prices[name] = price
-        shared = max(1.0, self.took / max(self.spent, 1e-3))  # other processes may use this machine too
-        prices = {name: _Price(shared * price.start, shared * price.unit) for name, price in prices.items()}
-        count, searching = self.cell.target.count, [price for price in prices.values() if price.unit]
-        left = max(0.3 * seconds, seconds - (time.perf_counter() - self.since))
-        each = left / max(1, len(searching) * self.threats)
+def _choose(
+    alone: Callable[[list[tuple[PartSpec, Target]]], Study], floor: Study, context: RunContext, asked: Asked
+) -> tuple[list[tuple[PartSpec, Target]], list[str]]:
+    """The floor and the attacks that fit, with evaluations so that all attacks end in the time asked for, and notes.
 
-        def spends(price: _Price, victims: int) -> int:
-            return max(_FEW, min(300, int((each / victims - price.start) / price.unit)))
+    Victims are left out if a search would become too short and the user asked for no number of them.
 
-        while victims is None and count > 2 and any(price.of(count, min(_ENOUGH, 300)) > each for price in searching):
-            count -= 1
-        if count < self.cell.target.count:
-            notes.append(
-                f"only {count} of {self.cell.target.count} victims were attacked, so that all attacks end in time"
-            )
-        target = dataclasses.replace(self.cell.target, count=count)
-        chosen = [(self.cell.attack, target)]
-        for name, most in _TRIED:
-            if name not in prices:
-                continue
-            price, parameters = prices[name], dict(most)
-            if price.unit and (spent := spends(price, count)) < most["evaluations"]:
-                parameters |= {key: min(value, spent) for key, value in most.items() if key != "restarts"}
-                long = price.of(count, spent) > 1.5 * each
-                notes.append(
-                    f"attack {name} spends {spent} evaluations of {most['evaluations']}, each takes {price.unit:.2g} s"
-                    + (f"; it takes {span(price.of(count, spent))} all the same" if long else "")
-                )
-            full = registry.defaults("attack", name) | parameters
-            chosen.append((PartSpec(name, full), target))
-        return chosen, notes
-
-    def _price(self, name: str, most: Mapping[str, int]) -> tuple[_Price | None, str]:
-        """The price of an attack, or None and the reason why the attack does not fit."""
-        if name in ("idlg", "analytic") and len(self.truth.victims[0].y) > 1:
-            return None, "it needs messages of one record"
+    Args:
+        alone: the study of one attack.
+        floor: the study of the floor alone; its training is stored.
+    """
+    start, notes, cells = time.monotonic(), list[str](), list[Cell]()
+    rehearsal, cell = Rehearsal(floor, context), floor.cells[0]
+    single = len(_first(cell, context)[1].y) == 1
+    for name, most in _TRIED.items():
         try:
-            few, small = self._seconds(name, most, _SMALL)  # the first run of a kind compiles
-            if "evaluations" not in most:
-                return _Price(few, 0.0), ""
-            if few > _SLOW:
-                return _Price(0.0, few / _SMALL), ""
-            few, small = self._seconds(name, most, _SMALL)
-            seconds, more = self._seconds(name, most, _MORE)
+            if name in ("idlg", "analytic") and not single:
+                raise ValueError("it needs messages of one record")
+            part = PartSpec(name, registry.defaults("attack", name) | most)
+            cells.append(_fitting(alone([(part, cell.target)]).cells, name, rehearsal))
         except ValueError as error:
-            return None, " ".join(str(error).split())
-        unit = (seconds - few) / max(1, more - small)
-        unit = unit if unit > 0 else few / _SMALL  # noise of a busy machine: starting counts as taking no time
-        unit *= len(most.keys() - {"restarts"})  # a search with `warm` makes the same number of evaluations once more
-        return _Price(max(0.0, few - _SMALL * unit), unit), ""
+            notes.append(f"attack {name} was left out: {' '.join(str(error).split())}")
+    count = cell.target.count
+    searches = [each for each in cells if _TRIED[each.attack.name]]
+    seconds = 60 * asked.minutes
+    left = max(0.3 * seconds, seconds - (time.monotonic() - start))
+    each = left / max(1, len(searches) * len(asked.threats))
 
-    def _seconds(self, name: str, most: Mapping[str, int], evaluations: int) -> tuple[float, float]:
-        """Processor seconds and evaluations per victim of an attack with this small number of evaluations.
+    def takes(cell: Cell, victims: int, evaluations: int) -> float:
+        changed = dataclasses.replace(
+            cell, attack=_spending(cell.attack, evaluations), target=dataclasses.replace(cell.target, count=victims)
+        )
+        return rehearsal.pace.expected(Job("attack", cell.training, (changed,)))
 
-        Raises:
-            ValueError: the attack does not fit, or fails.
-        """
-        parameters = {key: value if key == "restarts" else evaluations for key, value in most.items()}
-        spec = PartSpec(name, registry.defaults("attack", name) | parameters)
-        attack = registry.build_attack(spec)
-        missing = sorted(attack.needs - self.seen.view.sees - ({"messages"} if self.seen.view.messages else set()))
-        if missing:
-            raise ValueError(f"the adversary {self.seen.view.name} does not see the {' and '.join(missing)}")
-        start, before = time.process_time(), time.perf_counter()
-        result = attack.run(self.seen, attack_key(self.cell.training.seed, spec, self.target))
-        guesses = result.guesses if isinstance(result, Reconstruction) else ()
-        if guesses and guesses[0].failure and not parameters:
-            raise ValueError(guesses[0].failure)
-        spent = time.process_time() - start
-        self.spent, self.took = self.spent + spent, self.took + time.perf_counter() - before
-        return spent / self.count, sum(guess.evaluations for guess in guesses) / self.count
+    while asked.victims is None and count > 2 and any(takes(search, count, _ENOUGH) > each for search in searches):
+        count -= 1
+    if count < cell.target.count:
+        notes.append(f"only {count} of {cell.target.count} victims were attacked, so that all attacks end in time")
+    target, chosen = dataclasses.replace(cell.target, count=count), [cell.attack]
+    for found in cells:
+        full = _TRIED[found.attack.name].get("evaluations", 0)
+        spends = next((number for number in range(full, _FEW, -1) if takes(found, count, number) <= each), _FEW)
+        if spends < full:
+            text = f"spends {spends} evaluations of {full}, which take about {span(takes(found, count, spends))}"
+            notes.append(f"attack {found.attack.name} {text}")
+        chosen.append(_spending(found.attack, spends))
+    return [(attack, target) for attack in chosen], notes
+
+
+def _spending(attack: PartSpec, evaluations: int) -> PartSpec:
+    """The search with this many evaluations or fewer."""
+    most = {name: min(value, evaluations) for name, value in _TRIED[attack.name].items() if name != "restarts"}
+    return dataclasses.replace(attack, parameters=attack.parameters | most)
+
+
+def _fitting(cells: Sequence[Cell], name: str, rehearsal: Rehearsal) -> Cell:
+    """The cell of an attack that runs; a search is measured.
+
+    Raises:
+        ValueError: the attack does not fit, or it fails.
+    """
+    cell = next(cell for cell in cells if cell.attack.name == name)
+    if _TRIED[name]:
+        rehearsal.problem = ""
+        rehearsal.measure([Job("attack", cell.training, (cell,))], rehearsal.attacks, math.inf)
+        if rehearsal.problem:
+            raise ValueError(rehearsal.problem)
+        return cell
+    few = dataclasses.replace(cell, limit=False, target=dataclasses.replace(cell.target, count=1))
+    failed = [flag for flag in run_attack(few, rehearsal.context).flags if flag.code == "failed-victims"]
+    if failed:
+        raise ValueError(failed[0].message)
+    return cell

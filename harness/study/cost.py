@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -48,8 +48,10 @@ _GOLDEN = 0.6180339887
 
 _CLIENTS, _FEW, _MOST, _TEST = 8, 3, 20, 100  # of small trainings: participants, rounds or steps, steps, test samples
 
-_AMOUNTS = {"evaluations": (10, 60), "shadows": (2, 4), "samples": (200, 400)}
-"""Parameters of attacks whose work grows with them, with two small values."""
+_AMOUNTS = {"evaluations": (2, 10, 60), "shadows": (2, 4), "samples": (200, 400)}
+"""Parameters of attacks whose work grows with them, with small values. Searches also make `_WARM` evaluations."""
+
+_WARM = "warm"
 
 _START, _TURN, _STEP, _TESTED, _TRIAL = 5e-3, 2e-4, 2e-4, 2e-6, 0.01
 _VICTIM, _LIMIT, _PRICES = 1e-3, 0.05, {"evaluations": 1e-4, "shadows": 0.3, "samples": 1e-4}
@@ -209,7 +211,7 @@ def _kinds(job: Job) -> tuple[Hashable, ...]:
     name, target, amount = cell.attack.name, cell.target, _amount(cell.attack)[0]
     if _joins(job):
         return ("join", name), "join"
-    others = tuple((key, value) for key, value in cell.attack.parameters.items() if key != amount)
+    others = tuple((key, value) for key, value in cell.attack.parameters.items() if key not in (amount, _WARM))
     about = "attack", name, others, target.kind, target.batch, target.rounds, target.users, *place
     return (*about, defense), about, ("attack", name), "attack"
 
@@ -223,16 +225,25 @@ def _participants(spec: FederationSpec) -> int:
 
 
 def _amount(attack: PartSpec) -> tuple[str, int]:
-    """The parameter that scales the work of an attack, and its value; ("", 0) if there is none."""
+    """The parameter that scales the work of an attack, and its amount; ("", 0) if there is none."""
     amounts = ((name, attack.parameters.get(name)) for name in _AMOUNTS)
-    return next(((name, value) for name, value in amounts if isinstance(value, int)), ("", 0))
+    name, value = next(((name, value) for name, value in amounts if isinstance(value, int)), ("", 0))
+    warm = attack.parameters.get(_WARM)
+    return name, value + (warm if name == "evaluations" and isinstance(warm, int) else 0)
+
+
+def _with_amount(attack: PartSpec, amount: int) -> PartSpec:
+    """The attack with a small value of the parameter that scales its work."""
+    name, warm = _amount(attack)[0], attack.parameters.get(_WARM)
+    changed = {name: amount} | ({_WARM: min(warm, amount)} if isinstance(warm, int) else {})
+    return replace(attack, parameters=attack.parameters | changed)
 
 
 def estimate(study: Study, root: Path, seconds: float = 10.0) -> Cost:
     """The cost of a study whose data are in `root`; no measurement starts after `seconds`."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # the disk's time would dominate short jobs
     with one_thread(), TemporaryDirectory(dir=memory) as folder:  # one thread, as in a worker
-        small = _Rehearsal(study, RunContext(Path(folder), root))
+        small = Rehearsal(study, RunContext(Path(folder), root))
         start = time.monotonic()
         cells = [replace(cell, training=first_try(cell.training)) for cell in study.cells]
         trainings = [small.training(first_try(spec)) for spec in study.trainings]
@@ -257,7 +268,7 @@ def estimate(study: Study, root: Path, seconds: float = 10.0) -> Cost:
     )
 
 
-class _Rehearsal:
+class Rehearsal:
     """Runs small versions of a study's jobs in a separate store."""
 
     def __init__(self, study: Study, context: RunContext) -> None:
@@ -294,7 +305,7 @@ class _Rehearsal:
             spec = replace(spec, federation=replace(spec.federation, rounds=rounds))
         return Job("training", replace(spec, audit=0), ())
 
-    def measure(self, jobs: Iterable[Job], small: Callable[[Job], Iterable[Job]], until: float) -> None:
+    def measure(self, jobs: Iterable[Job], small: Callable[[Job], Sequence[Job]], until: float) -> None:
         """Run small jobs for the middle job of each kind, because the first defense is often none; or for the first.
 
         Defenses hardly change the time of attacks and limits. None starts after `until`, of `time.monotonic`.
@@ -306,13 +317,14 @@ class _Rehearsal:
             for job in (group[len(group) // 2], group[0]):
                 if kind not in self.measured and time.monotonic() < until:
                     with self._problems():
-                        few, *more = small(job)
+                        jobs = small(job)
                         # the first job of a kind compiles, which counts little in a long one
-                        if (first := self._run(few)) > _LONG:
-                            self.pace.learn(few, first, job)
-                        elif self._run(few, job) < _LONG:
-                            for each in more:
-                                self._run(each, job)
+                        if (first := self._run(jobs[0])) > _LONG:
+                            self.pace.learn(jobs[0], first, job)
+                        else:
+                            for each in jobs:
+                                if self._run(each, job) > _LONG:
+                                    break
                         self.measured.add(kind)
 
     def trainings(self, job: Job) -> list[Job]:
@@ -325,14 +337,20 @@ class _Rehearsal:
 
     def attacks(self, job: Job) -> list[Job]:
         """The attack on a few victims, with a small and a larger amount of work."""
-        (cell,), few = job.cells, 1 if job.cells[0].target.whole else min(_CLIENTS, job.cells[0].target.count)
-        name, small = _amount(cell.attack)[0], self._attackable(cell)
-        small = replace(small, target=small.target if cell.target.whole else replace(small.target, count=few))
+        small = self._attackable(job.cells[0])
         if job.kind == "limit":
+            small = replace(small, target=replace(small.target, count=min(_CLIENTS, small.target.count)))
             return [job._replace(training=small.training, cells=(small,), part=(0, 1))]
-        amounts = [{name: amount} for amount in _AMOUNTS.get(name, ())] or [{}]
-        parts = [replace(cell.attack, parameters={**cell.attack.parameters, **amount}) for amount in amounts]
-        return [Job("attack", small.training, (replace(small, attack=part, limit=False),)) for part in parts]
+        amounts = _AMOUNTS.get(_amount(small.attack)[0])
+        parts = [_with_amount(small.attack, amount) for amount in amounts] if amounts else [small.attack]
+        sizes = [(1, parts[0])] + [(_CLIENTS, part) for part in parts]
+        cells = [
+            replace(small, attack=part, limit=False, target=replace(small.target, count=min(count, small.target.count)))
+            for count, part in sizes
+        ]
+        if small.target.whole:
+            cells = [replace(cell, target=small.target) for cell in cells[1:]]
+        return [Job("attack", small.training, (cell,)) for cell in cells]
 
     def _small(self, spec: TrainingSpec, rounds: int, clients: int, steps: int, test: int | None) -> TrainingSpec:
         """A short training of a few clients with unchanged samples, without audit; a recording is not changed."""
