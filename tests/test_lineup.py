@@ -16,12 +16,13 @@ from leakgauge.harness.core.threats import View
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.loop import Keep
 from leakgauge.harness.federation.observe import observe
-from leakgauge.harness.study.attack import of_parts, to_parts
+from leakgauge.harness.study.attack import of_parts, run_attack, to_parts
 from leakgauge.harness.study.jobs import RunContext
 from leakgauge.harness.study.prepare import StoredTraining
 from leakgauge.harness.study.score import score_lineup
 from leakgauge.harness.study.study import resolve
-from leakgauge.harness.study.training import run_training
+from leakgauge.harness.study.training import keep_for, run_training
+from tests.doubles import study_table
 
 SERVER = View.parse("server+lineup")
 
@@ -219,15 +220,18 @@ def test_each_shipped_model_has_lineups(trained, model):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("model", ["mlp-small", "lenet-dlg"])
 @pytest.mark.parametrize("defense", sorted(registry.classes("defense")))
-def test_the_likelihood_of_each_defense_is_exact_by_bayes_rule(trained, defense):
-    # .002 of honest defenses fail with one seed; the level covers all of them
-    found, answer = estimates_of(
-        trained(defense, samples=1200, seed=11), count=1000, among=10, attack=Lineup(references=0)
-    )
-    assert answer.exact
-    gap = found["posterior_gap"]
+def test_a_thousand_messages_obey_bayes_rule_and_the_proof_of_their_defense(tmp_path, defense, model):
+    federation = {"clients": 10, "rounds": 1, "algorithm": "fedsgd", "batch": 0, "samples": 1200}
+    attack = {"name": "lineup", "references": 0, "threat": "server+lineup", "target": {"count": 1000, "among": 10}}
+    (cell,) = resolve(study_table(federation, [defense], [attack], model=model, seeds=[11]), "thousand").cells
+    context = RunContext(tmp_path, tmp_path)
+    run_training(cell.training, keep_for([cell]), context)
+    found = {estimate.name: estimate for estimate in run_attack(cell, context).estimates}
+    # .002 of exact likelihoods fail with one seed
+    gap, named = found["posterior_gap"], found["named"]
     half = (gap.high - gap.low) / 2 / 1.96 * 3.1
     assert abs(gap.value) <= half + 1e-12
-    bound = found["named"]
-    assert bound.n == 1000
+    assert named.n == 1000
+    assert "named_bound" not in found or named.low <= found["named_bound"].value
