@@ -12,7 +12,7 @@ from torch import Tensor
 
 from leakgauge.defenses._common.cascade import THRESHOLD, Perturbs
 from leakgauge.defenses._common.clip import clip_coordinates, epsilon_unless
-from leakgauge.defenses._common.misfit import Misfit, laplace_misfit, rounded_misfit
+from leakgauge.defenses._common.misfit import TIP, Misfit, laplace_misfit, rounded_misfit
 from leakgauge.defenses._common.reference import scaled
 from leakgauge.defenses._common.scale import Mode
 from leakgauge.defenses._jopeq.lattice import Lattice, Rounded
@@ -21,7 +21,7 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import repeat
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.claim import Claim, Proof, Unit
-from leakgauge.harness.core.contract import Likelihood, Link, Setting
+from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
 from leakgauge.harness.core.distribution import Additive, Laplacian, MessageDistribution, clamped
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
@@ -109,7 +109,13 @@ class Laplace(Perturbs):
         dim = link.setting.dim
         return math.sqrt(dim) * (self.clip + self.noise_scale * (math.log(dim) + 30))
 
-    def misfit(self, received: Sequence[bytes], *, setting: Setting, rounded: Rounded | None = None) -> Likelihood:
+    def exact_likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
+        """As `likelihood`, with a sharp tip."""
+        return self.misfit(received, setting=links.setting, tip=0.0)
+
+    def misfit(
+        self, received: Sequence[bytes], *, setting: Setting, rounded: Rounded | None = None, tip: float = TIP
+    ) -> Likelihood:
         """The sum of |y - clamp(u)| / b with a rounded tip, plus a penalty for norms that differ from the sent ones.
 
         Numbers that were rounded separately follow the distribution of their cells; pairs in a lattice get a wider tip.
@@ -128,7 +134,7 @@ class Laplace(Perturbs):
                 return cells(residual) + candidates.penalty(update)
             if rounded is not None:
                 residual, extra = rounded.inside(residual), rounded.variance
-            return laplace_misfit(residual, b, extra) + candidates.penalty(update)
+            return laplace_misfit(residual, b, extra, tip) + candidates.penalty(update)
 
         return score
 

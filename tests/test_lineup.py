@@ -225,7 +225,10 @@ def test_each_shipped_model_has_lineups(trained, model):
 def test_a_thousand_messages_obey_bayes_rule_and_the_proof_of_their_defense(tmp_path, defense, model):
     federation = {"clients": 10, "rounds": 1, "algorithm": "fedsgd", "batch": 0, "samples": 1200}
     attack = {"name": "lineup", "references": 0, "threat": "server+lineup", "target": {"count": 1000, "among": 10}}
-    (cell,) = resolve(study_table(federation, [defense], [attack], model=model, seeds=[11]), "thousand").cells
+    table = study_table(federation, [defense], [attack], seeds=[11])
+    # with torch's own start, gradients of one label differ by rounding errors only
+    table["tasks"] = [{"data": "digits", "model": model, "init": "dlg" if model == "lenet-dlg" else "default"}]
+    (cell,) = resolve(table, "thousand").cells
     context = RunContext(tmp_path, tmp_path)
     run_training(cell.training, keep_for([cell]), context)
     found = {estimate.name: estimate for estimate in run_attack(cell, context).estimates}

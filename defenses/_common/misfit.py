@@ -20,7 +20,7 @@ ROUNDING = 1e-6
 """Assumed standard deviation between the client's and the attacker's float32 computation of one coordinate of a
 gradient, in units of the gradient: about the largest difference measured between two kernels for LeNet."""
 
-_TIP = 0.1  # width of the rounded tip of |r|/b, in units of b: L-BFGS needs a gradient at zero
+TIP = 0.1  # width of the rounded tip of |r|/b, in units of b: L-BFGS needs a gradient at zero
 WALL = 0.02
 """Scale of the Laplace distribution that blurs the wall of a cell, in units of the cell's width: an optimizer cannot
 use a jump. The measurement behind it is in docs/attacks.md."""
@@ -29,9 +29,9 @@ Misfit: TypeAlias = Callable[[Tensor], Tensor]
 """-log density of the received numbers, up to a constant: from a residual [n, count] to [n]."""
 
 
-def laplace_misfit(residual: Tensor, scale: float, extra: float = 0.0) -> Tensor:
+def laplace_misfit(residual: Tensor, scale: float, extra: float = 0.0, tip: float = TIP) -> Tensor:
     """[n]: sum |r| / b with a rounded tip (pseudo-Huber); a further error makes the tip wider."""
-    tip = max(_TIP, math.sqrt(extra) / scale)
+    tip = max(tip, math.sqrt(extra) / scale)
     return (((residual / scale).square() + tip**2).sqrt() - tip).sum(-1)
 
 
@@ -79,7 +79,7 @@ def rounded_misfit(side: Tensor, step: float, noise: float, *, dithered: bool) -
             to the middles of the levels.
     """
     scale = max(noise, WALL * step)
-    width = max(step / scale, 2 * _TIP)
+    width = max(step / scale, 2 * TIP)
     if not dithered:
         return partial(_unknown_dither, side, scale, width)
     # only the tip needs the widened cell: a cell without an outer end keeps its own inner end

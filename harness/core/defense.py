@@ -463,6 +463,11 @@ def _refuse(name: str, why: str, wrapper: object) -> NoReturn:
     raise NotImplementedError(f"{type(wrapper).__name__} has no {name}: {why}")
 
 
+_ROUNDING = 1e-7
+"""Assumed standard deviation between the numbers in the clear of a message and those of its update as an adversary
+computes it, as a share of the largest number: measured for gradients of single records, whose largest was 2e-7."""
+
+
 def likelihood_of(
     defense: Evidence[Any, Any], state: Any, received: Sequence[bytes], links: Links, *, exact: bool = False
 ) -> Likelihood:
@@ -489,7 +494,8 @@ def log_likelihoods(
     """A function of many updates [n, d], or [n, users, d] of a sum: their log likelihoods [n], up to a constant.
 
     All are given the same message, which is read once. They are in double precision, if the defense's function takes
-    it: the numbers of a long message add up to more digits than single precision has.
+    it: the numbers of a long message add up to more digits than single precision has. Numbers that a message shows in
+    the clear must agree up to rounding, where the likelihood may leave a search more room.
 
     Args:
         together: the number of updates for which the defense is asked at once.
@@ -500,6 +506,8 @@ def log_likelihoods(
     shared = None if link.shared is None else [link.shared] * together
     links = Links(link.setting, [link.sender] * together, shared)
     stated = likelihood_of(defense, state, [received] * together, links, exact=True)
+    clear = defense.read_plaintext_statistic([received], link.setting)
+    deviation = _ROUNDING * float(clear.abs().max()) if clear.any() else math.inf
 
     def score(updates: Tensor) -> Tensor:
         rows = []
@@ -509,6 +517,9 @@ def log_likelihoods(
                 misfit = stated(whole.double())
             except RuntimeError:  # of a function for single precision
                 misfit = stated(whole)
+            if deviation < math.inf and part.dim() == 2:
+                differs = defense.plaintext_statistic(whole.double(), link.setting) - clear
+                misfit = misfit + 0.5 * (differs / deviation).square().sum(1)
             rows.append(-misfit[: len(part)].double())
         return torch.cat(rows).nan_to_num(-math.inf, -math.inf, -math.inf)
 
