@@ -2,14 +2,13 @@
 
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leakgauge.harness.core.cell import PartSpec, Target
-from leakgauge.harness.gate.baseline import SCHEMA, Baseline, BaselineError, Move, moves, parse, read, to_text, write
+from leakgauge.harness.gate.baseline import SCHEMA, Baseline, BaselineError, Move, moves, read, to_text, write
 from leakgauge.harness.gate.measure import Measure, Measured, measured
 from leakgauge.harness.study.store import StoreError
 from tests import command
@@ -220,10 +219,3 @@ def test_what_cannot_be_read_is_exit_code_4(tmp_path):
         done = call(words[0], *(tmp_path / word for word in words[1:]))
         assert done.exit_code == 4
         assert "make one with 'leakgauge baseline update'" in done.stderr
-
-
-def test_a_file_with_the_older_name_of_fingerprints_is_read():
-    path = Path(__file__).parents[1] / "baselines" / "smoke.json"
-    content = path.read_text("utf-8")
-    assert len(parse(content, "now").fingerprints) > 100
-    assert parse(content.replace(' "fingerprints": [', ' "prints": ['), "before") == parse(content, "now")

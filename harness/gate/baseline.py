@@ -40,9 +40,10 @@ class Baseline:
     Attributes:
         reason: why these measures are accepted.
         gaps: keys of the measures that may lack numbers.
-        fingerprints: those of the code behind the measures; empty in older baselines.
+        fingerprints: those of the code behind the measures; none before `leakgauge baseline acknowledge`.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
     measured: Measured
     reason: str
     gaps: tuple[str, ...] = ()
@@ -67,20 +68,6 @@ class Move:
     after: float | None
     differ: int
     of: int
-
-
-@dataclass(frozen=True)
-class _File:
-    """The content of the file, in its order."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-    schema: int
-    reason: str
-    measured: Measured
-    gaps: tuple[str, ...] = ()
-    fingerprints: tuple[Fingerprint, ...] = ()
-    noise_sd: float | None = None
-    """Present in older baselines; not used."""
 
 
 def of(path: Path) -> Baseline:
@@ -116,20 +103,18 @@ def parse(content: str, path: str) -> Baseline:
         data: Any = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise BaselineError(f"baseline {path} is truncated or not JSON: {error}; restore it with git") from error
-    schema = data.get("schema") if isinstance(data, dict) else None
+    schema = data.pop("schema", None) if isinstance(data, dict) else None
     if schema != SCHEMA:
         raise BaselineError(f"baseline {path}: got schema {schema!r}, expected {SCHEMA}; delete it and {_ANEW}")
-    if "prints" in data:  # the name in older files
-        data["fingerprints"] = data.pop("prints")
     try:
-        file: _File = TypeAdapter(_File).validate_json(json.dumps(data))
+        baseline: Baseline = TypeAdapter(Baseline).validate_json(json.dumps(data))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(step) for step in first["loc"])
         raise BaselineError(f"baseline {path}: {where}: {first['msg']}; restore it with git") from error
-    if problem := _problem(file):
+    if problem := _problem(baseline):
         raise BaselineError(f"baseline {path}: {problem}; restore it with git")
-    return Baseline(file.measured, file.reason, file.gaps, file.fingerprints)
+    return baseline
 
 
 def write(baseline: Baseline, path: Path) -> None:
@@ -186,8 +171,8 @@ def provenance(old: Measured, new: Measured) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _problem(file: _File) -> str:
-    measures = file.measured.measures
+def _problem(baseline: Baseline) -> str:
+    measures = baseline.measured.measures
     if not measures:
         return "it has no measures"
     keys: set[str] = set()
@@ -201,11 +186,11 @@ def _problem(file: _File) -> str:
         if metric(measure.metric).gate is GateTest.DELONG and sides != len(measure.values):
             return f"{measure.key} has {len(measure.values)} values for {sides} records"
     rows = DRAWS * 2 * len(STATISTICS)
-    for fingerprint in file.fingerprints:
+    for fingerprint in baseline.fingerprints:
         count = len(fingerprint.numbers)
         if fingerprint.what in DRAWN and (not count or count % rows):
             return f"{fingerprint.defense} has {count} numbers of {fingerprint.what}, expected a multiple of {rows}"
-    if unknown := set(file.gaps) - keys:
+    if unknown := set(baseline.gaps) - keys:
         return f"the gap {min(unknown)} names no measure of the baseline"
     return ""
 
