@@ -6,7 +6,6 @@ import torch
 from leakgauge import Layout, Setting
 from leakgauge.defenses._common.cascade import Cascade
 from leakgauge.defenses.gaussian import Gaussian
-from leakgauge.defenses.none import NoDefense
 from leakgauge.defenses.sdq import SDQ
 from leakgauge.defenses.top_k import TopK
 from leakgauge.defenses.udp import UDP
@@ -87,9 +86,3 @@ def test_a_sum_keeps_the_memory_and_the_measures_of_its_defense():
     assert Aggregated(top).compensated(memory, update).tolist() == top.compensated(memory, update).tolist()
     assert Aggregated(UDP()).state_metrics(0, SETTING) == UDP().state_metrics(0, SETTING) != {}
     assert Aggregated(UDP()).promises is UDP().promises
-
-
-@pytest.mark.parametrize("former", ["breaches", "gauges", "in_clear", "quieter", "sent_in_clear"])
-def test_a_method_with_a_former_name_is_refused_instead_of_ignored(former):
-    with pytest.raises(TypeError, match=rf"Mine\.{former} is now called \w+; rename it"):
-        type("Mine", (NoDefense,), {former: lambda self: None})

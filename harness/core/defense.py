@@ -368,19 +368,6 @@ class Guarantee(Generic[S, M]):
         return None
 
 
-# Members of a defense that had another name
-_FORMER = {
-    "breaches": "violations",
-    "gauges": "state_metrics",
-    "in_clear": "plaintext_statistic",
-    "quieter": "low_noise_variant",
-    "sent_in_clear": "read_plaintext_statistic",
-    "law": "message_distribution",
-    "step_law": "step_distribution",
-    "aggregate_law": "aggregate_distribution",
-}
-
-
 class OnTensors(ABC):
     """A defense of one record in a batch that acts on tensors of its own: what an audit looks at besides."""
 
@@ -408,12 +395,6 @@ class Defense(Mechanism[S, M], Evidence[S, M], Guarantee[S, M]):
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        for old, new in _FORMER.items():
-            if old in vars(cls):
-                raise TypeError(f"{cls.__name__}.{old} is now called {new}; rename it, because it would be ignored")
 
     def parameters(self) -> dict[str, Any]:
         """The hyper-parameters, defaults included."""
