@@ -6,6 +6,7 @@ import io
 import itertools
 import re
 import zipfile
+from xml.etree import ElementTree
 
 import pytest
 from matplotlib.figure import Figure
@@ -204,15 +205,14 @@ def test_no_number_stands_beyond_infinity_and_no_name_on_it(log):
 
 
 def test_style_declarations_become_attributes():
-    source = (
-        '<svg xmlns="http://www.w3.org/2000/svg" width="10pt" height="5pt" version="1.1"><style>*{}</style>'
-        "<text style=\"font: bold 9px 'Sans'; fill: #0000a1; text-anchor: middle\">a</text></svg>"
-    )
-    drawn = figures.embed(source, prefix="p", colors={"#0000a1": "s1"}, titles={}, label="<l>")
-    assert '<text font-size="9" font-weight="bold"' in drawn.replace('text-anchor="middle" ', "")
-    assert 'class="f-s1"' in drawn
-    assert 'viewBox="0 0 10 5"' in drawn
-    assert "&lt;l&gt;" in drawn
+    drawn = figures.svg(a_chart(title="<l>"), prefix="p-")
+    root = ElementTree.fromstring(drawn)
+    assert {"width", "height", "version"}.isdisjoint(root.attrib)
+    assert root.attrib["viewBox"].startswith("0 0 ")
+    assert "style" not in {name for element in root.iter() for name in element.attrib}
+    assert all(text.get("font-size") for text in root.iter("text"))
+    assert 'class="f-s1 ' in drawn
+    assert 'aria-label="&lt;l&gt;. ' in drawn
 
 
 def test_the_table_and_its_download_hold_every_cell_without_a_script():

@@ -331,9 +331,10 @@ def fill(axes: Axes, chart: Chart) -> None:
 
 
 def svg(chart: Chart, *, prefix: str) -> str:
-    """The drawing as an `<svg>` element; every id begins with `prefix`.
+    """The drawing as an `<svg>` element for a page whose policy forbids inline styles; every id begins with `prefix`.
 
     Guarantees:
+        No style attribute, no style element, no script, no reference outside the drawing.
         The same chart gives the same text.
     """
     with matplotlib.rc_context(RC), warnings.catch_warnings():
@@ -344,23 +345,28 @@ def svg(chart: Chart, *, prefix: str) -> str:
         buffer = io.StringIO()
         empty = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(buffer, format="svg", transparent=True, metadata=empty)
-    titles = {
-        f"series{index}": [
-            f"{s.label}: {chart.x_label} {'∞' if p.x == chart.infinity else short(p.x)}, {chart.y_label} {short(p.y)}"
-            for p in s.points
-        ]
-        for index, s in enumerate(chart.series)
+    titles = dict[str, list[str]]()
+    for index, s in enumerate(chart.series):
+        titles[f"series{index}"], titles[f"proved{index}"] = [], []
+        for p in s.points:
+            x, y = "∞" if p.x == chart.infinity else short(p.x), f"{chart.y_label} {short(p.y)}"
+            titles[f"series{index}"].append(f"{s.label}: {chart.x_label} {x}, {y}")
+            if p.proved is not None:
+                titles[f"proved{index}"].append(f"{s.label}: proved {short(p.proved)}, {y}")
+    root = ElementTree.fromstring(buffer.getvalue())
+    _add_titles(root, titles)
+    wanted = {use.get(_LINK, "").removeprefix("#") for use in root.iter()}
+    wanted |= {
+        name for element in root.iter() for value in element.attrib.values() for name in _REFERENCE.findall(value)
     }
-    titles |= {
-        f"proved{index}": [
-            f"{s.label}: proved {short(p.proved)}, {chart.y_label} {short(p.y)}"
-            for p in s.points
-            if p.proved is not None
-        ]
-        for index, s in enumerate(chart.series)
-    }
+    _clean(root, prefix, wanted)
+    for element in root.iter("tooltip"):
+        element.tag = "title"
+    for name in ("width", "height", "version"):
+        del root.attrib[name]
     label = f"{chart.title}. {chart.caption} {chart.better} The numbers are in the data table below."
-    return embed(buffer.getvalue(), prefix=prefix, colors=COLORS, titles=titles, label=label)
+    root.attrib |= {"role": "img", "aria-label": label, "stroke-linejoin": "round", "stroke-linecap": "butt"}
+    return ElementTree.tostring(root, encoding="unicode")
 
 
 _LINK = "{http://www.w3.org/1999/xlink}href"
@@ -368,7 +374,7 @@ _DROPPED_TAGS = ("metadata", "style", "title")
 _DROPPED_PROPERTIES = ("font-family",)  # the page's own font is inherited
 _LONG = re.compile(r"-?\d+\.\d{3,}")
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
-_FONT = re.compile(r"(?:(?P<weight>bold|\d{3}) )?(?P<size>[\d.]+)px .*")
+_FONT = re.compile(r"(?P<size>[\d.]+)px .*")
 
 
 def _local(name: str) -> str:
@@ -376,7 +382,7 @@ def _local(name: str) -> str:
 
 
 def _declarations(style: str) -> dict[str, str]:
-    """`fill: none; stroke: #000` as a mapping; the `font` shorthand as its size and weight."""
+    """`fill: none; stroke: #000` as a mapping; the `font` shorthand as its size."""
     declarations = {}
     for declaration in filter(None, (text.strip() for text in style.split(";"))):
         name, _, value = declaration.partition(":")
@@ -384,16 +390,14 @@ def _declarations(style: str) -> dict[str, str]:
     shorthand = _FONT.fullmatch(declarations.pop("font", ""))
     if shorthand:
         declarations["font-size"] = shorthand["size"]
-        if shorthand["weight"]:
-            declarations["font-weight"] = shorthand["weight"]
     return {name: value for name, value in declarations.items() if name not in _DROPPED_PROPERTIES}
 
 
-def _paint(element: ElementTree.Element, declarations: Mapping[str, str], colors: Mapping[str, str]) -> None:
+def _paint(element: ElementTree.Element, declarations: Mapping[str, str]) -> None:
     """Declarations as presentation attributes; a sentinel color as the class `f-NAME` (fill) or `k-NAME` (stroke)."""
     classes = []
     for name, value in declarations.items():
-        color = colors.get(value.lower())
+        color = COLORS.get(value.lower())
         if name in ("fill", "stroke") and color is not None:
             classes.append(f"{'f' if name == 'fill' else 'k'}-{color}")
         else:
@@ -402,7 +406,7 @@ def _paint(element: ElementTree.Element, declarations: Mapping[str, str], colors
         element.set("class", " ".join(classes))
 
 
-def _clean(element: ElementTree.Element, prefix: str, colors: Mapping[str, str], wanted: set[str]) -> None:
+def _clean(element: ElementTree.Element, prefix: str, wanted: set[str]) -> None:
     element.tag = _local(element.tag)
     declarations: dict[str, str] = {
         name: element.attrib.pop(name) for name in ("fill", "stroke") if name in element.attrib
@@ -419,12 +423,12 @@ def _clean(element: ElementTree.Element, prefix: str, colors: Mapping[str, str],
         elif name in ("d", "x", "y"):
             value = _LONG.sub(lambda number: f"{float(number[0]):.2f}", value)
         element.set(_local(name), _REFERENCE.sub(rf"url(#{prefix}\1)", value))
-    _paint(element, declarations, colors)
+    _paint(element, declarations)
     for child in list(element):
         if _local(str(child.tag)) in _DROPPED_TAGS:
             element.remove(child)
         else:
-            _clean(child, prefix, colors, wanted)
+            _clean(child, prefix, wanted)
 
 
 def _add_titles(root: ElementTree.Element, titles: Mapping[str, Sequence[str]]) -> None:
@@ -435,40 +439,3 @@ def _add_titles(root: ElementTree.Element, titles: Mapping[str, Sequence[str]]) 
         if len(markers) == len(texts):
             for marker, text in zip(markers, texts, strict=True):
                 ElementTree.SubElement(marker, "tooltip").text = text
-
-
-def embed(svg: str, *, prefix: str, colors: Mapping[str, str], titles: Mapping[str, Sequence[str]], label: str) -> str:
-    """The `<svg>` element for a page whose policy forbids inline styles.
-
-    Args:
-        svg: a whole SVG file, as matplotlib writes it.
-        prefix: prefix of every id, so that one page can hold several drawings.
-        colors: class name by sentinel color, `#rrggbb` in lower case.
-        titles: the tooltips of the markers in order, by id of their group.
-        label: text for screen readers.
-
-    Guarantees:
-        No style attribute, no style element, no script, no reference outside the drawing.
-        The same arguments give the same text.
-    """
-    root = ElementTree.fromstring(svg)
-    _add_titles(root, titles)
-    wanted = {use.get(_LINK, "").removeprefix("#") for use in root.iter()}
-    wanted |= {
-        name for element in root.iter() for value in element.attrib.values() for name in _REFERENCE.findall(value)
-    }
-    _clean(root, prefix, colors, wanted)
-    for element in root.iter("tooltip"):
-        element.tag = "title"
-    width, height = root.attrib.pop("width", ""), root.attrib.pop("height", "")
-    root.attrib.pop("version", None)
-    if "viewBox" not in root.attrib:
-        root.set("viewBox", f"0 0 {width.removesuffix('pt')} {height.removesuffix('pt')}")
-    for name, value in {
-        "role": "img",
-        "aria-label": label,
-        "stroke-linejoin": "round",
-        "stroke-linecap": "butt",
-    }.items():
-        root.set(name, value)
-    return ElementTree.tostring(root, encoding="unicode")
