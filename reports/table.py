@@ -37,10 +37,10 @@ class Cell(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column: short words, numbers, long texts, or bars of up to 100, which only the page shows."""
+    """A column: short words, numbers, long texts, digests, or bars of up to 100, which only the page shows."""
 
     name: str
-    kind: Literal["", "num", "text", "bar"] = ""
+    kind: Literal["", "num", "text", "mono", "bar"] = ""
 
 
 Fields = tuple[Cell | str, ...]

@@ -278,14 +278,13 @@ def _trace(line: Line, least: float) -> tuple[tuple[float, float], ...]:
     return tuple((float(x), float(y)) for x, y in drawn)
 
 
-def rate_of(trained: Sequence[Scores], rate: float) -> Estimate:
-    """The true-positive rate at a false-positive rate, over all trainings; no value if one training has none."""
-    return stats.pool_shares([stats.tpr_at_fpr(scores.members, scores.outside, rate) for scores in trained])
-
-
 def _points(line: Line) -> tuple[Point, ...]:
-    rates = {rate: rate_of([*line.scores.values()], rate) for rate in sorted(RATES)}
-    return tuple(Point(rate, e.value, e.low, e.high) for rate, e in rates.items() if e.value is not None)
+    """The true-positive rates at `RATES`, over all trainings; no point if one training has no rate."""
+    points = list[Point]()
+    for rate in sorted(RATES):
+        e = stats.pool_shares([stats.tpr_at_fpr(one.members, one.outside, rate) for one in line.scores.values()])
+        points += [] if e.value is None else [Point(rate, e.value, e.low, e.high)]
+    return tuple(points)
 
 
 def _written(estimate: Estimate) -> str:

@@ -63,14 +63,9 @@ def chart_files(charts: Iterable[Chart], prefix: str, kinds: Sequence[str]) -> I
             yield f"{prefix}-{slug(chart.name)}.{kind}", _file(chart, "", kind)
 
 
-def _light() -> dict[str, str]:
-    block = source(STYLE).split(":root {", 1)[1].split("}", 1)[0]
-    colors = dict(re.findall(r"--([a-z0-9]+): (#[0-9a-fA-F]{6})", block))
-    return {sentinel: colors[name] for sentinel, name in figures.COLORS.items()}
-
-
 def _file(chart: Chart, setting: str, kind: str) -> bytes:
-    light = _light()
+    colors = dict(re.findall(r"--([a-z0-9]+): (#[0-9a-fA-F]{6})", source(STYLE).partition("}")[0]))
+    light = {sentinel: colors[name] for sentinel, name in figures.COLORS.items()}
     style = figures.RC | {"pdf.fonttype": 42}
     style = {name: light.get(value, value) if isinstance(value, str) else value for name, value in style.items()}
     with matplotlib.rc_context(style), warnings.catch_warnings():

@@ -136,7 +136,7 @@ def _series(line: Line, at: int, infinity: float | None) -> Series:
 
 
 def drawing(chart: Chart, prefix: str) -> dict[str, Any]:
-    """A chart, its SVG, and the markers of its legend. `prefix`: prefix of the ids in the chart."""
+    """A chart, its SVG, its data table, and the markers of its legend. `prefix`: prefix of the ids in the chart."""
     drawn = Markup(figures.svg(chart, prefix=f"{prefix}-{chart.name}-"))
     markers = [Markup(figures.key(series, joined=chart.joined)) for series in chart.series]
-    return {"chart": chart, "svg": drawn, "markers": markers}
+    return {"chart": chart, "svg": drawn, "table": Table(chart.title, chart.header, chart.rows), "markers": markers}

@@ -13,9 +13,6 @@ from leakgauge.reports.sections import checked as judged
 from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.notation import adversaries, bound, epsilon, grouped, listing, number, per, short
 
-_UNSEEN = {"good": "info"}
-"""The tone of a verdict if its code is not CONSISTENT, or the run broke an assumption."""
-
 
 class Line(NamedTuple):
     """One horizon of one defense, or both horizons if all their texts agree; `unkept` marks a broken assumption."""
@@ -78,8 +75,10 @@ def _line(claims: Sequence[ClaimRecord], trainings: Sequence[TrainingRecord]) ->
     verdicts = judged.states(claims)
     if mark or any(state.badge.tone != "good" for state in code):
         # a claim is green only if its code is CONSISTENT with the proof and the proof covers the run
-        tones = [_UNSEEN.get(state.badge.tone, state.badge.tone) for state in verdicts]
-        verdicts = tuple(s._replace(badge=s.badge._replace(tone=t)) for s, t in zip(verdicts, tones, strict=True))
+        verdicts = tuple(
+            state._replace(badge=state.badge._replace(tone="info")) if state.badge.tone == "good" else state
+            for state in verdicts
+        )
     amounts = _claimed(claims, digits), _proved(claims, digits)
     return Line(claims[0].horizon, *amounts, verdicts, first + more, code, unkept=mark)
 

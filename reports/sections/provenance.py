@@ -10,6 +10,7 @@ from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.result import Environment, Run
 from leakgauge.reports.sections import Section
 from leakgauge.reports.select import Analysis
+from leakgauge.reports.table import Column, Table
 from leakgauge.reports.text.notation import duration
 
 LONGEST_STUDY = 100_000
@@ -60,6 +61,13 @@ def provenance(analysis: Analysis) -> dict[str, object]:
     packages = [
         (name, _distinct((e.packages[name] for e in environments if name in e.packages), " / ")) for name in names
     ]
+    trainings = [
+        (analysis.defenses[record.spec.defense.key].text, str(record.spec.seed), identity, record.digest)
+        for identity, record in run.trainings.items()
+        if record.spec.defense.key in analysis.defenses
+    ]
+    hashes = sorted(run.data_hashes.items())
+    columns = (Column(name, "mono") for name in ("Seed", "Training", "Digest"))
     facts = (
         ("Study", f"{run.name}, hash {run.study_hash}"),
         ("Commit", _distinct((f"{e.commit}, {'dirty' if e.dirty else 'clean'} checkout" for e in environments), "; ")),
@@ -77,13 +85,9 @@ def provenance(analysis: Analysis) -> dict[str, object]:
         caution = "The results come from several environments: they agree within tolerances, not byte for byte."
     return {
         "facts": facts,
-        "packages": packages,
-        "data": sorted(run.data_hashes.items()),
-        "trainings": [
-            (analysis.defenses[record.spec.defense.key].text, record.spec.seed, identity, record.digest)
-            for identity, record in run.trainings.items()
-            if record.spec.defense.key in analysis.defenses
-        ],
+        "packages": Table("Package versions behind the numbers", ("Package", "Version"), tuple(packages)),
+        "data": Table("Hashes of the data sets", ("Data set", Column("Hash", "mono")), tuple(hashes)),
+        "trainings": Table("Trainings", ("Defense", *columns), tuple(trainings)),
         "study": _study(run.study),
         "commands": _commands(run, environments),
         "caution": caution,
