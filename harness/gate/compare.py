@@ -23,6 +23,7 @@ from scipy import special
 from leakgauge.harness.core import stats
 from leakgauge.harness.core.metrics import GateTest, metric
 from leakgauge.harness.core.result import Run
+from leakgauge.harness.gate.baseline import provenance
 from leakgauge.harness.gate.comparable import by_image, numbers, rise_of
 from leakgauge.harness.gate.measure import Measure, Measured, measured, titles
 from leakgauge.harness.gate.output import json_text
@@ -237,19 +238,7 @@ def _seeds(run: Run) -> tuple[int, ...]:
 
 
 def _remarks(a: Measured, b: Measured, *, same_seeds: bool) -> tuple[str, ...]:
-    remarks = []
-    if a.study_hash != b.study_hash:
-        remarks.append(f"The studies differ: {a.study} ({a.study_hash[:10]}) and {b.study} ({b.study_hash[:10]}).")
-    if not same_seeds:
-        remarks.append("The seeds differ.")
-    data = sorted(a.data.keys() & b.data.keys())
-    remarks += [f"The data set {name} differs." for name in data if a.data[name] != b.data[name]]
-    for name in sorted(a.packages.keys() | b.packages.keys()):
-        before, after = a.packages.get(name, "none"), b.packages.get(name, "none")
-        if before != after:
-            remarks.append(f"{name} {before} and {after}.")
-    if a.machine != b.machine:
-        remarks.append(f"The machines differ: {a.machine} and {b.machine}.")
+    remarks = [] if same_seeds else ["the seeds differ"]
+    remarks += provenance(a, b)
     dirty = [who for who, run in (("first", a), ("second", b)) if run.dirty]
-    remarks += [f"The {who} run's code had uncommitted changes." for who in dirty]
-    return tuple(remarks)
+    return (*remarks, *(f"the {who} run's code had uncommitted changes" for who in dirty))
