@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,6 +30,9 @@ from leakgauge.harness.core.result import AuditRecord, Estimate, Run, Scores, Tr
 
 DIGITS = 8
 """Number of hex digits of a case's identity in a key."""
+
+_OF_AUDIT = (GateTest.AUDIT, GateTest.NEVER)
+"""The tests of metrics of an audit. Every other metric of a training is an attribute of its record."""
 
 
 @dataclass(frozen=True)
@@ -262,8 +265,8 @@ def _of_trainings(run: Run) -> Iterable[Measure]:
         problem = f"{lost} of {len(records)} trainings not finished" if lost else ""
         known = [record for record in records if record is not None]
         audits = [record.audited for record in known if record.audited is not None]
-        for metric in gated(GateTest.AUDIT, GateTest.NEVER, GateTest.RISE, GateTest.FALL):
-            of_audit = metric.name in _OF_AUDIT
+        for metric in gated(*_OF_AUDIT, GateTest.RISE, GateTest.FALL):
+            of_audit = metric.gate in _OF_AUDIT
             if of_audit and not (specs[0].audit and audits):
                 continue
             values = tuple(_read(metric, record) for record in known)
@@ -276,10 +279,13 @@ def _of_trainings(run: Run) -> Iterable[Measure]:
 
 
 def _read(metric: Metric, record: TrainingRecord) -> float | None:
-    if metric.name not in _OF_AUDIT:
+    if metric.gate not in _OF_AUDIT:
         value: float | None = getattr(record, metric.name)
         return value
-    return None if record.audited is None else _OF_AUDIT[metric.name](record.audited)
+    audit = record.audited
+    if audit is None:
+        return None
+    return audit.epsilon_lower if metric.gate is GateTest.AUDIT else float(bool(audit.contradictions))
 
 
 def _audited(made: Measure, audits: Sequence[AuditRecord]) -> Measure:
@@ -322,13 +328,6 @@ def _images(run: Run, cell: Cell) -> str:
     if pictures is None:
         return ""
     return hashlib.sha256(np.ascontiguousarray(pictures.original).tobytes()).hexdigest()[:16]
-
-
-_OF_AUDIT: dict[str, Callable[[AuditRecord], float]] = {
-    "epsilon": lambda audit: audit.epsilon_lower,
-    "contradicted": lambda audit: float(bool(audit.contradictions)),
-}
-"""How the metrics of an audit are read from it. Every other metric of a training is an attribute of its record."""
 
 
 def _rounded(metric: Metric, values: Iterable[float | None]) -> tuple[float | None, ...]:
