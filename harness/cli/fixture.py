@@ -21,6 +21,7 @@ from leakgauge.harness.federation import registry
 from leakgauge.harness.gate.baseline import Baseline, BaselineError, read, write
 from leakgauge.harness.gate.judge import Rules, Verdict, judge
 from leakgauge.harness.gate.measure import Measure, Measured, measured
+from leakgauge.harness.integrations.synthetic import part_spec
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import Study
 
@@ -64,12 +65,11 @@ class Leakage:
         Raises:
             ValueError, LookupError, StudyError: these arguments cannot be run; the error is one line.
         """
-        spec = _part(defense)
+        spec = _defense(defense)
         table = {"clients": 10, "rounds": 1, "algorithm": "fedsgd", "samples": 500, **(federation or {})}
         training = TrainingSpec(TaskSpec(data, model), registry.construct(FederationSpec, table), spec, seed, audit)
-        tables = [{"name": attack} if isinstance(attack, str) else attack for attack in attacks]
         cells = tuple(
-            Cell(training, _attack(table), Target("probe", count=images), threat, limit=False) for table in tables
+            Cell(training, _attack(attack), Target("probe", count=images), threat, limit=False) for attack in attacks
         )
         self._calls += 1
         name = self._test if self._calls == 1 else f"{self._test}-{self._calls}"
@@ -162,20 +162,15 @@ def _fail(message: str) -> NoReturn:
     pytest.fail(line(message), pytrace=False)
 
 
-def _part(defense: Defense[Any, Any] | str) -> PartSpec:
-    if isinstance(defense, str):
-        return PartSpec(defense, registry.defaults("defense", defense))
-    kind = type(defense)
-    shipped = {class_: name for name, class_ in registry.classes("defense").items()}
-    name = shipped.get(kind, f"{kind.__module__}:{kind.__qualname__}")
-    if "<locals>" in name:
-        raise ValueError(f"expected a defense whose class is at the top of a module, got {name}")
-    return PartSpec(name, defense.parameters())
+def _defense(defense: Defense[Any, Any] | str) -> PartSpec:
+    spec = part_spec("defense", defense)
+    if "<locals>" in spec.name:
+        raise ValueError(f"expected a defense whose class is at the top of a module, got {spec.name}")
+    return spec
 
 
-def _attack(table: dict[str, Any]) -> PartSpec:
-    name = table["name"]
-    built = registry.build("attack", name, {key: value for key, value in table.items() if key != "name"})
-    if built.kind != "reconstruction":
-        raise ValueError(f"expected attacks that reconstruct, got {name!r} of kind {built.kind}")
-    return PartSpec(name, built.parameters())
+def _attack(attack: str | dict[str, Any]) -> PartSpec:
+    spec = part_spec("attack", attack)
+    if (kind := registry.build_attack(spec).kind) != "reconstruction":
+        raise ValueError(f"expected attacks that reconstruct, got {spec.name!r} of kind {kind}")
+    return spec
