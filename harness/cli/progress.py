@@ -115,5 +115,6 @@ def _view(status: str, progress: Progress, recent: Iterable[Outcome]) -> Group:
 
 def _left(progress: Progress) -> str:
     """The estimated time until the study is finished; empty if unknown or finished."""
-    left = progress.seconds_left
-    return "" if left is None or progress.finished == progress.total else f", about {span(left)} left"
+    if progress.left is None or progress.finished == progress.total:
+        return ""
+    return f", about {span(progress.left / max(1, progress.workers))} left"

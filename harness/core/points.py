@@ -83,11 +83,6 @@ def flat(table: Filter, before: str = "") -> dict[str, Any]:
     return paths
 
 
-def flat_filters(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The table of a figure or a statement, with flat filters."""
-    return {key: flat(value) if isinstance(value, Mapping) and key != "best" else value for key, value in table.items()}
-
-
 def select(points: Iterable[Value], quantity: str, *filters: Filter) -> list[Value]:
     """The values of one quantity that match all filters: each path in a filter must be present and equal.
 

@@ -119,13 +119,6 @@ def vector_of(record: Any, layout: Layout) -> Vector:
     return layout.join(parts)
 
 
-def record_of(base: Any, layout: Layout, vector: Vector) -> Any:
-    """The arrays of `base`; arrays in the layout are replaced by parts of the vector, in their own types."""
-    parts = dict(zip(layout.names, layout.split(vector), strict=True))
-    moved = {k: Array(parts[k].numpy().astype(array.dtype)) for k, array in base.items() if k in parts}
-    return ArrayRecord({**base, **moved})
-
-
 def federation(facts: Facts, rounds: int) -> FederationSpec:
     """The federation that these facts describe."""
     if facts.sends != "update":
@@ -472,7 +465,9 @@ class Server:
             moves, metrics, counted = [found.mean], [self._means(counted)], counted[:1]
         for reply, move, one in zip(counted, moves, metrics, strict=True):
             names = [only(part, "")[0] for part in (reply.content.array_records, reply.content.metric_records)]
-            arrays = record_of(self.base, self.layout, start + move)
+            parts = zip(self.layout.names, self.layout.split(start + move), strict=True)
+            moved = {k: Array(part.numpy().astype(self.base[k].dtype)) for k, part in parts}
+            arrays = ArrayRecord({**self.base, **moved})
             reply.content = RecordDict({names[0]: arrays, names[1]: MetricRecord(one)})
         return list(counted)
 

@@ -297,11 +297,6 @@ def reproduce(
             environments = [record.environment for record in run.trainings.values()]
         made_by = (f"{each.commit[:8]}{' with changes' * each.dirty}, {each.machine}" for each in environments)
         outcomes.append(evaluate(made, size, measured, failures, made_by))
-        write(outcomes, out)
+        text = json.dumps(list(map(data, outcomes)), indent=1, sort_keys=True) + "\n"
+        write_atomically(out / NAME, text.encode())
     return outcomes
-
-
-def write(outcomes: Sequence[Reproduced], out: Path) -> None:
-    """Write the outcomes so far as JSON."""
-    text = json.dumps(list(map(data, outcomes)), indent=1, sort_keys=True) + "\n"
-    write_atomically(out / NAME, text.encode())

@@ -38,7 +38,7 @@ class Progress:
     """The state of a running study, in cells; the listener receives it after every change.
 
     Attributes:
-        left: seconds of the remaining jobs on one worker; None: unknown.
+        left: seconds of the remaining jobs on one worker; None before the first job has ended.
         workers: how many jobs run at a time.
         notes: what happened to stored results, one line each; a listener may remove them.
     """
@@ -57,11 +57,6 @@ class Progress:
     def seconds(self) -> float:
         """Seconds since the start."""
         return time.monotonic() - self.start
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Estimated seconds until the end; None before the first job has ended."""
-        return None if self.left is None else self.left / max(1, self.workers)
 
     @property
     def finished(self) -> int:

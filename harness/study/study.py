@@ -26,7 +26,7 @@ from leakgauge.harness.core.errors import StudyError, unknown
 from leakgauge.harness.core.files import text as text_of
 from leakgauge.harness.core.lines import Figure
 from leakgauge.harness.core.metrics import METRICS
-from leakgauge.harness.core.points import OF_ROW, flat_filters, of_cell, paths_of
+from leakgauge.harness.core.points import OF_ROW, flat, of_cell, paths_of
 from leakgauge.harness.core.rows import QUANTITIES
 from leakgauge.harness.core.statements import Statement
 from leakgauge.harness.core.stored import fingerprint
@@ -177,8 +177,8 @@ def resolve(
     federations = list(_all("federations", file.federations, partial(registry.construct, FederationSpec), problems))
     defenses = list(_all("defenses", file.defenses, partial(_defense, trusted=trusted), problems))
     attacks = list(_all("attacks", file.attacks, partial(_attack, threats=file.threats, trusted=trusted), problems))
-    figures = list(_all("figures", file.figures, _of_filters(Figure), problems, expands=False))
-    claims = list(_all("claims", file.claims, _of_filters(Statement), problems, expands=False))
+    figures = list(_all("figures", file.figures, partial(_flat_filters, Figure), problems, expands=False))
+    claims = list(_all("claims", file.claims, partial(_flat_filters, Statement), problems, expands=False))
     if len(set(file.seeds)) < len(file.seeds):
         problems.append(f"seeds: got {file.seeds}, expected each seed once")
     for federation, (_, target, *_) in itertools.product(federations, attacks):
@@ -392,8 +392,10 @@ def _all(
                 problems.append(f"{at}: {error}")
 
 
-def _of_filters(kind: type[T]) -> Callable[[Table], T]:
-    return lambda table: registry.construct(kind, flat_filters(table))
+def _flat_filters(kind: type[T], table: Table) -> T:
+    """A figure or a statement, whose filters may be nested tables."""
+    plain = {key: flat(value) if isinstance(value, dict) and key != "best" else value for key, value in table.items()}
+    return registry.construct(kind, plain)
 
 
 def _permit(code: list[str], trusted: bool) -> None:
