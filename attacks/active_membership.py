@@ -57,16 +57,12 @@ class ActiveMembership(Attack):
     """
 
     kind: ClassVar[str] = "membership"
+    needs: ClassVar[frozenset[str]] = frozenset({"messages", "models", "candidates", "auxiliary", "broadcast"})
     statistic: Statistic = "gradient"
 
     def __post_init__(self) -> None:
         if self.statistic not in get_args(Statistic):
             raise ValueError(f"expected statistic 'gradient' or 'norm', got {self.statistic!r}")
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Messages, models, candidates, auxiliary data, and the choice of the parameters."""
-        return frozenset({"messages", "models", "candidates", "auxiliary", "broadcast"})
 
     def broadcast(self, seen: Observation, key: Key) -> Vector:
         """Neurons for the candidates, behind the convolutions of a fresh model."""

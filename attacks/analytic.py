@@ -48,17 +48,13 @@ class Analytic(Attack):
     """
 
     kind: ClassVar[str] = "reconstruction"
+    needs: ClassVar[frozenset[str]] = frozenset({"messages", "models"})
 
     ridge: float = RIDGE
 
     def __post_init__(self) -> None:
         if not 0 < self.ridge < 1:
             raise ValueError(f"expected 0 < ridge < 1, got ridge={self.ridge}")
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Messages and the round's model."""
-        return frozenset({"messages", "models"})
 
     def run(self, observation: Observation, key: Key) -> Reconstruction:
         """Inputs, not clipped, and their labels; the objective is the squared distance of the gradients."""

@@ -68,17 +68,13 @@ class Imprint(Attack):
     """
 
     kind: ClassVar[str] = "reconstruction"
+    needs: ClassVar[frozenset[str]] = frozenset({"messages", "models", "auxiliary", "broadcast"})
 
     groups: int = 4
 
     def __post_init__(self) -> None:
         if self.groups < 1:
             raise ValueError(f"expected groups >= 1, got groups={self.groups}")
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Messages, the round's model, auxiliary data, and the choice of the parameters."""
-        return frozenset({"messages", "models", "auxiliary", "broadcast"})
 
     def broadcast(self, seen: Observation, key: Key) -> Vector:
         """The imprint: directions and quantiles of the auxiliary data, and one code for each class."""

@@ -23,11 +23,7 @@ class LabelPrior(Attack):
 
     kind: ClassVar[str] = "labels"
     floor: ClassVar[bool] = True
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Messages, which are only counted, and auxiliary data."""
-        return frozenset({"messages", "auxiliary"})
+    needs: ClassVar[frozenset[str]] = frozenset({"messages", "auxiliary"})
 
     def run(self, observation: Observation, key: Key) -> Labels:
         """For one image, the most frequent label; for several, labels in the auxiliary proportions, rounded."""

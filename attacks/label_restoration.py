@@ -32,11 +32,7 @@ class LabelRestoration(Attack):
     """
 
     kind: ClassVar[str] = "labels"
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Messages, the rounds' models and auxiliary data."""
-        return frozenset({"messages", "models", "auxiliary"})
+    needs: ClassVar[frozenset[str]] = frozenset({"messages", "models", "auxiliary"})
 
     def run(self, observation: Observation, key: Key) -> Labels:
         """For each victim, one label per image."""

@@ -74,22 +74,14 @@ class Lineup(Attack):
     """
 
     kind: ClassVar[str] = "lineup"
+    aware: ClassVar[bool] = True
+    needs: ClassVar[frozenset[str]] = frozenset({"messages", "models", "auxiliary", "lineup"})
 
     references: int = 28
 
     def __post_init__(self) -> None:
         if self.references < 0:
             raise ValueError(f"expected references >= 0, got {self.references}")
-
-    @property
-    def aware(self) -> bool:
-        """True: it is the defense's own likelihood."""
-        return True
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Messages, models, data of the same kind, and the candidates."""
-        return frozenset({"messages", "models", "auxiliary", "lineup"})
 
     def at_once(self, dim: int) -> int:
         """A few victims, so that a long lineup can be split."""

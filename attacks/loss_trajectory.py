@@ -39,17 +39,13 @@ class LossTrajectory(Attack):
     """
 
     kind: ClassVar[str] = "membership"
+    needs: ClassVar[frozenset[str]] = frozenset({"models", "candidates"})
 
     statistic: Literal["loss", "confidence"] = "loss"
 
     def __post_init__(self) -> None:
         if self.statistic not in ("loss", "confidence"):
             raise ValueError(f"expected statistic 'loss' or 'confidence', got {self.statistic!r}")
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The rounds' models and the candidates."""
-        return frozenset({"models", "candidates"})
 
     def run(self, observation: Observation, key: Key) -> Membership:
         """The mean over the models with a finite value; a record without a finite value gets the lowest score."""

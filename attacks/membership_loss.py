@@ -27,11 +27,7 @@ class MembershipLoss(Attack):
     """
 
     kind: ClassVar[str] = "membership"
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The final model and the candidates."""
-        return frozenset({"final", "candidates"})
+    needs: ClassVar[frozenset[str]] = frozenset({"final", "candidates"})
 
     def run(self, observation: Observation, key: Key) -> Membership:
         """Minus the losses; a non-finite loss counts as the largest float32, which indicates a non-member."""

@@ -40,11 +40,7 @@ class ModelReplacement(Attack):
     """
 
     kind: ClassVar[str] = "membership"
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The models of rounds and the final one, candidates, auxiliary data, and the choice of one client's update."""
-        return frozenset({"models", "final", "candidates", "auxiliary", "craft"})
+    needs: ClassVar[frozenset[str]] = frozenset({"models", "final", "candidates", "auxiliary", "craft"})
 
     def broadcast(self, seen: Observation, key: Key) -> Vector:
         """The model that the participant wants."""

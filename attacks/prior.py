@@ -36,17 +36,13 @@ class Prior(Attack):
 
     kind: ClassVar[str] = "reconstruction"
     floor: ClassVar[bool] = True
+    needs: ClassVar[frozenset[str]] = frozenset({"messages", "auxiliary"})
 
     guess: Guessing = "mean"
 
     def __post_init__(self) -> None:
         if self.guess not in get_args(Guessing):
             raise ValueError(f"expected guess 'mean', 'flat', 'other' or 'majority', got {self.guess!r}")
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Messages, which are only counted, and auxiliary data."""
-        return frozenset({"messages", "auxiliary"})
 
     def run(self, observation: Observation, key: Key) -> Reconstruction:
         """The chosen inputs, all with the most frequent auxiliary label, or the mean of a regression's numbers."""

@@ -62,6 +62,7 @@ class QuantileBiases(Attack):
     """
 
     kind: ClassVar[str] = "reconstruction"
+    needs: ClassVar[frozenset[str]] = frozenset({"messages", "models", "auxiliary", "broadcast"})
 
     batch: int = 16
     evaluations: int = 400
@@ -69,11 +70,6 @@ class QuantileBiases(Attack):
     def __post_init__(self) -> None:
         if self.batch < 2 or self.evaluations < 1:
             raise ValueError(f"expected batch >= 2 and evaluations >= 1, got {self.batch} and {self.evaluations}")
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Messages, the round's model, auxiliary data, and the choice of the parameters."""
-        return frozenset({"messages", "models", "auxiliary", "broadcast"})
 
     def broadcast(self, seen: Observation, key: Key) -> Vector:
         """The honest model with other biases."""

@@ -29,11 +29,7 @@ class Source(ByOwnClients):
     """
 
     kind: ClassVar[str] = "source"
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """What such attacks need, and the candidates."""
-        return super().needs | {"candidates"}
+    needs: ClassVar[frozenset[str]] = ByOwnClients.needs | {"candidates"}
 
     def run(self, seen: Observation, key: Key) -> Traced:
         """[n, clients] scores of the candidates; only guesses for sums are drawn."""

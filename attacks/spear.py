@@ -78,17 +78,13 @@ class Spear(Attack):
     """
 
     kind: ClassVar[str] = "reconstruction"
+    needs: ClassVar[frozenset[str]] = frozenset({"messages", "models"})
 
     samples: int = 100_000
 
     def __post_init__(self) -> None:
         if self.samples < 1:
             raise ValueError(f"expected samples >= 1, got samples={self.samples}")
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Messages and the round's model."""
-        return frozenset({"messages", "models"})
 
     def at_once(self, dim: int) -> int | None:
         """One: no victim needs another."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,15 +30,8 @@ _ENTRIES = 2**25  # the most numbers of clients' updates that are held
 class ByOwnClients(Attack):
     """The common part of attacks that compare messages with those of clients of the adversary's own."""
 
-    @property
-    def aware(self) -> bool:
-        """True: the adversary's own messages pass through the defense."""
-        return True
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Messages, models and data of the same kind."""
-        return frozenset({"messages", "models", "auxiliary"})
+    aware: ClassVar[bool] = True  # the adversary's own messages pass through the defense
+    needs: ClassVar[frozenset[str]] = frozenset({"messages", "models", "auxiliary"})
 
 
 def most_clients(seen: Observation, wanted: int, images: int) -> int:

@@ -66,6 +66,7 @@ class ByShadows(Attack):
     """The common part of membership attacks with shadow models."""
 
     kind: ClassVar[str] = "membership"
+    needs: ClassVar[frozenset[str]] = frozenset({"final", "candidates", "auxiliary"})
     mode: Mode = "offline"
     shadows: int
     simulate: bool
@@ -82,11 +83,6 @@ class ByShadows(Attack):
     def aware(self) -> bool:
         """True if the shadows pass through the defense."""
         return self.simulate
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The final model, the candidates and auxiliary data."""
-        return frozenset({"final", "candidates", "auxiliary"})
 
     @abstractmethod
     def scores(self, task: Task, model: Vector, candidates: Examples, trained: Shadowing) -> Tensor:
