@@ -128,7 +128,7 @@ def shadow(observation: Observation, key: Key, *, runs: int, online: bool, simul
         raise ValueError(f"expected more than {clients} records, one per client, to train shadow models, got {size}")
     inside = halves(key.child("halves"), runs, size, min(records, max(size // 2, clients)))
     setting, defense = observation.setting, observation.defense if simulate else None
-    given = observation.task, ShadowPlan.of(setting, records), pool.on(observation.device), inside
+    given = observation.task, ShadowPlan.of(setting), pool.on(observation.device), inside
     final = train_shadows(*given, key.child("train"), defense=defense, setting=setting)
     usable = final.isfinite().all(1)
     if not bool(usable.any()):
@@ -159,24 +159,15 @@ class ShadowPlan(NamedTuple):
     participants: int | None = None
 
     @classmethod
-    def of(cls, setting: Setting, records: int) -> ShadowPlan:
+    def of(cls, setting: Setting) -> ShadowPlan:
         """The plan of a federation with this public setting.
 
         Steps that make whole passes over a client's data become passes, so that a smaller shadow uses each record
         equally often. A learning-rate schedule and unequal client sizes are not public and so not imitated.
-
-        Args:
-            records: number of records of all clients of the federation together, as far as known.
-
-        Raises:
-            ValueError: fewer records than clients.
         """
-        if records < setting.clients:
-            raise ValueError(f"expected records >= clients={setting.clients}, got records={records}")
         gradient = setting.sends == "gradient"
-        largest = max(setting.samples, -(-records // setting.clients))
-        size = largest if setting.batch == 0 else min(setting.batch, largest)
-        passes, rest = divmod(setting.steps, -(-largest // size))
+        size = min(setting.batch or setting.samples, setting.samples)
+        passes, rest = divmod(setting.steps, -(-setting.samples // size))
         steps, epochs = (setting.steps, None) if rest or gradient else (None, passes)
         local = LocalPlan(gradient, steps, epochs, setting.batch, setting.lr, setting.momentum)
         return cls(setting.clients, setting.rounds, local, setting.participants)
@@ -189,12 +180,7 @@ def halves(key: Key, runs: int, records: int, inside: int) -> Tensor:
         Each run takes exactly `inside` records; each subset has the same probability.
         Runs 2i and 2i+1 share as few records as possible. With inside = records / 2, the two runs are complements, and
         every record is in half of an even number of runs.
-
-    Raises:
-        ValueError: inside is not between 0 and records.
     """
-    if not 0 <= inside <= records:
-        raise ValueError(f"expected 0 <= inside <= records={records}, got inside={inside}")
     taken = torch.zeros(runs, records, dtype=torch.bool)
     for first in range(0, runs, 2):
         order = torch.from_numpy(rng.permutation(key.child("pair", first // 2), records))
@@ -220,24 +206,21 @@ def train_shadows(
     `key.child("run", i)`; other runs change it at most by rounding. The model is NaN if an update was not finite.
 
     Args:
-        inside: [runs, records of the pool] bool.
+        inside: [runs, records of the pool] bool; each run has at least as many records as clients.
         defense: each client's update passes through the defense's encoder and channel, with memory and state; local
             training follows the defense's rule. Defenses that use test losses get the losses of the records left out. A
             run that the defense ends keeps its model.
-        setting: setting of the defended federation; ignored without a defense.
+        setting: setting of the defended federation, with as many clients and participants as the plan.
         engine: engine of local training; None: the fastest engine for the model on the pool's device.
 
     Raises:
         TypeError: the task is not a `ModelTask`.
-        ValueError: `inside` does not fit the pool, a run has fewer records than clients, or the setting is missing or
-            belongs to another federation.
     """
     if not isinstance(task, ModelTask):
         raise TypeError(f"expected a ModelTask, which clients can train, got {type(task).__name__}")
-    _check(plan, pool, inside)
     protect: Callable[[], _Defended] | None = None
     if defense is not None:
-        setting = _checked(plan, setting)
+        assert setting is not None  # the defense needs it to encode
         protect = partial(_Defended, defense, setting, defense.init(setting))
         plan = plan._replace(local=plan.local.under(defense.local, defense.step_noise(setting)))
     engine = engine or choose_engine(task, pool.x.device)
@@ -251,28 +234,6 @@ def train_shadows(
             _round(task, plan, runs, number, engine)
         final[first : first + size] = torch.stack([run.params for run in runs])
     return final
-
-
-def _check(plan: ShadowPlan, pool: Examples, inside: Tensor) -> None:
-    if inside.dtype != torch.bool or inside.ndim != 2 or inside.shape[1] != len(pool.y) or not len(inside):
-        raise ValueError(
-            f"expected inside [runs, {len(pool.y)}] bool, got {list(inside.shape)} {str(inside.dtype)[len('torch.') :]}"
-        )
-    fewest = int(inside.sum(1).min())
-    if fewest < plan.clients:
-        raise ValueError(f"expected at least {plan.clients} records per run, one per client, got a run with {fewest}")
-
-
-def _checked(plan: ShadowPlan, setting: Setting | None) -> Setting:
-    if setting is None:
-        raise ValueError("expected a setting, which the defense needs to encode, got None")
-    clients, participants = plan.clients, plan.participants or plan.clients
-    if (clients, participants) != (setting.clients, setting.participants):
-        raise ValueError(
-            f"expected a setting with clients={clients} and participants={participants}, as in the plan, "
-            f"got clients={setting.clients}, participants={setting.participants}"
-        )
-    return setting
 
 
 class _Defended:
