@@ -24,7 +24,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from leakgauge.defenses.ota import OTA
 from leakgauge.harness.audit.canaries import audit_messages, audit_one_run, estimate_by_cosine
 from leakgauge.harness.core import accounting
 from leakgauge.harness.core.cell import FederationSpec
+from leakgauge.harness.core.claim import Relation
 from leakgauge.harness.core.contract import Examples, Setting
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import clopper_pearson
@@ -125,16 +126,14 @@ def show_sum(epsilon: float) -> bool:
         f"over the air at {epsilon:g} per round, m = {CANARIES}, T = {ROUNDS}, d = {DIM}: "
         f"proved {proved:.4f} at delta {claim.delta:g}"
     )
-    cases: tuple[tuple[Literal["from nothing", "end to end"], float], ...]
-    cases = (("from nothing", half), ("end to end", proved))
-    for pair, truth in cases:
+    for relation, truth in ((Relation.ADD_REMOVE, half), (claim.relation, proved)):
         start = time.thread_time()
         deployment, key = Federation(defense, setting, history), Key(0, ("sum",))
-        found = audit_one_run(deployment, claim, Threat.SERVER, GUESSES, CONFIDENCE, key, pair=pair)
+        found = audit_one_run(deployment, replace(claim, relation=relation), Threat.SERVER, GUESSES, CONFIDENCE, key)
         seconds, made, right = time.thread_time() - start, GUESSES, found.counts.true_positives
         ends = clopper_pearson(right, made)
         print(
-            f"  {pair:12}, {right} of {made} correct ({ends.low:.3f} to {ends.high:.3f}): "
+            f"  {found.pair:12}, {right} of {made} correct ({ends.low:.3f} to {ends.high:.3f}): "
             f"epsilon >= {found.epsilon_lower:.2f} (Gaussian trade-off), >= {found.any_mechanism:.2f} "
             f"(any mechanism); true {truth:.4f}; {seconds:.1f} s",
             flush=True,

@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from leakgauge.harness.audit import canaries, engine
 from leakgauge.harness.audit.assumed import assumed_bounds
@@ -29,7 +29,7 @@ from leakgauge.harness.core import accounting
 from leakgauge.harness.core import answer as answers
 from leakgauge.harness.core.answer import Answer, CosineRecord, DefenseRecord, DeltaRecord
 from leakgauge.harness.core.cell import PartSpec, Scalar
-from leakgauge.harness.core.claim import Claim, Horizon, Relation, Unit
+from leakgauge.harness.core.claim import Claim, Horizon, Unit
 from leakgauge.harness.core.contract import Defense, Setting, claim_of
 from leakgauge.harness.core.device import available
 from leakgauge.harness.core.errors import StudyError
@@ -353,12 +353,9 @@ def _by_messages(
 
 
 def _by_one_run(deployment: Federation, claim: Claim, adversary: Threat, confidence: float, key: Key) -> _Found:
-    """An audit by `canaries.audit_one_run`, with the pair `end to end` unless neighbors add or remove."""
-    pair: Literal["from nothing", "end to end"] = "end to end"
-    if claim.relation is Relation.ADD_REMOVE:
-        pair = "from nothing"
+    """An audit by `canaries.audit_one_run`."""
     guesses = max(1, deployment.setting.clients // _CANARIES_PER_GUESS)
-    result = canaries.audit_one_run(deployment, claim, adversary, guesses, confidence, key, pair=pair)
+    result = canaries.audit_one_run(deployment, claim, adversary, guesses, confidence, key)
     return _Found(result, answers.CanaryCounts(result.trials, guesses, result.counts.true_positives))
 
 
