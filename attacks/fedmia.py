@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from leakgauge.attacks._members.scores import fedmia
@@ -51,5 +52,5 @@ class FedMIA(ByTraffic):
 
     def evidence(self, traffic: Traffic, row: int) -> Tensor:
         """[n]: the evidence of one message, compared with the other messages of its round."""
-        cosines = traffic.cosines
-        return fedmia(cosines[None, row], cosines[None, traffic.others_of(row)], pooled=self.pooled)
+        cosines, others = traffic.cosines, torch.arange(len(traffic.senders)) != row
+        return fedmia(cosines[None, row], cosines[None, others], pooled=self.pooled)

@@ -326,7 +326,7 @@ def many(count: int, evaluations: int, device: str) -> float:
     targets: Tensor = sent(victims).to(device)
     known = one_hot(victims.y, 100).float()[:, None].to(device)
     function: Function = evaluator(
-        victims.task, victims.params.to(device), SquaredDistance(targets), images=1, labels=known, chunk=count
+        victims.task, victims.params.to(device), SquaredDistance(targets), images=1, labels=known
     )
     start = rng.normal(KEY.child("many", "inputs"), tuple(victims.x.shape)).flatten(1).to(device)
     began = time.perf_counter()

@@ -120,9 +120,7 @@ class SquaredDistance:
         return Sloped(self.scale * squares, gradients, 2 * self.scale)
 
 
-def evaluator(
-    task: Task, params: Vector, misfit: Misfit, *, images: int, labels: Tensor | None = None, chunk: int | None = None
-) -> Evaluator:
+def evaluator(task: Task, params: Vector, misfit: Misfit, *, images: int, labels: Tensor | None = None) -> Evaluator:
     """The misfit of the candidates' gradients, and its slope in the candidates.
 
     A candidate is one row: `images` inputs and, if `labels` is None, `images` rows of label logits after the inputs, in
@@ -132,16 +130,10 @@ def evaluator(
         images: b, number of inputs of one instance.
         labels: [n, b, classes] probabilities of each instance, or [n, b] numbers of a regression, held fixed; None:
             each candidate has its own.
-        chunk: maximum number of candidates computed at once; None: 8, or more for small models. More leave the cache
-            and are no faster per candidate.
 
     Guarantees:
         Other candidates change the value of a candidate at most by rounding.
     """
-    if chunk is None:
-        chunk = max(8, min(_TOGETHER, _SMALL // task.layout.dim))
-    if chunk < 1:
-        raise ValueError(f"expected chunk >= 1, got chunk={chunk}")
     kernel = kernel_of(task, params, images, blocks=True)
     if kernel is not None and kernel.structure.places and isinstance(misfit, SquaredDistance):
         # in the order of the layers, a sum over the parameters rounds alike however the network is written
@@ -151,11 +143,12 @@ def evaluator(
     if params.device.type == "cpu":
         if kernel is not None:
             keep_freed_memory()
+        # more candidates would leave the cache and be no faster
+        chunk = max(8, min(_TOGETHER, _SMALL // task.layout.dim))
         chunk = min(chunk, (_WIDE if kernel is None else _ENTRIES) // task.layout.dim)
     else:
         chunk = capacity(params.device) // (_COPIES * task.layout.dim)
-    chunk = max(1, chunk)
-    return Evaluator(task, misfit, images, labels, partial(gradients, task, params), chunk, kernel)
+    return Evaluator(task, misfit, images, labels, partial(gradients, task, params), max(1, chunk), kernel)
 
 
 def unpack(task: Task, candidates: Tensor, images: int) -> tuple[Tensor, Tensor]:
@@ -170,7 +163,8 @@ class Evaluator:
     """A `Function`: the misfit of the messages that clients with the candidates' inputs and labels send.
 
     Attributes:
-        images, labels, chunk: see `evaluator`.
+        images, labels: see `evaluator`.
+        chunk: maximum number of candidates computed at once.
         send: maps x [m, images, *input_shape] and y [m, images, classes] to the argument of the misfit; differentiable.
         kernel: computes `send` and its slope manually; None: autograd does.
     """

@@ -61,8 +61,6 @@ def firing_for_candidates(
         raise ValueError(f"expected at least 2 auxiliary inputs to fit the neurons, got {len(seen.auxiliary.x)}")
     task, params = seen.task, seen.task.init(key.child("init"))
     structure, front, head = neurons_of(task, params, attack)
-    if not task.softmax:
-        raise ValueError(f"{attack} needs a softmax cross-entropy loss")
     made = [torch.zeros_like(tensor) for tensor in head]
     like, candidates = front(seen.auxiliary.x), front(seen.candidates.x)
     quiet, loud = _STEADY if steady else (_QUIET, _LOUD)

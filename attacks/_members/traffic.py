@@ -18,14 +18,7 @@ from torch import Tensor
 
 from leakgauge.attacks._engine.objective import received_gradients
 from leakgauge.attacks._members.scores import finite
-from leakgauge.harness.core.contract import (
-    Attack,
-    Membership,
-    Message,
-    Observation,
-    ObservedRound,
-    Setting,
-)
+from leakgauge.harness.core.contract import Attack, Membership, Message, Observation, ObservedRound, Setting
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn.gradients import gradients, targets_of
 
@@ -53,7 +46,8 @@ class Traffic:
     @cached_property
     def cosines(self) -> Tensor:
         """[k, n], <U, g> / |U| |g|; 0 if U or g is zero."""
-        return _quotient(self.products, self.message_norm[:, None] * self.gradient_norm)
+        lengths = self.message_norm[:, None] * self.gradient_norm
+        return torch.where(lengths > 0, self.products / lengths, 0.0)
 
     @cached_property
     def differences(self) -> Tensor:
@@ -64,19 +58,10 @@ class Traffic:
         """
         return 2 * self.products - self.gradient_norm.square()
 
-    def others_of(self, row: int) -> list[int]:
-        """The rows of the other messages."""
-        return [other for other in range(len(self.senders)) if other != row]
-
 
 def mixture(ratios: Tensor, chance: Tensor) -> Tensor:
     """log(1 - chance + chance * exp(ratio)): the ratios [..., n] if a member's record is used with this probability."""
     return torch.logaddexp(torch.log1p(-chance).expand_as(ratios), chance.log() + ratios)
-
-
-def _quotient(value: Tensor, by: Tensor) -> Tensor:
-    """value / by; 0 where `by` is 0."""
-    return torch.where(by > 0, value / by, 0.0)
 
 
 class ByTraffic(Attack):

@@ -7,15 +7,13 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, conv2d, group_norm, linear, max_pool2d, pad, relu, softplus
 
 from leakgauge.harness.core.contract import InTraining
-
-_T = TypeVar("_T")
 
 TINY = 1e-5
 """Constant added to a variance, as in torch."""
