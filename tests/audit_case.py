@@ -5,7 +5,7 @@ from __future__ import annotations
 from scipy import stats
 
 from leakgauge import Layout, Setting
-from leakgauge.harness.audit.engine import adversaries
+from leakgauge.harness.audit.engine import adversaries, apply_test, choose_test
 from leakgauge.harness.federation.small import Federation
 
 
@@ -22,6 +22,12 @@ def strongest_adversary(claim):
 def setting_of(d, clients=3, rounds=1, steps=1):
     """All clients take part, with 20 samples each."""
     return Setting(Layout(("all",), ((d,),)), clients, clients, rounds, "update", steps, 0.1, 0, 20)
+
+
+def audit_mechanism(mechanism, claim, trials, confidence, key):
+    """A whole audit: a pilot chooses the test, and fresh trials are counted."""
+    test = choose_test(mechanism, claim, trials, confidence, key)
+    return apply_test(mechanism, claim, test, trials, confidence, key)[0]
 
 
 def deployed(defense, setting):

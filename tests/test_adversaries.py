@@ -204,12 +204,13 @@ from leakgauge.harness.audit import engine
 from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.core.rng import Key
 from tests import test_adversaries
+from tests.audit_case import audit_mechanism
 found = test_adversaries.all_claims()
 for name in added:
     threat, verdicts = threats.View.parse(name + "+labels").threat, []
     for federation in map(test_adversaries.shipped, ("gaussian", "ota")):
         claim = federation.defense.claim(federation.history, federation.setting)
-        audit = engine.audit_mechanism(Mechanism(federation, threat), claim, 20, 0.95, Key(0))
+        audit = audit_mechanism(Mechanism(federation, threat), claim, 20, 0.95, Key(0))
         verdicts.append(engine.verdict(claim, audit)[0].value)
     found[name] = verdicts
 print(json.dumps(found))

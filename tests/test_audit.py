@@ -14,12 +14,12 @@ from leakgauge.defenses.mvu import MVU
 from leakgauge.defenses.none import NoDefense
 from leakgauge.defenses.udp import UDP
 from leakgauge.harness.audit.bounds import Counts
-from leakgauge.harness.audit.engine import audit_mechanism, contradicts, inspect, verdict
+from leakgauge.harness.audit.engine import contradicts, inspect, verdict
 from leakgauge.harness.audit.neighbors import pairs
 from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.core.claim import Code, Relation, Unit, Verdict
 from leakgauge.harness.federation import registry
-from tests.audit_case import deployed, setting_of, strongest_adversary
+from tests.audit_case import audit_mechanism, deployed, setting_of, strongest_adversary
 from tests.by_rows import by_rows
 from tests.faulty import Faulty
 

@@ -8,11 +8,10 @@ from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.laplace import Laplace
 from leakgauge.defenses.mvu import MVU
 from leakgauge.defenses.sqsgd import SqSGD
-from leakgauge.harness.audit.engine import audit_mechanism
 from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
-from tests.audit_case import at_most, deployed, setting_of
+from tests.audit_case import at_most, audit_mechanism, deployed, setting_of
 from tests.by_rows import by_rows
 from tests.faulty import Faulty
 

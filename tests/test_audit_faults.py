@@ -17,7 +17,6 @@ from leakgauge.harness.audit.distinguishers import distinguishers
 from leakgauge.harness.audit.engine import (
     HypothesisTest,
     apply_test,
-    audit_mechanism,
     choose_test,
     contradicts,
 )
@@ -26,7 +25,7 @@ from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.core.accounting import Leak
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.federation import registry
-from tests.audit_case import deployed, setting_of, strongest_adversary
+from tests.audit_case import audit_mechanism, deployed, setting_of, strongest_adversary
 from tests.faulty import Faulty, with_changes
 
 KEY = Key(0, ("faults",))

@@ -8,12 +8,11 @@ import torch
 from leakgauge import Key, Layout, Relation, Setting, Unit
 from leakgauge.harness.audit import engine
 from leakgauge.harness.audit.distinguishers import distinguishers
-from leakgauge.harness.audit.engine import audit_mechanism
 from leakgauge.harness.audit.neighbors import pairs, varied
 from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.small import Federation
-from tests.audit_case import at_most, setting_of, strongest_adversary
+from tests.audit_case import at_most, audit_mechanism, setting_of, strongest_adversary
 from tests.by_rows import by_rows
 from tests.faults.library import ANY, changed, last_bytes, lying, noiseless, only, telescoping, tensor_clip
 

@@ -13,7 +13,7 @@ from _measure import Rows, Work
 from audit import mechanism_of
 from scipy.stats import beta
 
-from leakgauge.harness.audit.engine import apply_test, audit_mechanism, choose_test
+from leakgauge.harness.audit.engine import apply_test, choose_test
 from leakgauge.harness.audit.neighbors import pairs
 from leakgauge.harness.core.rng import Key
 
@@ -56,7 +56,10 @@ def whole(name: str, trials: int) -> Work:
         for bit in (0, 1):
             mechanism.run(first, bit, trials, KEY.child(bit), only="estimates")
 
-    ours = partial(audit_mechanism, mechanism, claim, trials, CONFIDENCE, KEY)
+    def ours() -> float:
+        test = choose_test(mechanism, claim, trials, CONFIDENCE, KEY)
+        return apply_test(mechanism, claim, test, trials, CONFIDENCE, KEY)[0].epsilon_lower
+
     return Work(ours, messages, "its counted messages alone", 1, "audit")
 
 

@@ -157,33 +157,17 @@ def most_telling(mechanisms: Sequence[Mechanism], claim: Claim, trials: int, con
     return max(mechanisms, key=lambda mechanism: screen(mechanism, claim, trials, confidence, key)[0][:2])
 
 
-def audit_mechanism(mechanism: Mechanism, claim: Claim, trials: int, confidence: float, key: Key) -> AuditResult:
-    """A lower bound of epsilon for the claim's unit, at the claim's delta.
-
-    Args:
-        trials: the number of counted trials with each of the two inputs.
-
-    Guarantees:
-        Above the true epsilon with probability at most 1 - confidence. If the claim's proof is a composition of
-        Gaussians against this adversary, the bound assumes that the mechanism is Gaussian; `any_mechanism` does not.
-
-    Raises:
-        ValueError: fewer than one trial, or confidence outside (0, 1).
-    """
-    test = choose_test(mechanism, claim, trials, confidence, key)
-    return apply_test(mechanism, claim, test, trials, confidence, key)[0]
-
-
 def choose_test(
     mechanism: Mechanism, claim: Claim, trials: int, confidence: float, key: Key, screened: Sequence[Judged] = ()
 ) -> HypothesisTest:
     """The best test in a pilot: all tests are screened, and the best few are judged again on a third of `trials`.
 
     Args:
+        trials: the number of trials with each of the two inputs that `apply_test` counts.
         screened: the result of `screen`, if it is known.
 
     Raises:
-        ValueError: as `audit_mechanism`.
+        ValueError: fewer than one trial, or confidence outside (0, 1).
     """
     tests = screened or screen(mechanism, claim, trials, confidence, key)
     more = math.ceil(_PILOT_SHARE * trials)
@@ -209,7 +193,7 @@ def screen(mechanism: Mechanism, claim: Claim, trials: int, confidence: float, k
     """All tests, best first. Each pair gets a third of `trials`, 20 to 200, and as many more to fit distinguishers.
 
     Raises:
-        ValueError: as `audit_mechanism`.
+        ValueError: as `choose_test`.
     """
     if trials < 1:
         raise ValueError(f"expected trials >= 1, got trials={trials}")
@@ -256,7 +240,13 @@ def apply_test(
     *,
     ratios: bool = False,
 ) -> tuple[AuditResult, tuple[Trace, Trace]]:
-    """The audit with a test that is already chosen, and its fresh trials; with `ratios`, also likelihood ratios."""
+    """The audit with a test of `choose_test` with this key, and its fresh trials; with `ratios`, also their ratios.
+
+    Guarantees:
+        The bound is above the true epsilon, for the claim's unit at its delta, with probability at most 1 - confidence.
+        If the claim's proof is a composition of Gaussians against this adversary, the bound assumes that the mechanism
+        is Gaussian; `any_mechanism` does not.
+    """
     reads: Part | None = test.distinguisher.reads
     if ratios:
         reads = None if reads == "estimates" else "ratios"
