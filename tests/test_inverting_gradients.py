@@ -9,7 +9,6 @@ import torch
 from leakgauge import Defense, Key, rng
 from leakgauge.attacks._engine.matching import Evaluation
 from leakgauge.attacks._search.adam import Schedule, descend
-from leakgauge.attacks._search.lbfgs import Status
 from leakgauge.attacks.inverting_gradients import InvertingGradients
 from leakgauge.harness.federation import registry
 from leakgauge.harness.learn.models import build
@@ -89,7 +88,6 @@ def test_the_best_iterate_is_returned_and_lies_in_the_box():
     assert torch.equal((found.x - bowl.targets).square().sum(1), found.value)
     # the nearest point of a box is known; the last steps are 3e-4 long
     assert torch.allclose(found.x, bowl.targets.clamp(0, 1), atol=2e-3)
-    assert found.status == (Status.SPENT,) * 5
 
 
 def test_a_problem_that_breaks_leaves_with_what_it_had_and_disturbs_no_other():
@@ -100,7 +98,6 @@ def test_a_problem_that_breaks_leaves_with_what_it_had_and_disturbs_no_other():
     found = descend(bowl, start, schedule)
     assert torch.equal(found.x[[0, 3]], whole.x[[0, 3]])
     assert found.evaluations.tolist() == [50, 1, 21, 50]
-    assert found.status == (Status.SPENT, Status.FAILED, Status.FAILED, Status.SPENT)
     assert found.value[1] == math.inf
     assert torch.equal(found.x[1], start[1])
     assert found.value[2] == (found.x[2] - targets[2]).square().sum()
@@ -112,11 +109,9 @@ def test_a_problem_that_breaks_leaves_with_what_it_had_and_disturbs_no_other():
 def test_a_problem_ends_when_it_has_converged_or_its_gradient_is_zero():
     targets = torch.tensor([[0.0, 0.0], [5.0, 5.0], [0.35, 0.2]])
     found = descend(Bowl(targets), torch.zeros(3, 2), Schedule(40, 0.1, tolerance=0.05))
-    assert found.status == (Status.CONVERGED, Status.SPENT, Status.CONVERGED)
     assert found.evaluations[0] == 1
     assert found.evaluations[2] < 10
     flat = descend(Bowl(targets), targets, Schedule(40, 0.1))
-    assert flat.status == (Status.STALLED,) * 3
     assert flat.evaluations.tolist() == [1, 1, 1]
 
 

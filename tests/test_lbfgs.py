@@ -8,7 +8,7 @@ import torch
 from leakgauge import Key, rng
 from leakgauge.attacks._engine.matching import Evaluation
 from leakgauge.attacks._search import lbfgs
-from leakgauge.attacks._search.lbfgs import Status, Stop, _Memory, minimize
+from leakgauge.attacks._search.lbfgs import Stop, _Memory, minimize
 
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["loops", "torch"])
@@ -100,7 +100,6 @@ def test_problems_with_unequal_numbers_of_pairs_have_their_own_directions():
 def test_quadratics_are_solved_and_leave_the_batch():
     function, centers = quadratics(6, 30)
     found = minimize(function, torch.zeros(6, 30, dtype=torch.float64), until(6))
-    assert set(found.status) == {Status.CONVERGED}
     assert found.x.numpy() == pytest.approx(centers.numpy(), abs=1e-9)
     assert np.bincount(np.concatenate(function.evaluated)).tolist() == found.evaluations.tolist()
     assert function.evaluated[-1] != function.evaluated[0]
@@ -111,11 +110,10 @@ def test_problems_that_are_watched_seldom_end_at_the_next_look():
     function, centers = quadratics(6, 30)
     start = torch.zeros(6, 30, dtype=torch.float64)
     found = minimize(function, start, until(6, evaluations=1001), watch=16)
-    assert set(found.status) == {Status.CONVERGED}
     assert found.x.numpy() == pytest.approx(centers.numpy(), abs=1e-9)
     assert (found.evaluations % 16 == 0).all()
     spent = minimize(function, start, until(6, evaluations=21, tolerance=0.0), watch=16)
-    assert (set(spent.status), set(spent.evaluations.tolist())) == ({Status.SPENT}, {21})
+    assert set(spent.evaluations.tolist()) == {21}
 
 
 def test_each_problem_may_have_its_own_budget():
@@ -123,7 +121,6 @@ def test_each_problem_may_have_its_own_budget():
     budgets = torch.tensor([3, 7, 21, 21, 30, 1])
     stop = until(6, evaluations=21, tolerance=0.0, each=budgets)
     found = minimize(function, torch.zeros(6, 30, dtype=torch.float64), stop)
-    assert set(found.status) == {Status.SPENT}
     assert found.evaluations.tolist() == [3, 7, 21, 21, 21, 1]
 
 
@@ -146,7 +143,7 @@ def test_directions_stay_those_of_the_two_loop_recursion_after_many_pairs():
 def test_rosenbrock_needs_at_most_half_as_many_evaluations_again_as_scipy():
     start = 2 * draw("start", 16, 2)  # in four dimensions there is a second minimum
     found = minimize(Calls(rosenbrock), start, until(16, tolerance=1e-12))
-    assert set(found.status) == {Status.CONVERGED}
+    assert (found.value <= 1e-12).all()
     how = {"jac": scipy.optimize.rosen_der, "method": "L-BFGS-B", "options": {"maxcor": 100}}
     peers = [scipy.optimize.minimize(scipy.optimize.rosen, row, **how) for row in start.numpy()]
     assert int(found.evaluations.sum()) < 1.5 * sum(peer.nfev for peer in peers)
@@ -180,7 +177,6 @@ def test_a_problem_that_is_not_finite_fails_alone(bad):
     broken = Calls(lambda x, instances: torch.where(instances == 2, bad, function.values(x, instances)))
     start = torch.ones(4, 10, dtype=torch.float64)
     found = minimize(broken, start, until(4))
-    assert [status.value for status in found.status] == ["converged", "converged", "failed", "converged"]
     assert found.value[2] == torch.inf
     assert torch.equal(found.x[2], start[2])
     assert found.evaluations[2] == 1
@@ -190,7 +186,7 @@ def test_a_problem_that_is_not_finite_fails_alone(bad):
 def test_a_step_to_a_value_that_is_not_finite_is_halved():
     function = Calls(lambda x, instances: (x - x.log()).sum(1))  # NaN below zero, least at 1
     found = minimize(function, torch.full((2, 5), 40.0, dtype=torch.float64), until(2, tolerance=5 + 1e-12))
-    assert set(found.status) == {Status.CONVERGED}
+    assert (found.value <= 5 + 1e-12).all()
     assert found.x.numpy() == pytest.approx(1.0, abs=1e-5)
 
 
@@ -201,14 +197,13 @@ def test_a_gradient_that_is_not_finite_is_not_accepted():
 
     found = minimize(function, torch.full((1, 3), 2.0, dtype=torch.float64), until(1))
     assert found.value[0] >= 0.5
-    assert found.status == (Status.STALLED,)
+    assert found.evaluations[0] < 200  # no step lowers the value
 
 
 def test_same_arguments_give_the_same_numbers():
     start = draw("start", 8, 6).float()
     first, second = (minimize(Calls(rosenbrock), start, until(8, evaluations=120)) for _ in range(2))
-    assert all(torch.equal(one, other) for one, other in zip(first[:3], second[:3], strict=True))
-    assert first.status == second.status
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
 def test_the_value_is_that_of_x_and_never_above_the_start_which_is_not_modified():
@@ -219,13 +214,11 @@ def test_the_value_is_that_of_x_and_never_above_the_start_which_is_not_modified(
         assert torch.equal(found.value, rosenbrock(found.x, None))
         assert (found.value <= rosenbrock(start, None)).all()
         assert int(found.evaluations.max()) == evaluations
-        assert Status.SPENT in found.status
         assert torch.equal(start, before)
 
 
 def test_a_zero_gradient_ends_at_once():
     found = minimize(Calls(lambda x, instances: 1 + x.square().sum(1)), torch.zeros(1, 4), until(1))
-    assert found.status == (Status.STALLED,)
     assert found.evaluations.tolist() == [1]
 
 
@@ -233,5 +226,4 @@ def test_a_value_that_hardly_falls_stalls():
     # falls by a ten-thousandth of itself in 50 evaluations, forever
     function = Calls(lambda x, instances: 1 + 1e-6 * (1 + x.square()).sum(1).pow(0.1))
     found = minimize(function, torch.full((1, 4), 1e3), until(1, evaluations=5000, decrease=1e-3))
-    assert found.status == (Status.STALLED,)
     assert found.evaluations.tolist() == [400]  # the first window of 200 starts at an infinite value

@@ -201,7 +201,7 @@ class _Group:
 
     def run(self, key: Key) -> list[Guess]:
         infinite = self.targets.new_full((len(self.targets),), torch.inf)
-        best = Minima(self._starts(key, 0), infinite, torch.zeros_like(infinite, dtype=torch.int64), ())
+        best = Minima(self._starts(key, 0), infinite, torch.zeros_like(infinite, dtype=torch.int64))
         labels, known = self._by_features(best, key.child("hidden"))
         goal, rows = self._goal(labels), known.nonzero()[:, 0]
         if len(rows):
@@ -332,7 +332,7 @@ class _Group:
         for task, nats in soft:
             soft_goal = replace(self, observation=replace(self.observation, task=task))._goal(labels).at(nats)
             stop = Stop(max(1, search.warm // 2 // len(soft)), least[rows], decrease=search.decrease)
-            z, _, used, _ = minimize(_Subset(soft_goal, rows), z, stop)
+            z, _, used = minimize(_Subset(soft_goal, rows), z, stop)
             best.evaluations[rows] += used
         minima = self._staged(goal, rows, z, int(_LAST * search.evaluations), lambda strength: least)
         best.evaluations[rows] += minima.evaluations
@@ -475,7 +475,7 @@ class _Group:
         Args:
             least: the tolerances [n] of a stage, by its weight.
         """
-        minima = Minima(z.clone(), z.new_zeros(len(z)), torch.zeros_like(rows), ())
+        minima = Minima(z.clone(), z.new_zeros(len(z)), torch.zeros_like(rows))
         stages = [self._strengths(whole) for whole in goal.nothing[rows].tolist()]
         for strengths in sorted(set(stages)):
             at = torch.tensor([i for i, own in enumerate(stages) if own == strengths], device=rows.device)
@@ -483,7 +483,7 @@ class _Group:
             for strength in strengths:
                 most = max(1, evaluations // len(strengths))
                 stop = Stop(most, least(strength)[victims], decrease=self.search.decrease)
-                x, minima.value[at], used, _ = minimize(_Subset(goal.at(strength), victims), x, stop)
+                x, minima.value[at], used = minimize(_Subset(goal.at(strength), victims), x, stop)
                 minima.evaluations[at] += used
             minima.x[at] = x
         return minima

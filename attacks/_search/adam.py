@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from leakgauge.attacks._engine.matching import Function
-from leakgauge.attacks._search.lbfgs import UNWATCHED, Minima, Status
+from leakgauge.attacks._search.lbfgs import UNWATCHED, Minima
 
 _DECAY = 0.1  # factor of the size of signed steps after 3/8, 5/8 and 7/8 of the evaluations
 _MEMORIES = (0.9, 0.999)  # decay of the running mean and mean square (Kingma and Ba 2015, Algorithm 1)
@@ -60,9 +60,9 @@ def descend(function: Function, start: Tensor, schedule: Schedule) -> Minima:
 
     Guarantees:
         Returns the iterate with the lowest value, not the last; it lies in the box.
-        A value or gradient that is not finite ends a problem as `FAILED` and changes the others at most by rounding;
-            the problem keeps its best iterate so far, or has an infinite value without one.
-        A zero gradient ends a problem as `STALLED`. A problem that has ended is not evaluated again.
+        A value or gradient that is not finite ends a problem and changes the others at most by rounding; the problem
+            keeps its best iterate so far, or has an infinite value without one.
+        A zero gradient ends a problem. A problem that has ended is not evaluated again.
         The same arguments give the same numbers.
 
     Source: Kingma and Ba 2015; Geiping et al. 2020, sec. 4 and its published code: the sign of the gradient goes into
@@ -71,24 +71,21 @@ def descend(function: Function, start: Tensor, schedule: Schedule) -> Minima:
     """
     n, watch = len(start), 1 if start.device.type == "cpu" else UNWATCHED
     x = schedule.project(start)
-    best = Minima(x.clone(), start.new_full((n,), torch.inf), start.new_zeros(n, dtype=torch.int64), ())
-    ends, ended = tuple(Status), torch.zeros(4, n, dtype=torch.bool, device=start.device)
-    ended[3] = True  # spent, unless another end comes first
+    best = Minima(x.clone(), start.new_full((n,), torch.inf), start.new_zeros(n, dtype=torch.int64))
     live, mean, square = torch.arange(n, device=start.device), torch.zeros_like(x), torch.zeros_like(x)
-    over = torch.zeros_like(ended[:3])
+    over = torch.zeros_like(live, dtype=torch.bool)
     for used in range(1, schedule.evaluations + 1):
         value, gradient = function(x, live)
-        going = ~over.any(dim=0)
-        best.evaluations[live] += going.long()
+        best.evaluations[live] += (~over).long()
         sound = value.isfinite() & gradient.isfinite().all(dim=1)
-        better = going & sound & (value < best.value[live])
+        better = ~over & sound & (value < best.value[live])
         best.x[live] = torch.where(better[:, None], x, best.x[live])
         best.value[live] = torch.where(better, value, best.value[live])
-        over = over | (going & torch.stack([~sound, value <= schedule.tolerance, ~gradient.any(dim=1)]))
-        if used % watch == 0 or used == schedule.evaluations:
-            ended[:3, live], on = over, ~over.any(dim=0)
+        over = over | ~sound | (value <= schedule.tolerance) | ~gradient.any(dim=1)
+        if used % watch == 0:
+            on = ~over
             if not bool(on.all()):
-                live, x, gradient, mean, square, over = live[on], x[on], gradient[on], mean[on], square[on], over[:, on]
+                live, x, gradient, mean, square, over = live[on], x[on], gradient[on], mean[on], square[on], over[on]
             if not len(live):
                 break
         sizes, share = gradient.abs(), _ROUNDING * torch.finfo(x.dtype).eps
@@ -98,4 +95,4 @@ def descend(function: Function, start: Tensor, schedule: Schedule) -> Minima:
         square.lerp_(sign.square(), 1 - _MEMORIES[1])
         unbiased, spread = mean / (1 - _MEMORIES[0] ** used), square / (1 - _MEMORIES[1] ** used)
         x = schedule.project(x - schedule.size(used) * unbiased / (spread.sqrt() + tiny))
-    return best._replace(status=tuple(ends[end] for end in ended.int().argmax(dim=0).tolist()))
+    return best

@@ -120,8 +120,8 @@ class Features:
         schedule = Schedule(most, _STEP, signed=False)
         offsets = [_SPREAD * rng.normal(key.child(number), starts.shape[1:]) for number in range(1, searches)]
         minima = [descend(whole, start, schedule) for start in (starts, *(starts + off.to(starts) for off in offsets))]
-        x, value, used = (torch.stack(parts) for parts in zip(*(result[:3] for result in minima), strict=True))
-        return Minima(x.mean(0), value.mean(0), used.sum(0), minima[0].status)
+        x, value, used = (torch.stack(parts) for parts in zip(*minima, strict=True))
+        return Minima(x.mean(0), value.mean(0), used.sum(0))
 
     def __call__(self, candidates: Tensor, instances: Tensor) -> Evaluation:
         """Implement `Function`."""

@@ -7,7 +7,6 @@ gets a new direction, the others halve their step, and finished problems leave t
 from __future__ import annotations
 
 import dataclasses
-import enum
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,15 +25,6 @@ _WINDOW = 200  # number of evaluations between checks for stalling
 
 UNWATCHED = 16
 """Number of turns between checks for finished problems on an accelerator, because each check makes the host wait."""
-
-
-class Status(enum.Enum):
-    """Why a problem ended, in order of precedence."""
-
-    FAILED = "failed"
-    CONVERGED = "converged"
-    STALLED = "stalled"
-    SPENT = "spent"
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +46,7 @@ class Stop:
 
 
 class Minima(NamedTuple):
-    """Results of n problems: the best x [n, D], its value [n], evaluations [n] int64, and why each problem ended.
+    """Results of n problems: the best x [n, D], its value [n], and evaluations [n] int64.
 
     A problem without a finite value and gradient at its start has failed: it keeps its start, with an infinite value.
     """
@@ -64,7 +54,6 @@ class Minima(NamedTuple):
     x: Tensor
     value: Tensor
     evaluations: Tensor
-    status: tuple[Status, ...]
 
 
 def minimize(function: Function, start: Tensor, stop: Stop, watch: int | None = None) -> Minima:
@@ -85,23 +74,19 @@ def minimize(function: Function, start: Tensor, stop: Stop, watch: int | None = 
         without positive curvature is not stored.
     """
     n, turn, watch = len(start), 0, watch or (1 if start.device.type == "cpu" else UNWATCHED)
-    ends = start.new_zeros(n, dtype=torch.int64)
-    minima = Minima(start.clone(), start.new_full((n,), torch.inf), ends.clone(), ())
+    minima = Minima(start.clone(), start.new_full((n,), torch.inf), start.new_zeros(n, dtype=torch.int64))
     search, memory = _Search.begin(start, stop.tolerance), _memory(start, min(_HISTORY, stop.evaluations))
     while len(search.instance):
         turn += 1
         _turn(search, memory, function, looks=watch == 1)
         if turn % watch and turn % _WINDOW and turn < stop.evaluations:
             continue
-        reasons = _reasons(search, turn, stop)
-        done = reasons.any(dim=0)
+        done = _ended(search, turn, stop)
         if bool(done.any()):
             at = search.instance[done]
             minima.x[at], minima.value[at], minima.evaluations[at] = search.x[done], search.value[done], turn
-            ends[at] = reasons[:, done].int().argmax(dim=0)
             search, memory = _take(search, ~done), _take(memory, ~done)
-    statuses = tuple(Status)
-    return minima._replace(status=tuple(statuses[end] for end in ends.tolist()))
+    return minima
 
 
 @dataclass
@@ -293,8 +278,8 @@ def _turn(search: _Search, memory: _Memory | _NativeMemory, function: Function, 
     search.step = torch.where(short, 1.0, step)
 
 
-def _reasons(search: _Search, turn: int, stop: Stop) -> Tensor:
-    """[4, n] bool, one row per `Status`: which reasons to end hold. Updates `mark` after a check for stalling."""
+def _ended(search: _Search, turn: int, stop: Stop) -> Tensor:
+    """[n] bool: failed, converged, stalled or spent. Updates `mark` after a check for stalling."""
     stalled = search.stuck
     if turn % _WINDOW == 0:
         stalled = stalled | ~(search.mark - search.value >= stop.decrease * search.value.abs())
@@ -302,4 +287,4 @@ def _reasons(search: _Search, turn: int, stop: Stop) -> Tensor:
     spent = torch.full_like(stalled, turn >= stop.evaluations)
     if stop.each is not None:
         spent |= turn >= stop.each[search.instance]
-    return torch.stack([search.value.isinf(), search.value <= search.tolerance, stalled, spent])
+    return search.value.isinf() | (search.value <= search.tolerance) | stalled | spent
