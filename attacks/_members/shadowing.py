@@ -198,7 +198,6 @@ def train_shadows(
     *,
     defense: Defense[Any, Any] | None = None,
     setting: Setting | None = None,
-    engine: Engine | None = None,
 ) -> Tensor:
     """[runs, d]: the models after the last round of one federation for each row of `inside`.
 
@@ -211,7 +210,6 @@ def train_shadows(
             training follows the defense's rule. Defenses that use test losses get the losses of the records left out. A
             run that the defense ends keeps its model.
         setting: setting of the defended federation, with as many clients and participants as the plan.
-        engine: engine of local training; None: the fastest engine for the model on the pool's device.
 
     Raises:
         TypeError: the task is not a `ModelTask`.
@@ -223,7 +221,7 @@ def train_shadows(
         assert setting is not None  # the defense needs it to encode
         protect = partial(_Defended, defense, setting, defense.init(setting))
         plan = plan._replace(local=plan.local.under(defense.local, defense.step_noise(setting)))
-    engine = engine or choose_engine(task, pool.x.device)
+    engine = choose_engine(task, pool.x.device)
     records = int(inside.sum(1).max()) * pool.x[0].numel()
     models = 2 * (plan.participants or plan.clients) * task.layout.dim
     final, size = torch.empty(len(inside), task.layout.dim), max(1, _ENTRIES // (records + models))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -268,26 +268,20 @@ class Round:
             for sender in free[: self.setting.participants - len(clients)]
         ]
 
-    def among_silent(
-        self, clients: Sequence[Client], key: Key, absent: Collection[int] = (), *, always: bool = False
-    ) -> Exchange:
+    def among_silent(self, clients: Sequence[Client], key: Key, *, always: bool = False) -> Exchange:
         """`exchange` together with the remaining participants, who send only their noise, if the channel superposes.
 
         Args:
             key: of the silent clients and of the channel noise, its children `other` and `channel`.
-            absent: numbers of clients that drop out: no message of them arrives, and their memory stays unchanged.
             always: the remaining participants also send if the channel does not superpose.
 
         Returns:
             The exchange; its memories are those of `clients` alone.
         """
-        sending = [client for client in clients if client.sender.number not in absent]
         both = always or self.defense.superposes
         silent = self.silent([client.sender for client in clients], key) if both else []
-        exchange = self.exchange([*sending, *silent], key.child("channel"))
-        after = iter(exchange.memories)
-        memories = [client.memory if client.sender.number in absent else next(after) for client in clients]
-        return exchange._replace(memories=memories)
+        exchange = self.exchange([*clients, *silent], key.child("channel"))
+        return exchange._replace(memories=exchange.memories[: len(clients)])
 
     def decode(self, exchange: Exchange, private: Key) -> Vector:
         """Server: the mean update [d]. Only the server knows `private`.

@@ -7,7 +7,7 @@ Audits, fingerprints and the limit of reconstruction use `Federation`, so they s
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,6 @@ class Federation:
         *,
         senders: Sequence[Sender] | None = None,
         memories: Sequence[Any] | None = None,
-        absent: Collection[int] = (),
     ) -> Exchange:
         """The messages of round `number` with these updates, with the keys that the training loop derives.
 
@@ -74,7 +73,6 @@ class Federation:
             key: of the round; client k has its child ("client", k).
             senders: None: clients 0, 1, ... with the smallest number of samples.
             memories: None: the clients have sent nothing before.
-            absent: numbers of clients that drop out; see `Round.among_silent`.
         """
         each = list(updates)
         senders = [Sender(k, self.setting.samples) for k in range(len(each))] if senders is None else senders
@@ -83,7 +81,7 @@ class Federation:
             Client.of(sender, update, memory, key.child("client", sender.number))
             for sender, update, memory in zip(senders, each, memories, strict=True)
         ]
-        return self.round(number).among_silent(clients, key, absent)
+        return self.round(number).among_silent(clients, key)
 
     def run(self, updates: Iterable[Iterable[Vector]], key: Key) -> Iterator[Exchange]:
         """The rounds with these updates; clients keep their memories, and round t gets the key's child ("round", t)."""
