@@ -60,12 +60,6 @@ def test_confidence_does_not_saturate_where_the_probability_does():
     assert confidence(scores, torch.zeros(3, dtype=torch.int64)).tolist() == [60.0, 80.0, -400.0]
 
 
-@pytest.mark.parametrize(("shape", "n"), [((3, 2), 2), ((3,), 3)])
-def test_confidence_without_rivals_or_labels_is_refused(shape, n):
-    with pytest.raises(ValueError, match=r"expected scores \[..., n, classes >= 2\] and labels \[n\]"):
-        confidence(torch.zeros(shape), torch.zeros(n, dtype=torch.int64))
-
-
 def test_confidence_of_a_regression_is_refused():
     with pytest.raises(ValueError, match="expected scores of at least 2 classes, got a regression"):
         confidence(torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64))
@@ -208,10 +202,6 @@ def test_nothing_to_compare_with_is_refused():
     ):
         with pytest.raises(ValueError, match=f"expected a finite value of a shadow for a record {where} its training"):
             score(TARGET, SHADOW, taken)
-    with pytest.raises(ValueError, match=r"expected target \[n\], shadow \[m, n\] and inside \[m, n\]"):
-        lira_online(TARGET, SHADOW, INSIDE.T)
-    with pytest.raises(ValueError, match=r"others \[rounds, clients - 1 >= 2, n\], got \(2, 1\) and \(2, 1, 1\)"):
-        fedmia(OWN, OTHERS[:, :1])
 
 
 P_T = f64([0.9, 0.5])

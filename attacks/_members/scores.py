@@ -28,18 +28,14 @@ def confidence(scores: Tensor, y: Tensor) -> Tensor:
         [..., n] float64; NaN or infinite where an output is not finite.
 
     Raises:
-        ValueError: fewer than two classes, or not one label per row.
+        ValueError: a single output, as of a regression.
 
     Source: Carlini et al. 2022 (arXiv 2112.03570), section IV: log(p / (1 - p)). Computed from the outputs, because p
         rounds to 1.
     """
-    if scores.ndim >= 2 and scores.shape[-1] == 1:
+    if scores.shape[-1] == 1:
         raise ValueError(
             "expected scores of at least 2 classes, got a regression; use membership-loss or loss-trajectory instead"
-        )
-    if scores.ndim < 2 or scores.shape[-1] < 2 or y.shape != scores.shape[-2:-1]:
-        raise ValueError(
-            f"expected scores [..., n, classes >= 2] and labels [n], got {tuple(scores.shape)} and {tuple(y.shape)}"
         )
     wide = scores.double()
     true = y.expand(wide.shape[:-1])[..., None]
@@ -125,20 +121,6 @@ def _shrunk(sides: tuple[_Side, _Side], variance: Variance) -> tuple[Tensor, Ten
     return drawn, noise + spread.diagonal(dim1=-2, dim2=-1).clamp_min(0.0)
 
 
-def _sides(target: Tensor, shadow: Tensor, inside: Tensor) -> tuple[_Side, _Side]:
-    """Statistics of the shadows with each record, and of the shadows without it.
-
-    Raises:
-        ValueError: the shapes do not match.
-    """
-    if target.ndim != 1 or shadow.shape[1:] != target.shape or inside.shape != shadow.shape:
-        raise ValueError(
-            "expected target [n], shadow [m, n] and inside [m, n], got "
-            f"{tuple(target.shape)}, {tuple(shadow.shape)} and {tuple(inside.shape)}"
-        )
-    return _side(shadow, inside), _side(shadow, ~inside)
-
-
 def _some(side: _Side, where: str) -> None:
     if not bool(side.size.any()):
         raise ValueError(f"expected a finite value of a shadow for a record {where} its training data, got none")
@@ -176,12 +158,12 @@ def lira_online(
     | phi of the target is not finite | the lowest finite score |
 
     Raises:
-        ValueError: the shapes do not match, or no shadow has any record inside, or outside.
+        ValueError: no shadow has any record inside, or outside.
 
     Source: Carlini et al. 2022 (arXiv 2112.03570), Algorithm 1. Their public code uses `per-example`, or `global` with
         few shadows, and medians. `pooled` and `shrink` are ours.
     """
-    inner, outer = _sides(target, shadow, inside)
+    inner, outer = _side(shadow, inside), _side(shadow, ~inside)
     _some(inner, "inside")
     _some(outer, "outside")
     if shrink and int(((inner.size > 0) & (outer.size > 0)).sum()) > 1:
@@ -200,11 +182,11 @@ def lira_offline(target: Tensor, shadow: Tensor, inside: Tensor, variance: Varia
     standard deviations, the logarithm is 0, and such records tie.
 
     Raises:
-        ValueError: the shapes do not match, or no shadow has any record outside.
+        ValueError: no shadow has any record outside.
 
     Source: Carlini et al. 2022, section V.D.
     """
-    inner, outer = _sides(target, shadow, inside)
+    inner, outer = _side(shadow, inside), _side(shadow, ~inside)
     _some(outer, "outside")
     away = (or_nan(target) - _means(inner, outer)[1]) / outer.std(variance)
     return finite(torch.special.log_ndtr(away))
@@ -244,12 +226,12 @@ def rmia(
         below 1e-300 count as 1e-300; a record with a non-finite `target_p` gets the lowest finite score.
 
     Raises:
-        ValueError: the shapes do not match, or no shadow has any record outside (online: or inside).
+        ValueError: no shadow has any record outside (online: or inside).
 
     Source: Zarifzadeh, Liu, Shokri 2024 (arXiv 2312.03262), eq. (4) to (9). Differs: the logarithm, not the count.
     """
-    inner, outer = _sides(target_p, shadow_p, inside)
-    _, aside = _sides(population_p, population_shadow_p, torch.zeros_like(population_shadow_p, dtype=torch.bool))
+    inner, outer = _side(shadow_p, inside), _side(shadow_p, ~inside)
+    aside = _side(population_shadow_p, torch.ones_like(population_shadow_p, dtype=torch.bool))
     _some(outer, "outside")
     mean_in, mean_out = _means(inner, outer)
     if offline_a is None:
@@ -273,7 +255,8 @@ def fedmia(own: Tensor, others: Tensor, *, pooled: bool = False) -> Tensor:
 
     Args:
         own: [rounds, n], statistic of the suspect's message; a higher value indicates a member.
-        others: [rounds, clients - 1, n], statistics of the other clients' messages; non-finite entries are left out.
+        others: [rounds, clients - 1, n], statistics of two or more other clients' messages; non-finite entries are left
+            out.
         pooled: False: the sum of Phi((own - mean) / std), with mean and standard deviation over the other clients for
             each record and round (`FedMIA`). True: the sum of the quotients themselves, with the variance pooled over
             the records of a round.
@@ -282,17 +265,9 @@ def fedmia(own: Tensor, others: Tensor, *, pooled: bool = False) -> Tensor:
         [n] float64. A round adds the quotient 0 if a record's own value is not finite, or if the other clients show no
         spread and the own value equals their mean.
 
-    Raises:
-        ValueError: the shapes do not match, or there are fewer than two other clients, whose spread is then unknown.
-
     Source: Zhu et al. 2025, "FedMIA" (arXiv 2402.06289), with the standard deviation that divides by the number of
         clients. `pooled` is ours.
     """
-    if own.ndim != 2 or others.ndim != 3 or others.shape[::2] != own.shape or others.shape[1] < 2:
-        raise ValueError(
-            "expected own [rounds, n] and others [rounds, clients - 1 >= 2, n], got "
-            f"{tuple(own.shape)} and {tuple(others.shape)}"
-        )
     usable = others.isfinite()
     count = usable.sum(1).double()
     known = torch.where(usable, others.double(), 0.0)
