@@ -12,7 +12,7 @@ from torch import Tensor
 
 from leakgauge.attacks._engine.imitation import imitated
 from leakgauge.attacks._engine.others import Blur
-from leakgauge.attacks._engine.simulate import Local, client_updates
+from leakgauge.attacks._engine.simulate import client_updates, plan_of
 from leakgauge.harness.core.contract import (
     Attack,
     Candidates,
@@ -27,6 +27,7 @@ from leakgauge.harness.core.contract import (
 from leakgauge.harness.core.errors import NoLikelihood
 from leakgauge.harness.core.rng import Key, integers, subset
 from leakgauge.harness.federation.round import Round
+from leakgauge.harness.learn.batch import LocalPlan
 from leakgauge.harness.learn.gradients import targets_of
 
 _ENTRIES = 2**23  # the most numbers of candidates' updates that are held at once
@@ -173,8 +174,8 @@ class _Round:
     def __init__(self, seen: Observation, observed: ObservedRound, key: Key) -> None:
         self.seen, self.observed, self.key, self.exact = seen, observed, key, True
         self.server = Round(seen.defense, seen.setting, observed.model.state, observed.model.round)
-        self._measured: dict[tuple[Local, int], _Spread] = {}
-        self._of_errors: dict[tuple[Local, int, int], _Errors] = {}
+        self._measured: dict[tuple[LocalPlan, int], _Spread] = {}
+        self._of_errors: dict[tuple[LocalPlan, int, int], _Errors] = {}
 
     def scores(self, victim: int, tried: Examples, mates: Examples | None, labels: Tensor) -> Tensor:
         """[n] log likelihoods of the message, up to a constant, for each tried record in the place in question.
@@ -184,21 +185,21 @@ class _Round:
             labels: [images - 1] of the other records.
         """
         message = self.observed.messages[victim]
-        local = Local.of(self.seen.setting, self.observed.lr, message.steps, self.seen.defense)
+        plan = plan_of(self.seen.setting, self.observed.lr, message.steps, self.seen.defense)
         images = message.images
         if mates is not None or images == 1:
             # the order in which steps take the records is the client's own
-            ordered = local.gradient or local.steps == 1 or images == 1 or local.batch == 0
+            ordered = plan.gradient or plan.steps == 1 or images == 1 or plan.batch == 0
             try:
-                scores = self._known(message, local, tried, mates)
+                scores = self._known(message, plan, tried, mates)
                 self.exact = self.exact and ordered
                 return scores
             except NoLikelihood:
                 pass
         self.exact = False
-        return self._unknown(message, local, tried, mates, labels)
+        return self._unknown(message, plan, tried, mates, labels)
 
-    def _updates(self, records: Examples, mates: Examples | None, local: Local) -> Iterator[Tensor]:
+    def _updates(self, records: Examples, mates: Examples | None, plan: LocalPlan) -> Iterator[Tensor]:
         """The updates [m, d] of clients that have one of these records and all of `mates`, some at a time."""
         y = targets_of(self.seen.task, records.y, self.observed.model.params.dtype)
         size = max(1, _ENTRIES // (self.seen.setting.dim * (1 + (0 if mates is None else len(mates.y)))))
@@ -209,44 +210,44 @@ class _Round:
                 both = ((x, mates.x), (labels, known))
                 x, labels = (torch.cat([own, rest.expand(len(own), *rest.shape)], 1) for own, rest in both)
             with torch.no_grad():
-                yield client_updates(self.seen.task, self.observed.model.params, x, labels, local)
+                yield client_updates(self.seen.task, self.observed.model.params, x, labels, plan)
 
-    def _known(self, message: Message, local: Local, tried: Examples, mates: Examples | None) -> Tensor:
+    def _known(self, message: Message, plan: LocalPlan, tried: Examples, mates: Examples | None) -> Tensor:
         """The defense's own log likelihoods; in a sum, the record in question is the first user's."""
         link = Link(self.seen.setting, message.sender, message.shared)
         together = max(1, min(len(tried.y), _ENTRIES // (self.seen.setting.dim * message.users)))
         score = log_likelihoods(self.seen.defense, self.observed.model.state, message.wire, link, together)
-        return torch.cat([score(updates) for updates in self._sums(message, local, tried, mates)])
+        return torch.cat([score(updates) for updates in self._sums(message, plan, tried, mates)])
 
-    def _sums(self, message: Message, local: Local, tried: Examples, mates: Examples | None) -> Iterator[Tensor]:
+    def _sums(self, message: Message, plan: LocalPlan, tried: Examples, mates: Examples | None) -> Iterator[Tensor]:
         """Updates [m, d], or [m, users, d] for a sum, for each tried record beside the known others."""
         own = message.images // message.users
         if mates is None or message.users == 1:
-            yield from self._updates(tried, mates, local)
+            yield from self._updates(tried, mates, plan)
             return
         near, far = (Examples(*(part[rows] for part in mates)) for rows in (slice(own - 1), slice(own - 1, None)))
-        others = self._sent(far, own, local)
-        for updates in self._updates(tried, near if own > 1 else None, local):
+        others = self._sent(far, own, plan)
+        for updates in self._updates(tried, near if own > 1 else None, plan):
             yield torch.cat([updates[:, None], others.expand(len(updates), *others.shape)], 1)
 
     def _unknown(
-        self, message: Message, local: Local, tried: Examples, mates: Examples | None, labels: Tensor
+        self, message: Message, plan: LocalPlan, tried: Examples, mates: Examples | None, labels: Tensor
     ) -> Tensor:
         """Log densities of the estimate of the whole message, which is normal: other records and errors are noise."""
         own, estimate = message.images // message.users, self.server.read(message).double()
         center, share, rows = torch.zeros_like(estimate), 1.0, estimate.new_zeros(0, len(estimate))
         if mates is not None or message.images == 1:
-            updates = self._sums(message, local, tried, mates)
-        elif self._adds_up(local, own):
-            spread, share = self._spread(local, own), 1 / own
+            updates = self._sums(message, plan, tried, mates)
+        elif self._adds_up(plan, own):
+            spread, share = self._spread(plan, own), 1 / own
             center = torch.stack([spread.mean(label) for label in labels]).sum(0)
-            rows, updates = math.sqrt(len(labels)) * spread.rows, self._updates(tried, None, local)
+            rows, updates = math.sqrt(len(labels)) * spread.rows, self._updates(tried, None, plan)
         else:
             common = self._drawn(self.key.child("common", message.sender.number), labels[: own - 1])
-            moved = self._moved(message, local, Examples(tried.x[:1], tried.y[:1]), common, labels)
-            center, updates = moved.mean(0), self._updates(tried, common, local)
+            moved = self._moved(message, plan, Examples(tried.x[:1], tried.y[:1]), common, labels)
+            center, updates = moved.mean(0), self._updates(tried, common, plan)
             rows = moved - center
-        errors = self._errors(message, local)
+        errors = self._errors(message, plan)
         # coordinates that the defense left out show nothing
         sent = estimate != 0 if errors.omits else torch.ones_like(estimate, dtype=torch.bool)
         noise = torch.full((int(sent.sum()),), errors.variance / errors.shrink**2, dtype=torch.float64)
@@ -257,13 +258,13 @@ class _Round:
     def usual(self, victim: int, record: Examples, mates: Examples | None) -> float:
         """The mean log likelihood of messages of the adversary's own that carry this record, given its update."""
         message = self.observed.messages[victim]
-        local = Local.of(self.seen.setting, self.observed.lr, message.steps, self.seen.defense)
-        (update,) = self._sums(message, local, record, mates)
+        plan = plan_of(self.seen.setting, self.observed.lr, message.steps, self.seen.defense)
+        (update,) = self._sums(message, plan, record, mates)
         values = []
         for number in range(_FITS):
             key = self.key.child("usual", message.sender.number, number)
             made = self._made(message, update.view(message.users, -1).cpu(), key)
-            values.append(float(self._known(made, local, record, mates)))
+            values.append(float(self._known(made, plan, record, mates)))
         return sum(values) / _FITS
 
     def _made(self, message: Message, updates: Tensor, key: Key) -> Message:
@@ -271,9 +272,9 @@ class _Round:
         finite = updates.float().nan_to_num(0.0, 0.0, 0.0)  # if a model diverged: no client sends this
         return imitated(self.seen, self.observed._replace(messages=(message,)), finite[None], [key]).messages[0]
 
-    def _adds_up(self, local: Local, own: int) -> bool:
+    def _adds_up(self, plan: LocalPlan, own: int) -> bool:
         """Whether an update is the mean of its records' updates."""
-        whole = local.gradient or (local.steps == 1 and (local.batch == 0 or local.batch >= own))
+        whole = plan.gradient or (plan.steps == 1 and (plan.batch == 0 or plan.batch >= own))
         return whole and not self.seen.task.mixes
 
     def _drawn(self, key: Key, labels: Tensor) -> Examples:
@@ -287,33 +288,33 @@ class _Round:
             rows.append(int(alike[int(integers(key.child(number), 1, len(alike))[0])]))
         return Examples(own.x[rows], own.y[rows])
 
-    def _spread(self, local: Local, own: int) -> _Spread:
+    def _spread(self, plan: LocalPlan, own: int) -> _Spread:
         """Mean and spread of one of `own` records' share of an update, if shares add up."""
-        if (local, own) not in self._measured:
+        if (plan, own) not in self._measured:
             assert self.seen.auxiliary is not None
             count = max(2, min(_OTHERS, 4 * _ENTRIES // self.seen.setting.dim))
             some = Examples(*(part[:count] for part in self.seen.auxiliary))
-            shares = torch.cat(list(self._updates(some, None, local))).double().cpu() / own
-            self._measured[local, own] = _Spread.of(shares, some.y)
-        return self._measured[local, own]
+            shares = torch.cat(list(self._updates(some, None, plan))).double().cpu() / own
+            self._measured[plan, own] = _Spread.of(shares, some.y)
+        return self._measured[plan, own]
 
-    def _moved(self, message: Message, local: Local, record: Examples, common: Examples, labels: Tensor) -> Tensor:
+    def _moved(self, message: Message, plan: LocalPlan, record: Examples, common: Examples, labels: Tensor) -> Tensor:
         """[r, d] by how much the sum moves if others take the place of `common` beside one record, by simulation."""
         own = message.images // message.users
         near, far = labels[: own - 1], labels[own - 1 :]
-        (start,) = self._updates(record, common, local)
+        (start,) = self._updates(record, common, plan)
         moved = list[Tensor]()
         for number in range(max(3, _SIMULATED // message.users)):
             key = self.key.child("simulated", message.sender.number, number)
-            (drawn,) = self._updates(record, self._drawn(key.child("near"), near), local)
+            (drawn,) = self._updates(record, self._drawn(key.child("near"), near), plan)
             moved.append((drawn - start)[0].double().cpu())
             if len(far):
-                moved[-1] += self._sent(self._drawn(key.child("far"), far), own, local).double().cpu().sum(0)
+                moved[-1] += self._sent(self._drawn(key.child("far"), far), own, plan).double().cpu().sum(0)
         return torch.stack(moved)
 
-    def _errors(self, message: Message, local: Local) -> _Errors:
+    def _errors(self, message: Message, plan: LocalPlan) -> _Errors:
         """What the defense does to an update, by messages of the adversary's own, which are made like this one."""
-        own, place = message.images // message.users, (local, message.images, message.users)
+        own, place = message.images // message.users, (plan, message.images, message.users)
         if place in self._of_errors:
             return self._of_errors[place]
         auxiliary, updates, estimates = self.seen.auxiliary, [], []
@@ -321,19 +322,19 @@ class _Round:
         for number in range(_IMITATED):
             key = self.key.child("imitated", number)
             rows = torch.from_numpy(integers(key.child("rows"), message.images, len(auxiliary.y)))
-            sent = self._sent(Examples(auxiliary.x[rows], auxiliary.y[rows]), own, local).cpu()
+            sent = self._sent(Examples(auxiliary.x[rows], auxiliary.y[rows]), own, plan).cpu()
             updates.append(sent.double().sum(0))
             estimates.append(self.server.read(self._made(message, sent, key)).double())
         self._of_errors[place] = _Errors.of(torch.stack(updates), torch.stack(estimates))
         return self._of_errors[place]
 
-    def _sent(self, records: Examples, own: int, local: Local) -> Tensor:
+    def _sent(self, records: Examples, own: int, plan: LocalPlan) -> Tensor:
         """[users, d] the updates of users that have `own` of these records each, in order."""
         x = records.x.view(-1, own, *records.x.shape[1:])
         y = targets_of(self.seen.task, records.y, self.observed.model.params.dtype)
         with torch.no_grad():
             rows = [
-                client_updates(self.seen.task, self.observed.model.params, *each, local)
+                client_updates(self.seen.task, self.observed.model.params, *each, plan)
                 for each in zip(torch.split(x, 1), torch.split(y.view(len(x), own, *y.shape[1:]), 1), strict=True)
             ]
         return torch.cat(rows)

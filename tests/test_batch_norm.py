@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from leakgauge import Key, rng
-from leakgauge.attacks._engine.simulate import Local, client_updates
+from leakgauge.attacks._engine.simulate import client_updates
 from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.learn.batch import LocalPlan, Work, choose_engine, train_clients
 from leakgauge.harness.learn.gradients import gradients, losses
@@ -77,7 +77,7 @@ def test_a_trained_model_scores_by_its_running_statistics():
 def test_the_attacks_simulate_what_clients_send():
     x, y = batch(4)
     for steps in (1, 2):
-        local = Local(False, PLAN.lr, steps, 0, 0.0)
+        local = LocalPlan(False, steps, None, 0, PLAN.lr, 0.0)
         own = train_clients(TASK, params(), [Work(Examples(x, y), Key(0))], replace(PLAN, steps=steps), "loop").updates
         simulated = client_updates(TASK, params(), x[None], one_hot(y, 10).double()[None], local)
         torch.testing.assert_close(simulated, own)
@@ -93,7 +93,7 @@ def test_many_gradients_at_once_are_those_of_each_and_slope_in_the_images():
 
 def test_the_statistics_of_two_steps_slope_as_they_move():
     x, y = rng.uniform(Key(5), (1, 2, *SHAPE), dtype=torch.float64), one_hot(torch.arange(2), 10).double()[None]
-    local = Local(False, PLAN.lr, 2, 0, 0.0)
+    local = LocalPlan(False, 2, None, 0, PLAN.lr, 0.0)
     assert_slope(lambda images: client_updates(TASK, params(), images, y, local), x, STATISTICS)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import one_hot
 
 from leakgauge import Key, rng
-from leakgauge.attacks._engine.simulate import Local, client_updates
+from leakgauge.attacks._engine.simulate import client_updates, plan_of
 from leakgauge.attacks.learned import Learned, _altered, _apart
 from leakgauge.attacks.learned import _fit as fit
 from leakgauge.attacks.learned import _Pairs as Pairs
@@ -55,7 +55,7 @@ def seen_of(defense, n=5, images=1, users=1, labels=None, sends="gradient", step
     y = y if labels is None else labels
     params, state = TASK.init(KEY.child("model")), defense.init(setting)
     soft = one_hot(y.view(-1, images), 10).float()
-    sent = client_updates(TASK, params, x.view(-1, images, *SHAPE), soft, Local.of(setting, 0.1, steps))
+    sent = client_updates(TASK, params, x.view(-1, images, *SHAPE), soft, plan_of(setting, 0.1, steps))
     senders = [Sender(i, images) for i in range(n * users)]
     wires, messages = [], []
     for who, update in zip(senders, sent, strict=True):

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from leakgauge.attacks._engine.simulate import Local, client_updates
+from leakgauge.attacks._engine.simulate import client_updates
 from leakgauge.attacks.map import MAP
 from leakgauge.harness.core.codec import pack_float32
+from leakgauge.harness.learn.batch import LocalPlan
 from tests.doubles import small_task
 from tests.victims import KEY, make
 
@@ -20,7 +21,7 @@ def stepped():
     """One victim that took two steps of one image each, with the larger label first."""
     case = make(small_task(), n=1, images=2, sends="update", lr=LR, labels=ORDER)
     seen = case.seen
-    local = Local(gradient=False, lr=LR, steps=2, batch=1, momentum=0.0)
+    local = LocalPlan(gradient=False, steps=2, epochs=None, batch=1, lr=LR, momentum=0.0)
     update = client_updates(seen.task, seen.model.params, case.x, one_hot(ORDER, 10).float(), local)
     message = seen.messages[0]._replace(wire=pack_float32(update[0]), steps=2)
     setting = dataclasses.replace(seen.setting, steps=2, batch=1)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, dropout, one_hot
 
 from leakgauge import Key, rng
-from leakgauge.attacks._engine.simulate import Local, client_updates
+from leakgauge.attacks._engine.simulate import client_updates
 from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.core.errors import StudyError, UnknownNameError
 from leakgauge.harness.data.torchvision_shim import torchvision
@@ -116,7 +116,7 @@ def test_batch_norm_in_train_mode_trains_as_in_torch(kind):
     torch.testing.assert_close(start + sent, weights(task, theirs), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(task.outputs(start + sent, data.x), theirs.eval()(data.x), rtol=1e-4, atol=1e-4)
     x, y = data.x[None], one_hot(data.y, 3).float()[None]
-    simulated = client_updates(paced, start, x, y, Local(False, plan.lr, 3, 0, 0.0))
+    simulated = client_updates(paced, start, x, y, LocalPlan(False, 3, None, 0, plan.lr, 0.0))
     torch.testing.assert_close(simulated, sent[None], rtol=1e-3, atol=1e-5)
 
 

@@ -9,7 +9,7 @@ from torch.nn.functional import one_hot
 
 from leakgauge import Key, rng
 from leakgauge.attacks._engine import imitation, reconstruct
-from leakgauge.attacks._engine.simulate import Local, client_updates
+from leakgauge.attacks._engine.simulate import client_updates, plan_of
 from leakgauge.attacks.map import MAP
 from leakgauge.attacks.regressed import Regressed
 from leakgauge.defenses.gaussian import Gaussian
@@ -68,7 +68,7 @@ def seen_of(task, data, aside, images=1, defense=None, sends="gradient", steps=1
     setting = Setting(task.layout, 8, 8, 1, sends, steps, 0.1, 0, images)
     x = data.x.view(-1, images, *task.input_shape)
     y = (data.y if labels is None else labels).view(-1, images)
-    local = Local.of(setting, 0.1, steps)
+    local = plan_of(setting, 0.1, steps)
     sent = client_updates(task, params, x, one_hot(y, task.classes).to(x), local).detach()
     messages = encoded(setting, defense, sent, [images] * len(x), KEY.child("victims", seed))
     model, labels = Snapshot(0, params, defense.init(setting)), tuple(row.sort().values for row in y)

@@ -1,6 +1,7 @@
 """An attacker's simulation of local training, against the training itself."""
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ import torch
 from torch.nn.functional import one_hot
 
 from leakgauge import Key, rng
-from leakgauge.attacks._engine.simulate import Local, client_updates, update_evaluator
+from leakgauge.attacks._engine.matching import Evaluator
+from leakgauge.attacks._engine.simulate import client_updates, messages_of, one_gradient
 from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
 from leakgauge.harness.learn.models import build
@@ -40,10 +42,6 @@ def trained(task, params, x, y, plan):
     return done.updates, *ordered
 
 
-def local(plan, nominal=False):
-    return Local(plan.gradient, plan.lr, plan.steps or 1, plan.batch, plan.momentum, plan.clip, nominal)
-
-
 @pytest.mark.parametrize("task", TASKS, ids=NAMES)
 @by_rows(
     {},
@@ -58,7 +56,7 @@ def test_a_simulated_pass_equals_the_client_s_own(changes, task):
     plan = dataclasses.replace(PLAN, **changes)
     params = task.init(KEY.child("model"))
     sent, x, y = trained(task, params, *images(task, 3, 6), plan)
-    found = client_updates(task, params, x, soft(task, y), local(plan))
+    found = client_updates(task, params, x, soft(task, y), plan)
     torch.testing.assert_close(found, sent, rtol=1e-4, atol=1e-6)
 
 
@@ -66,9 +64,9 @@ def test_noise_divides_a_smaller_last_step_by_the_nominal_size():
     task, plan = TASKS[0], dataclasses.replace(PLAN, steps=2, batch=4, clip=0.1, noise_multiplier=1e-9)
     params = task.init(KEY.child("model"))
     sent, x, y = trained(task, params, *images(task, 2, 6), plan)
-    found = client_updates(task, params, x, soft(task, y), local(plan, nominal=True))
+    found = client_updates(task, params, x, soft(task, y), plan)
     torch.testing.assert_close(found, sent, rtol=1e-3, atol=1e-6)
-    wrong = client_updates(task, params, x, soft(task, y), local(plan))
+    wrong = client_updates(task, params, x, soft(task, y), dataclasses.replace(plan, noise_multiplier=0.0))
     assert not torch.allclose(wrong, sent, rtol=1e-2, atol=1e-6)
 
 
@@ -76,9 +74,7 @@ def test_an_update_does_not_depend_on_the_order_inside_a_step():
     task = TASKS[0]
     params, (x, y) = task.init(KEY.child("model")), images(task, 2, 4)
     orders = ([0, 1, 2, 3], [1, 0, 3, 2])
-    torch.testing.assert_close(
-        *(client_updates(task, params, x[:, o], soft(task, y[:, o]), local(PLAN)) for o in orders)
-    )
+    torch.testing.assert_close(*(client_updates(task, params, x[:, o], soft(task, y[:, o]), PLAN) for o in orders))
 
 
 @pytest.mark.parametrize("users", [1, 2])
@@ -86,14 +82,14 @@ def test_an_update_does_not_depend_on_the_order_inside_a_step():
 def test_the_slope_equals_finite_differences_of_the_value(users, clip):
     task = TASKS[0]
     params = task.init(KEY.child("model")).double()
-    how = Local(False, 0.3, 2, 1, 0.5, clip)
+    how = LocalPlan(False, 2, None, 1, 0.3, 0.5, clip)
     labels = one_hot(torch.tensor([[1, 2, 3, 4][: 2 * users]] * 3), 10).double()
 
     def misfit(messages, instances):
         assert messages.shape[1:] == ((task.layout.dim,) if users == 1 else (users, task.layout.dim))
         return messages.flatten(1).square().sum(1) * 50
 
-    function = update_evaluator(task, params, misfit, how, images=2 * users, users=users, labels=labels)
+    function = Evaluator(task, misfit, 2 * users, labels, partial(messages_of, task, params, how, users))
     z = rng.uniform(KEY.child("z"), (3, 2 * users * 64), dtype=torch.float64)
     step = rng.normal(KEY.child("step"), tuple(z.shape), dtype=torch.float64) * 1e-5
     rows = torch.arange(3)
@@ -103,8 +99,8 @@ def test_the_slope_equals_finite_differences_of_the_value(users, clip):
 
 
 def test_a_message_of_one_whole_step_is_recognized():
-    one = Local(gradient=False, lr=1.0, steps=1, batch=4, momentum=0.0)
+    one = LocalPlan(gradient=False, steps=1, epochs=None, batch=4, lr=1.0, momentum=0.0)
     whole = [(4, {}), (3, {}), (9, {"batch": 0}), (9, {"gradient": True})]
-    other = [(5, {}), (4, {"steps": 2}), (4, {"clip": 1.0}), (3, {"nominal": True})]
-    assert all(one._replace(**changes).one_gradient(images) for images, changes in whole)
-    assert not any(one._replace(**changes).one_gradient(images) for images, changes in other)
+    other = [(5, {}), (4, {"steps": 2}), (4, {"clip": 1.0}), (3, {"poisson": True})]
+    assert all(one_gradient(dataclasses.replace(one, **changes), images) for images, changes in whole)
+    assert not any(one_gradient(dataclasses.replace(one, **changes), images) for images, changes in other)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from leakgauge.attacks._engine.objective import Explains, objective, received_gradients, update_per_gradient
-from leakgauge.attacks._engine.simulate import Local, client_updates
+from leakgauge.attacks._engine.simulate import client_updates, plan_of
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Examples, Observation, ObservedRound, Task
 from leakgauge.harness.core.rng import Key
@@ -44,11 +44,11 @@ def imitated(seen: Observation, observed: ObservedRound, updates: Tensor, keys: 
 def own_updates(seen: Observation, observed: ObservedRound, batches: Examples) -> Tensor:
     """[m, users, d]: the updates of clients who have batches x [m, b, ...], y [m, b], before a defense."""
     message = observed.messages[0]
-    local = Local.of(seen.setting, observed.lr, message.steps, seen.defense)
+    plan = plan_of(seen.setting, observed.lr, message.steps, seen.defense)
     # images are dealt alternately, because y is sorted and a user's images should not share one label
     split = (part.view(len(part), -1, message.users, *part.shape[2:]) for part in batches)
     x, y = (part.transpose(1, 2).flatten(0, 1) for part in split)
-    given = observed.model.params.cpu(), x, targets_of(seen.task, y, x.dtype), local
+    given = observed.model.params.cpu(), x, targets_of(seen.task, y, x.dtype), plan
     return client_updates(seen.task, *given).detach().view(-1, message.users, seen.setting.dim)
 
 

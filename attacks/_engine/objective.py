@@ -10,9 +10,17 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from leakgauge.attacks._engine.matching import Evaluation, Function, Latest, Misfit, SquaredDistance, evaluator
+from leakgauge.attacks._engine.matching import (
+    Evaluation,
+    Evaluator,
+    Function,
+    Latest,
+    Misfit,
+    SquaredDistance,
+    evaluator,
+)
 from leakgauge.attacks._engine.prior import Believed, Prior
-from leakgauge.attacks._engine.simulate import Local, update_evaluator
+from leakgauge.attacks._engine.simulate import messages_of, one_gradient, plan_of
 from leakgauge.harness.core.contract import Observation, ObservedRound, Setting, likelihood_of, links_of
 from leakgauge.harness.core.device import Placed
 from leakgauge.harness.federation.round import Round
@@ -131,11 +139,11 @@ def _of_round(
     message, params, aware = observed.messages[0], observed.model.params, explains.kind == "likelihood"
     zero = params.new_zeros(len(observed.messages), params.numel())
     each = torch.arange(len(zero), device=zero.device)
-    local = Local.of(observation.setting, observed.lr, message.steps, observation.defense if aware else None)
+    plan = plan_of(observation.setting, observed.lr, message.steps, observation.defense if aware else None)
     unlikely = _Unlikelihood(observation, observed)
     factor = update_per_gradient(observation.setting, observed).to(params.device)
     misfit: Misfit
-    if not explains.unroll or (local.one_gradient(message.images) and message.users == 1):
+    if not explains.unroll or (one_gradient(plan, message.images) and message.users == 1):
         if aware:
             misfit = partial(_of_gradients, unlikely, factor)
         else:
@@ -147,9 +155,8 @@ def _of_round(
     if not aware:
         estimates = received_gradients(observation, observed, numbers=True).to(factor.device)
         misfit = partial(_distance, estimates * factor[:, None], factor, explains.scale)
-    function = update_evaluator(
-        observation.task, params, misfit, local, images=message.images, users=message.users, labels=labels
-    )
+    send = partial(messages_of, observation.task, params, plan, message.users)
+    function = Evaluator(observation.task, misfit, message.images, labels, send)
     if message.users > 1:
         zero = zero[:, None].expand(-1, message.users, -1)
     return function, misfit(zero, each)

@@ -20,7 +20,7 @@ from leakgauge.attacks._engine.imitation import explained_at, imitated_gradients
 from leakgauge.attacks._engine.matching import Evaluation, Function, Latest, unpack
 from leakgauge.attacks._engine.objective import Explains, Objective, objective
 from leakgauge.attacks._engine.prior import Prior, mapped, near_center
-from leakgauge.attacks._engine.simulate import Local
+from leakgauge.attacks._engine.simulate import one_gradient, plan_of
 from leakgauge.attacks._engine.tables import FirstLayer, Mixture, restore
 from leakgauge.attacks._search.batches import shown
 from leakgauge.attacks._search.direction import Direction
@@ -29,6 +29,7 @@ from leakgauge.attacks._search.lbfgs import Minima, Stop, minimize
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Examples, Guess, Message, Observation, ObservedRound, Task
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.learn.batch import LocalPlan
 from leakgauge.harness.learn.gradients import takes_numbers
 from leakgauge.harness.learn.layers import Block
 from leakgauge.harness.learn.tasks import ModelTask
@@ -241,8 +242,8 @@ class _Group:
         return self.observed_rounds[0].messages[0]
 
     @property
-    def _local(self) -> Local:
-        return Local.of(self.observation.setting, self.observed_rounds[0].lr, self._message.steps)
+    def _plan(self) -> LocalPlan:
+        return plan_of(self.observation.setting, self.observed_rounds[0].lr, self._message.steps)
 
     @property
     def _prior(self) -> Prior | None:
@@ -256,7 +257,7 @@ class _Group:
 
     @property
     def _is_gradient(self) -> bool:
-        return self._message.users == 1 and self._local.one_gradient(self._message.images)
+        return self._message.users == 1 and one_gradient(self._plan, self._message.images)
 
     def _goal(self, labels: Tensor | None) -> Objective:
         return objective(self.observation, self.observed_rounds, labels, self.search.explains)
@@ -432,11 +433,11 @@ class _Group:
 
     def _by_direction(self, prior: Prior, z: Tensor, labels: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Points that explain the direction of the gradients, searched from starts [m, D], and the evaluations [m]."""
-        message, local, unroll = self._message, self._local, self.search.explains.unroll
-        followed = unroll and message.users == 1 and not local.one_gradient(message.images)
+        message, plan, unroll = self._message, self._plan, self.search.explains.unroll
+        followed = unroll and message.users == 1 and not one_gradient(plan, message.images)
         direction = Direction.of(prior, max(1, self.search.warm // (2 if self._soft else 1)))
         given = self.targets[rows], labels[rows], z[:, None]
-        minima = direction.search(self.observation, *given, local if followed else None)
+        minima = direction.search(self.observation, *given, plan if followed else None)
         return _finite(minima, z), minima.evaluations
 
     def _coordinates(self, x: Tensor) -> Tensor:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from leakgauge.attacks._engine.matching import Function, evaluator
+from leakgauge.attacks._engine.matching import Evaluator, Function, evaluator
 from leakgauge.attacks._engine.prior import Believed, ImagePrior, Prior
-from leakgauge.attacks._engine.simulate import Local, update_evaluator
+from leakgauge.attacks._engine.simulate import messages_of
 from leakgauge.attacks._search.adam import Schedule, descend
 from leakgauge.attacks._search.lbfgs import Minima
 from leakgauge.harness.core.contract import Observation
+from leakgauge.harness.learn.batch import LocalPlan
 from leakgauge.harness.learn.gradients import targets_of
 
 STEP = 0.1
@@ -72,7 +74,7 @@ class Direction:
         return cls(evaluations, _WHITE_STEP, prior, _WHITE_WEIGHT, informed=True)
 
     def search(
-        self, observation: Observation, targets: Tensor, labels: Tensor, starts: Tensor, local: Local | None = None
+        self, observation: Observation, targets: Tensor, labels: Tensor, starts: Tensor, plan: LocalPlan | None = None
     ) -> Minima:
         """Search from several starts per victim, all at once.
 
@@ -80,7 +82,7 @@ class Direction:
             targets: [n, d], estimated gradients, nonzero and finite.
             labels: [n, b] int64.
             starts: [n, r, D], in the prior's coordinates.
-            local: the steps of an update, which the search follows; None: an update counts as one gradient.
+            plan: the steps of an update, which the search follows; None: an update counts as one gradient.
 
         Returns:
             n r minima; start j of victim i is problem r i + j.
@@ -90,11 +92,11 @@ class Direction:
         fixed = targets_of(task, labels, params.dtype).repeat_interleave(times, dim=0)
         # float64, because squares of a finite target may overflow, and those of a small target vanish
         units = normalize(targets.double(), dim=1, eps=0.0).to(params.dtype)
-        misfit = _Directions(units if local is None or local.gradient else -units, times, self.informed)
-        if local is None:
+        misfit = _Directions(units if plan is None or plan.gradient else -units, times, self.informed)
+        if plan is None:
             matched: Function = evaluator(task, params, misfit, images=images, labels=fixed)
         else:
-            matched = update_evaluator(task, params, misfit, local, images=images, labels=fixed)
+            matched = Evaluator(task, misfit, images, fixed, partial(messages_of, task, params, plan, 1))
         weight = self.weight / (images * math.prod(task.input_shape))
         whole = Believed(matched, self.prior, task.input_shape, images, weight)
         box = (0.0, 1.0) if len(task.input_shape) == 3 and not self.informed else None
