@@ -27,13 +27,8 @@ class IDLG(ByMatching):
     with max-pooling, they are below the floor.
 
     Args:
-        restarts: number of random starts; the result with the lowest objective is returned.
-        evaluations: maximum number of evaluations of the objective and its gradient, per victim and restart.
-        objective: `l2`: squared distance of the gradients; `likelihood`: the defense's own likelihood.
+        restarts, evaluations, objective, start, prior: as in `dlg`.
         labels: `inferred`, or `given`: the true labels, which a study must grant.
-        start: distribution of the first dummy inputs: `normal` (standard) or `uniform` (in [0, 1]).
-        prior: `none`, as published; `gaussian`, `tv` or `module:function`: the prior of `map`, combined as in `map`
-            with `objective = "l2"`.
 
     Raises:
         ValueError: a parameter is out of range; in `run`: a loss that is not softmax cross-entropy, or, to infer

@@ -87,11 +87,6 @@ class ImagePrior:
         return self.tv * variation + box
 
 
-PRIORS: dict[str, Callable[[Tensor, float], Prior]] = {"gaussian": gaussian_prior}
-"""Priors that are fitted to auxiliary inputs [n, *input_shape], given the weight of the box. A user's own prior is
-`module:function`."""
-
-
 def check_prior(name: str) -> None:
     """Raise ValueError if no prior has this name."""
     if name != "tv":
@@ -111,16 +106,18 @@ def prior_of(name: str, observation: Observation, tv: float = TV, box: float = B
 
 
 def fitting(name: str) -> Callable[[Tensor, float], Prior]:
-    """The function that fits the prior called `name`, which may be `module:function`.
+    """The function that fits the prior called `name` to auxiliary inputs [n, *input_shape], given the box's weight.
+
+    A user's own prior is `module:function`.
 
     Raises:
         ValueError: no prior has this name, or the function cannot be imported.
     """
-    if name in PRIORS:
-        return PRIORS[name]
+    if name == "gaussian":
+        return gaussian_prior
     module, _, attribute = name.partition(":")
     if not attribute:
-        raise ValueError(f"no prior {name!r}{suggestion(name, ['tv', *PRIORS, 'module:function'])}")
+        raise ValueError(f"no prior {name!r}{suggestion(name, ['tv', 'gaussian', 'module:function'])}")
     try:
         fit = getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:  # a user's module may fail in any way

@@ -1,14 +1,10 @@
 """Bounds of epsilon that assume a part of the distribution that a defense states; without it, n trials show at most
 about ln n.
 
-| the distribution declares | what is assumed | what is counted |
-|---|---|---|
-| a product: the numbers of a message are independent | only that | an event of each number |
-| two branches, with one distribution in each | the distribution, except the chance of the likelier branch | messages by
-branch |
-
-A message of k independent numbers is k trials of one coordinate, and its epsilon at delta 0 is the sum over its
-numbers. These bounds are dropped if a test rejects the distribution, but no test can prove their assumption.
+A distribution may declare a product, whose independent numbers have an event each, or two branches, whose chances are
+counted; `docs/claims.md` has the table of what is assumed. A message of k independent numbers is k trials of one
+coordinate, and its epsilon at delta 0 is the sum over its numbers. These bounds are dropped if a test rejects the
+distribution, but no test can prove their assumption.
 """
 
 from __future__ import annotations

@@ -258,15 +258,7 @@ def apply_test(
 
 
 def verdict(claim: Claim, audit: AuditResult, stated: StatedRecord | None = None) -> tuple[Verdict, str]:
-    """The verdict on an audited claim, and its reason.
-
-    | | verdict |
-    |---|---|
-    | nothing is claimed, or nothing against this adversary | NOTHING PROMISED |
-    | the strict audited bound is above the claim | BROKEN |
-    | HOLDS or LOOSE by `claim.judge`, but the stated distribution does not give the proved epsilon | AUTHOR'S WORD |
-    | otherwise | as `claim.judge` |
-    """
+    """The verdict on an audited claim, and its reason; `docs/claims.md` has the table of verdicts."""
     judged = judge(claim)
     measured = f"The audited lower bound is {audit.epsilon_lower:.4g}, with {audit.trials} {audit.trials_label}"
     if audit.threat not in claim.against:
@@ -290,15 +282,8 @@ def inspect(
 ) -> Inspection:
     """Whether the code is the mechanism of its proof, as far as key check, trials and goodness-of-fit test show.
 
-    | | verdict |
-    |---|---|
-    | the key check found that a message depends on what it must not depend on | CONTRADICTED |
-    | two inputs have a larger epsilon under the stated distribution than the proved one | CONTRADICTED |
-    | messages of trials repeat others, whose noise is continuous | CONTRADICTED |
-    | the trials have fewer errors than any test of two inputs has under the stated distribution | CONTRADICTED |
-    | a strict bound is above the proved epsilon, or messages depart from their distribution | CONTRADICTED |
-    | messages, or sums if it sees only these, were tested against a stated distribution | CONSISTENT |
-    | no such distribution is stated; trials with two inputs alone cannot show that the code is right | INCONCLUSIVE |
+    `docs/claims.md` has the table of verdicts. Without a stated distribution of what the adversary sees, trials with
+    two inputs cannot show that the code is right.
     """
     faults, at = [], f"at confidence {STRICT:g}, is above what is proved"
     if contradicts(claim, audit):

@@ -3,11 +3,8 @@
 Distinguishing two inputs needs about e^epsilon trials; a distribution is tested with a few hundred messages at any
 epsilon. The test does not measure epsilon. It shows whether the code is the mechanism of the proof.
 
-Messages come from a small federation that runs the same round as training: twenty clients with 20 to 80,000 records,
-ten rounds up to the 10,000th with memories kept, several tensors, and updates of many shapes and norms, also of exactly
-the clip. Every second run has 400 clients, or as many as the study, and old memories. In some rounds, clients drop out
-of the sum. Discrete messages also come from updates at the clip in few and in many coordinates, where messages reveal
-most about an update. A few messages come from large tensors, and from the tensors of the study.
+Messages come from a small federation that runs the same round as training (`docs/claims.md` describes it). Discrete
+messages also come from updates at the clip in few and in many coordinates, where messages reveal most about an update.
 """
 
 from __future__ import annotations

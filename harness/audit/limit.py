@@ -7,10 +7,7 @@ is
 |(I - P J' F J)(x - m)|^2 + tr(P J' F J P); over all images of the distribution it is tr(P). By van Trees' inequality,
 no estimate of images from the distribution has a smaller error than tr(P), if g is linear.
 
-The limit is no bound for single images, for images with another distribution, or if g bends within the posterior: an
-attack may do better. Labels are taken as known and a client's memory as empty, so the true error may be larger. Two
-further
-approximations: several local steps count as one step of their total length, and F is taken as diagonal.
+`docs/attacks.md` lists what the limit takes as known and how it approximates, so that an attack may do better.
 
 Sources: Van Trees 1968, "Detection, estimation, and modulation theory", part I, sec. 2.4.3; Kay 1993, "Fundamentals of
     statistical signal processing: estimation theory", thm 10.3, for the linear model.

@@ -1,12 +1,4 @@
-"""Audits of one defense in a small federation: by trials, or inside a run.
-
-| `by` | what is audited | result |
-|---|---|---|
-| `trials` | the defense on two inputs, many times: `harness.audit.engine` | a lower bound for the claim's rounds |
-| `messages` | every message of a real training on digits: `canaries.audit_messages` | a lower bound for one round |
-| `one-run` | decoded rounds with canary clients: `canaries.audit_one_run` | a lower bound for all rounds together |
-| `cosine` | the same: `canaries.estimate_by_cosine` | an estimate for all rounds together; changes no verdict |
-"""
+"""Audits of one defense in a small federation: by trials (`audit.engine`), or inside a run (`audit.canaries`)."""
 
 from __future__ import annotations
 
