@@ -23,7 +23,6 @@ from leakgauge.harness.audit.bounds import (
     count,
     distance_lower,
     epsilon_lower,
-    gaussian_epsilon_lower,
     mu_lower,
     sampled_epsilon_lower,
     scores_epsilon_lower,
@@ -124,7 +123,7 @@ def test_epsilon_has_the_printed_value(counts, delta, confidence, expected):
 @pytest.mark.parametrize(("counts", "mu", "epsilon"), PRINTED_GAUSSIAN)
 def test_the_gaussian_route_has_the_printed_values(counts, mu, epsilon):
     assert mu_lower(counts) == pytest.approx(mu, abs=6e-11)
-    assert gaussian_epsilon_lower(counts, 1e-5) == pytest.approx(epsilon, abs=6e-11)
+    assert gaussian_epsilon(mu_lower(counts), 1e-5) == pytest.approx(epsilon, abs=6e-11)
 
 
 def test_a_perfect_attack_ends_at_the_printed_ceiling():
@@ -152,7 +151,7 @@ def test_delta_is_subtracted_and_nothing_is_left_where_it_takes_all():
     "counts", [(-1, 0, 5, 5), (6, 0, 5, 5), (0, -1, 5, 5), (0, 6, 5, 5), (0, 0, 0, 5), (0, 0, 5, 0)]
 )
 def test_impossible_counts_are_refused(counts):
-    for bound in (lambda c: epsilon_lower(c, 1e-5), mu_lower, lambda c: gaussian_epsilon_lower(c, 1e-5)):
+    for bound in (lambda c: epsilon_lower(c, 1e-5), mu_lower):
         with pytest.raises(ValueError, match="expected trials on both sides"):
             bound(Counts(*counts))
 
@@ -160,11 +159,10 @@ def test_impossible_counts_are_refused(counts):
 @pytest.mark.parametrize("bad", [-0.1, 1.0, math.nan])
 def test_impossible_delta_and_confidence_are_refused(bad):
     counts = Counts(5, 1, 9, 9)
-    for bound in (epsilon_lower, gaussian_epsilon_lower):
-        with pytest.raises(ValueError, match="expected 0 <= delta < 1"):
-            bound(counts, bad)
-        with pytest.raises(ValueError, match="expected 0 < confidence < 1"):
-            bound(counts, 1e-5, bad)
+    with pytest.raises(ValueError, match="expected 0 <= delta < 1"):
+        epsilon_lower(counts, bad)
+    with pytest.raises(ValueError, match="expected 0 < confidence < 1"):
+        epsilon_lower(counts, 1e-5, bad)
     with pytest.raises(ValueError, match="expected 0 < confidence < 1"):
         mu_lower(counts, bad)
     with pytest.raises(ValueError, match="expected 0 < confidence < 1"):
@@ -296,7 +294,7 @@ def test_null_scores_show_nothing_on_the_gaussian_route():
     # with an absolute value instead of the clamp at 0, nearly every run is wrong; with the clamp 0.5 %
     zeros, ones = normal(ROOT.child("nulls", 1000), (2, 200, 1000)).double().numpy()
     counts = [count(z, o, 0.0) for z, o in zip(zeros, ones, strict=True)]
-    assert sum(gaussian_epsilon_lower(c, 1e-5) > 0 for c in counts) <= at_most(0.005, 200) < 12
+    assert sum(gaussian_epsilon(mu_lower(c), 1e-5) > 0 for c in counts) <= at_most(0.005, 200) < 12
     shares = [(clopper_pearson(1000 - c[0], 1000).high, clopper_pearson(c[1], 1000).high) for c in counts]
     assert sum(abs(special.ndtri(a) + special.ndtri(b)) > 0.01 for a, b in shares) > 190
 
@@ -304,7 +302,7 @@ def test_null_scores_show_nothing_on_the_gaussian_route():
 def test_scores_the_wrong_way_round_show_nothing():
     assert mu_lower(Counts(0, 1000, 1000, 1000)) == 0
     assert mu_lower(Counts(100, 900, 1000, 1000)) == 0
-    assert gaussian_epsilon_lower(Counts(100, 900, 1000, 1000), 1e-5) == 0
+    assert gaussian_epsilon(mu_lower(Counts(100, 900, 1000, 1000)), 1e-5) == 0
 
 
 def test_a_mu_of_one_in_ten_million_is_resolved():
@@ -314,8 +312,8 @@ def test_a_mu_of_one_in_ten_million_is_resolved():
         middle = (low + high) / 2
         low, high = (middle, high) if mu_lower(counts, middle) > 1e-7 else (low, middle)
     assert 0.9e-7 < mu_lower(counts, low) < 1.1e-7
-    assert gaussian_epsilon_lower(counts, 1e-5, low) == 0
-    assert 0 < gaussian_epsilon_lower(counts, 1e-12, low) < 1e-5
+    assert gaussian_epsilon(mu_lower(counts, low), 1e-5) == 0
+    assert 0 < gaussian_epsilon(mu_lower(counts, low), 1e-12) < 1e-5
 
 
 def test_only_scores_above_the_threshold_count():
@@ -394,7 +392,7 @@ def test_audits_of_a_gaussian_end_in_the_simulated_ranges():
     fixed = [epsilon_lower(count(z, o, threshold), 1e-5) for z, o in pairs]
     assert np.mean(fixed) == pytest.approx(1.44, abs=0.1)
     assert np.quantile(fixed, [0.05, 0.95]) == pytest.approx([1.09, 1.81], abs=0.2)
-    gaussian = [gaussian_epsilon_lower(count(z, o, 0.5), 1e-5) for z, o in pairs]
+    gaussian = [gaussian_epsilon(mu_lower(count(z, o, 0.5)), 1e-5) for z, o in pairs]
     assert np.mean(gaussian) == pytest.approx(3.56, abs=0.1)
     assert np.quantile(gaussian, [0.05, 0.95]) == pytest.approx([3.12, 4.02], abs=0.15)
     assert np.mean([on_a_split(z, o, 1e-5) for z, o in pairs]) > 1.09

@@ -16,7 +16,7 @@ from leakgauge.defenses.none import NoDefense
 from leakgauge.defenses.ota import OTA
 from leakgauge.defenses.sdq import SDQ
 from leakgauge.harness.audit.canaries import audit_messages, audit_one_run, estimate_by_cosine
-from leakgauge.harness.audit.one_run import fdp_epsilon, steinke_epsilon
+from leakgauge.harness.audit.one_run import fdp_mu, steinke_epsilon
 from leakgauge.harness.core.claim import Horizon, Relation, Unit
 from leakgauge.harness.core.gaussian import gaussian_epsilon
 from leakgauge.harness.core.threats import SEES, Threat
@@ -194,7 +194,7 @@ def test_one_run_of_an_honest_sum_ends_in_the_simulated_range():
     assert share == pytest.approx(expected_right(0.5, 500, 100), abs=5 * 0.5 / math.sqrt(600))
     for _, one in found:
         assert one.any_mechanism == pytest.approx(steinke_epsilon(500, 100, right(one), 1e-5))
-        assert one.epsilon_lower == pytest.approx(fdp_epsilon(500, 100, right(one), 1e-5))
+        assert one.epsilon_lower == pytest.approx(gaussian_epsilon(fdp_mu(500, 100, right(one)), 1e-5))
 
 
 def expected_right(mu, m, r):

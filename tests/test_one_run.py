@@ -8,7 +8,7 @@ import pytest
 from scipy import special
 from scipy import stats as scipy_stats
 
-from leakgauge.harness.audit.one_run import cosine_epsilon, fdp_epsilon, fdp_mu, p_value, steinke_epsilon
+from leakgauge.harness.audit.one_run import cosine_epsilon, fdp_mu, p_value, steinke_epsilon
 from leakgauge.harness.core.gaussian import gaussian_epsilon
 from leakgauge.harness.core.rng import Key, normal, uniform
 from tests.audit_case import at_most
@@ -62,7 +62,7 @@ def test_epsilon_of_one_run_is_the_printed_one(m, r, v, expected):
 @pytest.mark.parametrize(("m", "r", "v", "mu", "epsilon"), FDP)
 def test_mu_of_one_run_is_the_printed_one(m, r, v, mu, epsilon):
     assert fdp_mu(m, r, v) == pytest.approx(mu, abs=6e-7)
-    assert fdp_epsilon(m, r, v, 1e-5) == pytest.approx(epsilon, abs=6e-7)
+    assert gaussian_epsilon(fdp_mu(m, r, v), 1e-5) == pytest.approx(epsilon, abs=6e-7)
 
 
 def test_delta_costs_epsilon():
@@ -112,7 +112,6 @@ def test_impossible_guesses_are_refused(guesses):
         lambda: p_value(*guesses, 1.0, 1e-5),
         lambda: steinke_epsilon(*guesses, 1e-5),
         lambda: fdp_mu(*guesses),
-        lambda: fdp_epsilon(*guesses, 1e-5),
     ):
         with pytest.raises(ValueError, match="expected 0 <= v <= r <= m"):
             call()
@@ -135,7 +134,7 @@ def test_impossible_numbers_are_refused():
 
 def test_too_few_right_guesses_refute_nothing():
     for r, v in [(0, 0), (9, 0), (9, 4)]:
-        assert steinke_epsilon(9, r, v, 1e-5) == fdp_mu(9, r, v) == fdp_epsilon(9, r, v, 1e-5) == 0
+        assert steinke_epsilon(9, r, v, 1e-5) == fdp_mu(9, r, v) == 0
 
 
 @pytest.mark.parametrize(("m", "r", "v"), [(1000, 100, 90), (1000, 1000, 600), (50, 50, 50), (300, 7, 7)])
@@ -163,7 +162,7 @@ def test_one_run_of_gaussian_canaries_ends_in_the_simulated_range():
     # simulated, mu 1, m 1000, r 100, p5 to p95: Steinke 1.66 (1.19-2.17), f-DP 2.52 (1.76-3.32); true 4.3772
     right = canary_run("range", 1000, 100, 1.0, 200)
     steinke = [steinke_epsilon(1000, 100, v, 1e-5) for v in right]
-    fdp = [fdp_epsilon(1000, 100, v, 1e-5) for v in right]
+    fdp = [gaussian_epsilon(fdp_mu(1000, 100, v), 1e-5) for v in right]
     assert np.mean(steinke) == pytest.approx(1.66, abs=0.1)
     assert np.quantile(steinke, [0.05, 0.95]) == pytest.approx([1.19, 2.17], abs=0.15)
     assert np.mean(fdp) == pytest.approx(2.52, abs=0.15)

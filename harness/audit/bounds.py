@@ -226,17 +226,6 @@ def mu_lower(counts: Counts, confidence: float = 0.95) -> float:
     return max(0.0, -float(special.ndtri(fpr)) - float(special.ndtri(fnr)))
 
 
-def gaussian_epsilon_lower(counts: Counts, delta: float, confidence: float = 0.95) -> float:
-    """The epsilon of the Gaussian mechanism with mu = `mu_lower`; infinite if delta is 0 and mu is above 0.
-
-    A lower bound of epsilon only for a Gaussian mechanism. For any other it is an estimate, often far too high.
-
-    Raises:
-        ValueError: impossible counts, delta outside [0, 1), confidence outside (0, 1).
-    """
-    return gaussian_epsilon(mu_lower(counts, confidence), delta)
-
-
 def scores_epsilon_lower(zeros: Numbers, ones: Numbers, delta: float, confidence: float = 0.95) -> float:
     """The epsilon of the Gaussian mechanism whose mu is the lower confidence limit for the distance of Gaussian scores.
 
@@ -351,7 +340,7 @@ def bound_from_counts(counts: Counts, delta: float, confidence: float, *, gaussi
 
     def bound(seen: Counts, level: float) -> float:
         general = epsilon_lower(seen, delta, level)
-        return max(general, gaussian_epsilon_lower(seen, delta, level)) if gaussian else general
+        return max(general, gaussian_epsilon(mu_lower(seen, level), delta)) if gaussian else general
 
     perfect = Counts(counts.positives, 0, counts.positives, counts.negatives)
     general = epsilon_lower(counts, delta, confidence)

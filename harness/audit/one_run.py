@@ -102,24 +102,13 @@ def fdp_mu(m: int, r: int, v: int, confidence: float = 0.95) -> float:
     return _root(lambda mu: _fdp_excess(mu, m, r, v, 1 - confidence)) if v else 0.0
 
 
-def fdp_epsilon(m: int, r: int, v: int, delta: float, confidence: float = 0.95) -> float:
-    """The epsilon of the Gaussian mechanism with mu = `fdp_mu`; infinite if delta is 0 and mu is above 0.
-
-    A lower bound of epsilon only for a Gaussian mechanism. For any other it is an estimate.
-
-    Raises:
-        ValueError: as `fdp_mu`; delta outside [0, 1).
-    """
-    return gaussian_epsilon(fdp_mu(m, r, v, confidence), delta)
-
-
 def bound_from_guesses(m: int, r: int, v: int, delta: float, confidence: float, *, gaussian: bool) -> Bound:
     """The bound from v right guesses; of the two valid bounds of a Gaussian mechanism, the larger one."""
     strict = max(confidence, STRICT)
 
     def bound(right: int, level: float) -> float:
         general = steinke_epsilon(m, r, right, delta, level)
-        return max(general, fdp_epsilon(m, r, right, delta, level)) if gaussian else general
+        return max(general, gaussian_epsilon(fdp_mu(m, r, right, level), delta)) if gaussian else general
 
     method = "one run, Gaussian trade-off" if gaussian else "one run"
     general = steinke_epsilon(m, r, v, delta, confidence)
