@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -199,18 +200,14 @@ def normal(
 class Sigmoid(Layer):
     """1 / (1 + exp(-h)), entry by entry."""
 
-    def apply(self, h: Tensor) -> Tensor:
-        """[...] to the same shape."""
-        return torch.sigmoid(h)
+    apply = staticmethod(torch.sigmoid)
 
 
 @dataclass(frozen=True)
 class Tanh(Layer):
     """The hyperbolic tangent, entry by entry."""
 
-    def apply(self, h: Tensor) -> Tensor:
-        """[...] to the same shape."""
-        return torch.tanh(h)
+    apply = staticmethod(torch.tanh)
 
 
 @dataclass(frozen=True)
@@ -218,10 +215,7 @@ class Relu(Layer):
     """max(h, 0), entry by entry; the slope at zero is zero."""
 
     smooth: ClassVar[bool] = False
-
-    def apply(self, h: Tensor) -> Tensor:
-        """[...] to the same shape."""
-        return relu(h)
+    apply = staticmethod(relu)
 
 
 @dataclass(frozen=True)
@@ -264,20 +258,16 @@ class MeanPool(Layer):
 
 @dataclass(frozen=True)
 class Flatten(Layer):
-    """Each example as one row."""
+    """Each example as one row: [b, ...] to [b, entries]."""
 
-    def apply(self, h: Tensor) -> Tensor:
-        """[b, ...] to [b, entries]."""
-        return h.flatten(1)
+    apply = staticmethod(partial(torch.flatten, start_dim=1))
 
 
 @dataclass(frozen=True)
 class Mean(Layer):
-    """The mean of each channel's map."""
+    """The mean of each channel's map: [b, channels, height, width] to [b, channels]."""
 
-    def apply(self, h: Tensor) -> Tensor:
-        """[b, channels, height, width] to [b, channels]."""
-        return h.mean((2, 3))
+    apply = staticmethod(partial(torch.mean, dim=(2, 3)))
 
 
 @dataclass(frozen=True)
@@ -310,9 +300,7 @@ class Margin(Layer):
 class LogSoftmax(Layer):
     """The logarithms of the softmax of scores, which have the same cross-entropy as the scores."""
 
-    def apply(self, h: Tensor) -> Tensor:
-        """[b, classes] to the same shape."""
-        return torch.log_softmax(h, 1)
+    apply = staticmethod(partial(torch.log_softmax, dim=1))
 
 
 @dataclass(frozen=True, eq=False)
