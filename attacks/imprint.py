@@ -137,7 +137,7 @@ def _structure(task: ModelTask) -> Structure | str:
     """The structure of a model that takes an imprint, or why it takes none."""
     structure, name = dense_stack_of(task), task.model.name
     fits = structure is not None and len(task.layout.shapes) >= 4
-    if structure is not None and fits and not task.model.dropout:
+    if structure is not None and fits and not task.model.apply.dropout:
         return structure if task.softmax else "imprint needs a softmax cross-entropy loss; this model has another loss"
     known = "has no such layers" if task.structure is not None else "has layers that are not known"
     begins = "begins with a convolution" if len(task.layout.shapes[0]) > 3 else known

@@ -20,10 +20,9 @@ class MAP(ByPosterior):
     inferred labels are never corrected. The order in which a client took its images is unknown; the attack assumes the
     same order in all passes. Each step of an update costs at least as much as a gradient.
 
-    Behind dense ReLU layers, it first searches with softened layers and a low weight of the messages. This finds the
-    right active units behind quantizers: digits behind `mlp-small` and `sdq` have an SSIM of 0.99 instead of 0.90. If
-    the result explains the messages worse than imitated messages are explained by their own inputs, mostly because of a
-    wrong label, a search without softening follows, from the same start, with an eighth of the evaluations.
+    Behind dense ReLU layers, it first searches with softened layers and a low weight of the messages. If the result
+    explains them worse than imitated messages are explained by their own inputs, a search without softening follows,
+    from the same start, with an eighth of the evaluations (`docs/attacks.md` has results).
 
     It restores records of a table column by column: each column gets its own likeliest value, under a mixture of
     distributions with independent columns that is fitted to the same auxiliary records (`attacks._engine.tables`). Vero

@@ -423,7 +423,7 @@ def test_dropout_has_the_masks_and_the_gradients_of_an_unread_network(by_functio
     read, unread = own(net), own(Hidden(net))
     assert read.structure is not None
     assert unread.structure is None
-    assert read.model.dropout == unread.model.dropout == (((3, 8, 6), 0.5), ((3, 1, 1), 0.3))
+    assert read.model.apply.dropout == unread.model.apply.dropout == (((3, 8, 6), 0.5), ((3, 1, 1), 0.3))
     plan = LocalPlan(False, 3, None, 4, 0.1, 0.5)
     for clip in (None, 0.1):
         work = [Work(random_examples(9, IMAGE, 3), KEY)]

@@ -90,11 +90,11 @@ def test_it_computes_what_the_torch_module_computes(name):
 def test_dropout_comes_after_each_pooling():
     model = build("cnn3", CIFAR, 10)
     params, x = _draw(model)
-    masks = [rng.uniform(Key(0, ("mask", i)), (3, *shape)) for i, (shape, _) in enumerate(model.dropout)]
+    masks = [rng.uniform(Key(0, ("mask", i)), (3, *shape)) for i, (shape, _) in enumerate(model.apply.dropout)]
     twin = nn.Sequential(*cnn3([Drop(mask) for mask in masks])).double()
     vector_to_parameters(params, twin.parameters())
     torch.testing.assert_close(model.apply(model.layout.split(params), x, masks), twin(x))
-    assert model.dropout == (((32, 15, 15), 0.2), ((64, 6, 6), 0.2), ((128, 2, 2), 0.2))
+    assert model.apply.dropout == (((32, 15, 15), 0.2), ((64, 6, 6), 0.2), ((128, 2, 2), 0.2))
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -67,7 +67,7 @@ def test_a_torch_twin_has_the_gradients_and_updates_of_the_shipped_model(name):
     shipped, twin = ModelTask(build(name, RGB, 10)), own(nn.Sequential(*layers), RGB, 10)
     params = shipped.init(Key(1))
     assert twin.layout.shapes == shipped.layout.shapes
-    assert twin.model.dropout == shipped.model.dropout
+    assert twin.model.apply.dropout == shipped.model.apply.dropout
     x, y = rng.uniform(Key(2), (2, 2, *RGB)), one_hot(torch.arange(4).view(2, 2), 10).float()
     several, theirs = (gradients(task, params, x, y) for task in (twin, shipped))
     torch.testing.assert_close(several, theirs, rtol=1e-3, atol=1e-5)
@@ -209,7 +209,7 @@ DROPS = {
 def test_dropout_multiplies_with_the_masks_of_the_key(kind):
     make, shape, masks = DROPS[kind]
     task, data = own(make, shape), batch(5, shape)
-    assert tuple(shape for shape, _ in task.model.dropout) == masks
+    assert tuple(shape for shape, _ in task.model.apply.dropout) == masks
     start = task.init(Key(0))
     sent = [trained(task, start, data, GRADIENT, Key(seed)) for seed in (1, 1, 2)]
     assert torch.equal(sent[0], sent[1])
@@ -421,7 +421,7 @@ def test_torchvisions_resnet_is_attacked_like_any_model():
 @pytest.mark.parametrize(("name", "masks"), [("efficientnet_b0", 10), ("convnext_tiny", 17), ("googlenet", 1)])
 def test_torchvisions_networks_with_stochastic_depth_or_auxiliary_classifiers_are_built(name, masks):
     model = build(f"torchvision:{name}", (3, 32, 32), 10)
-    assert len(model.dropout) == masks
+    assert len(model.apply.dropout) == masks
 
 
 @pytest.mark.slow

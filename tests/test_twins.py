@@ -95,7 +95,7 @@ def unnamed(layers):
 def test_a_shipped_model_has_the_same_structure_however_it_is_written(name, form):
     shipped, task = twins(name, form)
     assert unnamed(task.structure.layers) == unnamed(shipped.structure.layers)
-    assert task.model.dropout == shipped.model.dropout
+    assert task.model.apply.dropout == shipped.model.apply.dropout
     assert (task.structure.widths, task.mixes, task.smooth) == (shipped.structure.widths, shipped.mixes, shipped.smooth)
     assert task.model.widths == shipped.model.widths
     for one in (task, moved(task)):

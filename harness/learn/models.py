@@ -63,11 +63,6 @@ class Model:
         return self.apply.layout
 
     @property
-    def dropout(self) -> tuple[tuple[tuple[int, ...], float], ...]:
-        """(shape without the batch axis, rate) of each dropout."""
-        return self.apply.dropout
-
-    @property
     def scale(self) -> Scale:
         """The scale that `apply` undoes, see `scaled`."""
         return self.apply.scale

@@ -203,7 +203,6 @@ def _conv(to: _Recorder, result: Tensor, h: Tensor, weight: Tensor, *rest: Any, 
     if isinstance(padding, str):
         _require(padding == "valid" or kernel % 2 == 1)
         padding = 0 if padding == "valid" else kernel // 2
-    _require(_side(padding) < kernel)
     sides = kernel, _side(stride), _side(padding)
     layer = layers.Conv(_prefix(to.owned(weight)), weight.shape[1], len(weight), *sides, bias is not None)
     return to.layer(result, h, layer, weight, bias, axes=4)
