@@ -9,7 +9,7 @@ from torch import Tensor
 
 from leakgauge.attacks._engine.objective import received_gradients
 from leakgauge.attacks._members import clear
-from leakgauge.attacks._members.neurons import FIRES, Revealed, fired, firing_for_candidates
+from leakgauge.attacks._members.neurons import FIRES, fired, firing_for_candidates
 from leakgauge.attacks._members.traffic import over_rounds, weight_of
 from leakgauge.harness.core.contract import Attack, Membership, Observation
 from leakgauge.harness.core.rng import Key
@@ -81,7 +81,7 @@ class ActiveMembership(Attack):
                 senders = [message.sender.number for message in observed.messages]
                 weights = [weight_of(seen.setting, message) for message in observed.messages]
                 images = [message.images for message in observed.messages]
-                revealed = Revealed(received_gradients(seen, observed), weights, images)
-                ratios = fired(seen, observed.model.params, revealed, "active-membership")
+                shown = received_gradients(seen, observed), weights, images
+                ratios = fired(seen, observed.model.params, *shown, "active-membership")
                 evidence += zip(senders, ratios, strict=True)
         return over_rounds(evidence, None if seen.defense.superposes else seen.suspect)

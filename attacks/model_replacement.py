@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from leakgauge.attacks._members.neurons import Revealed, fired, firing_for_candidates
+from leakgauge.attacks._members.neurons import fired, firing_for_candidates
 from leakgauge.attacks._members.scores import finite
 from leakgauge.attacks._members.traffic import weight_of
 from leakgauge.harness.core.contract import Attack, Membership, Message, Observation, Sender
@@ -62,5 +62,5 @@ class ModelReplacement(Attack):
         own = min(setting.batch or setting.samples, setting.samples) if gradient else setting.samples
         mean = Message(start.round, client, b"", None, users * own, setting.steps, (client,) * (users - 1))
         moved = (start.params - after) / (seen.lr * (1 if gradient else setting.steps))
-        revealed = Revealed(moved[None], [weight_of(setting, mean)], [mean.images])
-        return Membership(finite(fired(seen, start.params, revealed, "model-replacement")[0]))
+        shown = moved[None], [weight_of(setting, mean)], [mean.images]
+        return Membership(finite(fired(seen, start.params, *shown, "model-replacement")[0]))

@@ -186,33 +186,28 @@ class DenseForm:
 
 def _lenet(model: Model, structure: Structure, params: Tensor, ridge: float) -> ClosedForm:
     channels, height, width = model.input_shape
-    layers, tensors = [], structure.split(params)
+    biases, inverses, tensors = [], [], structure.split(params)
     for i, stride in enumerate(_STRIDES):
         geometry = Geometry((channels, height, width), stride, _PADDING)
         kernel, bias = tensors[2 * i : 2 * i + 2]
-        layers.append(_Layer(kernel, bias[:, None, None], geometry, inverse(kernel, geometry, ridge)))
+        biases.append(bias[:, None, None])
+        inverses.append(inverse(kernel, geometry, ridge))
         channels, height, width = len(kernel), -(-height // stride), -(-width // stride)
-    return _LeNet(model, structure, tuple(layers), tensors[-2], (channels, height, width))
-
-
-@dataclass(frozen=True, eq=False)
-class _Layer:
-    kernel: Tensor
-    bias: Tensor  # [o, 1, 1]
-    geometry: Geometry
-    inverse: _OutputFirst | _KernelFirst
+    return _LeNet(model, structure, biases, inverses, tensors[-2], (channels, height, width))
 
 
 @dataclass(frozen=True, eq=False)
 class _LeNet:
     """Convolutions with sigmoid, then a dense layer.
 
-    head: weight [classes, features] of the dense layer; shape: shape of its input before flattening.
+    biases, inverses: of each convolution; a bias is [o, 1, 1]. head: weight [classes, features] of the dense layer;
+        shape: shape of its input before flattening.
     """
 
     model: Model
     structure: Structure
-    layers: tuple[_Layer, ...]
+    biases: Sequence[Tensor]
+    inverses: Sequence[_OutputFirst | _KernelFirst]
     head: Tensor
     shape: tuple[int, int, int]
 
@@ -224,12 +219,12 @@ class _LeNet:
         slopes = torch.cat([weight, bias[:, None]], dim=1) @ row / row.square().sum()
         h = _quotient(weight, slopes).reshape(self.shape)
         slope = (slopes @ self.head).reshape(self.shape)
-        for layer, received in zip(reversed(self.layers), reversed(kernels[::2]), strict=True):
+        layers = list(zip(self.biases, self.inverses, kernels[::2], strict=True))
+        for bias, layer, received in reversed(layers):
             h = h.clamp(_EDGE, 1 - _EDGE)
             steep = h * (1 - h)
             slope = slope * steep
-            evidence = Evidence(h.logit() - layer.bias, steep, slope, received)
-            h = layer.inverse.solve(evidence)
+            h = layer.solve(Evidence(h.logit() - bias, steep, slope, received))
             slope = pulled_back(slope[None], layer.kernel, layer.geometry)[0]
         return self.model.scale.stored(h)
 

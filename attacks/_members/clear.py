@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from leakgauge.attacks._engine.imitation import own_updates
 from leakgauge.attacks._engine.objective import update_per_gradient
-from leakgauge.attacks._engine.simulate import client_updates, plan_of
 from leakgauge.attacks._members.traffic import chance_of, mixture, over_rounds, weight_of
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Examples, Membership, Message, Observation, ObservedRound
@@ -161,10 +161,7 @@ def _apart(observation: Observation) -> list[list[tuple[int, Tensor]]]:
 def _updates(observation: Observation, observed: ObservedRound, batches: Examples, key: Key) -> Tensor:
     """[m, d]: the undefended updates of clients with these records [m, b, ...], for the round's one message."""
     (message,), setting = observed.messages, observation.setting
-    plan = plan_of(setting, observed.lr, message.steps, observation.defense)
-    labels = targets_of(observation.task, batches.y, batches.x.dtype)
-    updates = client_updates(observation.task, observed.model.params, batches.x, labels, plan).detach()
-    updates = updates.nan_to_num(0.0, 0.0, 0.0)
+    updates = own_updates(observation, observed, batches).sum(1).nan_to_num(0.0, 0.0, 0.0)
     noise = observation.defense.training_noise(setting, message.sender.samples)
     return updates + noise * rng.normal(key, tuple(updates.shape)) if noise else updates
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -27,14 +27,6 @@ _LENGTH = 100.0  # approximate length of a candidate's gradient over that of the
 
 FIRES = 0.85
 """Threshold of a neuron, for which an average record scores 0 and its candidates 1."""
-
-
-class Revealed(NamedTuple):
-    """Gradients [k, d] behind messages, and for each the largest weight of a record, and the number of records."""
-
-    gradients: Tensor
-    weights: list[float]
-    images: list[int]
 
 
 def firing_for_candidates(
@@ -102,12 +94,18 @@ def _neurons(
     return weight, bias, gain
 
 
-def fired(seen: Observation, params: Vector, revealed: Revealed, attack: str) -> Tensor:
+def fired(
+    seen: Observation, params: Vector, gradients: Tensor, weights: Sequence[float], images: Sequence[int], attack: str
+) -> Tensor:
     """[k, n]: the log likelihood ratio that candidate n is in message k, which a model of `firing_for_candidates` made.
 
     A message shows z = G (w m) + N(0, variance G): the products with the candidates' gradients in the layer of neurons.
     G is the Gram matrix of these gradients, and m states which candidates are in the message. The other candidates
     count as normal with the variance of w m.
+
+    Args:
+        gradients: [k, d] behind the messages; weights, images: the largest weight of a record, and the number of
+            records, of each.
     """
     assert seen.candidates is not None
     x, y = seen.candidates
@@ -120,7 +118,7 @@ def fired(seen: Observation, params: Vector, revealed: Revealed, attack: str) ->
     values, vectors = torch.linalg.eigh(gram)
     values, lengths = values.clamp(min=0), gram.diagonal().clamp(min=1e-30)
     layers = []  # [hidden, p + 1] each: the gradient of the layer of neurons, with the bias last
-    for tensors in map(structure.split, revealed.gradients):
+    for tensors in map(structure.split, gradients):
         matrix, bias = tensors[-len(head)], tensors[1 - len(head)]
         layers.append(torch.cat([matrix, bias[:, None]], 1).double().nan_to_num(0.0, 0.0, 0.0))
     products = torch.stack([((back @ layer) * rows).sum(1) for layer in layers])  # [k, n]
@@ -128,10 +126,10 @@ def fired(seen: Observation, params: Vector, revealed: Revealed, attack: str) ->
     seems = (products / lengths).amax(1)
     least = _LEAST * float(seems.max().clamp(min=0))
     ratios = []
-    for weight, images, layer, product, seem in zip(*revealed[1:], layers, products, seems, strict=True):
+    for weight, count, layer, product, seem in zip(weights, images, layers, products, seems, strict=True):
         share = min(weight, max(least, float(seem)))
         noise = float(layer.square().mean(1).median()) + 1e-6 * share**2 * float(lengths.mean()) + 1e-30
-        others = min(0.5, images / len(x)) * share**2
+        others = min(0.5, count / len(x)) * share**2
         by = 1 / (noise + others * values)
         along, alone = vectors @ (by * (vectors.T @ product)), vectors.square() @ (by * values)
         ratios.append((share * along - share**2 / 2 * alone) / (1 - others * alone))  # exclude the candidate
