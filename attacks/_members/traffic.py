@@ -94,13 +94,7 @@ class ByTraffic(Attack):
         return self.judge(rounds, None if together else observation.suspect)
 
     def judge(self, rounds: Sequence[Traffic], suspect: int | None = None) -> Membership:
-        """The scores: evidence summed over the rounds with the suspect; one reading of `rounds` serves several attacks.
-
-        Without a suspect, a record's score is the largest among the clients, because a record has at most one owner.
-
-        Raises:
-            ValueError: these rounds have no message of the suspect, or no message at all.
-        """
+        """The scores by `over_rounds`, which also states the errors; one reading of `rounds` serves several attacks."""
         each = []
         for traffic in rounds:
             each += [(sender, self.evidence(traffic, row)) for row, sender in enumerate(traffic.senders)]

@@ -171,11 +171,7 @@ class Trace:
 
 
 class _Softmax:
-    """Softmax cross-entropy, the mean over the b rows of an instance.
-
-    Its slope in the scores is p - y. For a confident and correct prediction, this difference loses most digits, so the
-    entry of the likeliest label is computed as minus the sum of the others; see `attacks._engine.matching`.
-    """
+    """Softmax cross-entropy, the mean over the b rows of an instance, as accurate as `gradients.batch_loss`."""
 
     def __init__(self, scores: Tensor, y: Tensor) -> None:
         self.outputs = scores
