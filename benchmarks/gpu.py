@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from leakgauge.attacks._engine.matching import SquaredDistance, evaluator
-from leakgauge.attacks._members.shadowing import ShadowPlan, halves, train_shadows
+from leakgauge.attacks._members.shadowing import halves, train_shadows
 from leakgauge.harness.audit import standalone
 from leakgauge.harness.audit.limit import limits
 from leakgauge.harness.core import rng
@@ -160,8 +160,11 @@ def shadows(name: str, runs: int, device: str) -> Run:
     """Shadow federations of two clients and two passes: the models."""
     task = ModelTask(build(name, (1, 28, 28), 10))
     pool = Examples(rng.normal(Key(1), (1000, 1, 28, 28)), torch.arange(1000) % 10).on(device)
-    plan = ShadowPlan(2, 1, LocalPlan(False, None, 2, 50, 0.05, 0.9))
-    return Run(lambda: train_shadows(task, plan, pool, halves(Key(2), runs, 1000, 500), Key(3)))
+    setting, plan = (
+        Setting(task.layout, 2, 2, 1, "update", 10, 0.05, 50, 250, 0.9),
+        LocalPlan(False, None, 2, 50, 0.05, 0.9),
+    )
+    return Run(lambda: train_shadows(task, setting, plan, pool, halves(Key(2), runs, 1000, 500), Key(3)))
 
 
 def limit(name: str, device: str) -> Run:

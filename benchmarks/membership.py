@@ -43,13 +43,13 @@ from torch import Tensor
 from torch.nn.functional import interpolate, logsigmoid
 
 from leakgauge.attacks._members.scores import confidence
-from leakgauge.attacks._members.shadowing import Shadowing, ShadowPlan, halves, outputs, train_shadows
+from leakgauge.attacks._members.shadowing import Shadowing, halves, outputs, train_shadows
 from leakgauge.attacks.lira import LiRA
 from leakgauge.attacks.rmia import RMIA
 from leakgauge.defenses.none import NoDefense
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import FederationSpec, Target
-from leakgauge.harness.core.contract import Examples, Task
+from leakgauge.harness.core.contract import Examples, Setting, Task
 from leakgauge.harness.core.result import Estimate
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import auc, mean, roc, tpr_at_fpr
@@ -164,8 +164,9 @@ def train_runs(pool: Examples, rest: Examples, key: Key, plan: LocalPlan | None 
     """Train one pair of models per target, or as many pairs as the largest number of shadows needs."""
     pairs = max(TARGETS, 1 + -(-max(SHADOWS) // 2))
     inside = halves(key.child("halves"), 2 * pairs, len(pool.y), len(pool.y) // 2)
-    task = network()
-    models = train_shadows(task, ShadowPlan(1, 1, plan or PLAN), pool, inside, key.child("train"))
+    task, local = network(), plan or PLAN
+    setting = Setting(task.layout, 1, 1, 1, "update", local.steps or 1, local.lr, local.batch, len(pool.y) // 2)
+    models = train_shadows(task, setting, local, pool, inside, key.child("train"))
     return Runs(inside, outputs(task, models, torch.cat([pool.x, rest.x])), torch.cat([pool.y, rest.y]))
 
 

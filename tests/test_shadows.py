@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from leakgauge import Key, pack_float32, rng, unpack_float32
-from leakgauge.attacks._members.shadowing import ShadowPlan, halves, train_shadows
+from leakgauge.attacks._members.shadowing import halves, local_plan, train_shadows
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.none import NoDefense
 from leakgauge.defenses.top_k import TopK
@@ -23,7 +23,7 @@ TASK = small_task()
 POOL = random_examples(60, seed=3)
 KEY = Key(7)
 PLAN = LocalPlan(gradient=False, steps=None, epochs=2, batch=4, lr=0.2, momentum=0.9)
-SHADOWS = ShadowPlan(clients=3, rounds=3, local=PLAN)
+SHADOWS = Setting(TASK.layout, 3, 3, 3, "update", 6, 0.2, 4, 10, 0.9)
 INSIDE = halves(KEY.child("halves"), 4, 60, 30)
 SPEC = FederationSpec(clients=3, rounds=3, batch=4, lr=0.2, momentum=0.9, local_epochs=2)
 
@@ -41,8 +41,8 @@ class Hissing(Summing):
         return super().decode(state, received, links, private) + 0.1 * rng.normal(private, (links.setting.dim,))
 
 
-def go(plan=SHADOWS, inside=INSIDE, key=KEY, task=TASK, pool=POOL, **how):
-    return train_shadows(task, plan, pool, inside, key, **how)
+def go(setting=SHADOWS, inside=INSIDE, key=KEY, task=TASK, pool=POOL, defense=None):
+    return train_shadows(task, setting, local_plan(setting), pool, inside, key, defense=defense)
 
 
 def shares(run, clients=3):
@@ -87,7 +87,7 @@ def test_a_run_equals_a_federation_written_by_hand():
 )
 def test_a_run_equals_the_loop_with_the_same_key(changes):
     spec = dataclasses.replace(SPEC, **changes)
-    assert_runs_as_the_loop(go(ShadowPlan.of(setting_of(spec))), spec, NoDefense())
+    assert_runs_as_the_loop(go(setting_of(spec)), spec, NoDefense())
 
 
 @by_rows(
@@ -106,9 +106,9 @@ def test_a_run_equals_the_loop_with_the_same_key(changes):
 def test_a_defended_run_equals_the_loop_with_the_same_key(defense, differs):
     spec = dataclasses.replace(SPEC, participants=2)
     setting = setting_of(spec, defense)
-    found = go(ShadowPlan.of(setting), defense=defense, setting=setting)
+    found = go(setting, defense=defense)
     assert_runs_as_the_loop(found, spec, defense)
-    plain = go(ShadowPlan.of(setting_of(spec)))
+    plain = go(setting_of(spec))
     assert differs != torch.allclose(found, plain, rtol=0, atol=1e-6)
 
 
@@ -121,10 +121,9 @@ def test_a_run_uses_only_its_own_records():
 
 @pytest.mark.parametrize("defense", [None, Gaussian(noise_std=0.05)])
 def test_a_key_fixes_the_bits_and_another_key_changes_the_run(defense):
-    how = {"defense": defense, "setting": setting_of()}
-    first = go(**how)
-    assert torch.equal(first, go(**how))
-    assert (first - go(key=Key(8), **how)).abs().max() > 0.01
+    first = go(defense=defense)
+    assert torch.equal(first, go(defense=defense))
+    assert (first - go(key=Key(8), defense=defense)).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("runs_at_once", [1, 3])
@@ -140,18 +139,18 @@ def test_a_run_does_not_depend_on_the_others(monkeypatch, runs_at_once):
 def test_models_other_than_dense_stacks_train_too(model, shape, monkeypatch):
     task, pool = small_task(model, shape), random_examples(12, shape)
     inside = halves(KEY, 2, 12, 6)
-    plan = ShadowPlan(2, 2, LocalPlan(False, 2, None, 0, 0.1, 0.5))
-    found = go(plan, inside, task=task, pool=pool)
+    setting = Setting(task.layout, 2, 2, 2, "update", 2, 0.1, 0, 3, 0.5)
+    found = go(setting, inside, task=task, pool=pool)
     monkeypatch.setattr("leakgauge.attacks._members.shadowing.choose_engine", lambda task, device: "vmap")
-    torch.testing.assert_close(found, go(plan, inside, task=task, pool=pool))
+    torch.testing.assert_close(found, go(setting, inside, task=task, pool=pool))
 
 
 def test_a_run_that_diverges_is_nan_and_does_not_affect_the_others():
     far = Examples(POOL.x.clone(), POOL.y)
     only = int((INSIDE[0] & ~INSIDE[2]).nonzero()[0, 0])
     far.x[only] = torch.inf
-    for how in ({}, {"defense": NoDefense(), "setting": setting_of()}):
-        found = go(inside=INSIDE[[0, 2]], pool=far, **how)
+    for defense in (None, NoDefense()):
+        found = go(inside=INSIDE[[0, 2]], pool=far, defense=defense)
         assert found[0].isnan().all()
         assert found[1].isfinite().all()
 
@@ -191,10 +190,9 @@ SETTING = Setting(TASK.layout, 10, 6, 30, "update", 10, 0.1, 10, 50, 0.9)
     ({"sends": "gradient", "steps": 1, "batch": 50}, 1, None),
 )
 def test_a_plan_follows_the_setting(changes, steps, epochs):
-    plan = ShadowPlan.of(dataclasses.replace(SETTING, **changes))
-    assert (plan.clients, plan.participants, plan.rounds) == (10, 6, 30)
+    plan = local_plan(dataclasses.replace(SETTING, **changes))
     gradient, batch = changes.get("sends") == "gradient", changes.get("batch", 10)
-    assert plan.local == LocalPlan(gradient, steps, epochs, batch, 0.1, 0.9)
+    assert plan == LocalPlan(gradient, steps, epochs, batch, 0.1, 0.9)
 
 
 def test_only_a_model_task_is_trained():

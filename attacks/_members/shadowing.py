@@ -8,8 +8,7 @@ not contain.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -128,8 +127,8 @@ def shadow(observation: Observation, key: Key, *, runs: int, online: bool, simul
         raise ValueError(f"expected more than {clients} records, one per client, to train shadow models, got {size}")
     inside = halves(key.child("halves"), runs, size, min(records, max(size // 2, clients)))
     setting, defense = observation.setting, observation.defense if simulate else None
-    given = observation.task, ShadowPlan.of(setting), pool.on(observation.device), inside
-    final = train_shadows(*given, key.child("train"), defense=defense, setting=setting)
+    given = observation.task, setting, local_plan(setting), pool.on(observation.device), inside
+    final = train_shadows(*given, key.child("train"), defense=defense)
     usable = final.isfinite().all(1)
     if not bool(usable.any()):
         raise ValueError(f"expected at least 1 shadow model that did not diverge, got 0 of {runs}")
@@ -145,32 +144,17 @@ def outputs(task: Task, models: Sequence[Tensor] | Tensor, x: Tensor) -> Tensor:
         return torch.stack([torch.cat([task.outputs(model, chunk) for chunk in chunks]) for model in models])
 
 
-class ShadowPlan(NamedTuple):
-    """How a shadow federation trains; clients are weighted by their numbers of samples.
+def local_plan(setting: Setting) -> LocalPlan:
+    """How a client of a shadow federation trains in every round.
 
-    Attributes:
-        local: the plan of a client in a round; its learning rate holds in all rounds.
-        participants: number of clients per round, drawn anew in each round; None: all clients.
+    Steps that make whole passes over a client's data become passes, so that a smaller shadow uses each record equally
+    often. A learning-rate schedule and unequal client sizes are not public and so not imitated.
     """
-
-    clients: int
-    rounds: int
-    local: LocalPlan
-    participants: int | None = None
-
-    @classmethod
-    def of(cls, setting: Setting) -> ShadowPlan:
-        """The plan of a federation with this public setting.
-
-        Steps that make whole passes over a client's data become passes, so that a smaller shadow uses each record
-        equally often. A learning-rate schedule and unequal client sizes are not public and so not imitated.
-        """
-        gradient = setting.sends == "gradient"
-        size = min(setting.batch or setting.samples, setting.samples)
-        passes, rest = divmod(setting.steps, -(-setting.samples // size))
-        steps, epochs = (setting.steps, None) if rest or gradient else (None, passes)
-        local = LocalPlan(gradient, steps, epochs, setting.batch, setting.lr, setting.momentum)
-        return cls(setting.clients, setting.rounds, local, setting.participants)
+    gradient = setting.sends == "gradient"
+    size = min(setting.batch or setting.samples, setting.samples)
+    passes, rest = divmod(setting.steps, -(-setting.samples // size))
+    steps, epochs = (setting.steps, None) if rest or gradient else (None, passes)
+    return LocalPlan(gradient, steps, epochs, setting.batch, setting.lr, setting.momentum)
 
 
 def halves(key: Key, runs: int, records: int, inside: int) -> Tensor:
@@ -191,104 +175,105 @@ def halves(key: Key, runs: int, records: int, inside: int) -> Tensor:
 
 def train_shadows(
     task: Task,
-    plan: ShadowPlan,
+    setting: Setting,
+    local: LocalPlan,
     pool: Examples,
     inside: Tensor,
     key: Key,
     *,
     defense: Defense[Any, Any] | None = None,
-    setting: Setting | None = None,
 ) -> Tensor:
     """[runs, d]: the models after the last round of one federation for each row of `inside`.
 
-    A run deals its records to the clients at random, as evenly as possible. Run i draws only from
+    A run deals its records to the clients at random, as evenly as possible; clients are weighted by their numbers of
+    samples, and participants are drawn anew in each round. Run i draws only from
     `key.child("run", i)`; other runs change it at most by rounding. The model is NaN if an update was not finite.
 
     Args:
+        setting: without a defense, only its numbers of clients, participants and rounds count.
+        local: the plan of a client in a round; its learning rate holds in all rounds.
         inside: [runs, records of the pool] bool; each run has at least as many records as clients.
         defense: each client's update passes through the defense's encoder and channel, with memory and state; local
             training follows the defense's rule. Defenses that use test losses get the losses of the records left out. A
             run that the defense ends keeps its model.
-        setting: setting of the defended federation, with as many clients and participants as the plan.
 
     Raises:
         TypeError: the task is not a `ModelTask`.
     """
     if not isinstance(task, ModelTask):
         raise TypeError(f"expected a ModelTask, which clients can train, got {type(task).__name__}")
-    protect: Callable[[], _Defended] | None = None
+    state, engine = None, choose_engine(task, pool.x.device)
     if defense is not None:
-        assert setting is not None  # the defense needs it to encode
-        protect = partial(_Defended, defense, setting, defense.init(setting))
-        plan = plan._replace(local=plan.local.under(defense.local, defense.step_noise(setting)))
-    engine = choose_engine(task, pool.x.device)
+        state, local = defense.init(setting), local.under(defense.local, defense.step_noise(setting))
     records = int(inside.sum(1).max()) * pool.x[0].numel()
-    models = 2 * (plan.participants or plan.clients) * task.layout.dim
+    models = 2 * setting.participants * task.layout.dim
     final, size = torch.empty(len(inside), task.layout.dim), max(1, _ENTRIES // (records + models))
     for first in range(0, len(inside), size):
         numbers = range(first, min(first + size, len(inside)))
-        runs = [_Run(task, plan, pool, inside[i], key.child("run", i), protect and protect()) for i in numbers]
-        for number in range(plan.rounds):
-            _round(task, plan, runs, number, engine)
+        given = task, setting, local, pool, defense, state
+        runs = [_Run(*given, inside[i], key.child("run", i)) for i in numbers]
+        for number in range(setting.rounds):
+            _round(task, local, runs, number, engine)
         final[first : first + size] = torch.stack([run.params for run in runs])
     return final
 
 
-class _Defended:
-    """A defense in one run: its state, and each client's memory."""
-
-    def __init__(self, defense: Defense[Any, Any], setting: Setting, state: Any) -> None:
-        self.defense, self.setting, self.state = defense, setting, state
-        self.memories = [defense.remember(setting) for _ in range(setting.clients)]
-        self.loss: float | None = None
-
-    def mean(self, key: Key, number: int, senders: Sequence[Sender], updates: Tensor) -> Vector:
-        """[d]: the server's mean of updates [clients, d]; `key` is the run's key."""
-        server = Round(self.defense, self.setting, self.state, number)
-        clients = [
-            Client.of(sender, update, self.memories[sender.number], client_key(key, number, sender.number))
-            for sender, update in zip(senders, updates, strict=True)
-        ]
-        sent = server.exchange(clients, key.child("round", number, "channel"))
-        for sender, memory in zip(senders, sent.memories, strict=True):
-            self.memories[sender.number] = memory
-        return server.decode(sent, key.child("round", number, "server"))
-
-
 class _Run:
-    """One federation in progress. params: [d], on the CPU."""
+    """One federation in progress, with the defense's state and each client's memory. params: [d], on the CPU."""
 
     def __init__(
-        self, task: ModelTask, plan: ShadowPlan, pool: Examples, inside: Tensor, key: Key, defended: _Defended | None
+        self,
+        task: ModelTask,
+        setting: Setting,
+        local: LocalPlan,
+        pool: Examples,
+        defense: Defense[Any, Any] | None,
+        state: Any,
+        inside: Tensor,
+        key: Key,
     ) -> None:
-        self.task, self.plan, self.pool, self.key, self.defended = task, plan, pool, key, defended
-        self.params = task.init(key.child("init"))
-        self.ended = defended is not None and defended.defense.stops(defended.state)
+        self.task, self.setting, self.local, self.pool, self.key = task, setting, local, pool, key
+        self.defense, self.state, self.params = defense, state, task.init(key.child("init"))
+        self.memories = [] if defense is None else [defense.remember(setting) for _ in range(setting.clients)]
+        self.ended = defense is not None and defense.stops(state)
+        self.evaluated: float | None = None  # the loss after the last round
         self.left_out = (~inside.cpu()).nonzero()[:, 0]
         members = inside.cpu().numpy().nonzero()[0]
-        shares = np.array_split(members[rng.permutation(key.child("deal"), len(members))], plan.clients)
+        shares = np.array_split(members[rng.permutation(key.child("deal"), len(members))], setting.clients)
         self.clients = [_rows(pool, torch.from_numpy(np.sort(share))) for share in shares]
 
     def senders(self, number: int) -> list[Sender]:
-        every = self.plan.clients
-        chosen = rng.subset(self.key.child("round", number, "participants"), every, self.plan.participants or every)
+        key = self.key.child("round", number, "participants")
+        chosen = rng.subset(key, self.setting.clients, self.setting.participants)
         return [Sender(int(k), len(self.clients[k].y)) for k in chosen]
 
     def take(self, number: int, senders: Sequence[Sender], updates: Tensor) -> None:
         if not bool(updates.isfinite().all()):  # defenses refuse to encode these
             self.params, self.ended = torch.full_like(self.params, torch.nan), True
             return
-        defended, local, before = self.defended, self.plan.local, self.params
-        if defended is None:
+        defense, before = self.defense, self.params
+        if defense is None:
             mean = weighted_mean(list(updates), [float(sender.samples) for sender in senders])
         else:
-            mean = defended.mean(self.key, number, senders, updates)
-        self.params = before - local.lr * mean if local.gradient else before + mean
-        if defended is not None:
-            previous = self.loss(before) if defended.loss is None else defended.loss
-            defended.loss = self.loss(self.params)
-            defended.state = defended.defense.advance(defended.state, Feedback(number, previous, defended.loss))
-            self.ended = defended.defense.stops(defended.state)
+            mean = self._defended(defense, number, senders, updates)
+        self.params = before - self.local.lr * mean if self.local.gradient else before + mean
+        if defense is not None:
+            previous = self.loss(before) if self.evaluated is None else self.evaluated
+            self.evaluated = self.loss(self.params)
+            self.state = defense.advance(self.state, Feedback(number, previous, self.evaluated))
+            self.ended = defense.stops(self.state)
+
+    def _defended(self, defense: Defense[Any, Any], number: int, senders: Sequence[Sender], updates: Tensor) -> Vector:
+        """[d]: the server's mean of updates [clients, d]."""
+        server = Round(defense, self.setting, self.state, number)
+        clients = [
+            Client.of(sender, update, self.memories[sender.number], client_key(self.key, number, sender.number))
+            for sender, update in zip(senders, updates, strict=True)
+        ]
+        sent = server.exchange(clients, self.key.child("round", number, "channel"))
+        for sender, memory in zip(senders, sent.memories, strict=True):
+            self.memories[sender.number] = memory
+        return server.decode(sent, self.key.child("round", number, "server"))
 
     def loss(self, params: Vector) -> float | None:
         """Mean loss over the records that were left out; None if there are none."""
@@ -301,7 +286,7 @@ class _Run:
         return total / len(self.left_out)
 
 
-def _round(task: ModelTask, plan: ShadowPlan, runs: Sequence[_Run], number: int, engine: Engine) -> None:
+def _round(task: ModelTask, local: LocalPlan, runs: Sequence[_Run], number: int, engine: Engine) -> None:
     going = [run for run in runs if not run.ended]
     if not going:
         return
@@ -312,7 +297,7 @@ def _round(task: ModelTask, plan: ShadowPlan, runs: Sequence[_Run], number: int,
         for sender in chosen
     ]
     starts = torch.stack([run.params for run in going]).repeat_interleave(len(senders[0]), 0)
-    updates = train_clients(task, starts.to(work[0].data.x.device), work, plan.local, engine).updates.cpu()
+    updates = train_clients(task, starts.to(work[0].data.x.device), work, local, engine).updates.cpu()
     for run, chosen, own in zip(going, senders, torch.split(updates, len(senders[0])), strict=True):
         run.take(number, chosen, own)
 

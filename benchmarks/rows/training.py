@@ -18,11 +18,11 @@ from _measure import Rows, Work
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from leakgauge.attacks._members.shadowing import ShadowPlan, halves, train_shadows
+from leakgauge.attacks._members.shadowing import halves, train_shadows
 from leakgauge.defenses.none import NoDefense
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import FederationSpec
-from leakgauge.harness.core.contract import Examples
+from leakgauge.harness.core.contract import Examples, Setting
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation.loop import Keep, train
 from leakgauge.harness.learn.batch import LocalPlan, choose_engine, plan_batches, train_clients
@@ -131,14 +131,16 @@ def shadows(name: str, runs: int) -> Work:
     task, inside = ModelTask(build(name, SHAPE, 10)), halves(Key(4), runs, RECORDS, RECORDS // 2)
     pool, net = clients(1, RECORDS)[0].data, PLAIN[name]()
     halved = [Turn(Examples(pool.x[rows], pool.y[rows]), Key(5).child(i)) for i, rows in enumerate(inside)]
-    plan = ShadowPlan(clients=1, rounds=1, local=SHADOWS)
+    setting = Setting(task.layout, 1, 1, 1, "update", SHADOWS.steps or 1, SHADOWS.lr, SHADOWS.batch, RECORDS // 2)
     params = task.init(Key(0))
 
     def one_by_one() -> None:
         for turn in halved:
             plain(net, params, [turn], SHADOWS, 1)
 
-    return Work(partial(train_shadows, task, plan, pool, inside, Key(6)), one_by_one, "plain loop", runs, "model")
+    return Work(
+        partial(train_shadows, task, setting, SHADOWS, pool, inside, Key(6)), one_by_one, "plain loop", runs, "model"
+    )
 
 
 def rows(quick: bool) -> Rows:
