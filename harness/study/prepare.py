@@ -421,7 +421,9 @@ def to_arrays(training: Training, keep: Keep) -> Arrays:
 
 
 def holds(arrays: Arrays, keep: Keep) -> bool:
-    """Whether the arrays contain the requested rounds."""
+    """Whether the arrays contain the requested rounds; False for arrays of another version."""
+    if "asked" not in arrays or "asked models" not in arrays:
+        return False
     return keep.messages <= set(arrays["asked"].tolist()) and keep.models <= set(arrays["asked models"].tolist())
 
 
