@@ -147,14 +147,11 @@ def best_ceiling(negatives: int, positives: int, delta: float, confidence: float
 
 def _best(zeros: Numbers, ones: Numbers, delta: float, confidence: float, rates: Rates | None) -> tuple[float, float]:
     """The bound of `best_epsilon_lower`, and its threshold."""
-    zeros, ones = np.sort(checked_scores(zeros)), np.sort(checked_scores(ones))
+    thresholds, false_positives, misses = _errors(zeros, ones)
     check_delta(delta)
     check_confidence(confidence)
-    values = np.unique(np.concatenate([zeros, ones]))
-    if np.isin(values, (0.0, 1.0)).all():
+    if np.isin(np.concatenate([zeros, ones]), (0.0, 1.0)).all():
         return epsilon_lower(count(zeros, ones, 0.5), delta, confidence), 0.5
-    thresholds = _between(values)
-    false_positives, misses = _errors(zeros, ones, thresholds)
     fpr, fnr = _bands(len(zeros), len(ones), confidence, rates)
     bounds = _directions(fpr[false_positives], fnr[misses], delta)
     return max(0.0, float(bounds.max())), float(thresholds[bounds.argmax()])
@@ -472,13 +469,11 @@ def split_threshold(zeros: Numbers, ones: Numbers, delta: float, confidence: flo
     Raises:
         ValueError: a side is empty, a score is not a number, delta outside [0, 1), confidence outside (0, 1).
     """
-    low, high = np.sort(checked_scores(zeros)), np.sort(checked_scores(ones))
+    thresholds, false_positives, misses = _errors(zeros, ones)
     check_delta(delta)
     check_confidence(confidence)
-    thresholds = _between(np.unique(np.concatenate([low, high])))
-    false_positives, misses = _errors(low, high, thresholds)
-    fpr = clopper_pearson_high(false_positives, len(low), confidence)
-    fnr = clopper_pearson_high(misses, len(high), confidence)
+    fpr = clopper_pearson_high(false_positives, len(zeros), confidence)
+    fnr = clopper_pearson_high(misses, len(ones), confidence)
     return float(thresholds[np.argmax(_directions(fpr, fnr, delta))])
 
 
@@ -548,10 +543,12 @@ def _upper_rates(counts: Counts, confidence: float) -> tuple[float, float]:
     return fpr, fnr
 
 
-def _errors(zeros: Numbers, ones: Numbers, thresholds: Numbers) -> tuple[Integers, Integers]:
-    """False positives and misses at each threshold, of sorted scores."""
-    above = len(zeros) - np.searchsorted(zeros, thresholds, side="right")
-    return above, np.searchsorted(ones, thresholds, side="right")
+def _errors(zeros: Numbers, ones: Numbers) -> tuple[Numbers, Integers, Integers]:
+    """The thresholds between these scores, and false positives and misses at each."""
+    low, high = np.sort(checked_scores(zeros)), np.sort(checked_scores(ones))
+    thresholds = _between(np.unique(np.concatenate([low, high])))
+    above = len(low) - np.searchsorted(low, thresholds, side="right")
+    return thresholds, above, np.searchsorted(high, thresholds, side="right")
 
 
 def _directions(fpr: Numbers, fnr: Numbers, delta: float) -> Numbers:

@@ -1,18 +1,14 @@
 """A user's network as a `Model`: any `torch.nn.Module` that the engine can differentiate.
 
-The flat vector holds the trainable parameters and the running statistics of batch norms in train mode, in the order of
-`state_dict`. Everything else is a constant: parameters with `requires_grad=False`, buffers, the running statistics of
-batch norms in eval mode. The network is called with the tensors of the vector in place of its own.
+`docs/how-to/own-model-and-data.md` says what the flat vector holds, what is a constant, and what is refused. The
+network is called with the tensors of the vector in place of its own.
 
 *Batch norm in train mode* uses the statistics of the batch while a client trains, and the running statistics otherwise.
 The gradient of running statistics is their difference from those of the batch, as in `resnet20-bn`: a step of rate lr
 moves them by lr * (batch - running). Torch moves them by the layer's momentum instead; `paced` does too, if clients
 send updates. The variance of the batch is the unbiased one, as in torch.
 
-*Dropout*, and torchvision's stochastic depth, multiply with masks that the task draws from its keys. Layers of these
-kinds that are in eval mode are off.
-
-An unsupported network is refused in one line that names the layer and the reason.
+*Dropout*, and torchvision's stochastic depth, multiply with masks that the task draws from its keys.
 """
 
 from __future__ import annotations
