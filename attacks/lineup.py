@@ -12,7 +12,7 @@ from torch import Tensor
 
 from leakgauge.attacks._engine.imitation import imitated
 from leakgauge.attacks._engine.others import Blur
-from leakgauge.attacks._engine.simulate import client_updates, plan_of
+from leakgauge.attacks._engine.simulate import client_updates, one_step, plan_of
 from leakgauge.harness.core.contract import (
     Attack,
     Candidates,
@@ -274,8 +274,7 @@ class _Round:
 
     def _adds_up(self, plan: LocalPlan, own: int) -> bool:
         """Whether an update is the mean of its records' updates."""
-        whole = plan.gradient or (plan.steps == 1 and (plan.batch == 0 or plan.batch >= own))
-        return whole and not self.seen.task.mixes
+        return one_step(plan, own) and not self.seen.task.mixes
 
     def _drawn(self, key: Key, labels: Tensor) -> Examples:
         """Records of the adversary's own data with these labels, or with the nearest ones, with replacement."""

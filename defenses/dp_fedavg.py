@@ -15,7 +15,7 @@ from torch import Tensor
 from leakgauge.defenses._common.clip import Clipped, clip_l2
 from leakgauge.defenses._common.plain import Plain
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.accounting import repeat
+from leakgauge.harness.core.accounting import gaussian_steps
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, Violation
 from leakgauge.harness.core.contract import Link, Links, Setting
 from leakgauge.harness.core.distribution import Additive, MessageDistribution, Normal, projected
@@ -142,10 +142,8 @@ def _sampled(multiplier: float, setting: Setting, rounds: int) -> Proof:
     with probability U / K, else that of R and j. Without the client, it is always that of R and j. Given R and j, this
     is a sampled Gaussian whose means are at most 2C apart. Mixing over R and j adds no divergence.
     """
-    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
-
     share = setting.participants / setting.clients
-    event = repeat(PoissonSampledDpEvent(share, GaussianDpEvent(multiplier / 2)), rounds)
+    event = gaussian_steps(multiplier / 2, share, rounds)
     reason = (
         f"exactly {setting.participants} of {setting.clients} clients are drawn, not each independently: another "
         "client takes the place of a client that is left out, so the sum moves by two clips."

@@ -13,7 +13,7 @@ import torch
 from leakgauge.defenses._common.clip import Clipped, clip_l2
 from leakgauge.defenses._common.misfit import gaussian_misfit
 from leakgauge.defenses._common.plain import Plain
-from leakgauge.harness.core.accounting import repeat
+from leakgauge.harness.core.accounting import gaussian_steps
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, claim_over
 from leakgauge.harness.core.contract import Likelihood, Link, Links, LocalRule, Setting
 from leakgauge.harness.core.distribution import Exact, MessageDistribution, StepDistribution, numbers
@@ -94,17 +94,14 @@ class DPSGD(Clipped, Plain):
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """(epsilon, delta) of one record over these rounds: claimed by opacus, proved by privacy loss distributions."""
-        from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
-
         noise, share, steps = self.multiplier(setting), _share(setting), setting.steps * len(history)
-        step = GaussianDpEvent(noise) if share == 1 else PoissonSampledDpEvent(share, GaussianDpEvent(noise))
         method = "analytic Gaussian" if share == 1 else "privacy loss distribution"
         why = f"{steps} steps with noise of {noise:.4g} clips; each step takes a record with probability {share:.4g}."
         known = "the adversary knows that the record is in every batch."
         return claim_over(
             len(history),
             _opacus_epsilon(noise, share, steps, self.delta),
-            Proof(repeat(step, steps), Unit.RECORD, method, why, tight=share == 1),
+            Proof(gaussian_steps(noise, share, steps), Unit.RECORD, method, why, tight=share == 1),
             source="opacus, Renyi accountant",
             delta=self.delta,
             relation=Relation.ADD_REMOVE,

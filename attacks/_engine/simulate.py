@@ -24,10 +24,14 @@ def plan_of(setting: Setting, lr: float, steps: int, defense: Defense[Any, Any] 
     return replace(plan, clip=rule.clip, noise_multiplier=defense.step_noise(setting), poisson=rule.poisson)
 
 
+def one_step(plan: LocalPlan, images: int) -> bool:
+    """Whether a message is made by one step on all of that many images."""
+    return plan.gradient or (plan.steps == 1 and plan.size(images) == images)
+
+
 def one_gradient(plan: LocalPlan, images: int) -> bool:
     """Whether a message of that many images is their mean gradient, up to a factor."""
-    whole = plan.gradient or (plan.steps == 1 and (plan.batch == 0 or plan.batch >= images))
-    return whole and plan.clip is None and not (plan.poisson and 0 < images < plan.batch)
+    return one_step(plan, images) and plan.clip is None and not (plan.poisson and 0 < images < plan.batch)
 
 
 def client_updates(task: Task, params: Vector, x: Tensor, y: Tensor, plan: LocalPlan) -> Tensor:

@@ -307,7 +307,7 @@ def sampled_epsilon_lower(
         return 0.0
     mu = optimize.brentq(excess, 0.0, distance / chance)
     if apart:
-        return accounting.epsilon(accounting.sampled_steps(share, mu, steps), delta)
+        return accounting.epsilon(accounting.gaussian_steps(1 / mu, share, steps), delta)
     shifts = np.arange(steps + 1) * mu / math.sqrt(steps)
     logs = stats.binom.logpmf(np.arange(steps + 1), steps, share)
     return max(_sum_epsilon(shifts, logs, delta, sign) for sign in (1, -1))

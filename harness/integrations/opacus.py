@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch.utils import data as loading
 
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.accounting import epsilon, repeat, sampled_steps
+from leakgauge.harness.core.accounting import epsilon, gaussian_steps
 from leakgauge.harness.core.claim import Claim, Code, Proof, Relation, Unit, claim_over
 from leakgauge.harness.core.gaussian import gaussian_epsilon, gaussian_mu
 from leakgauge.harness.core.result import AuditRecord
@@ -170,7 +170,8 @@ def training_bound(
         return TrainingBound(gaussian_epsilon(mu * math.sqrt(many), delta), step.confidence, 0, 0)
     drawn, draws = _count_draws(loader, key)
     share = clopper_pearson(drawn, draws, 1 - 2 * _ERROR).low or 0.0
-    return TrainingBound(epsilon(sampled_steps(share, mu, count), delta), step.confidence - _ERROR, drawn, draws)
+    event = gaussian_steps(1 / mu, share, count)
+    return TrainingBound(epsilon(event, delta), step.confidence - _ERROR, drawn, draws)
 
 
 def _count_draws(loader: Any, key: Key) -> tuple[int, int]:
@@ -200,7 +201,6 @@ def claim_of(facts: Facts, epochs: int, delta: float, accountant: str = "prv") -
         delta: the delta of the epsilons.
         accountant: the engine's accountant: prv (its default), rdp or gdp.
     """
-    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
     from opacus.accountants import create_accountant
 
     counted, count = create_accountant(accountant), epochs * facts.steps
@@ -208,11 +208,11 @@ def claim_of(facts: Facts, epochs: int, delta: float, accountant: str = "prv") -
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the orders that the accountant tries
         claimed = float(counted.get_epsilon(delta))
-    alone, noisy = GaussianDpEvent(facts.noise), f"noise of {facts.noise:.4g} clips"
+    noisy = f"noise of {facts.noise:.4g} clips"
     if facts.poisson:
-        step = alone if facts.share == 1 else PoissonSampledDpEvent(facts.share, alone)
+        event = gaussian_steps(facts.noise, facts.share, count)
         why = f"{count} steps with {noisy}, each taking a record with probability {facts.share:.4g}."
-        proof = Proof(repeat(step, count), Unit.RECORD, "privacy loss distribution", why, tight=facts.share == 1)
+        proof = Proof(event, Unit.RECORD, "privacy loss distribution", why, tight=facts.share == 1)
     else:
         many = "" if facts.weight == 1 else f" that count as {facts.weight}"
         why = f"without Poisson sampling a record is in a step{many} of each of {epochs} epochs, with {noisy}."

@@ -34,7 +34,7 @@ from leakgauge.harness.study.goal import first_try, goal_of
 from leakgauge.harness.study.jobs import Job, RunContext, limit_id
 from leakgauge.harness.study.prepare import load_data, make_task, prepare
 from leakgauge.harness.study.study import Study
-from leakgauge.harness.study.training import run_training
+from leakgauge.harness.study.training import run_training, training_suffices
 
 _AUDIT = 3.5
 """Seconds of an audit in a study; measured: 1 to 10 for the shipped defenses, mean 2 (60 trials) to 4 (300 trials)."""
@@ -317,12 +317,12 @@ class Rehearsal:
             for job in (group[len(group) // 2], group[0]):
                 if kind not in self.measured and time.monotonic() < until:
                     with self._problems():
-                        jobs = small(job)
+                        tried = small(job)
                         # the first job of a kind compiles, which counts little in a long one
-                        if (first := self._run(jobs[0])) > _LONG:
-                            self.pace.learn(jobs[0], first, job)
+                        if (first := self._run(tried[0])) > _LONG:
+                            self.pace.learn(tried[0], first, job)
                         else:
-                            for each in jobs:
+                            for each in tried:
                                 if self._run(each, job) > _LONG:
                                     break
                         self.measured.add(kind)
@@ -336,7 +336,7 @@ class Rehearsal:
         return [Job("training", few, ()), Job("training", more, ())]
 
     def attacks(self, job: Job) -> list[Job]:
-        """The attack on a few victims, with a small and a larger amount of work."""
+        """The attack on one victim and on a few, with growing amounts of work."""
         small = self._attackable(job.cells[0])
         if job.kind == "limit":
             small = replace(small, target=replace(small.target, count=min(_CLIENTS, small.target.count)))
@@ -371,15 +371,17 @@ class Rehearsal:
     def _attackable(self, cell: Cell) -> Cell:
         """The cell on a training as short as its attack allows, or on round 0 if that training is still long."""
         spec, target = cell.training, cell.target
-        rounds = max(target.looks_at, default=0) + 1
-        federation = replace(spec.federation, rounds=rounds, evaluate_every=spec.federation.rounds)
+        last = max(target.looks_at, default=0)
+        federation = replace(spec.federation, rounds=last + 1, evaluate_every=spec.federation.rounds)
         small = replace(spec, federation=federation, audit=0)
         if self.pace.expected(Job("training", small, ())) > _LONG:
             small = self._small(spec, 1, min(_CLIENTS, _participants(federation)), _FEW, _TEST)
             target = target if target.round is None else replace(target, round=0, rounds=1, shuffled=False)
         if spec.task.data.startswith(RECORDING):
             small, target = replace(spec, audit=0), cell.target
-        self._run(Job("training", small, ()))
+        rounds = frozenset(range(small.federation.rounds))
+        if not training_suffices(small, Keep(rounds, rounds), self.context.store):
+            self._run(Job("training", small, ()))
         return replace(cell, training=small, target=target)
 
     def _run(self, job: Job, like: Job | None = None) -> float:
