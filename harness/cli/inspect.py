@@ -115,7 +115,14 @@ def inspect(
     study = own.study_of(task, recording, asked, place)
     for note in study.notes:
         say(note)
-    return run(study, folder, data=place, workers=workers, progress=progress)
+    made = run(study, folder, data=place, workers=workers, progress=progress)
+    say(*_misfits(made))
+    return made
+
+
+def _misfits(run: Run) -> list[str]:
+    """What the fit check found (`study.fit`)."""
+    return [flag.message for record in run.trainings.values() for flag in record.flags if flag.code == "misfit"]
 
 
 def inspect_(
@@ -181,4 +188,5 @@ def inspect_(
         say(*study.notes)
         with listener(study.name) as listen:
             finished = run_study(study, results, data=place, workers=workers, listen=logged(listen, results))
+        say(*_misfits(finished))
         publish(finished, results, images)

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from leakgauge.harness.core.contract import InTraining
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.vec import Layout
+from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.learn.layers import UNSCALED, BatchStatistics, Scale, SoftRelu, normal
 from leakgauge.harness.learn.reading import inputs, near, tensors_of
 
@@ -341,6 +341,12 @@ class Watch:
         if self.drew and not self.draws:
             text = "draws from torch's global generator, but randomness comes from the seed"
             raise refusal(self.name, f"{self.drew} {text}: use nn.Dropout, or return the layer in eval mode")
+
+
+def plain_scores(module: nn.Module, layout: Layout, params: Vector, x: Tensor) -> Tensor:
+    """The scores of a network as it is, with the tensors of the vector [d] in place of its own."""
+    scores: Tensor = functional_call(module, dict(zip(layout.names, layout.split(params), strict=True)), (x,))
+    return scores
 
 
 def tried(name: str, net: Called, tensors: list[Tensor], input_shape: tuple[int, ...], outputs: int) -> Called:

@@ -19,6 +19,7 @@ import hashlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -34,7 +35,7 @@ from leakgauge.harness.core.errors import UnknownNameError, unknown
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.learn.called import BINARY as BINARY
-from leakgauge.harness.learn.called import KEY, Called, Watch, is_norm, refusal, theirs, tried
+from leakgauge.harness.learn.called import KEY, Called, Watch, is_norm, plain_scores, refusal, theirs, tried
 from leakgauge.harness.learn.gradients import gradients, losses
 from leakgauge.harness.learn.models import Initialization, Loss, Model
 from leakgauge.harness.learn.reading import inputs, structure_of, tensors_of
@@ -279,6 +280,23 @@ class _Start:
         with rng.global_generators(key):
             module = self.fresh()
         return self.layout.join([tensor.detach() for tensor in _owned(self.layout, module)])
+
+
+def other_norms(model: Model) -> tuple[Callable[[Vector, Tensor], Tensor], Tensor] | None:
+    """A user's network whose batch norms are in the other mode, and which numbers [d] bool of its vector clients train.
+
+    The network maps the vector [d] and inputs [b, *input_shape] to scores. None: there is no batch norm.
+    """
+    start = model.start
+    if not isinstance(start, _Start):
+        return None
+    module, layout = start.fresh(), start.layout
+    norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+    for layer in norms:
+        layer.training = not layer.training
+    each = zip(layout.names, layout.shapes, strict=True)
+    trained = [torch.full(shape, name not in start.net.statistics) for name, shape in each]
+    return (partial(plain_scores, module, layout), torch.cat([part.flatten() for part in trained])) if norms else None
 
 
 def check(task: ModelTask) -> None:

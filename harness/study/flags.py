@@ -97,6 +97,7 @@ def training_flags(
     classes: int,
     unaudited: str = "",
     *,
+    misfits: Sequence[str] = (),
     data: str = "",
     unrepeated: str = "",
     scores: bool = True,
@@ -105,11 +106,15 @@ def training_flags(
 
     Args:
         unaudited: why a requested audit is missing.
+        misfits: what does not fit between recorded messages and what is said about them.
         data: changes to the data, and other facts that a reader must know about them.
         unrepeated: as `Training.unrepeated`.
         scores: whether the defense states a likelihood.
     """
     flags = [Flag("data", data, "note")] if data else []
+    if misfits:
+        text = "an attack on these messages says nothing about the defense"
+        flags.append(Flag("misfit", f"{'; '.join(misfits)}: {text}"))
     if unrepeated:
         flags.append(Flag("not-repeatable", f"another run gives other numbers: {unrepeated}, not from a key"))
     if not scores:

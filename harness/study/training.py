@@ -19,23 +19,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from pydantic import TypeAdapter
 
 from leakgauge.harness.audit.claims import claim_to_data, record_claim
 from leakgauge.harness.audit.standalone import audit_for_study, audited_part, sizes
 from leakgauge.harness.core.cell import Cell, PartSpec, TrainingSpec
-from leakgauge.harness.core.contract import Defense, Snapshot, claim_of
+from leakgauge.harness.core.contract import Defense, Examples, Snapshot, claim_of
 from leakgauge.harness.core.result import AuditRecord, ClaimRecord, Execution, TrainingRecord, ViolationRecord
 from leakgauge.harness.core.stored import canonical, fingerprint, to_data
 from leakgauge.harness.core.threats import Threat, View
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.federation import registry
-from leakgauge.harness.federation.loop import Broadcast, Keep, Training, train
+from leakgauge.harness.federation.loop import Broadcast, Keep, Training, replay_state, train
 from leakgauge.harness.federation.observe import before_rounds
 from leakgauge.harness.federation.recording import RecordedData, Recording
+from leakgauge.harness.federation.round import Round
 from leakgauge.harness.learn.batch import Engine, choose_engine
 from leakgauge.harness.learn.partition import sizes as sizes_of
+from leakgauge.harness.study import fit
 from leakgauge.harness.study.environment import SOURCES, cache_folder, code_of, environment, numerics, shipped
 from leakgauge.harness.study.flags import training_flags
 from leakgauge.harness.study.jobs import RunContext
@@ -133,6 +136,7 @@ def run_training(spec: TrainingSpec, keep: Keep, context: RunContext) -> Trainin
     )
     caveats = training_flags(
         *(record, len(ready.data.classes), unaudited),
+        misfits=_misfits(ready, training) if isinstance(ready.data, RecordedData) else (),
         data=ready.data.note,
         unrepeated=training.unrepeated,
         scores=type(ready.defense).likelihood is not Defense.likelihood,
@@ -153,6 +157,31 @@ def _recorded(spec: TrainingSpec, ready: Prepared, recording: Recording, keep: K
         first = training.dropped[0]
         raise ValueError(f"round {first.round}, client {first.client}: {first.reason}; the study is strict")
     return training
+
+
+def _misfits(ready: Prepared, training: Training) -> list[str]:
+    """What does not fit in the kept rounds of a recording, for messages whose records are known (`study.fit`)."""
+    defense, found, key = ready.defense, list[str](), ready.key.child("fit")
+    if defense.superposes or defense.local.poisson:
+        return []
+    for number, params in training.models.items():
+        truth = training.truth.get(number, {})
+        known = [message for message in training.messages.get(number, ()) if message.sender.number in truth]
+        if not known or (number and defense.remember(ready.setting) is not None):
+            continue
+        chosen = fit.chosen(known, len(params))
+        state = replay_state(defense, ready.setting, training.feedback[:number])
+        rows = [np.asarray(ready.clients[sent.sender.number])[truth[sent.sender.number]] for sent in chosen]
+        records = [Examples(ready.data.train.x[own], ready.data.train.y[own]) for own in rows]
+        round_ = Round(defense, ready.setting, state, number)
+        said = fit.Said(
+            *(ready.task, params, training.learning_rates[number], round_, chosen, records, rows, ready.data.train),
+            key.child(number),
+        )
+        with suppress(ValueError):  # one record has no gradient where a model mixes records
+            if text := fit.misfit(said):
+                found.append(f"round {number}: {text}")
+    return found
 
 
 def chosen_models(
