@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, but not listed in __all__
 
 from leakgauge.attacks._engine.closed_form import RIDGE, ClosedForm, Unsolvable, closed_form
-from leakgauge.attacks._engine.labels import last_layer, restore
-from leakgauge.attacks._engine.objective import received_gradients
+from leakgauge.attacks._engine.labels import restore
+from leakgauge.attacks._engine.last_layer import last_layer
+from leakgauge.attacks._engine.objective import errors_of, received_gradients
 from leakgauge.attacks._engine.reconstruct import failed, unusable
 from leakgauge.harness.core.contract import Attack, Guess, Message, Observation, Reconstruction, Task
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
-from leakgauge.harness.learn.gradients import gradients, takes_numbers, targets_of
+from leakgauge.harness.learn.gradients import gradients, targets_of
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,7 @@ class Analytic(Attack):
             default is for noise-free float32 gradients; 1e-12 to 1e-8 give the same images.
 
     Raises:
-        ValueError: ridge is not in (0, 1); in `run`: a loss that is neither softmax cross-entropy nor squared,
-            or a last layer that is not dense.
+        ValueError: ridge is not in (0, 1); in `run`: a last layer that is not dense.
 
     Source: Zhu and Blaschko 2021 (R-GAP), for sigmoid and with weighted equations (see `attacks._engine.closed_form`);
         for dense layers, Phong et al. 2017 and Geiping et al. 2020, Prop. 3.1.
@@ -59,19 +60,22 @@ class Analytic(Attack):
     def run(self, observation: Observation, key: Key) -> Reconstruction:
         """Inputs, not clipped, and their labels; the objective is the squared distance of the gradients."""
         (messages, model, _), targets = observation.observed_rounds[0], received_gradients(observation, numbers=True)
+        errors = errors_of(observation, observation.observed_rounds[0], targets)
         task, params, guesses = observation.task, model.params, []
         # prepared once for all victims, because it depends only on the model
         form = closed_form(task, params, self.ridge) if bool(params.isfinite().all()) else None
-        for message, target in zip(messages, targets, strict=True):
+        for row, (message, target) in enumerate(zip(messages, targets, strict=True)):
             try:
-                x = _solved(task, params, form, message, target)
+                x = _solved(task, params, form, message, target, None if errors is None else errors[row].double())
                 guesses.append(_guess(task, params, x, target, key.child("dummies")))
             except (Unsolvable, LinAlgError) as error:
                 guesses.append(failed(task, message, str(error)))
         return Reconstruction(tuple(guesses))
 
 
-def _solved(task: Task, params: Vector, form: ClosedForm | None, message: Message, target: Tensor) -> Tensor:
+def _solved(
+    task: Task, params: Vector, form: ClosedForm | None, message: Message, target: Tensor, errors: Tensor | None
+) -> Tensor:
     """[1, *input_shape]: the image behind one message.
 
     Raises:
@@ -87,20 +91,29 @@ def _solved(task: Task, params: Vector, form: ClosedForm | None, message: Messag
     if failure := unusable(target):
         raise Unsolvable(failure)
     # the last bias's gradient is p - [y = i]
-    if not takes_numbers(task) and not bool((task.layout.split(target)[last_layer(task).stop - 1] < 0).any()):
+    known = task.bounded and not task.numbers
+    if known and not bool((task.layout.split(target)[last_layer(task).stop - 1] < 0).any()):
         raise Unsolvable("the last bias's gradient has no negative entry, but every label causes one")
-    x = form.solve(target.double())[None].to(params.dtype)
+    x = form.solve(target.double(), errors)[None].to(params.dtype)
     if not bool(x.isfinite().all()):
         raise Unsolvable("the equations have no finite solution")
     return x
 
 
 def _guess(task: Task, params: Vector, x: Tensor, target: Tensor, key: Key) -> Guess:
-    if takes_numbers(task):  # the gradient is 2 (score - y) times the score's own
+    if task.numbers and task.classes == 1 and not task.bounded:  # the gradient is 2 (score - y) times the score's own
         score = task.outputs(params, x)[:, 0]
         (own,) = gradients(task, params, x[None], (score - 0.5)[None])
         label = score - own @ target / own.square().sum() / 2
-    else:
+    elif task.numbers:
+        label = task.link(task.outputs(params, x)) - last_layer(task).rows(target[None])[..., -1] / task.slope
+        label = label.round() if task.bounded else label
+        label = label[:, 0] if task.classes == 1 else label
+    elif task.softmax:
         (label,) = restore(task, params, target[None], [1], key)
+    else:  # the label whose gradient is nearest
+        every = targets_of(task, torch.arange(task.classes)[:, None], params.dtype)
+        own = gradients(task, params, x.expand(task.classes, *x.shape), every)
+        label = (own - target).square().sum(1).argmin()[None]
     (own,) = gradients(task, params, x[None], targets_of(task, label, params.dtype)[None])
     return Guess(x, label, float((own - target).square().sum()), 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from leakgauge.attacks._engine.labels import LabelSource, labels_of
+from leakgauge.attacks._engine.labels import LabelSource, by_slopes, labels_of
 from leakgauge.attacks._engine.objective import Kind, received_gradients
 from leakgauge.attacks._engine.posterior import ByMatching
 from leakgauge.attacks._engine.reconstruct import Start
@@ -47,6 +47,8 @@ class IDLG(ByMatching):
 
     def run(self, observation: Observation, key: Key) -> Reconstruction:
         """Inputs, not clipped, and their labels."""
-        gradients = received_gradients(observation)
+        if (found := by_slopes(self, observation, key)) is not None:
+            return found
+        gradients = received_gradients(observation, numbers=self.labels == "given")
         labels = labels_of(observation, gradients, self.labels, key.child("dummies"))
         return self.matched(observation, gradients, labels, key)

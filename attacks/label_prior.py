@@ -8,7 +8,6 @@ from typing import ClassVar
 from leakgauge.attacks._engine.labels import apportion
 from leakgauge.harness.core.contract import Attack, Labels, Observation
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.learn.gradients import takes_numbers
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class LabelPrior(Attack):
         """For one image, the most frequent label; for several, labels in the auxiliary proportions, rounded."""
         assert observation.messages is not None
         assert observation.auxiliary is not None
-        if takes_numbers(observation.task):
+        if observation.task.numbers:
             raise ValueError("expected class labels, got the numbers of a regression")
         y = observation.auxiliary.y
         if not len(y):

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from leakgauge.attacks._engine.imitation import CHUNK, imitated_gradients
-from leakgauge.attacks._engine.labels import ByLabels, LabelSource, check_source, labels_of, last_layer, restore
+from leakgauge.attacks._engine.labels import ByLabels, LabelSource, check_source, labels_of, restore
+from leakgauge.attacks._engine.last_layer import last_layer
 from leakgauge.attacks._engine.objective import received_gradients
 from leakgauge.attacks._engine.reconstruct import alike, failed, in_order, kinds_of, only
 from leakgauge.harness.core import rng

@@ -274,7 +274,7 @@ class _Round:
 
     def _adds_up(self, plan: LocalPlan, own: int) -> bool:
         """Whether an update is the mean of its records' updates."""
-        return one_step(plan, own) and not self.seen.task.mixes
+        return one_step(plan, own) and self.seen.task.separable
 
     def _drawn(self, key: Key, labels: Tensor) -> Examples:
         """Records of the adversary's own data with these labels, or with the nearest ones, with replacement."""

@@ -52,11 +52,11 @@ class Prior(Attack):
         most = max((message.images for message in observation.messages), default=0)
         if len(x) < max(most, 1):
             raise ValueError(f"expected at least {max(most, 1)} auxiliary inputs, got {len(x)}")
-        label = y.mean() if y.is_floating_point() else y.mode().values.to(torch.int64)
+        label = y.mean(0) if y.is_floating_point() else y.mode().values.to(torch.int64)
         guesses = []
         for message in observation.messages:
             inputs = self._inputs(x, message.images, key.child(message.sender.number), observation.task.columns)
-            guesses.append(Guess(inputs, label.repeat(message.images), 0.0, 0))
+            guesses.append(Guess(inputs, label.expand(message.images, *label.shape), 0.0, 0))
         return Reconstruction(tuple(guesses))
 
     def _inputs(self, x: Tensor, count: int, key: Key, columns: Sequence[Column]) -> Tensor:

@@ -54,6 +54,7 @@ OWNERS = {
         "harness.learn.batch",
         "harness.learn.gradients",
         "harness.learn.called",
+        "harness.learn.losses",
         "attacks._engine.simulate",
     },
     "torchvision": {"harness.data.torchvision_shim"},

@@ -23,6 +23,7 @@ from leakgauge.harness.gate.rerun import Bench
 from leakgauge.harness.learn import modules
 from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
 from leakgauge.harness.learn.gradients import gradients
+from leakgauge.harness.learn.losses import SQUARED
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.environment import code_of
@@ -299,7 +300,7 @@ def test_lazy_layers_are_made_by_a_dry_run_and_known_activations_are_smooth():
 
 def test_a_network_for_numbers_has_squared_loss():
     task = ModelTask(build(modules.given("net", lambda classes: nn.Linear(6, classes)), (6,), 0))
-    assert (task.model.loss, task.classes) == ("squared", 1)
+    assert (task.model.loss, task.classes) == (SQUARED, 1)
     modules.check(task)
 
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from typing import ClassVar, Literal, NamedTuple, get_args
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 from torch.distributions import Binomial
 from torch.nn.functional import one_hot
 
-from leakgauge.attacks._engine.objective import Kind, received_gradients
+from leakgauge.attacks._engine.last_layer import LastLayer, last_layer
+from leakgauge.attacks._engine.objective import Kind, errors_of, received_gradients
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Attack, Examples, Observation, ObservedRound, Task
+from leakgauge.harness.core.contract import Attack, Examples, Observation, ObservedRound, Reconstruction, Task
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
-from leakgauge.harness.learn.gradients import takes_numbers
-from leakgauge.harness.learn.layers import Dense
+from leakgauge.harness.learn.losses import SLOPES
 from leakgauge.harness.learn.tasks import ModelTask
 
 LabelSource = Literal["inferred", "given"]
@@ -65,10 +65,41 @@ def check_source(source: str) -> None:
         raise ValueError(f"expected labels 'inferred' or 'given', got {source!r}")
 
 
+def by_slopes(attack: Any, observation: Observation, key: Key) -> Reconstruction | None:
+    """What a reconstruction with inferred labels finds behind single records of a regression; None: it is none.
+
+    The last bias's gradient is the loss's slopes in the scores, so a candidate needs no label. Its numbers follow from
+    its scores and the slopes.
+
+    Raises:
+        ValueError: there are several records or rounds, or the last layer has no bias.
+    """
+    task = observation.task
+    if not isinstance(task, ModelTask) or attack.labels != "inferred" or not task.numbers or task.bounded:
+        return None
+    round_, layer = observation.observed_rounds[0], last_layer(task)
+    many = len(observation.observed_rounds) > 1 or any(message.images > 1 for message in round_.messages)
+    if many or not layer.biased:
+        text = "a message of one record, in one round, to a layer with a bias"
+        raise ValueError(f"expected {text} to infer the numbers of a regression; give labels, or use dlg")
+    slopes = layer.rows(received_gradients(observation, numbers=True))[..., -1]
+    known = tuple(slopes if task.classes == 1 else slopes[:, None])
+    told = replace(task, model=replace(task.model, loss=SLOPES))
+    found: Reconstruction = replace(attack, labels="given").run(replace(observation, task=told, labels=known), key)
+    guesses = []
+    for guess, slope in zip(found.guesses, slopes, strict=True):
+        scores = task.outputs(round_.model.params, guess.x)
+        y = task.link(scores) - slope / task.slope if task.linked else scores
+        guesses.append(guess._replace(y=y[:, 0] if task.classes == 1 else y))
+    return found._replace(guesses=tuple(guesses))
+
+
 def labels_of(observation: Observation, gradients: Tensor, source: LabelSource, key: Key) -> tuple[Tensor, ...]:
     """[b] labels of each victim, granted or restored from the gradients [n, d] that the messages reveal."""
     if source == "given":
         return _granted(observation)
+    if observation.task.numbers:
+        return _signs(observation, gradients)
     return tuple(map(most_expected, _of_round(observation, observation.observed_rounds[0], gradients, key)))
 
 
@@ -76,6 +107,8 @@ def labels_over_rounds(observation: Observation, source: LabelSource, key: Key) 
     """Same as `labels_of`, from all observed rounds, whose evidence is added up as if they were independent."""
     if source == "given":
         return _granted(observation)
+    if observation.task.numbers:
+        return _signs(observation, received_gradients(observation))
     rounds = [
         _of_round(observation, observed, received_gradients(observation, observed), key.child(number))
         for number, observed in enumerate(observation.observed_rounds)
@@ -92,12 +125,26 @@ def labels_over_rounds(observation: Observation, source: LabelSource, key: Key) 
 def _of_round(observation: Observation, observed: ObservedRound, gradients: Tensor, key: Key) -> list[Tensor]:
     images = [message.images for message in observed.messages]
     numbers = [message.sender.number for message in observed.messages]
-    return _chances(observation.task, observed.model.params, gradients, images, key, observation.auxiliary, numbers)
+    # Adam leaves little but the signs, which single records need no data for
+    sizes = errors_of(observation, observed, gradients) is None
+    known = observation.auxiliary if sizes else None
+    return _chances(observation.task, observed.model.params, gradients, images, key, known, numbers)
+
+
+def _signs(observation: Observation, gradients: Tensor) -> tuple[Tensor, ...]:
+    """The yes or no labels of single records: with sigmoids, an entry of the last bias is negative where it is yes."""
+    task = observation.task
+    if any(message.images > 1 for message in observation.observed_rounds[0].messages):
+        raise ValueError("labels of several yes or no numbers are inferred from messages of one record only; give them")
+    layer = last_layer(task)
+    rows = layer.rows(gradients)
+    shown = rows[..., -1] if layer.biased else rows.sum(2)
+    return tuple((shown < 0).long()) if task.classes == 1 else tuple((shown < 0).to(gradients.dtype)[:, None])
 
 
 def _granted(observation: Observation) -> tuple[Tensor, ...]:
     assert observation.labels is not None
-    for labels in () if takes_numbers(observation.task) else observation.labels:
+    for labels in () if observation.task.numbers else observation.labels:
         wrong = labels[(labels < 0) | (labels >= observation.task.classes)]
         if len(wrong):
             raise ValueError(f"expected labels in 0 to {observation.task.classes - 1}, got {int(wrong[0])}")
@@ -118,8 +165,9 @@ def restore(
     """Restore the labels behind each gradient.
 
     Row i of the last layer's gradient is the mean over the inputs of (p_i - [y = i]) h, with the layer's input h (1 for
-    the bias) and the softmax p. A negative entry of the bias, or of a row's projection on the mean h, proves a label
-    unless noise explains it. The noise is estimated from the gradient: without noise its rows sum to zero.
+    the bias) and the softmax p; another loss has a factor and another p (`Task.link`). A negative entry of the bias, or
+    of a row's projection on the mean h, proves a label unless noise explains it. The noise is estimated from the
+    gradient: without noise its rows sum to zero.
 
     With auxiliary data, auxiliary inputs at these parameters show the contribution of each label's inputs to three
     readings: the bias, the projections of the rows on the mean h, and the projection of each row on a direction that
@@ -148,7 +196,8 @@ def restore(
         follow the model through the steps of an update; or undo momentum.
 
     Raises:
-        ValueError: the loss is not softmax cross-entropy, or the last layer is not dense with one row per class.
+        ValueError: the last layer is not dense with one row per class, or the loss is neither a cross-entropy nor
+            squared, and there are several inputs.
 
     Source: Zhao et al. 2020 (iDLG) for one input; Wainakh et al. 2022 (LLG) for the signs of rows and the use of
         auxiliary data; Ma et al. 2023 (iLRG) for p from the rows, without such data. Differs: uses projections of the
@@ -173,7 +222,10 @@ def _chances(
     The number of a gradient sets its draws.
     """
     layer = last_layer(task)
-    if auxiliary is not None and len(auxiliary.y):
+    if not task.linked and max(images, default=0) > 1:
+        raise ValueError("with this loss, labels are inferred from messages of one record only: give them")
+    alike = bool((task.weights(torch.arange(task.classes)) == 1).all())
+    if auxiliary is not None and len(auxiliary.y) and task.linked and alike:
         keys = [key.child("draws", number) for number in numbers]
         return label_chances(layer, params, gradients, images, auxiliary, keys)
     counts = _explained(layer, params, gradients, images, key)
@@ -190,19 +242,24 @@ def _explained(layer: LastLayer, params: Vector, gradients: Tensor, images: Sequ
     """
     task, x = layer.task, rng.uniform(key, (_DUMMIES, *layer.task.input_shape), dtype=params.dtype)
     activation, rows, sizes = layer.mean_input(params, x), layer.rows(gradients), torch.tensor(images)
-    with torch.no_grad():
-        usual = task.outputs(params, x).softmax(dim=1).mean(dim=0)
     projection = rows @ (activation / activation.square().sum())
-    score, proven, p = projection, torch.zeros_like(projection, dtype=torch.bool), usual.expand(*projection.shape, -1)
-    if layer.biased:
-        bias, noise = rows[..., -1], noise_of(rows)
-        clear = (sizes * noise <= _CLEAR)[:, None]
-        score, proven = torch.where(clear, bias, projection), clear & (bias < -_SURE * noise[:, None])
-        h = rows / torch.where(proven, bias, 1.0)[..., None]
-        p = torch.where(proven[..., None], (h @ layer.rows(params[None])[0].T).softmax(dim=2), p)
     # for one input, the sign of p - [y = i] decides; subtracting the mean p would only blur it
     single = one_hot(projection.argmin(dim=1), task.classes)
-    added = p - torch.eye(task.classes, dtype=score.dtype)
+    if not task.linked:
+        return single
+    with torch.no_grad():
+        usual = task.link(task.outputs(params, x)).mean(dim=0)
+    score, proven, p = projection, torch.zeros_like(projection, dtype=torch.bool), usual.expand(*projection.shape, -1)
+    if layer.biased:
+        bias, noise = rows[..., -1], noise_of(task, rows)
+        clear = (sizes * noise <= _CLEAR)[:, None]
+        score, proven = torch.where(clear, bias, projection), clear & task.bounded & (bias < -_SURE * noise[:, None])
+        h = rows / torch.where(proven, bias, 1.0)[..., None]
+        p = torch.where(proven[..., None], task.link(h @ layer.rows(params[None])[0].T), p)
+    added = task.slope * (p - torch.eye(task.classes, dtype=score.dtype))
+    weights = task.weights(torch.arange(task.classes)).to(score)
+    if bool((weights != 1).any()):  # sum_i w_i (added_i - score) = 0
+        added, score = weights[:, None] * (added - score[:, None]), torch.zeros_like(score)
     return torch.where(sizes[:, None] > 1, _greedy(score, added, proven, sizes), single)
 
 
@@ -281,7 +338,7 @@ def label_chances(
     if not all(bool(tensor.isfinite().all()) for tensor in shown):
         return chances
     to, rows = _directions(shown, classes), layer.rows(gradients).double()
-    noise = noise_of(rows)
+    noise = noise_of(layer.task, rows)
     usable = noise.isfinite()
     rows, noise = torch.where(usable[:, None, None], rows, 0.0), torch.where(usable, noise, 0.0)
     readings = [rows @ to.usual, (rows * to.own).sum(dim=2)]
@@ -309,6 +366,8 @@ def expected_share(auxiliary: Examples, classes: int) -> Tensor:
 def _proven(rows: Tensor, noise: Tensor, to: _Directions, layer: LastLayer) -> Tensor:
     """[n, classes]: labels that certainly occur, because p - e is negative only at an input's own label."""
     proven = torch.zeros(rows.shape[:2], dtype=torch.bool)
+    if not layer.task.bounded:
+        return proven
     if layer.biased:
         proven = rows[..., -1] < -_SURE * noise[:, None]
     if bool((to.on_usual >= 0).all()):
@@ -329,7 +388,7 @@ def _shown(layer: LastLayer, params: Vector, auxiliary: Examples) -> _Shown:
     if bias:
         bias[0][: len(means)] = means[:, -1]
     with torch.no_grad():
-        probability = task.outputs(params, x).double().softmax(dim=1)
+        probability = task.link(task.outputs(params, x).double())
         inside = task.outputs(probe, x)[:, : len(means)].double()
     return _Shown(probability, labels, group, means.double(), inside)
 
@@ -363,7 +422,7 @@ def _kinds(shown: _Shown, to: _Directions, share: Tensor, layer: LastLayer) -> _
     lacking, others = torch.nonzero(counts == 0)[:, 0], torch.linspace(0, n - 1, min(n, _STAND_INS)).long()
     examples = torch.cat([torch.arange(n), others.repeat(len(lacking))])
     y = torch.cat([shown.labels[shown.group], lacking.repeat_interleave(len(others))])
-    error = shown.probability[examples] - one_hot(y, classes)
+    error = layer.task.slope * (shown.probability[examples] - one_hot(y, classes))
     added = [error * to.on_usual[examples, None], error * to.on_own[examples]] + ([error] if layer.biased else [])
     contribution, unsure = torch.cat(added, dim=1), -error[torch.arange(len(y)), y]
 
@@ -468,74 +527,11 @@ def most_expected(chance: Tensor) -> Tensor:
     return (best // images).sort().values
 
 
-class LastLayer(NamedTuple):
-    """The last layer of a task's model; first, stop: its range of tensors in the layout.
+def noise_of(task: Task, rows: Tensor) -> Tensor:
+    """[n]: standard deviation of the noise in an entry; without noise, the rows of a cross-entropy's sum to zero.
 
-    These are a weight [classes, m] and the bias, if there is one.
+    With another loss, whose rows tell nothing of the noise, it counts as 0.
     """
-
-    task: Task
-    first: int
-    stop: int
-
-    @property
-    def biased(self) -> bool:
-        """Whether the layer has a bias."""
-        return self.stop - self.first == 2
-
-    def rows(self, vectors: Tensor) -> Tensor:
-        """[n, classes, m + 1 or m]: the layer's part of vectors [n, d], with the bias as the last column."""
-        tensors = self.task.layout.split(vectors)[self.first : self.stop]
-        return torch.cat([tensor.reshape(len(vectors), self.task.classes, -1) for tensor in tensors], dim=2)
-
-    def mean_input(self, params: Vector, x: Tensor) -> Tensor:
-        """[m + 1 or m]: the mean of the layer's inputs h over inputs x of the model, with 1 for the bias."""
-        params, classes = params.detach().requires_grad_(), self.task.classes
-        first, second = torch.eye(classes, dtype=params.dtype)[:2, None].expand(2, len(x), classes)
-        # p cancels in the difference, so row 0 of the layer's gradient is the mean of h
-        difference = self.task.loss(params, x, second) - self.task.loss(params, x, first)
-        (gradient,) = torch.autograd.grad(difference, params)
-        return self.rows(gradient[None])[0, 0]
-
-
-def last_layer(task: Task) -> LastLayer:
-    """The last layer.
-
-    Raises:
-        ValueError: labels cannot be inferred for this model, see `restore`.
-    """
-    if not task.softmax:
-        raise ValueError("expected a softmax cross-entropy loss to infer labels, got another loss")
-    shapes = task.layout.shapes
-    stop = len(shapes)
-    first = stop - 2 if stop > 1 and shapes[-1] == (task.classes,) else stop - 1
-    if isinstance(task, ModelTask) and task.structure is not None and isinstance(task.structure.core[-1], Dense):
-        places = sorted(task.structure.ordered(range(stop))[-task.structure.core[-1].owns :])
-        first, stop = places[0], places[-1] + 1
-    elif len(shapes[first]) != 2 or shapes[first][0] != task.classes:
-        last, first, stop = first, *_elsewhere(task)
-        if stop == 0:
-            raise ValueError(
-                f"expected a dense last layer with {task.classes} rows to infer labels, "
-                f"got {task.layout.names[last]!r} of shape {shapes[last]}"
-            )
-    return LastLayer(task, first, stop)
-
-
-def _elsewhere(task: Task) -> tuple[int, int]:
-    """`LastLayer` of a dense last layer with a bias whose tensors are not the last ones, by its gradient, or zeros."""
-    leaf = rng.uniform(Key(0).child("last"), (task.layout.dim,), -0.5, 0.5, dtype=torch.float64).requires_grad_()
-    x = rng.uniform(Key(0).child("x"), (2, *task.input_shape), dtype=torch.float64)
-    y = torch.zeros(2, dtype=torch.int64)
-    (gradient,) = torch.autograd.grad(task.loss(leaf, x, y), leaf)
-    errors = (task.outputs(leaf, x).softmax(1) - one_hot(y, task.classes)).mean(0)
-    parts = task.layout.split(gradient)
-    for first, (weight, bias) in enumerate(itertools.pairwise(parts)):
-        if weight.ndim == 2 and bias.shape == errors.shape == weight.shape[:1] and torch.allclose(bias, errors):
-            return first, first + 2
-    return 0, 0
-
-
-def noise_of(rows: Tensor) -> Tensor:
-    """[n]: standard deviation of the noise in an entry; without noise, the rows of a gradient sum to zero."""
+    if not task.balanced:
+        return rows.new_zeros(len(rows))
     return (rows.sum(dim=1).square().mean(dim=1) / rows.shape[1]).sqrt()

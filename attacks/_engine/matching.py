@@ -16,7 +16,7 @@ from leakgauge.harness.core.contract import Task
 from leakgauge.harness.core.device import capacity
 from leakgauge.harness.core.native import Library, library_for
 from leakgauge.harness.core.vec import Vector
-from leakgauge.harness.learn.gradients import gradients, keep_freed_memory, kernel_of, takes_numbers
+from leakgauge.harness.learn.gradients import gradients, keep_freed_memory, kernel_of
 from leakgauge.harness.learn.kernels import Kernel, Outer
 
 _T = TypeVar("_T")
@@ -220,7 +220,9 @@ class Evaluator:
         x, logits = unpack(self.task, candidates, self.images)
         if self.labels is not None:
             return x, self.labels[instances]
-        return x, logits[..., 0] if takes_numbers(self.task) else logits.softmax(dim=-1)
+        if not self.task.numbers:
+            return x, logits.softmax(dim=-1)
+        return x, logits[..., 0] if self.task.classes == 1 else logits
 
 
 def _sloped(misfit: Misfit, gradients: Tensor, instances: Tensor) -> Sloped:

@@ -23,8 +23,10 @@ from leakgauge.attacks._engine.prior import Believed, Prior
 from leakgauge.attacks._engine.simulate import messages_of, one_gradient, plan_of
 from leakgauge.harness.core.contract import Observation, ObservedRound, Setting, likelihood_of, links_of
 from leakgauge.harness.core.device import Placed
+from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.federation.round import Round
-from leakgauge.harness.learn.gradients import takes_numbers, targets_of
+from leakgauge.harness.learn.batch import EPSILON
+from leakgauge.harness.learn.gradients import targets_of
 
 Kind = Literal["l2", "likelihood"]
 
@@ -76,21 +78,58 @@ def received_gradients(
 
     Args:
         observed: None: the first round.
-        numbers: whether the attack also accepts the squared loss of a regression, whose labels are numbers.
+        numbers: whether the attack also accepts the labels of a regression.
 
     Raises:
-        ValueError: the loss is not softmax cross-entropy nor, with `numbers`, that of a regression.
+        ValueError: the labels are those of a regression.
 
     Source: Geiping et al. 2020, sec. 6, attacks updates by unrolling the steps; this is the first-order approximation.
     """
     observed = observed or observation.observed_rounds[0]
-    regression = takes_numbers(observation.task)
-    if not (observation.task.softmax or (numbers and regression)):
-        advice = "; for a regression, use analytic, dlg, or map with given labels" if regression else ""
-        raise ValueError(f"expected a softmax cross-entropy loss for gradient matching, got another loss{advice}")
+    if observation.task.numbers and not observation.task.bounded and not numbers:
+        raise ValueError(
+            "expected labels that can be inferred; for a regression, use analytic, dlg, or map with given labels"
+        )
     server = Round(observation.defense, observation.setting, observed.model.state, observed.model.round)
-    estimates = torch.stack([server.read(message) for message in observed.messages])
-    return estimates.to(observed.model.params.dtype) / update_per_gradient(observation.setting, observed)[:, None]
+    estimates = torch.stack([server.read(message) for message in observed.messages]).to(observed.model.params.dtype)
+    steps = estimates / update_per_gradient(observation.setting, observed)[:, None]
+    return _without_decay(observation, observed, steps)
+
+
+def _without_decay(observation: Observation, observed: ObservedRound, steps: Tensor) -> Tensor:
+    """[n, d]: the gradients behind mean steps of an optimizer, in units of the learning rate."""
+    setting, params = observation.setting, observed.model.params
+    if setting.sends == "gradient" or (setting.optimizer == "sgd" and not setting.weight_decay):
+        return steps
+    if setting.optimizer != "sgd" and observed.messages[0].steps == 1:
+        decayed = setting.weight_decay * params if setting.optimizer == "adamw" else torch.zeros_like(params)
+        return undone(steps - decayed, params, observed.lr) - (setting.weight_decay * params - decayed)
+    return steps - setting.weight_decay * params
+
+
+def undone(steps: Tensor, params: Vector, lr: float) -> Tensor:
+    """[n, d]: the gradients behind first steps of Adam, which are g / (|g| + epsilon).
+
+    The epsilon shows the size of small gradients. Of large ones, rounding leaves only the sign and a least size. Steps
+    that are longer than 1 are noisy, and returned as they are.
+    """
+    least = _rounding(params, lr)
+    noisy = (steps.abs() > 1 + 4 * least).any(1, keepdim=True)
+    return torch.where(noisy, steps, EPSILON * steps / (1 - steps.abs()).clamp(min=least))
+
+
+def _rounding(params: Vector, lr: float) -> Tensor:
+    """[d]: about the rounding error of a step of Adam, in units of the learning rate."""
+    return torch.finfo(params.dtype).eps * (1 + params.abs() / lr)
+
+
+def errors_of(observation: Observation, observed: ObservedRound, gradients: Tensor) -> Tensor | None:
+    """[n, d]: about the errors of `received_gradients` that rounding leaves; None: none beyond the defense's."""
+    setting, params = observation.setting, observed.model.params
+    if setting.optimizer == "sgd" or observed.messages[0].steps > 1:
+        return None
+    followed = gradients if setting.optimizer == "adamw" else gradients + setting.weight_decay * params
+    return _rounding(params, observed.lr) * (EPSILON + followed.abs()).square() / EPSILON
 
 
 class Objective(NamedTuple):
@@ -118,6 +157,8 @@ def objective(
         labels: [n, b], held fixed; None: each candidate has its own labels.
     """
     task, params = observation.task, observed_rounds[0].model.params
+    if labels is None and not task.linked:
+        raise ValueError("expected labels for this loss: it takes no probabilities of labels, over which to search")
     fixed = None if labels is None else targets_of(task, labels, params.dtype)
     functions, nothing = [], params.new_zeros(len(observed_rounds[0].messages))
     for observed in observed_rounds:
@@ -144,8 +185,12 @@ def _of_round(
     factor = update_per_gradient(observation.setting, observed).to(params.device)
     misfit: Misfit
     if not explains.unroll or (one_gradient(plan, message.images) and message.users == 1):
-        if aware:
-            misfit = partial(_of_gradients, unlikely, factor)
+        if plan.optimizer != "sgd" and not plan.gradient:
+            estimates = received_gradients(observation, observed, numbers=True)
+            misfit = _by_bent(estimates.to(params), _rounding(params, observed.lr))
+        elif aware:
+            decay = observation.setting.weight_decay if observation.setting.sends == "update" else 0.0
+            misfit = partial(_of_gradients, unlikely, factor, decay * params if decay else None)
         else:
             estimates = received_gradients(observation, observed, numbers=True)
             misfit = SquaredDistance(estimates.to(params), explains.scale)
@@ -169,8 +214,28 @@ def _distance(targets: Tensor, per_gradient: Tensor, scale: float, gradients: Te
     return scale * off.square().sum(dim=1)
 
 
-def _of_gradients(misfit: Misfit, per_gradient: Tensor, gradients: Tensor, instances: Tensor) -> Tensor:
-    return misfit(per_gradient[instances, None] * gradients, instances)
+def _of_gradients(
+    misfit: Misfit, per_gradient: Tensor, decay: Tensor | None, gradients: Tensor, instances: Tensor
+) -> Tensor:
+    steps = gradients if decay is None else gradients + decay
+    return misfit(per_gradient[instances, None] * steps, instances)
+
+
+def _by_bent(estimates: Tensor, rounding: Tensor) -> Misfit:
+    """The misfit of gradients g after g / (|g| + scale), as Adam bends them, but with a scale of their size.
+
+    So entries count by their sign where only that is known. Errors of bent entries are normal; of large ones, they are
+    about the rounding errors [d] of Adam's steps times scale / epsilon.
+    """
+    known = estimates.abs().where(estimates != 0, torch.nan)
+    scale = known.nanmedian(1, keepdim=True).values.nan_to_num(1.0)
+
+    def bent(rows: Tensor, instances: Tensor) -> Tensor:
+        return rows / (rows.abs() + scale[instances])
+
+    wanted = bent(estimates, torch.arange(len(estimates), device=estimates.device))
+    precision = (rounding * scale / EPSILON).clamp(1e-3, 1.0).square().reciprocal() / 2
+    return lambda rows, at: (precision[at] * (bent(rows, at) - wanted[at]).square()).sum(1)
 
 
 @dataclass(frozen=True, eq=False)

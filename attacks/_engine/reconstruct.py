@@ -18,7 +18,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, bu
 from leakgauge.attacks._engine.closed_form import RIDGE, Unsolvable, closed_form
 from leakgauge.attacks._engine.imitation import explained_at, imitated_gradients, regressed
 from leakgauge.attacks._engine.matching import Evaluation, Function, Latest, unpack
-from leakgauge.attacks._engine.objective import Explains, Objective, objective
+from leakgauge.attacks._engine.objective import Explains, Objective, errors_of, objective
 from leakgauge.attacks._engine.prior import Prior, mapped, near_center
 from leakgauge.attacks._engine.simulate import one_gradient, plan_of
 from leakgauge.attacks._engine.tables import FirstLayer, Mixture, restore
@@ -30,7 +30,6 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Examples, Guess, Message, Observation, ObservedRound, Task
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn.batch import LocalPlan
-from leakgauge.harness.learn.gradients import takes_numbers
 from leakgauge.harness.learn.layers import Block
 from leakgauge.harness.learn.tasks import ModelTask
 
@@ -233,7 +232,8 @@ class _Group:
             self._restore(best, labels, self.search.table, key.child("table"))
         x, logits = unpack(self.observation.task, best.x.cpu(), self._message.images)
         if labels is None:
-            labels = logits[..., 0] if takes_numbers(self.observation.task) else logits.argmax(dim=2)
+            task = self.observation.task
+            labels = logits.argmax(dim=2) if not task.numbers else logits[..., 0] if task.classes == 1 else logits
         numbers = best.value.tolist(), best.evaluations.tolist()
         return searched(self.observation.task, self.observed_rounds[0].messages, x, labels.cpu(), *numbers)
 
@@ -302,9 +302,10 @@ class _Group:
             return
         if (form := closed_form(self.observation.task, params, RIDGE)) is None:
             return
+        errors = errors_of(self.observation, self.observed_rounds[0], self.targets.cpu())
         for row, target in enumerate(self.targets.cpu()):
             try:
-                x = form.solve(target.double()).to(best.x).flatten()
+                x = form.solve(target.double(), None if errors is None else errors[row].double()).to(best.x).flatten()
             except (Unsolvable, LinAlgError):
                 continue
             if bool(x.isfinite().all()):

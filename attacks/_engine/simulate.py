@@ -11,13 +11,13 @@ from torch.func import grad, vmap
 
 from leakgauge.harness.core.contract import Defense, Setting, Task
 from leakgauge.harness.core.vec import Vector
-from leakgauge.harness.learn.batch import LocalPlan
+from leakgauge.harness.learn.batch import LocalPlan, Moments
 from leakgauge.harness.learn.gradients import batch_loss, gradients
 
 
 def plan_of(setting: Setting, lr: float, steps: int, defense: Defense[Any, Any] | None = None) -> LocalPlan:
     """How a client computed a message of `steps` steps in a round of rate `lr`, under a defense's rule for training."""
-    plan = LocalPlan(setting.sends == "gradient", steps, None, setting.batch, lr, setting.momentum)
+    plan = LocalPlan.of(setting, lr=lr, steps=steps)
     if defense is None:
         return plan
     rule = defense.local
@@ -30,7 +30,10 @@ def one_step(plan: LocalPlan, images: int) -> bool:
 
 
 def one_gradient(plan: LocalPlan, images: int) -> bool:
-    """Whether a message of that many images is their mean gradient, up to a factor."""
+    """Whether a message of that many images is their mean gradient, up to a factor and the decay of the weights.
+
+    By Adam, it is a number for each entry of the gradient.
+    """
     return one_step(plan, images) and plan.clip is None and not (plan.poisson and 0 < images < plan.batch)
 
 
@@ -59,14 +62,14 @@ def client_updates(task: Task, params: Vector, x: Tensor, y: Tensor, plan: Local
     assert plan.steps is not None
     size = plan.size(images)
     steps_per_pass = math.ceil(images / size)
-    velocity = moved = x.new_zeros(())
+    memory, moved = Moments(), x.new_zeros(())
     for number in range(plan.steps):
         first = number % steps_per_pass * size
         batch = slice(first, first + size)
         # the first step's parameters are shared, which is several times cheaper
         at = params if number == 0 else params + moved
-        velocity = plan.momentum * velocity + _step(task, at, x[:, batch], y[:, batch], plan, size)
-        moved = moved - plan.lr * velocity
+        move, memory = plan.move(number, _step(task, at, x[:, batch], y[:, batch], plan, size), at, moved, memory)
+        moved = moved + move
     return moved
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -154,7 +155,7 @@ def local_plan(setting: Setting) -> LocalPlan:
     size = min(setting.batch or setting.samples, setting.samples)
     passes, rest = divmod(setting.steps, -(-setting.samples // size))
     steps, epochs = (setting.steps, None) if rest or gradient else (None, passes)
-    return LocalPlan(gradient, steps, epochs, setting.batch, setting.lr, setting.momentum)
+    return replace(LocalPlan.of(setting), steps=steps, epochs=epochs)
 
 
 def halves(key: Key, runs: int, records: int, inside: int) -> Tensor:

@@ -20,7 +20,7 @@ from leakgauge.defenses._cepam import claim, wire
 from leakgauge.defenses._cepam.distribution import clipped, scaled
 from leakgauge.defenses._cepam.wire import gaussian_radii
 from leakgauge.defenses._common.clip import clip_l2
-from leakgauge.defenses._common.misfit import ball_misfit
+from leakgauge.defenses._common.misfit import WALL, ball_misfit
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Violation
 from leakgauge.harness.core.codec import Reader, unpack_float32
@@ -34,6 +34,7 @@ from leakgauge.harness.core.vec import Vector
 # Relative deviation of a candidate's norm from the norm in the message that counts as one standard deviation. The
 # message is exact to 6e-8; an optimizer that starts far away needs a softer wall
 _STIFF = 1e-3
+_EDGE = 1e-6  # blur of an exact wall, as `WALL`, for the rounding errors of an update
 _LEAST = 1e-6  # smallest norm that `_STIFF` multiplies; keeps the slope at a zero update finite
 
 
@@ -98,6 +99,13 @@ class Cepam(Defense[None, None]):
 
         Without the shared key, radii and dithers are unknown and the bits have no meaning: only the norm counts.
         """
+        return self._likelihood(received, links, WALL)
+
+    def exact_likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
+        """As `likelihood`, with walls that are blurred by rounding errors only."""
+        return self._likelihood(received, links, _EDGE)
+
+    def _likelihood(self, received: Sequence[bytes], links: Links, wall: float) -> Likelihood:
         split = [self._split(message) for message in received]
         count = self._count(links.setting)
         points, inverse = torch.zeros(len(split), self.lattice_dimension, count), torch.zeros(len(split), count)
@@ -112,7 +120,7 @@ class Cepam(Defense[None, None]):
             sent = self._padded(update if self.sends_norm else clip_l2(update, self.bound), links.setting)
             errors = (sent.reshape(points.shape) - points) * inverse[:, None]
             # 1e-30, because the square root has no slope at zero
-            misfit = ball_misfit((errors.square().sum(1) + 1e-30).sqrt()) * read
+            misfit = ball_misfit((errors.square().sum(1) + 1e-30).sqrt(), wall) * read
             if not self.sends_norm:
                 return misfit
             norm = (update.square().sum(-1) + 1e-30).sqrt()

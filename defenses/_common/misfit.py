@@ -52,13 +52,13 @@ def student_misfit(residual: Tensor, s2: float, nu: float, extra: float = 0.0) -
     return ((nu + 2) / 2 * (pairs / (nu * wide)).log1p()).sum(-1)
 
 
-def ball_misfit(distance: Tensor) -> Tensor:
+def ball_misfit(distance: Tensor, wall: float = WALL) -> Tensor:
     """[n]: near zero inside a ball, constant slope far outside; distances [n, count] from its center are in radii.
 
-    The value is -log of the probability that a distance plus Laplace noise of scale 2 `WALL` is below 1. Attacks do
+    The value is -log of the probability that a distance plus Laplace noise of scale 2 `wall` is below 1. Attacks do
     better with it than with a normal distribution of the ball's covariance (docs/attacks.md).
     """
-    beyond = (distance - 1) / (2 * WALL)
+    beyond = (distance - 1) / (2 * wall)
     return (beyond.relu() - (-0.5 * (beyond.clamp(max=0.0)).exp()).log1p()).sum(-1)
 
 

@@ -388,8 +388,7 @@ def _trainings(defense: Defense[Any, Any], setting: Setting, run: int, key: Key)
     norms = distribution.clip * torch.logspace(-1, 1, n)
     x, y = torch.zeros(n, d), norms / (2 * _SLOPE)
     x[torch.arange(n), 7 * torch.arange(n)] = _SLOPE
-    study = LocalPlan(setting.sends == "gradient", setting.steps, None, setting.batch, _RATE, setting.momentum)
-    plan = study.under(defense.local, defense.step_noise(setting))
+    plan = LocalPlan.of(setting, lr=_RATE).under(defense.local, defense.step_noise(setting))
     task, keys = ModelTask(build("linear-regression", (d,), 1)), [key.child(k) for k in range(_TRAININGS)]
     work = [Work(Examples(x, y), own) for own in keys]
     updates = train_clients(task, torch.zeros(d), work, plan, "loop").updates

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -164,8 +165,7 @@ def _records(defense: Defense[Any, Any], setting: Setting, relation: Relation) -
     """A pair of clients with one moving record; only its gradient is not zero, along the first coordinate."""
     # a linear regression from parameters of zero: the loss of (x, y) is (w.x - y)^2, its gradient -2 y x
     task = ModelTask(build("linear-regression", (setting.dim,), 1))
-    study = LocalPlan(setting.sends == "gradient", setting.steps, None, setting.batch, setting.lr, setting.momentum)
-    plan = study.under(defense.local, defense.step_noise(setting))
+    plan = LocalPlan.of(setting).under(defense.local, defense.step_noise(setting))
     start = torch.zeros(setting.dim)
 
     def data(bit: int, *, negated: bool = False) -> Examples:
@@ -180,7 +180,7 @@ def _records(defense: Defense[Any, Any], setting: Setting, relation: Relation) -
         # many clients of a small model
         return train_clients(task, moved(start, device), work, plan, "vmap").updates.cpu()
 
-    still = LocalPlan(plan.gradient, plan.steps, None, 0, plan.lr, plan.momentum, plan.clip)
+    still = replace(plan, epochs=None, batch=0, noise_multiplier=0.0, poisson=False)
     zero, one = (train_clients(task, start, [Work(data(bit), Key(0))], still, "loop").updates[0] for bit in (0, 1))
     random = plan.noise_multiplier > 0 or plan.poisson or plan.size(setting.samples) < setting.samples
     name = "one record, from nothing" if relation is Relation.ADD_REMOVE else "one record"

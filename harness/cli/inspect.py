@@ -32,12 +32,16 @@ def inspect(
     steps: int = 1,
     batch: int = 1,
     momentum: float = 0.0,
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd",
+    weight_decay: float = 0.0,
+    proximal: float = 0.0,
     victims: int | None = None,
     defense: Part | None = None,
     attacks: Sequence[Part] | None = None,
     threats: Sequence[str] = ("server",),
     auxiliary: object = None,
     classes: int | None = None,
+    loss: object = None,
     limit: bool | None = None,
     minutes: float = 7.0,
     audit: int = 0,
@@ -65,6 +69,7 @@ def inspect(
             returns what `messages` holds, or None if it trained the model in place, which needs `sends="update"`.
             With neither `messages` nor `train_step`, leakgauge's own client trains.
         sends, lr, steps, momentum: `gradient`, or `update` after `steps` full-batch steps of local SGD.
+        optimizer, weight_decay, proximal: of these steps; `proximal` is the mu of FedProx.
         batch: records of each victim.
         victims: how many are drawn from the data; default 8, or fewer if attacks on all would take too long.
         defense: encodes the messages: a name, a table such as `{"name": "gaussian", "epsilon": 8.0}`, or an object;
@@ -75,6 +80,9 @@ def inspect(
         auxiliary: the attacker's data, of the same kind.
         classes: number of classes, if some have no record; default: the network's outputs, or as the data say. 0: the
             labels are numbers, and the loss is squared.
+        loss: what clients minimize: a name with its options (`learn.losses.parse`), a loss of torch, or a function of
+            scores [b, k] and labels [b] that returns the mean over the batch; default: softmax cross-entropy for
+            classes, binary cross-entropy for two classes and one output, squared loss for numbers.
         limit: compare with the best that any attack could do; default: if it does not take too long.
         minutes: time limit for all default attacks together; the report states what is cut short.
         audit: trials for each input of an audit of the defense; 0: no audit.
@@ -103,12 +111,12 @@ def inspect(
     numbers((int, float), minutes=minutes)
     positive(minutes=minutes)
     place = default_root() if root is None else root
-    how = How(sends, lr, steps, batch, momentum, victims, seed)
+    how = How(sends, lr, steps, batch, momentum, victims, seed, optimizer, weight_decay, proximal)
     parts = PartSpec("none") if defense is None else part_spec("defense", defense)
     named = None if attacks is None else [part_spec("attack", attack) for attack in attacks]
     source = Sources(messages, records, train_step)
     task, recording = record(
-        Path(folder), model, data, auxiliary, source, how, parts, place, public=public, classes=classes
+        Path(folder), model, data, auxiliary, source, how, parts, place, public=public, classes=classes, loss=loss
     )
     count = victims if messages is None else None
     asked = own.Asked(named, threats, limit, minutes, count, None, batch, audit, seed)
@@ -130,6 +138,9 @@ def inspect_(
     model: Annotated[str, typer.Option(help="The model: a shipped one, torchvision:NAME or module:factory.")],
     data: Annotated[
         str, typer.Option(help="Data of the same kind, such as mnist; needed if the recording has no records.")
+    ] = "",
+    loss: Annotated[
+        str, typer.Option(help="What clients minimized, such as binary-cross-entropy; default: the model's own.")
     ] = "",
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Folder of the results; default: DIR/results.")
@@ -179,7 +190,7 @@ def inspect_(
             raise cli.refusal(cli.USAGE, f"{code[0]!r} names code to import; pass --allow-code if you trust it")
         try:
             recording = read(folder)
-            task = TaskSpec(f"{RECORDING}{folder}{'?' if query else ''}{query}", model)
+            task = TaskSpec(f"{RECORDING}{folder}{'?' if query else ''}{query}", model, loss=loss)
             named = [part_spec("attack", attack) for attack in attacks.split(",")] if attacks else None
             asked = own.Asked(named, threat or ["server"], limit, minutes, victims, number, batch, audit, seed)
             study = own.study_of(task, recording, asked, place, allow_code=allow_code)

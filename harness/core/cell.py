@@ -41,6 +41,8 @@ class TaskSpec:
         init: `default`; `dlg`: weights and biases uniform in +-0.5 (Zhu et al. 2019); `zero`.
         inputs: `unit`: the model sees x, in [0, 1] for images; `centered`: it sees 2x - 1, like torchvision's
             `Normalize(.5, .5)`. Attacks recover x.
+        loss: what clients minimize, as in `learn.losses.parse`: `cross-entropy?smoothing=0.1&weights=1,2`,
+            `binary-cross-entropy`, `squared`, `hinge`, or `module:function`; empty: the model's own.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
@@ -48,6 +50,7 @@ class TaskSpec:
     model: str
     init: Literal["default", "dlg", "zero"] = "default"
     inputs: Literal["unit", "centered"] = "unit"
+    loss: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,9 @@ class FederationSpec:
         batch: samples per step; 0 means all samples of the client.
         lr: learning rate at round 0.
         momentum: momentum of the local SGD, reset each round.
+        optimizer: of the local steps; `adam` and `adamw` with torch's defaults, and new moments in each round.
+        weight_decay: lambda; added to the gradient as lambda w, or with `adamw` subtracted from w as lr lambda w.
+        proximal: mu of FedProx (Li et al. 2020), which adds mu/2 |w - w0|^2 to the loss; w0 is the round's first model.
         schedule: `constant`; `inverse`: lr / (1 + decay * round); `plateau`: times `decay` after `patience` evaluations
             without a lower test loss.
         decay, patience: parameters of the schedule.
@@ -100,6 +106,9 @@ class FederationSpec:
     batch: int = 32
     lr: float = 0.1
     momentum: float = 0.0
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    weight_decay: float = 0.0
+    proximal: float = 0.0
     schedule: Literal["constant", "inverse", "plateau"] = "constant"
     decay: float = 0.1
     patience: int = 10
@@ -124,14 +133,22 @@ class FederationSpec:
             raise ValueError("expected local_steps or local_epochs, got both")
         if self.algorithm == "fedsgd" and (self.local_epochs is not None or (self.local_steps or 1) != 1):
             raise ValueError("expected no local_steps and no local_epochs with fedsgd: it sends one batch's gradient")
-        if self.algorithm == "fedsgd" and self.momentum != 0:
+        self._check_optimizer()
+        self._check_samples()
+        for name in ("batch", "interim_samples", "imbalance", "validation", "weight_decay", "proximal"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"expected {name} >= 0, got {name}={getattr(self, name)}")
+
+    def _check_optimizer(self) -> None:
+        single = self.algorithm == "fedsgd"
+        if single and self.momentum != 0:
             raise ValueError(f"expected momentum=0 with fedsgd: a single gradient has none, got {self.momentum}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"expected 0 <= momentum < 1, got momentum={self.momentum}")
-        self._check_samples()
-        for name in ("batch", "interim_samples", "imbalance", "validation"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"expected {name} >= 0, got {name}={getattr(self, name)}")
+        if self.optimizer != "sgd" and (self.momentum or single):
+            raise ValueError(f"expected optimizer=sgd with momentum or fedsgd, got {self.optimizer}")
+        if single and (self.weight_decay or self.proximal):
+            raise ValueError("expected no weight_decay and no proximal with fedsgd: a single gradient has none")
 
     def _check_samples(self) -> None:
         if bool(self.sizes) != (self.partition == "sizes") or min(self.sizes, default=1) < 1:

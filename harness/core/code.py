@@ -16,7 +16,7 @@ RECORDING = "recording:"
 """Prefix of the folder in the name of a recording that is used as data."""
 
 # Prefixes of model and data names with a colon that do not name code
-_FORMS = {"model": ("torchvision", "given"), "data": ("given", "folder", "npz", "recording")}
+_FORMS = {"model": ("torchvision", "given"), "data": ("given", "folder", "npz", "recording"), "loss": ("given",)}
 
 
 def code_allowed(asked: bool) -> bool:
@@ -36,9 +36,9 @@ def named_code(values: Iterable[object]) -> list[str]:
     return [value for value in values if isinstance(value, str) and ":" in value]
 
 
-def task_code(model: str, data: str) -> list[str]:
+def task_code(model: str, data: str, loss: str = "") -> list[str]:
     """The names in a task that name code."""
-    names = {"model": model, "data": records_of(data)}
+    names = {"model": model, "data": records_of(data), "loss": loss}
     return [name for kind, name in names.items() if ":" in name and name.partition(":")[0] not in _FORMS[kind]]
 
 

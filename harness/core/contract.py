@@ -55,11 +55,41 @@ class Task(Protocol):
 
     @property
     def classes(self) -> int:
-        """Number of label classes; 1 if the label is a number."""
+        """Number of scores: of label classes, or of the numbers of a label."""
+
+    @property
+    def numbers(self) -> bool:
+        """Whether the label is a number for each score, not a class."""
 
     @property
     def softmax(self) -> bool:
-        """Whether the loss is softmax cross-entropy (False for hinge and squared loss)."""
+        """Whether the loss is softmax cross-entropy, without weights and smoothing."""
+
+    @property
+    def separable(self) -> bool:
+        """Whether the loss of a batch is the mean of its records' losses."""
+
+    @property
+    def linked(self) -> bool:
+        """Whether a record's gradient in its scores is `slope` (`link`(scores) - target), times its label's weight."""
+
+    @property
+    def bounded(self) -> bool:
+        """Whether `link` is above 0, so that a negative entry of that gradient proves a label."""
+
+    @property
+    def balanced(self) -> bool:
+        """Whether the entries of that gradient sum to 0."""
+
+    @property
+    def slope(self) -> float:
+        """See `linked`."""
+
+    def weights(self, labels: Tensor) -> Tensor:
+        """See `linked`: [...] of class labels [...]."""
+
+    def link(self, scores: Tensor) -> Tensor:
+        """See `linked`: [..., classes] of the scores [..., classes]."""
 
     @property
     def smooth(self) -> bool:
@@ -85,12 +115,12 @@ class Task(Protocol):
     def loss(self, params: Vector, x: Tensor, y: Tensor) -> Tensor:
         """The scalar that a client minimizes: the mean loss, plus a penalty if the task has one.
 
-        x is [b, *input_shape]; the labels y are [b], or [b, classes] probabilities.
+        x is [b, *input_shape]; the labels y are [b], or targets [b, classes].
         """
 
 
 class Examples(NamedTuple):
-    """x: [n, *input_shape] float32, in [0, 1] for images; y: [n] int64, or float32 targets of a regression."""
+    """x: [n, *input_shape] float32, in [0, 1] for images; y: [n] int64, or float32 numbers [n] or [n, k]."""
 
     x: Tensor
     y: Tensor

@@ -41,6 +41,7 @@ class Setting:
         batch: images per step; 0 means all images of the client.
         samples: number of samples of the smallest client.
         momentum: momentum of the local SGD, reset each round.
+        optimizer, weight_decay, proximal: see `FederationSpec`.
     """
 
     layout: Layout
@@ -53,6 +54,9 @@ class Setting:
     batch: int
     samples: int
     momentum: float = 0.0
+    optimizer: str = "sgd"
+    weight_decay: float = 0.0
+    proximal: float = 0.0
 
     @property
     def dim(self) -> int:

@@ -33,7 +33,11 @@ NAMES: dict[str, str] = {}
 
 OMITTED: dict[str, object] = {
     "TaskSpec.inputs": "unit",
+    "TaskSpec.loss": "",
     "FederationSpec.labels": 1,
+    "FederationSpec.optimizer": "sgd",
+    "FederationSpec.weight_decay": 0.0,
+    "FederationSpec.proximal": 0.0,
     "FederationSpec.sizes": (),
     "FederationSpec.interim_samples": 1000,
     "FederationSpec.evaluate_on": "test",

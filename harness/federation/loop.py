@@ -100,6 +100,9 @@ def setting_of(layout: Layout, spec: FederationSpec, sizes: Sequence[int], rule:
         batch=plan.batch,
         samples=min(sizes),
         momentum=plan.momentum,
+        optimizer=plan.optimizer,
+        weight_decay=plan.weight_decay,
+        proximal=plan.proximal,
     )
 
 
@@ -115,6 +118,9 @@ def make_plan(spec: FederationSpec, lr: float, rule: LocalRule = _NO_RULE, noise
         batch=spec.batch,
         lr=lr,
         momentum=spec.momentum,
+        optimizer=spec.optimizer,
+        weight_decay=spec.weight_decay,
+        proximal=spec.proximal,
     )
     return plan.under(rule, noise)
 
@@ -218,7 +224,7 @@ def evaluation(task: ModelTask, params: Vector, test: Examples, number: int) -> 
     Raises:
         ValueError: the loss is not finite.
     """
-    loss, correct = 0.0, None if task.model.loss == "squared" else 0
+    loss, correct = 0.0, None if test.y.is_floating_point() else 0
     for x, y in zip(*(torch.split(column, 1000) for column in test), strict=True):
         losses, hits = task.tested(params, x, y)
         loss += float(losses.double().sum())

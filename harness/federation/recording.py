@@ -64,6 +64,7 @@ class Facts(NamedTuple):
         steps, epochs: length of local training; at most one of the two is set.
         batch: records per step; 0: all records of the client.
         lr, momentum: of local SGD; the learning rate of each round is stored with its model.
+        optimizer, weight_decay, proximal: see `FederationSpec`.
         rounds: planned rounds, on which a defense's noise may depend; 0: the recorded rounds.
     """
 
@@ -76,6 +77,9 @@ class Facts(NamedTuple):
     lr: float = 0.1
     momentum: float = 0.0
     rounds: int = 0
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    weight_decay: float = 0.0
+    proximal: float = 0.0
 
 
 class Recorded(NamedTuple):
@@ -573,6 +577,9 @@ def spec_of_facts(facts: Facts, rounds: int) -> FederationSpec:
         batch=facts.batch,
         lr=facts.lr,
         momentum=facts.momentum,
+        optimizer=facts.optimizer,
+        weight_decay=facts.weight_decay,
+        proximal=facts.proximal,
     )
 
 

@@ -197,7 +197,8 @@ def _forbidden(cells: Sequence[Cell], bench: Bench) -> str:
     """Why stored cells may not run, because they name code to import; empty if they may run."""
     parts = [part for cell in cells for part in (cell.training.defense, cell.attack)]
     code = named_code(value for part in parts for value in (part.name, *part.parameters.values()))
-    code += [name for cell in cells for name in task_code(cell.training.task.model, cell.training.task.data)]
+    tasks = [cell.training.task for cell in cells]
+    code += [name for task in tasks for name in task_code(task.model, task.data, task.loss)]
     return (
         f"{code[0]!r} names code to import; pass --allow-code if you trust it"
         if code and not code_allowed(bench.allow_code)

@@ -32,6 +32,7 @@ from leakgauge.harness.federation.round import Client, Round, client_key
 from leakgauge.harness.integrations.parts import name_of
 from leakgauge.harness.learn import modules
 from leakgauge.harness.learn.batch import Indices, Work, choose_engine, train_clients
+from leakgauge.harness.learn.losses import text_of
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.prepare import load_data, make_task
 
@@ -56,10 +57,14 @@ class How(NamedTuple):
     momentum: float = 0.0
     victims: int | None = None
     seed: int = 0
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    weight_decay: float = 0.0
+    proximal: float = 0.0
 
     def facts(self, clients: int) -> Facts:
         """The public facts of a federation with this number of victims."""
-        return Facts(clients, clients, self.sends, self.steps, None, 0, self.lr, self.momentum)
+        own = self.optimizer, self.weight_decay, self.proximal
+        return Facts(clients, clients, self.sends, self.steps, None, 0, self.lr, self.momentum, 0, *own)
 
 
 class Sources(NamedTuple):
@@ -116,6 +121,7 @@ def record(
     *,
     public: bool = False,
     classes: int | None = None,
+    loss: object = None,
 ) -> tuple[TaskSpec, Recording]:
     """Write the messages to `folder/recording`, register model and data here; returns the task and the recording.
 
@@ -131,7 +137,8 @@ def record(
         raise ValueError(f"train_step needs the model as a torch.nn.Module, got the name {model!r}")
     load = functools.partial(_loaded, root=root, model=named, classes=classes)
     victims = _victims(data, auxiliary, source, how, root, load)
-    spec, federation = TaskSpec(victims.name, named), spec_of_facts(how.facts(len(victims.sizes)), 1)
+    text = text_of(loss) or _usual_loss(victims.data, named, classes)
+    spec, federation = TaskSpec(victims.name, named, loss=text), spec_of_facts(how.facts(len(victims.sizes)), 1)
     vectors: Sequence[Vector | bytes] | None = None
     task = make_task(spec, victims.data, federation)
     built = registry.build_defense(defense)
@@ -144,7 +151,7 @@ def record(
                 raise ValueError(
                     f"the messages lack the running statistics of {model!r}: give the model as a torch.nn.Module"
                 )
-            spec = TaskSpec(spec.data, modules.without_statistics(named))
+            spec = dataclasses.replace(spec, model=modules.without_statistics(named))
             task = make_task(spec, victims.data, federation)
     params = task.init(Key(how.seed).child("training", "init"))
     new = folder / "recording.new"
@@ -152,13 +159,14 @@ def record(
     _write(new, task, params, victims, vectors, how, defense, built)
     kept = _kept(folder, new)
     options = f"?data={quote(victims.name, safe=':/=,')}" + ("&public=yes" if public else "")
-    return TaskSpec(f"{RECORDING}{kept.folder}{options}", spec.model), kept
+    return dataclasses.replace(spec, data=f"{RECORDING}{kept.folder}{options}"), kept
 
 
 def _check(source: Sources, how: How) -> None:
     victims = 0 if how.victims is None else how.victims
     numbers((int, np.integer), seed=how.seed, batch=how.batch, steps=how.steps, victims=victims)
     numbers((int, float, np.number), lr=how.lr, momentum=how.momentum)
+    numbers((int, float, np.number), weight_decay=how.weight_decay, proximal=how.proximal)
     if source.messages is not None and source.train_step is not None:
         raise ValueError("expected messages or train_step, got both")
     if source.records is not None and source.messages is None:
@@ -233,13 +241,28 @@ def _loaded(data: object, root: Path, model: str, classes: int | None) -> tuple[
     """
     found, has_test = _read(data, root)
     width = modules.width(model, found.input_shape)
-    if width == 1 and (found.classes or (classes != 0 and len(set(found.train.y.tolist())) == 2)):
-        text = "expected numbers as labels of a network with one output, got two classes"
-        raise ValueError(f"{text}{modules.BINARY}; for squared loss, give floats and classes=0")
+    if width == 1 and found.classes:
+        if len(found.classes) == 2:
+            return found, has_test
+        text = f"expected two classes, or numbers, for a network with one output, got {len(found.classes)} classes"
+        raise ValueError(f"{text}; give numbers as floats")
     if classes and width and width != classes:
         raise ValueError(f"expected classes={width}, the number of the network's outputs, got classes={classes}")
     count = classes if classes is not None else width if found.classes else 0
     return (found.with_classes(count) if count else found), has_test
+
+
+def _usual_loss(loaded: DataSet, model: str, classes: int | None) -> str:
+    """`binary-cross-entropy` for floats 0 and 1 and one output; empty: the model's own."""
+    values: list[float] = []
+    if not loaded.classes and classes != 0 and loaded.train.y.ndim == 1:
+        values = torch.unique(loaded.train.y).tolist()
+    if len(values) != 2 or modules.width(model, loaded.input_shape) != 1:
+        return ""
+    if values != [0.0, 1.0]:
+        text = f"expected 0 and 1 as the labels of two classes, got {values[0]:g} and {values[1]:g}"
+        raise ValueError(f"{text}; if they are numbers, state loss='squared'")
+    return "binary-cross-entropy"
 
 
 def _read(data: object, root: Path) -> tuple[DataSet, bool]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Examples, LocalRule
+from leakgauge.harness.core.contract import Examples, LocalRule, Setting
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.clipping import (
@@ -36,6 +36,9 @@ from leakgauge.harness.learn.tasks import ModelTask
 
 Engine = Literal["loop", "dense", "vmap", "double"]
 Indices = npt.NDArray[np.int64]
+
+_BETAS, EPSILON = (0.9, 0.999), 1e-8
+"""Of Adam, as in torch."""
 
 _CHUNK = 5
 """Number of clients in one batched product; many more do not fit in the cache.
@@ -67,6 +70,7 @@ class LocalPlan:
             one record never moves the mean by more than C / B.
         poisson: each step takes every sample independently with probability B / n, possibly none, and divides the sum
             by B; an epoch has ceil(n / B) steps.
+        optimizer, weight_decay, proximal: see `FederationSpec`.
 
     Raises:
         ValueError: the clip is not positive and finite, the noise multiplier is negative, or there is noise without a
@@ -84,6 +88,29 @@ class LocalPlan:
     clip: float | None = None
     noise_multiplier: float = 0.0
     poisson: bool = False
+    optimizer: str = "sgd"
+    weight_decay: float = 0.0
+    proximal: float = 0.0
+
+    @classmethod
+    def of(cls, setting: Setting, *, lr: float | None = None, steps: int | None = None) -> LocalPlan:
+        """The plan of a setting; lr, steps: of a round and a message, instead of the setting's."""
+        return cls(
+            gradient=setting.sends == "gradient",
+            steps=setting.steps if steps is None else steps,
+            epochs=None,
+            batch=setting.batch,
+            lr=setting.lr if lr is None else lr,
+            momentum=setting.momentum,
+            optimizer=setting.optimizer,
+            weight_decay=setting.weight_decay,
+            proximal=setting.proximal,
+        )
+
+    @property
+    def plain(self) -> bool:
+        """Whether each step follows the gradient of the loss, or its momentum."""
+        return self.optimizer == "sgd" and not self.weight_decay and not self.proximal
 
     def __post_init__(self) -> None:
         if self.clip is not None and not 0 < self.clip < math.inf:
@@ -97,9 +124,40 @@ class LocalPlan:
         """The plan under a defense's rule for local training; `noise` is its `step_noise`.
 
         A full-batch rule overrides the plan's steps, epochs, batch and momentum.
+
+        Raises:
+            ValueError: the rule adds noise in each step, and the steps are not those of plain SGD.
         """
+        if noise and not self.plain:
+            text = f"optimizer={self.optimizer}, weight_decay={self.weight_decay:g}, proximal={self.proximal:g}"
+            raise ValueError(f"expected plain SGD with a defense that adds noise in each step, got {text}")
         plan = replace(self, clip=rule.clip, noise_multiplier=noise, poisson=rule.poisson)
         return replace(plan, steps=1, epochs=None, batch=0, momentum=0.0) if rule.full_batch else plan
+
+    def move(self, number: int, gradient: Tensor, at: Tensor, moved: Tensor, memory: Moments) -> tuple[Tensor, Moments]:
+        """By how much step `number` moves the weights; differentiable.
+
+        Args:
+            gradient: of the loss, with its momentum, noise and clip.
+            at, moved: the weights, and by how much they moved in this round.
+
+        Source: Kingma and Ba 2015, Algorithm 1, with torch's defaults; Loshchilov and Hutter 2019 (AdamW).
+        """
+        if self.proximal:
+            gradient = gradient + self.proximal * moved
+        if self.weight_decay and self.optimizer != "adamw":
+            gradient = gradient + self.weight_decay * at
+        if self.optimizer == "sgd":
+            velocity = self.momentum * memory.first + gradient
+            return -self.lr * velocity, Moments(velocity)
+        first = _BETAS[0] * memory.first + (1 - _BETAS[0]) * gradient
+        second = _BETAS[1] * memory.second + (1 - _BETAS[1]) * gradient.square()
+        # the summand, far below the epsilon squared, keeps the slope of a zero gradient's root finite
+        root = (second / (1 - _BETAS[1] ** (number + 1)) + 1e-30).sqrt()
+        move = -self.lr / (1 - _BETAS[0] ** (number + 1)) * first / (root + EPSILON)
+        if self.optimizer == "adamw":
+            move = move - self.lr * self.weight_decay * at
+        return move, Moments(first, second)
 
     def size(self, n: int) -> int:
         """B, the nominal number of samples per step of a client with n samples."""
@@ -108,6 +166,13 @@ class LocalPlan:
     def divisor(self, n: int, taken: int) -> int:
         """The divisor of the gradient sum in a step that took `taken` of n samples."""
         return self.size(n) if self.poisson or self.noise_multiplier else taken
+
+
+class Moments(NamedTuple):
+    """The moments that an optimizer keeps, like the weights; 0 before the first step."""
+
+    first: Tensor | float = 0.0
+    second: Tensor | float = 0.0
 
 
 class Work(NamedTuple):
@@ -149,8 +214,8 @@ class _Step(NamedTuple):
 
 
 def choose_engine(task: ModelTask, device: torch.device | str = "cpu") -> Engine:
-    """The fastest engine for this model on this device, by measurement; `loop` for a model that mixes records."""
-    if task.mixes:
+    """The fastest engine for this model on this device, by measurement; `loop` if a record has no loss of its own."""
+    if not task.separable:
         return "loop"
     if task.model.widths is not None and task.softmax:
         return "dense"
@@ -214,8 +279,9 @@ def train_clients(task: ModelTask, params: Tensor, work: Sequence[Work], plan: L
         updates, batches = train_clients(task, params.double(), exact, plan, choose_engine(task, params.device))
         return Trained(updates.to(params.dtype), batches)
     check_records(task, plan)
-    if task.mixes and engine != "loop":
-        raise ValueError(f"expected engine 'loop' for model {task.model.name!r}, got {engine!r}: it mixes records")
+    if engine != "loop" and not task.separable:
+        why = "it mixes records" if task.mixes else "its loss may not be the mean of the records' losses"
+        raise ValueError(f"expected engine 'loop' for model {task.model.name!r}, got {engine!r}: {why}")
     starts = params.expand(len(work), d)
     batches = tuple(plan_batches(client.samples, plan, client.key) for client in work)
     if engine == "loop":
@@ -237,10 +303,17 @@ def _train_one(task: ModelTask, params: Vector, work: Work, batches: Sequence[In
     local = params.clone()
     tensors = [tensor.detach().requires_grad_() for tensor in task.layout.split(local)]
     velocity: list[Tensor] | None = None
+    moments = Moments()
     for number, index in enumerate(batches):
         gradient = _gradient(task, tensors, work, number, index, plan)
         if plan.gradient:
             return task.layout.join(gradient)
+        if not plan.plain:
+            at = task.layout.join([tensor.detach() for tensor in tensors])
+            move, moments = plan.move(number, task.layout.join(gradient), at, at - params, moments)
+            tensors = [tensor.requires_grad_() for tensor in task.layout.split(at + move)]
+            local = at + move
+            continue
         if plan.momentum:
             if velocity is not None:
                 torch._foreach_add_(gradient, velocity, alpha=plan.momentum)
@@ -299,17 +372,22 @@ def _train_many(
     A finished client no longer moves.
     """
     local = starts.clone(memory_format=torch.contiguous_format) if plan.gradient else out.copy_(starts)
-    velocity = out.zero_() if plan.gradient else torch.zeros_like(local)
+    velocity, moments = out.zero_() if plan.gradient else torch.zeros_like(local), Moments()
+    follows = plan if plan.plain else replace(plan, momentum=0.0)
     accumulate = _dense_step if engine == "dense" else _vmap_step
     for number in range(max(map(len, batches))):
         step = _gather(task, work, batches, number, plan)
-        accumulate(task, local, step, velocity, plan)
+        accumulate(task, local, step, velocity, follows)
         if plan.noise_multiplier:
             rows = [row for row, used in enumerate(batches) if number < len(used)]
             noise = _noise(task, [work[row] for row in rows], number, plan)
             velocity.index_add_(0, torch.tensor(rows, device=velocity.device), noise.to(velocity.dtype))
         if plan.gradient:
             return
+        if not plan.plain:
+            move, moments = plan.move(number, velocity.clone(), local, local - starts, moments)
+            local.add_(move * step.running[:, None])
+            continue
         everybody = all(number < len(used) for used in batches)  # on the host: an accelerator would have to wait
         local.sub_(velocity if everybody else velocity * step.running[:, None], alpha=plan.lr)
     local.sub_(starts)

@@ -30,9 +30,6 @@ from leakgauge.harness.learn.reading import inputs, near, tensors_of
 KEY = Key(0, ("own model",))
 """Key of dry runs, and of a factory's draws for constants, which are the same for every seed."""
 
-BINARY = "; to train z with the binary cross-entropy, return torch.cat([0 * z, z], 1)"
-"""Advice for a network with one output and labels of two classes: their cross-entropy is that of z."""
-
 _MASKS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 3, nn.Dropout2d: 4, nn.Dropout3d: 5}
 """Supported dropouts; dropouts of whole channels take inputs with this many axes."""
 
@@ -365,7 +362,6 @@ def tried(name: str, net: Called, tensors: list[Tensor], input_shape: tuple[int,
             when = "in train mode" if training else "in eval mode"
             count = scores.shape[1] if isinstance(scores, Tensor) and scores.ndim == 2 else 0
             todo = f"; if the data lack classes, state them: npz:PATH?classes={count}" if count > outputs > 1 else ""
-            todo = BINARY if count == 1 else todo
             raise refusal(name, f"expected scores of shape {(len(x), outputs)} {when}, got {got}{todo}")
         return scores
 

@@ -34,7 +34,7 @@ def gradients(task: Task, params: Vector, x: Tensor, y: Tensor) -> Tensor:
 
     Args:
         x: [m, b, *input_shape].
-        y: [m, b, classes] probabilities, or [m, b] numbers of a regression.
+        y: [m, b, classes] probabilities or numbers; [m, b] numbers if there is one score.
     """
     kernel = kernel_of(task, params, x.shape[1])
     if kernel is not None:
@@ -94,18 +94,13 @@ def kernel_of(task: Task, params: Vector, images: int, *, blocks: bool = False) 
     return None if images > 1 and slow else Kernel(structure, params)
 
 
-def takes_numbers(task: Task) -> bool:
-    """Whether the label is a number: one score, and squared loss."""
-    return task.classes == 1 and not task.softmax
-
-
 def targets_of(task: Task, y: Tensor, dtype: torch.dtype) -> Tensor:
-    """The argument y of `gradients` for known labels [...]: probabilities [..., classes], or the numbers themselves."""
-    return y.to(dtype) if takes_numbers(task) else one_hot(y, task.classes).to(dtype)
+    """The argument y of `gradients` for known labels: probabilities [..., classes], or the numbers themselves."""
+    return y.to(dtype) if task.numbers else one_hot(y, task.classes).to(dtype)
 
 
 def batch_loss(params: Vector, x: Tensor, y: Tensor, task: Task) -> Tensor:
-    """The task's loss for probabilities y [b, classes], or numbers [b]; softmax cross-entropy is computed accurately.
+    """The task's loss for targets y as in `gradients`; softmax cross-entropy is computed accurately.
 
     The gradient of softmax cross-entropy in the scores is p - y. For a confident and correct prediction, this
     difference loses most digits in float32, and matching then stalls long before it finds the image (MSE 0.1 instead of

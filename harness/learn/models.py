@@ -20,10 +20,10 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.learn.called import Called
 from leakgauge.harness.learn.layers import Scale
+from leakgauge.harness.learn.losses import BINARY, CROSS_ENTROPY, HINGE, SQUARED, Loss, parse
 from leakgauge.harness.learn.reading import follow, margin, structure_of
 from leakgauge.harness.learn.structure import Structure
 
-Loss = Literal["cross-entropy", "hinge", "squared"]
 Initialization = Literal["default", "dlg", "zero"]
 
 _STAGES = (16, 32, 64)  # channels of the three stages of a ResNet
@@ -39,7 +39,8 @@ class Model:
 
     Attributes:
         apply: the network.
-        loss: the loss of this architecture.
+        loss: what clients minimize.
+        numbers: whether the label is a number for each score, not a class.
         l2: the loss includes the penalty l2/2 ||parameters||^2.
         start: draws the first parameters from a key; None: they are drawn by `Structure.fan_in`.
     """
@@ -48,7 +49,8 @@ class Model:
     apply: Apply
     input_shape: tuple[int, ...]
     classes: int
-    loss: Loss = "cross-entropy"
+    loss: Loss = CROSS_ENTROPY
+    numbers: bool = False
     l2: float = 0.0
     start: Callable[[Key, Initialization], Vector] | None = None
 
@@ -83,24 +85,28 @@ class _Architecture(NamedTuple):
 
     build: Callable[[tuple[int, ...], int], nn.Module]
     summary: str
-    loss: Loss = "cross-entropy"
+    loss: Loss = CROSS_ENTROPY
     l2: float = 0.0
 
 
-def build(name: str, input_shape: tuple[int, ...], classes: int) -> Model:
+def build(name: str, input_shape: tuple[int, ...], classes: int, loss: str = "", numbers: int = 1) -> Model:
     """The architecture `name` for inputs of one shape.
 
     Args:
         name: one of `names()`; with a colon, as in `modules.build`.
         input_shape: without the batch axis; (channels, height, width) for convolutions.
-        classes: number of label classes; 0: the label is a number. Then every architecture but `svm` has one output
-            and squared loss. `linear-regression` always has one output and squared loss.
+        classes: number of label classes; 0: the label is so many `numbers`. Then every architecture but `svm` has one
+            output for each and squared loss. `linear-regression` always has one output and squared loss.
+        loss: as in `losses.parse`; empty: that of the architecture. A network with one output and two classes has the
+            binary cross-entropy.
 
     Raises:
-        UnknownNameError: no such architecture; the error suggests the nearest name and lists the known names.
-        ValueError: the architecture does not accept this input shape or this number of classes.
+        UnknownNameError: no such architecture or loss; the error suggests the nearest name and lists the known names.
+        ValueError: the architecture does not accept this input shape, this number of classes or this loss.
     """
     from leakgauge.harness.learn import modules
+
+    asked = parse(loss) if loss else None
 
     own = ":" in name
     if not own and name not in _ARCHITECTURES:
@@ -114,11 +120,21 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> Model:
     if classes < least and not regression:
         label = "; the label of this task is a number" if classes == 0 else ""
         raise ValueError(f"model {name!r} expects classes >= {least}, got classes={classes}{label}")
+    single = own and classes == 2 and modules.width(name, input_shape) == 1
+    outputs = 1 if name == "linear-regression" or single else classes or numbers
+    usual = BINARY if single else SQUARED if regression else CROSS_ENTROPY
+    if not own and not regression:
+        usual = _ARCHITECTURES[name].loss
+    chosen = usual if asked is None else asked
+    takes = (classes == 0 or outputs == 1) and name != "svm"
+    if takes and chosen.name in ("cross-entropy", "hinge"):
+        raise ValueError(f"loss {chosen.name!r} needs classes, and a score for each: take squared")
+    if chosen.weights and len(chosen.weights) != outputs:
+        raise ValueError(f"expected {outputs} weights of a loss, one for each class, got {len(chosen.weights)}")
     if own:
-        return modules.build(name, input_shape, classes, "cross-entropy" if classes else "squared")
-    outputs = 1 if name == "linear-regression" else max(classes, 1)
-    _, _, loss, l2 = _ARCHITECTURES[name]
-    return Model(name, _read(name, input_shape, outputs), input_shape, outputs, "squared" if regression else loss, l2)
+        return replace(modules.build(name, input_shape, outputs), loss=chosen, numbers=takes)
+    apply, l2 = _read(name, input_shape, outputs), _ARCHITECTURES[name].l2
+    return Model(name, apply, input_shape, outputs, chosen, takes, l2)
 
 
 @functools.lru_cache(64)
@@ -317,9 +333,9 @@ _ARCHITECTURES = {
     "resnet20-bn": _Architecture(partial(_resnet, 3, 0), "ResNet-20 with batch norm, statistics sent too"),
     "resnet110": _Architecture(partial(_resnet, 18, 2), "ResNet-110 with group norm and shortcuts without parameters"),
     # l2 is kappa, whose value UDP does not give
-    "svm": _Architecture(_svm, "linear support vector machine: hinge loss, kappa = 0.01, no bias", "hinge", 0.01),
+    "svm": _Architecture(_svm, "linear support vector machine: hinge loss, kappa = 0.01, no bias", HINGE, 0.01),
     # the estimate of a number is w.x; the loss is (w.x - y)^2 + lambda/2 ||w||^2 with the lambda of the OTA paper
-    "linear-regression": _Architecture(_without_bias, "squared loss with lambda = 0.001, no bias", "squared", 1e-3),
+    "linear-regression": _Architecture(_without_bias, "squared loss with lambda = 0.001, no bias", SQUARED, 1e-3),
 }
 
 FORMS = (

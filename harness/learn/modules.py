@@ -34,10 +34,9 @@ from leakgauge.harness.core.code import imported
 from leakgauge.harness.core.errors import UnknownNameError, unknown
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout, Vector
-from leakgauge.harness.learn.called import BINARY as BINARY
 from leakgauge.harness.learn.called import KEY, Called, Watch, is_norm, plain_scores, refusal, theirs, tried
-from leakgauge.harness.learn.gradients import gradients, losses
-from leakgauge.harness.learn.models import Initialization, Loss, Model
+from leakgauge.harness.learn.gradients import gradients, losses, targets_of
+from leakgauge.harness.learn.models import Initialization, Model
 from leakgauge.harness.learn.reading import inputs, structure_of, tensors_of
 from leakgauge.harness.learn.tasks import ModelTask
 
@@ -71,7 +70,7 @@ def given(name: str, make: Make | nn.Module) -> str:
     return f"given:{name}"
 
 
-def build(name: str, input_shape: tuple[int, ...], classes: int, loss: Loss = "cross-entropy") -> Model:
+def build(name: str, input_shape: tuple[int, ...], outputs: int) -> Model:
     """The network `name` for inputs of one shape.
 
     Args:
@@ -79,13 +78,11 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, loss: Loss = "c
             `input_shape`, `classes`, `num_classes` and `channels` that it accepts. It draws the weights from torch's,
             numpy's and Python's global generators, which are seeded by the seed of the training; its draws for
             constants are the same for every seed. With the suffix `?statistics=no`, running statistics are constants.
-        classes: number of outputs; squared loss always has one output.
 
     Raises:
         UnknownNameError: there is no such network, or its module cannot be imported.
         ValueError: the network is not supported.
     """
-    outputs = 1 if loss == "squared" else classes
     fresh = _Fresh(name, _source(name), input_shape, outputs)
     with rng.global_generators(KEY):
         module = fresh()
@@ -97,14 +94,16 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, loss: Loss = "c
         net = tried(name, Called.of(module, layout), layout.split(made), input_shape, outputs)
     if structure is not None and (structure.layout, structure.dropout) != (layout, net.dropout):
         structure = None  # for example, with running statistics that are constants
-    return Model(name, structure or net, input_shape, outputs, loss, start=_Start(fresh, net, made, layout))
+    return Model(name, structure or net, input_shape, outputs, start=_Start(fresh, net, made, layout))
 
 
 def width(name: str, input_shape: tuple[int, ...]) -> int:
-    """The number of outputs of a network that was given as an object; 0 for a factory or a shipped model."""
-    if not isinstance(_given.get(name.removeprefix("given:")), nn.Module):
+    """The number of outputs of a user's network; 0 for a factory that asks for it, or a shipped model."""
+    source = _source(name) if ":" in name and not name.startswith("torchvision:") else None
+    asks = callable(source) and {"classes", "num_classes"} & set(inspect.signature(source).parameters)
+    if source is None or (asks and not isinstance(source, nn.Module)):
         return 0
-    fresh = _Fresh(name, _source(name), input_shape, 0)
+    fresh = _Fresh(name, source, input_shape, 0)
     with rng.global_generators(KEY):
         module, x = fresh().eval(), inputs(2, input_shape, KEY)
         with Watch(name, module, tuple(x.shape), draws=True), torch.no_grad():
@@ -311,11 +310,15 @@ def check(task: ModelTask) -> None:
     start, name = task.model.start, task.model.name
     if not isinstance(start, _Start):
         return
-    squared, params = task.model.loss == "squared", start.made
+    params = start.made
     b = 4 if task.mixes else 2  # a batch norm of two values has only two possible results, so no useful slope
     x = inputs(2 * b, task.input_shape, KEY).view(2, b, *task.input_shape)
-    labels = (torch.arange(2 * b) % task.classes).view(2, b)
-    y = rng.uniform(KEY.child("y"), (2, b)) if squared else one_hot(labels, task.classes).to(x)
+    labels = (torch.arange(2 * b) % max(2, task.classes)).view(2, b)
+    if task.numbers and not task.bounded:
+        labels = rng.uniform(KEY.child("y"), (2, b) if task.classes == 1 else (2, b, task.classes))
+    elif task.numbers and task.classes > 1:
+        labels = one_hot(labels, task.classes)
+    y = targets_of(task, labels, x.dtype)
     leaf = params.clone().requires_grad_()
     tensors = task.layout.split(leaf)
     with theirs(name, "its gradient fails"):
@@ -326,7 +329,7 @@ def check(task: ModelTask) -> None:
     with theirs(name, "gradients of many batches at once fail; control flow by data, or an operation in place?"):
         several = x.clone().requires_grad_()
         torch.autograd.grad(gradients(task, params, several, y).sum(), several)
-        losses(task, params, x[0], y[0] if squared else labels[0])
+        losses(task, params, x[0], y[0] if task.numbers else labels[0])
     with theirs(name, "its gradient fails in float64; register constant tensors as buffers"):
         difference = _apart(task, params.double(), x[:1].double(), y[:1].double())
     if difference > _AGREES:

@@ -8,7 +8,6 @@ from typing import get_args
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, relu
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import InTraining, Task
@@ -66,8 +65,47 @@ class ModelTask(Task):
 
     @property
     def softmax(self) -> bool:
-        """Whether the loss is softmax cross-entropy."""
-        return self.model.loss == "cross-entropy"
+        """Whether the loss is softmax cross-entropy, without weights and smoothing."""
+        return self.model.loss.softmax
+
+    @property
+    def numbers(self) -> bool:
+        """Whether the label is a number for each score, not a class."""
+        return self.model.numbers
+
+    @property
+    def separable(self) -> bool:
+        """Whether the loss of a batch is the mean of its records' losses."""
+        return not self.mixes and self.model.loss.separable
+
+    @property
+    def linked(self) -> bool:
+        """Whether a record's gradient in its scores is `slope` (`link`(scores) - target), times its label's weight."""
+        return self.model.loss.linked
+
+    @property
+    def bounded(self) -> bool:
+        """Whether `link` is above 0, so that a negative entry of that gradient proves a label."""
+        return self.model.loss.bounded
+
+    @property
+    def balanced(self) -> bool:
+        """Whether the entries of that gradient sum to 0."""
+        return self.model.loss.name == "cross-entropy"
+
+    @property
+    def slope(self) -> float:
+        """See `linked`."""
+        return self.model.loss.slope(self.classes)
+
+    def weights(self, labels: Tensor) -> Tensor:
+        """See `linked`: [...] of class labels [...]."""
+        stated = self.model.loss.weights
+        return torch.tensor(stated)[labels] if stated else torch.ones(labels.shape)
+
+    def link(self, scores: Tensor) -> Tensor:
+        """See `linked`: [..., classes] of the scores [..., classes]."""
+        return self.model.loss.link(scores)
 
     @property
     def smooth(self) -> bool:
@@ -120,7 +158,7 @@ class ModelTask(Task):
     def loss_at(self, tensors: Sequence[Tensor], x: Tensor, y: Tensor, keep: Sequence[Tensor] | None = None) -> Tensor:
         """`loss` for separate tensors in the layout's shapes, so that a hot loop needs no flat gradient."""
         scores, term = self.model.apply.in_training(tensors, x, keep)
-        loss = self._losses(scores, y).mean()
+        loss = self.model.loss.batch(scores, self._checked(scores, y))
         loss = loss if term is None else loss + term
         return loss + self.penalty(tensors) if self.model.l2 else loss
 
@@ -129,27 +167,23 @@ class ModelTask(Task):
 
         Args:
             x: [b, *input_shape].
-            y: [b] int64, or [b, classes] probabilities, which give the expected loss. For squared loss: [b] numbers.
+            y: [b] int64, or [b, classes] probabilities, which give the expected loss. If the labels are numbers:
+                [b, classes], or [b] if there is one score.
             keep: dropout masks, see `dropout_masks`; None: dropout off.
 
         Raises:
             ValueError: the labels have another shape.
-
-        Source: for hinge loss, Crammer and Singer 2001: max(0, 1 + best other score - true score).
         """
-        return self._losses(self.model.apply(self.layout.split(params), x, keep), y)
+        scores = self.model.apply(self.layout.split(params), x, keep)
+        return self.model.loss.each(scores, self._checked(scores, y))
 
-    def _losses(self, scores: Tensor, y: Tensor) -> Tensor:
-        """`losses` from the scores."""
+    def _checked(self, scores: Tensor, y: Tensor) -> Tensor:
+        """The labels in the form that the loss takes: classes, of whose probabilities a user's function sees one."""
         hard, soft = (len(scores),), (len(scores), self.classes)
-        if y.shape != hard and (y.shape != soft or self.model.loss == "squared"):
-            expected = hard if self.model.loss == "squared" else f"{hard} or {soft}"
-            raise ValueError(f"expected labels of shape {expected}, got {tuple(y.shape)}")
-        if self.model.loss == "hinge":
-            return _hinge(scores, y)
-        if self.model.loss == "squared":
-            return (scores[:, 0] - y.to(scores.dtype)).square()
-        return cross_entropy(scores, y, reduction="none")
+        allowed = (hard, soft) if not self.numbers else (hard,) if self.classes == 1 else (soft,)
+        if y.shape not in allowed:
+            raise ValueError(f"expected labels of shape {' or '.join(map(str, allowed))}, got {tuple(y.shape)}")
+        return y.argmax(-1) if ":" in self.model.loss.name and not self.numbers and y.ndim == 2 else y
 
     def penalty(self, tensors: Sequence[Tensor]) -> Tensor:
         """l2/2 ||tensors||^2, a scalar."""
@@ -158,13 +192,14 @@ class ModelTask(Task):
         return self.model.l2 / 2 * torch.stack([tensor.square().sum() for tensor in tensors]).sum()
 
     def tested(self, params: Vector, x: Tensor, y: Tensor) -> tuple[Tensor, int | None]:
-        """`losses` of the examples, and how many labels y [b] int64 have the highest score; None for a regression."""
+        """`losses` of the examples, and how many labels y [b] int64 the scores find; None: the labels are numbers."""
         with torch.no_grad():
             scores = self.outputs(params, x)
-            losses = self._losses(scores, y)
-            if self.model.loss == "squared":
+            losses = self.model.loss.each(scores, self._checked(scores, y))
+            if y.is_floating_point() or (self.numbers and not self.bounded):
                 return losses, None
-            return losses, int((scores.argmax(1) == y).sum())
+            guess = scores[:, 0] > 0 if self.numbers else scores.argmax(1)
+            return losses, int((guess == y).sum())
 
     def dropout_masks(self, key: Key, b: int) -> list[Tensor] | None:
         """Masks of the model's dropouts for b examples; None for a model without dropout.
@@ -177,10 +212,3 @@ class ModelTask(Task):
             return None
         each = enumerate(dropouts)
         return [(rng.uniform(key.child(i), (b, *shape)) >= rate) / (1.0 - rate) for i, (shape, rate) in each]
-
-
-def _hinge(scores: Tensor, y: Tensor) -> Tensor:
-    itself = torch.eye(scores.shape[1], dtype=torch.bool, device=scores.device)
-    rivals = scores[:, None, :].masked_fill(itself, -torch.inf).amax(-1)
-    losses = relu(1.0 + rivals - scores)  # [b, classes], one per possible label
-    return losses.gather(1, y[:, None])[:, 0] if y.ndim == 1 else (losses * y).sum(1)

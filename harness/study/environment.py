@@ -83,7 +83,7 @@ def _origin(task: TaskSpec) -> tuple[frozenset[str], str]:
 
         made = origin(task.model)
         modules, weights = set(made.modules), made.weights
-    for name in task_code("", task.data):
+    for name in task_code("", task.data, task.loss):
         modules |= {name.partition(":")[0], str(getattr(imported("data set", name), "__module__", ""))}
     return frozenset(modules), weights
 

@@ -15,12 +15,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss, one_hot
+from torch.nn.functional import cross_entropy
 
 from leakgauge.harness.core.contract import Examples, Message
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation.round import Client, Round
 from leakgauge.harness.learn.batch import Indices, LocalPlan, Work, train_clients
+from leakgauge.harness.learn.losses import BINARY, CROSS_ENTROPY, SQUARED
 from leakgauge.harness.learn.modules import other_norms
 from leakgauge.harness.learn.tasks import ModelTask
 
@@ -117,10 +118,8 @@ class Said:
     def plan(self, message: Message) -> LocalPlan:
         """How the client trains: the records of a gradient are one batch."""
         setting, defense = self.round_.setting, self.round_.defense
-        gradient = setting.sends == "gradient"
-        batch = 0 if gradient else setting.batch
-        plan = LocalPlan(gradient, message.steps, None, batch, self.lr, setting.momentum)
-        return plan.under(defense.local, defense.step_noise(setting))
+        plan = LocalPlan.of(setting, lr=self.lr, steps=message.steps)
+        return replace(plan, batch=0 if plan.gradient else plan.batch).under(defense.local, defense.step_noise(setting))
 
     def updates(self, number: int = 0) -> Tensor:
         """[n, d] the update of each client; the order of records and what else training draws depend on the number."""
@@ -247,38 +246,43 @@ def _of_one_step(said: Said, read: Tensor, updates: Tensor) -> Iterator[tuple[st
     moved = [_only(own, at).updates()[0].double() for at, own in enumerate(before)]
     yield "the model before the step, and the given one is after it", read, torch.stack(moved)
     yield "a loss with weight decay", read, _fitted(read, [updates, params.double().expand_as(read)])
-    if not task.softmax:
-        return
     if (other := other_norms(task.model)) is not None:
         scores_of, trained = other
-        flipped = factor * _by_loss(said, cross_entropy, scores_of)
+        flipped = factor * _by_loss(said, task.model.loss.batch, scores_of)
         yield f"batch norms in {'eval' if task.mixes else 'train'} mode", trained * read, trained * flipped
+    for text, expected in _of_losses(said, read, factor):
+        yield text, read, expected
+
+
+def _of_losses(said: Said, read: Tensor, factor: float) -> Iterator[tuple[str, Tensor]]:
+    """Other losses, and the updates [n, d] expected then."""
+    own = said.task.model.loss
+    if said.task.numbers:
+        others = {"the squared error": SQUARED, "the binary cross-entropy": BINARY}
+    else:
+        others = {"the softmax cross-entropy": CROSS_ENTROPY, "binary cross-entropy on one-hot labels": BINARY}
+        others |= {"the squared error of the scores": SQUARED}
+    for text, loss in others.items():
+        if loss != own:
+            yield text, factor * _by_loss(said, loss.batch)
+    if said.task.numbers:
+        return
 
     def uniform(scores: Tensor, y: Tensor) -> Tensor:
         return -scores.log_softmax(1).mean()
 
-    smooth = _fitted(read, [updates, factor * _by_loss(said, uniform)])
-    yield "a loss with label smoothing", read, smooth
-
-    def binary(scores: Tensor, y: Tensor) -> Tensor:
-        return binary_cross_entropy_with_logits(scores, one_hot(y, scores.shape[1]).to(scores.dtype))
-
-    yield "binary cross-entropy on one-hot labels", read, factor * _by_loss(said, binary)
-
-    def squared(scores: Tensor, y: Tensor) -> Tensor:
-        return mse_loss(scores, one_hot(y, scores.shape[1]).to(scores.dtype))
-
-    yield "the squared error of the scores", read, factor * _by_loss(said, squared)
+    parts = [factor * _by_loss(said, part) for part in (CROSS_ENTROPY.batch, uniform)]
+    yield "a loss with label smoothing", _fitted(read, parts)
 
     def of_probabilities(scores: Tensor, y: Tensor) -> Tensor:
-        return squared(scores.softmax(1), y)
+        return SQUARED.batch(scores.softmax(1), y)
 
-    yield "the squared error of the probabilities", read, factor * _by_loss(said, of_probabilities)
+    yield "the squared error of the probabilities", factor * _by_loss(said, of_probabilities)
 
     def twice(scores: Tensor, y: Tensor) -> Tensor:
         return cross_entropy(scores.softmax(1), y)
 
-    yield "a cross-entropy of probabilities, with the softmax twice", read, factor * _by_loss(said, twice)
+    yield "a cross-entropy of probabilities, with the softmax twice", factor * _by_loss(said, twice)
 
 
 def _only(said: Said, at: int) -> Said:

@@ -80,10 +80,11 @@ def make_task(spec: TaskSpec, loaded: DataSet, federation: FederationSpec | None
         federation: if its clients send updates, the running statistics of a user's model move as in torch.
 
     Raises:
-        LookupError: there is no such model.
-        ValueError: the model does not fit the shape of the data.
+        LookupError: there is no such model or loss.
+        ValueError: model or loss does not fit the shape of the data.
     """
-    model = models.build(spec.model, loaded.input_shape, len(loaded.classes))
+    width = loaded.train.y.shape[1] if loaded.train.y.ndim == 2 else 1
+    model = models.build(spec.model, loaded.input_shape, len(loaded.classes), spec.loss, width)
     if federation is not None and federation.algorithm == "fedavg":
         model = paced(model, federation.lr)
     if spec.inputs == "centered":
@@ -145,7 +146,10 @@ def attack_key(seed: int, attack: PartSpec, target: Target) -> Key:
     return Key(seed).child("attack", attack.name, canonical(to_data(target)))
 
 
-_SAME = ("clients", "participants", "rounds", "algorithm", "local_steps", "local_epochs", "batch", "lr", "momentum")
+_SAME = (
+    *("clients", "participants", "rounds", "algorithm", "local_steps", "local_epochs", "batch"),
+    *("lr", "momentum", "optimizer", "weight_decay", "proximal"),
+)
 """The fields of a federation that a recording states."""
 
 _UNHEARD = Key(0, ("unheard",))  # the key of a channel's noise, if the training's key is unknown

@@ -406,7 +406,7 @@ def _permit(code: list[str], trusted: bool) -> None:
 def _task(table: Table, trusted: bool) -> TaskSpec:
     """A task; its model and data may name code only if trusted."""
     spec = registry.construct(TaskSpec, table)
-    _permit(task_code(spec.model, spec.data), trusted)
+    _permit(task_code(spec.model, spec.data, spec.loss), trusted)
     return spec
 
 
