@@ -209,7 +209,7 @@ def coded(low, high):
     (np.arange(20) % 4 * 3 - 5, ("-5", "-2", "1", "4"), [0, 1, 2], "labels -5, -2, 1, 4 became the classes 0 to 3"),
     (3 - np.arange(20) % 5 // 2, tuple("123"), [2, 2, 1], "labels 1, 2, 3 became the classes 0 to 2"),
     (ODD * 3, ("0", "1", "2", "3"), [0, 3, 0], ""),
-    (2.0 * ODD - 1, (), [-1, 1, -1], "labels are two floats, which make a regression; integers make classes"),
+    (2.0 * ODD - 1, (), [-1, 1, -1], "labels are two floats, which make a regression (integers make classes)"),
 )
 def test_integers_that_number_no_classes_become_classes_in_ascending_order_with_a_note(
     y, classes, first, note, tmp_path

@@ -57,12 +57,12 @@ def inspect(
 
     Args:
         model: with the weights it has before the messages; or the name of a shipped model, with fresh weights.
-        data: a torch `Dataset` or `DataLoader`, an iterator of items (x, y) or of batches, a pair (train, test) of
-            them, arrays (x, y) or (x, y, x_test, y_test), a `DataSet`, or a name such as `digits`. Without a test part,
-            the attacker gets half of the records that are behind no message.
+        data: a torch `Dataset` or `DataLoader`, an iterator or a list of items (x, y) or of batches, arrays (x, y), a
+            pair (train, test) of any of these, (x, y, x_test, y_test), a `DataSet`, or a name such as `digits`. Without
+            a test part, the attacker gets half of the records that are behind no message.
         messages: gradients or updates (trained minus initial weights), one per victim: a flat tensor, a list of
             tensors in the order of `model.parameters()`, a dictionary by name, with or without the running statistics
-            of batch norms, or bytes that the defense made.
+            of batch norms and prefixes such as `module.`, or bytes that the defense made.
         records: for each message, the rows of `data` (of its training part) behind it; without rows, reconstructions
             cannot be scored, and probes are attacked instead.
         train_step: called as `train_step(model, x, y)` for each victim on a copy of the model, with `batch` records;
@@ -103,20 +103,26 @@ def inspect(
     """
     from leakgauge.harness.cli.python import run
     from leakgauge.harness.core.cell import PartSpec
-    from leakgauge.harness.core.checks import numbers, positive
+    from leakgauge.harness.core.checks import listed, numbers, path_of, positive
     from leakgauge.harness.data import default_root
     from leakgauge.harness.integrations import inspect as own
     from leakgauge.harness.integrations.synthetic import How, Sources, part_spec, record
 
     numbers((int, float), minutes=minutes)
+    numbers((int,), workers=workers)
     positive(minutes=minutes)
-    place = default_root() if root is None else root
+    folder, threats = path_of("folder", folder), listed("threats", threats, str)
+    place = default_root() if root is None else path_of("root", root)
     how = How(sends, lr, steps, batch, momentum, victims, seed, optimizer, weight_decay, proximal)
     parts = PartSpec("none") if defense is None else part_spec("defense", defense)
-    named = None if attacks is None else [part_spec("attack", attack) for attack in attacks]
-    source = Sources(messages, records, train_step)
+    named = None if attacks is None else [part_spec("attack", attack) for attack in listed("attacks", attacks)]
+    source = Sources(
+        None if messages is None else listed("messages", messages),
+        None if records is None else listed("records", records),
+        train_step,
+    )
     task, recording = record(
-        Path(folder), model, data, auxiliary, source, how, parts, place, public=public, classes=classes, loss=loss
+        folder, model, data, auxiliary, source, how, parts, place, public=public, classes=classes, loss=loss
     )
     count = victims if messages is None else None
     asked = own.Asked(named, threats, limit, minutes, count, None, batch, audit, seed)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Iterable, Mapping, Set
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,4 +40,28 @@ def numbers(kinds: tuple[type, ...], **values: object) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, kinds) or not -(2.0**127) < value < 2.0**127:  # type: ignore[operator]
             what = "number" if float in kinds else "whole number"
-            raise ValueError(f"expected a {what} as {name}, got {value!r:.40}")
+            raise ValueError(f"expected a {what} as {name}, got {' '.join(repr(value).split()):.40}")
+
+
+def listed(name: str, values: object, *kinds: type) -> list[Any]:
+    """The items of a list, an array or an iterator.
+
+    Raises:
+        ValueError: it has no items, or none in an order, such as a text; or an item is of none of the kinds, if stated.
+    """
+    try:
+        if isinstance(values, str | bytes | Mapping | Set) or not isinstance(values, Iterable):
+            raise TypeError
+        items = list(values)
+    except TypeError as error:
+        raise ValueError(f"expected a list as {name}, got {type(values).__name__}") from error
+    if wrong := [type(item).__name__ for item in items if kinds and not isinstance(item, kinds)]:
+        raise ValueError(f"expected each of {name} to be a {kinds[0].__name__}, got {wrong[0]}")
+    return items
+
+
+def path_of(name: str, value: object) -> Path:
+    """A path; ValueError if it is none."""
+    if not isinstance(value, str | os.PathLike) or "\0" in str(value):
+        raise ValueError(f"expected a path as {name}, got {' '.join(repr(value).split()):.40}")
+    return Path(value)

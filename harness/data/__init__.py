@@ -48,8 +48,8 @@ class DataSet:
 
     Attributes:
         name: as in `load`, e.g. `mnist` or `npz:faces.npz`.
-        train, test: x float32 in [0, 1], [n, channels, height, width] for images, else [n, features]; y int64, or
-            float32 numbers for a regression.
+        train, test: x float32 in [0, 1], [n, channels, height, width] for images, else [n, features]; y [n] int64, or
+            float32 numbers for a regression, or [n, classes] float32 of 0 and 1 for examples of several classes.
         classes: class names, in the order of the labels; empty for a regression.
         public: whether a report may show its images by default.
         note: a remark for the reader about this copy, e.g. that a part is missing; usually empty.
@@ -92,20 +92,46 @@ class DataSet:
     def with_classes(self, count: int) -> DataSet:
         """The data with `count` classes, some without an example; a class whose name is a number gets this number.
 
+        Labels of a regression that are whole numbers below `count` become classes.
+
         Raises:
-            ValueError: a label is not below `count`, the data have names of fewer classes, or are a regression.
+            ValueError: a label is not below `count`, the data have names of fewer classes, or examples have several.
         """
-        names = self.classes
+        names, y = self.classes, self.train.y
         if len(names) == count:
             return self
-        if not names or count > _MOST_CLASSES or not all(name.isdecimal() and int(name) < count for name in names):
-            known = ", ".join(names)[:40] or "numbers of a regression"
-            text = f"expected labels from 0 to {count - 1} for {count} classes, got {known}"
+        known = [*names] if y.ndim == 1 else [f"{len(names)} columns"]
+        if not names:
+            known = [f"{number:g}" for number in sorted({*y.tolist(), *self.test.y.tolist()})]
+        if not 0 < count <= _MOST_CLASSES or not all(name.isdecimal() and int(name) < count for name in known):
+            text = f"expected labels from 0 to {count - 1} for {count} classes, got {', '.join(known)[:40]}"
             raise ValueError(f"{text}; number the labels")
         numbers = torch.tensor([int(name) for name in names])
-        train, test = (Examples(x, numbers[y]) for x, y in (self.train, self.test))
-        note = "; ".join(remark for remark in self.note.split("; ") if " became the classes " not in remark)
+        train, test = (Examples(x, numbers[y] if names else y.long()) for x, y in (self.train, self.test))
+        note = "; ".join(remark for remark in self.note.split("; ") if not remark.startswith("labels "))
         return replace(self, train=train, test=test, classes=tuple(map(str, range(count))), note=note)
+
+    def like(self, other: DataSet) -> Examples:
+        """The training examples in the scale and with the classes of other data.
+
+        Classes are the same by name; if no name is in both data sets, by number.
+
+        Raises:
+            ValueError: the inputs have another shape or range, or the other data lack a class.
+        """
+        if self.input_shape != other.input_shape:
+            raise ValueError(f"expected inputs {other.input_shape}, got {self.input_shape}")
+        x, y = self.original(self.train.x), self.train.y
+        x = x if other.low is None or other.span is None else (x - other.low) / other.span
+        if not -1 <= float(x.min()) <= float(x.max()) <= 2:
+            ranges = ("{:.3g} to {:.3g}".format(*data.original(data.train.x).aminmax()) for data in (other, self))
+            raise ValueError("expected inputs on one scale with the other data, {}, got {}".format(*ranges))
+        places = {name: place for place, name in enumerate(other.classes)}
+        if y.ndim == 1 and not places.keys().isdisjoint(self.classes):
+            if unknown := [name for name in self.classes if name not in places]:
+                raise ValueError(f"expected classes of the other data, {', '.join(places):.40}, got {unknown[0]}")
+            y = torch.tensor([places[name] for name in self.classes])[y]
+        return Examples(x.clamp(0, 1), y)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -128,19 +154,23 @@ class DataSet:
 
 
 def _check(split: str, examples: Examples, classes: tuple[str, ...]) -> None:
-    (x, y), kind = examples, torch.int64 if classes else torch.float32
+    (x, y), several = examples, examples.y.ndim == 2
+    kind = torch.int64 if classes and not several else torch.float32
     if x.ndim not in (2, 4):
         raise ValueError(f"expected 2 or 4 axes in {split} x, got {tuple(x.shape)}")
     if x.dtype != torch.float32 or y.dtype != kind:
         raise ValueError(f"expected float32 x and {str(kind)[6:]} y in {split}, got {x.dtype} and {y.dtype}")
-    if x.numel() == 0 or y.shape != (len(x),):
+    width = len(classes) or y.shape[-1]
+    if x.numel() == 0 or y.shape != ((len(x), width) if several else (len(x),)):
         advice = "; give a test set, or 5 or more examples of a class (every fifth becomes a test example)"
         few = "" if len(x) else advice
         raise ValueError(f"expected 1 or more {split} examples with labels, got {len(x)} x and {len(y)} y{few}")
     (low, high), last = x.aminmax(), len(classes) - 1
     if not (low >= 0 and high <= 1):
         raise ValueError(f"expected {split} x in [0, 1], got {low:g} to {high:g}")
-    if classes and not (y.min() >= 0 and y.max() <= last):
+    if several and classes and not bool(((y == 0) | (y == 1)).all()):
+        raise ValueError(f"expected {split} labels of 0 and 1, one for each class, got other numbers")
+    if classes and not several and not (y.min() >= 0 and y.max() <= last):
         raise ValueError(f"expected {split} labels from 0 to {last}, got {int(y.min())} to {int(y.max())}")
     if not classes and not bool(y.isfinite().all()):
         raise ValueError(f"expected finite {split} labels, got {int((~y.isfinite()).sum())} that are not")

@@ -22,6 +22,11 @@ _MAX_LABEL = 99_999  # larger labels are identifiers, not classes
 # Labels are codes, such as 0 and 255, if fewer than one in this many numbers from 0 to the largest label occurs
 _SPARSE = 10
 _EACH = 5  # minimum mean number of examples per class if labels exceed `_MAX_LABEL`; identifiers have fewer
+_LOOKED_AT = 1_000_000  # about the most entries that `odd_ranges` looks at
+
+# standard deviation below which the constant of SSIM, 0.03^2, outweighs the variance of an image
+_FLAT = 0.03
+_APART, _SHIFTED = 1.8, 1.5  # ratio of the spreads, and shift in units of a spread; x and (x - 0.5) / 0.5 are apart
 MAX_ITEMS = 1_000_000
 """Maximum number of items of a data set; the environment variable LEAKGAUGE_MAX_ITEMS overrides this limit."""
 
@@ -48,22 +53,25 @@ class _Scale(NamedTuple):
         return ((x - self.low) / self.span).astype(np.float32).clip(0, 1)
 
 
-def data_set(name: str, train: Arrays, test: Arrays | None, classes: Sequence[str] = (), note: str = "") -> DataSet:
+def data_set(
+    name: str, train: Arrays, test: Arrays | None, classes: Sequence[str] = (), note: str = "", *, whole: bool = False
+) -> DataSet:
     """A data set of these arrays.
 
     Args:
         train: x [n, features], [n, height, width], or four axes with 1 or 3 channels second or last, of uint8, which is
             divided by 255, or of floats, integers or booleans. y [n] or [n, 1]: integers, booleans, texts, or floats,
-            which make a regression.
+            which make a regression. y [n, classes]: 0 and 1, whether an example has a class.
         test: as `train`; None: every fifth example of a class, or of a regression, is for testing.
         classes: names of integer labels, if there are enough; otherwise the numbers are the names.
+        whole: without `test`, all examples are for training, and the first one is for testing too.
 
     Guarantees:
         If all x are in [0, 1], they are not scaled. Otherwise each channel, or each feature of a table, that leaves
         [0, 1] is scaled to [0, 1] by its range in train and test; a constant one becomes 0.
         Integers from 0 are class numbers; some classes may be missing. Other integers, such as -1 and 1, 1 to 10, or 0
         and 255, become the classes 0, 1, ... in ascending order, and texts in alphabetical order; the class names are
-        the original labels. `DataSet.note` states the changes of inputs and labels.
+        the original labels. `DataSet.note` states the changes of inputs and labels, and odd ranges of the inputs.
 
     Raises:
         ValueError: the arrays have any other form, or a value is not finite.
@@ -78,12 +86,14 @@ def data_set(name: str, train: Arrays, test: Arrays | None, classes: Sequence[st
     scale = _scale(xs)
     stored = [x.astype(np.float32) if scale is None else scale.apply(x) for x in xs]
     ys, listed, coded = _labels([f"y{suffix}" for suffix in suffixes], [split.y for split in parts], len(classes))
-    fits = len(classes) == len(listed) if coded else len(classes) >= len(listed)
-    names = tuple(classes) if listed and fits and train.y.dtype.kind in "biu" else listed
+    fits = len(classes) == len(listed) if coded or ys[0].ndim == 2 else len(classes) >= len(listed)
+    names = tuple(classes) if listed and fits and train.y.dtype.kind in "biuf" else listed
     ranged = "" if scale is None else "inputs scaled to [0, 1] by their range (the model gets the original units)"
-    note = "; ".join(filter(None, (note, ranged, coded)))
-    examples = [Examples(torch.from_numpy(x.copy(order="C")), y) for x, y in zip(stored, ys, strict=True)]
-    both = (examples[0], examples[1]) if test is not None else split_by_class(*examples[0])
+    note = "; ".join(filter(None, (note, ranged, odd_ranges(stored, xs), coded)))
+    first, *others = [Examples(torch.from_numpy(x.copy(order="C")), y) for x, y in zip(stored, ys, strict=True)]
+    if not others and whole:
+        others = [Examples(first.x[:1], first.y[:1])]
+    both = (first, others[0]) if others else split_by_class(*first)
     low, span = (None, None) if scale is None else (torch.from_numpy(array.astype(np.float32)) for array in scale)
     return DataSet(name, *both, names, public=False, note=note, low=low, span=span)
 
@@ -159,15 +169,30 @@ def _scale(xs: Sequence[Array]) -> _Scale | None:
     return _Scale(np.where(outside, low, 0.0), span)
 
 
+def odd_ranges(stored: Sequence[Array], xs: Sequence[Array]) -> str:
+    """A note if inputs in [0, 1] vary little, or otherwise in train than in test; `xs` are in the original units."""
+    some = [x[:: x.size // _LOOKED_AT + 1] for x in stored]
+    means, spreads = [[float(of(x, dtype=np.float64)) for x in some] for of in (np.mean, np.std)]
+    if max(spreads) > _APART * min(spreads) or abs(means[0] - means[-1]) > _SHIFTED * max(*spreads, 1e-9):
+        train, test = (f"{x.min():.3g} to {x.max():.3g}" for x in xs)
+        return f"inputs are {train} in train and {test} in test: bring both to one scale, or scores mean little"
+    if spreads[0] < _FLAT:
+        text = f"inputs fill little of [0, 1], with a standard deviation of {spreads[0]:.2g}, so any guess scores well"
+        return f"{text}: were they divided twice, or is one value huge?"
+    return ""
+
+
 def _labels(names: Sequence[str], ys: Sequence[Array], named: int) -> tuple[list[Tensor], tuple[str, ...], str]:
     """The labels of each split as tensors, the classes (empty for a regression), and a note on the labels.
 
     named: number of classes that have a name; integers below it are class numbers.
     """
     flat = [y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y for y in ys]
+    if flat[0].ndim > 1:
+        return _several(names, flat)
     for name, y in zip(names, flat, strict=True):
         if y.ndim != 1:
-            raise ValueError(f"expected {name} with one axis, got shape {y.shape}; of one-hot labels, take the argmax")
+            raise ValueError(f"expected {name} with one axis, got shape {y.shape}")
         if y.dtype.kind not in "biufUS":
             raise ValueError(f"expected {name} of integers, texts, or floats for a regression, got {y.dtype}")
     kinds = {"biu": "integers", "f": "floats", "US": "texts"}
@@ -179,10 +204,23 @@ def _labels(names: Sequence[str], ys: Sequence[Array], named: int) -> tuple[list
     if groups[0] == "f":
         numbers = [_numbers(*pair) for pair in zip(names, flat, strict=True)]
         binary = len(np.unique(np.concatenate(flat))) == 2
-        return numbers, (), "labels are two floats, which make a regression; integers make classes" if binary else ""
+        return numbers, (), "labels are two floats, which make a regression (integers make classes)" if binary else ""
     if groups[0] == "US":
         return *_ranked([y.astype(str) for y in flat]), ""
     return _integers(names, flat, named)
+
+
+def _several(names: Sequence[str], ys: Sequence[Array]) -> tuple[list[Tensor], tuple[str, ...], str]:
+    """`_labels` of examples that have several numbers, or, as 0 and 1, several classes."""
+    width = ys[0].shape[1]
+    for name, y in zip(names, ys, strict=True):
+        if y.ndim != 2 or not 0 < y.shape[1] == width or y.dtype.kind not in "biuf":
+            wanted = f"expected {name} [n], or [n, {width}] of 0 and 1 for several classes, or of numbers"
+            raise ValueError(f"{wanted}, got {y.dtype} of shape {y.shape}")
+    marks = all(np.isin(y, (0, 1)).all() for y in ys)
+    names = tuple(map(str, range(width))) if marks else ()
+    rows = [torch.from_numpy(y.astype(np.float32)) for y in ys]
+    return rows, names, "" if marks else f"labels are {width} numbers each, which make a regression"
 
 
 def _integers(names: Sequence[str], ys: Sequence[Array], named: int) -> tuple[list[Tensor], tuple[str, ...], str]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
 from leakgauge.harness.core.errors import UnknownNameError, unknown
 from leakgauge.harness.core.rng import Key, global_generators
@@ -55,10 +55,11 @@ def given(name: str, data: object) -> str:
 
     Args:
         data: a torch `Dataset` with a length, or a list, of items (x, y) or of dictionaries with keys such as `image`
-            and `label`; x is a tensor, an array or a PIL image, y a number or a text. Or an iterator
-            or a `DataLoader` of items or batches, see `gathered`. Or a pair (train, test) of these. Or arrays (x, y) or
-            (x, y, x_test, y_test), of numpy, torch or pandas; `arrays.data_set` states their allowed contents. Or a
-            `DataSet`. Worker processes do not have the data: run the study with `workers=0`.
+            and `label`; x is a tensor, an array or a PIL image, y a number, a text, or 0 and 1 for each class. Or an
+            iterator or a `DataLoader` of items or batches, or a list of batches, see `_gathered`. Or arrays (x, y) of
+            numpy, torch or pandas; `arrays.data_set` states their allowed contents. Or a pair (train, test) of these,
+            or (x, y, x_test, y_test). Or a `DataSet`. Worker processes do not have the data: run the study with
+            `workers=0`.
 
     Guarantees:
         The global generators of torch, numpy and Python start at the same state whenever items are read, and are
@@ -74,12 +75,22 @@ def given(name: str, data: object) -> str:
         >>> given("mine", (np.arange(40.0).reshape(20, 2), np.arange(20) % 2))
         'given:mine'
     """
+    whole(name, data, split=True)
+    return f"given:{name}"
+
+
+def whole(name: str, data: object, *, split: bool = False) -> bool:
+    """Register data as `given` does; returns whether they have a test part.
+
+    split: of data without one, every fifth example is for testing; else all are for training, and the first one is for
+        testing too.
+    """
     if not name or "?" in name:
         raise ValueError(f"expected a name without '?', got {name!r}")
     text = f"given:{name}"
     with _one_line(text), global_generators(_KEY) as state:
-        _GIVEN[name] = _data_set(text, data, state)
-    return text
+        _GIVEN[name], has_test = _data_set(text, data, state, split)
+    return has_test
 
 
 def _registered(name: str, options: Mapping[str, str]) -> DataSet:
@@ -104,7 +115,7 @@ def _made(name: str, options: Mapping[str, str]) -> DataSet:
             raise UnknownNameError(f"{error}: {listing}") from error
         if callable(made) and not isinstance(made, _Items | _ArrayLike):
             made = made()
-        return _data_set(name, made, state)
+        return _data_set(name, made, state, True)[0]
 
 
 @contextmanager
@@ -118,41 +129,49 @@ def _one_line(name: str) -> Iterator[None]:
         raise DataUnreadable(f"cannot read {name!r}: {kind}{' '.join(str(error).split())[:300]}") from error
 
 
-def _data_set(name: str, data: object, state: Callable[[], object]) -> DataSet:
+def _data_set(name: str, data: object, state: Callable[[], object], split: bool) -> tuple[DataSet, bool]:
+    """The data, and whether they have a test part; `split` as in `whole`."""
     if isinstance(data, DataSet):
-        return dataclasses.replace(data, name=name)
-    data = gathered(data)
-    if isinstance(data, tuple | list) and any(isinstance(part, _ArrayLike) for part in data):
-        if len(data) not in (2, 4):
-            raise ValueError(f"{_EXPECTED}, got {len(data)} arrays")
-        pairs = zip(data[::2], data[1::2], strict=True)
-        splits = [_Read(Arrays(_array(x), _array(y), isinstance(x, Tensor))) for x, y in pairs]
-    else:
-        parts = data if isinstance(data, tuple) and len(data) == 2 else (data,)
-        splits = [_read(part, at, state) for part, at in zip(parts, ("train", "test"), strict=False)]
-    check_size(sum(len(split.arrays.x) for split in splits), sum(split.arrays.x.size for split in splits))
+        return dataclasses.replace(data, name=name), True
+    parts = _parts(data)
+    splits = [_read(_gathered(part), at, state) for part, at in zip(parts, ("train", "test"), strict=False)]
+    check_size(sum(len(each.arrays.x) for each in splits), sum(each.arrays.x.size for each in splits))
     train, *test = splits
     note = "the items are drawn at random, as by a transform: one draw of each was taken"
-    drew = any(split.drew for split in splits)
-    return data_set(name, train.arrays, test[0].arrays if test else None, train.classes, note if drew else "")
+    drew = any(each.drew for each in splits)
+    arrays = train.arrays, test[0].arrays if test else None
+    return data_set(name, *arrays, train.classes, note if drew else "", whole=not split), bool(test)
 
 
-def gathered(data: object) -> object:
-    """Data with items by number: iterators, iterable data sets and loaders are read once, others are returned.
+def _parts(data: object) -> list[object]:
+    """The training part of the data, and the test part if they have one."""
+    listed = list(data) if isinstance(data, tuple | list) else []
+    if any(isinstance(part, _ArrayLike) for part in listed):
+        if len(listed) not in (2, 4):
+            raise ValueError(f"{_EXPECTED}, got {len(listed)} arrays")
+        return list(zip(listed[::2], listed[1::2], strict=True))
+    sets = bool(listed) and all(isinstance(part, Dataset | DataLoader) for part in listed)
+    if sets and len(listed) != 2:
+        raise ValueError(f"{_EXPECTED}, got {len(listed)} data sets")
+    return listed if len(listed) == 2 and (sets or isinstance(data, tuple)) else [data]
 
-    Batches, in which every item has as many labels as inputs, are taken apart. A `DataLoader` with torch's own batches
-    in order or shuffled gives its data set, so that rows keep their numbers; any other one is read in its own order.
+
+def _gathered(data: object) -> object:
+    """A part with items by number: iterators, iterable data sets and loaders are read once, others are returned.
+
+    Batches, in which every item has as many labels as inputs, are taken apart, also those of a list. A `DataLoader`
+    with torch's own batches in order or shuffled gives its data set, so that rows keep their numbers; any other one is
+    read in its own order.
 
     Raises:
         ValueError: it yields nothing, or more than `arrays.check_size` allows: it may have no end.
     """
-    if isinstance(data, tuple) and len(data) == 2 and any(map(_is_stream, data)):
-        return tuple(map(gathered, data))
-    if not _is_stream(data):
+    batches = isinstance(data, tuple | list) and not _is_arrays(data) and bool(data) and _is_batch(data[0])
+    if not isinstance(data, Iterable) or not (batches or _is_stream(data)):
         return data
     plain = (RandomSampler, SequentialSampler)
     if isinstance(data, DataLoader) and data.collate_fn is default_collate and type(data.sampler) in plain:
-        return gathered(data.dataset)
+        return _gathered(data.dataset)
     items, entries = list[tuple[Array, Array]](), 0
     with _one_line(type(data).__name__), global_generators(_KEY):
         for item in data:
@@ -162,9 +181,23 @@ def gathered(data: object) -> object:
             check_size(len(items), entries)
     if not items:
         raise ValueError(f"expected items (x, y), got none from a {type(data).__name__}; an iterator is read only once")
-    if all(x.ndim and y.ndim and len(x) == len(y) for x, y in items):
+    if all(map(_is_batch, items)):
         return [pair for x, y in items for pair in zip(x, y, strict=True)]
     return items
+
+
+def _is_arrays(part: object) -> TypeGuard[tuple[Any, Any] | list[Any]]:
+    """Whether a part is (x, y) of all its examples."""
+    return isinstance(part, tuple | list) and len(part) == 2 and any(isinstance(half, _ArrayLike) for half in part)
+
+
+def _is_batch(item: object) -> bool:
+    """Whether an item has as many labels as inputs."""
+    try:
+        x, y = map(_array, _halves(item))
+    except ValueError:
+        return False
+    return x.ndim > 1 and y.ndim > 0 and len(x) == len(y)
 
 
 def _is_stream(data: object) -> TypeGuard[Iterable[object]]:
@@ -173,7 +206,9 @@ def _is_stream(data: object) -> TypeGuard[Iterable[object]]:
 
 
 def _read(items: object, split: str, state: Callable[[], object]) -> _Read:
-    if not isinstance(items, _Items) or isinstance(items, str | bytes | Mapping):
+    if _is_arrays(items):
+        return _Read(Arrays(_array(items[0]), _array(items[1]), isinstance(items[0], Tensor)))
+    if not isinstance(items, _Items) or isinstance(items, str | bytes | Mapping | _ArrayLike):
         raise ValueError(f"{_EXPECTED}, got {type(items).__name__}")
     count, xs, ys, before = len(items), [], [], state()
     check_size(count, 0)
@@ -191,6 +226,8 @@ def _read(items: object, split: str, state: Callable[[], object]) -> _Read:
     kinds = {"text" if isinstance(y, str) else "number" for y in ys}
     if len(kinds) > 1:
         raise ValueError(f"expected {split} labels of one kind, got numbers and texts")
+    if len(lengths := {np.size(y) for y in ys}) > 1:
+        raise ValueError(f"expected {split} labels of one length, got {min(lengths)} and {max(lengths)}")
     try:
         x = stacked(xs) if xs else np.empty((0, 0))
     except ValueError as error:
@@ -202,11 +239,15 @@ def _read(items: object, split: str, state: Callable[[], object]) -> _Read:
     return _Read(Arrays(x, np.array(ys), is_first=x.ndim == 4 and x.shape[1] in (1, 3)), names, drew)
 
 
-def _pair(item: object) -> tuple[Array, bool | int | float | str]:
+def _pair(item: object) -> tuple[Array, Any]:
+    """The input and the label of an item: a number, a text, or an array of 0 and 1 for each class."""
     x, y = _halves(item)
     label: Any = _array(y)
+    if label.ndim == 1 and label.size > 1 and label.dtype.kind in "biuf" and np.isin(label, (0, 1)).all():
+        return _array(x), label
     if label.size != 1 or label.dtype.kind not in "biufU":
-        raise ValueError(f"expected a label of one number or text, got {type(y).__name__} of shape {label.shape}")
+        text = f"expected a label of one number or text, got {type(y).__name__} of shape {label.shape}"
+        raise ValueError(f"{text}; give batches as a DataLoader or an iterator" if label.size > 1 else text)
     return _array(x), label.reshape(()).item()
 
 
@@ -227,14 +268,19 @@ def _halves(item: object) -> tuple[Any, Any]:
 def _array(x: Any) -> Array:
     """A tensor, a PIL image or anything that numpy converts, as an array; PIL images get the channels first."""
     if isinstance(x, Tensor):
-        x = x.detach().cpu()
+        x = x.detach().cpu().to_dense()
         return np.asarray(x.float() if x.dtype in (torch.bfloat16, torch.float16) else x)
     if type(x).__module__.startswith("PIL."):
         return pixels(x)
-    array = np.asarray(x)
-    if array.dtype == object and array.size and all(isinstance(text, str) for text in array.flat):
-        return array.astype(str)
-    return array
+    if np.ma.is_masked(x):
+        raise ValueError("expected an array without masked entries, got some; fill them, or leave their rows out")
+    try:
+        array = np.asarray(x)
+        plain = np.array(array.tolist()) if array.dtype == object and array.size else array
+    except ValueError as error:
+        raise ValueError(f"expected an array, got a {type(x).__name__} of parts that differ in shape") from error
+    texts = plain.dtype.kind == "U" and all(isinstance(text, str) for text in array.flat)
+    return plain if plain.dtype.kind in "biuf" or texts else array
 
 
 FORMS = {"given": Form("NAME", "data registered in this process by harness.data.given.given(NAME, data)", _registered)}

@@ -14,7 +14,6 @@ from urllib.parse import quote
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Subset
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import PartSpec, Scalar, TaskSpec
@@ -24,7 +23,8 @@ from leakgauge.harness.core.contract import Attack, Defense, Examples, Sender
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.data import DataSet
-from leakgauge.harness.data.given import gathered, given
+from leakgauge.harness.data.arrays import odd_ranges
+from leakgauge.harness.data.given import given, whole
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.loop import make_plan, make_setting
 from leakgauge.harness.federation.recording import Facts, Recorded, Recorder, Recording, read, spec_of_facts
@@ -34,7 +34,9 @@ from leakgauge.harness.learn import modules
 from leakgauge.harness.learn.batch import Indices, Work, choose_engine, train_clients
 from leakgauge.harness.learn.losses import text_of
 from leakgauge.harness.learn.tasks import ModelTask
+from leakgauge.harness.learn.wrapped import plain_name
 from leakgauge.harness.study.prepare import load_data, make_task
+from leakgauge.harness.study.store import StoreError
 
 Part = str | Mapping[str, Scalar] | Attack | Defense[Any, Any]
 """A defense or an attack: its name, a table of its name and parameters as in a study, or the object."""
@@ -129,8 +131,11 @@ def record(
 
     Raises:
         ValueError, LookupError: model, data, messages or defense do not fit each other; one line.
+        StoreError: the folder cannot be written.
     """
     _check(source, how)
+    if classes is not None:
+        numbers((int, np.integer), classes=classes)
     module = None if isinstance(model, str) else model
     named = model if isinstance(model, str) else modules.given(_NAME, model)
     if module is None and source.train_step is not None:
@@ -155,9 +160,12 @@ def record(
             task = make_task(spec, victims.data, federation)
     params = task.init(Key(how.seed).child("training", "init"))
     new = folder / "recording.new"
-    shutil.rmtree(new, ignore_errors=True)
-    _write(new, task, params, victims, vectors, how, defense, built)
-    kept = _kept(folder, new)
+    try:
+        shutil.rmtree(new, ignore_errors=True)
+        _write(new, task, params, victims, vectors, how, defense, built)
+        kept = _kept(folder, new)
+    except OSError as error:
+        raise StoreError(f"cannot write to {folder}: {error.strerror or error}") from error
     options = f"?data={quote(victims.name, safe=':/=,')}" + ("&public=yes" if public else "")
     return dataclasses.replace(spec, data=f"{RECORDING}{kept.folder}{options}"), kept
 
@@ -194,10 +202,12 @@ def _victims(data: object, auxiliary: object, source: Sources, how: How, root: P
     rows = _rows(source, how, count, key)
     sizes = [len(each) for each in rows] if rows is not None else [how.batch] * len(source.messages or ())
     if auxiliary is not None:
-        others, _ = _read(auxiliary, root)
-        if others.input_shape != loaded.input_shape:
-            raise ValueError(f"auxiliary: expected inputs {loaded.input_shape}, got {others.input_shape}")
-        named = given(_NAME, dataclasses.replace(loaded, test=load(others)[0].train))
+        try:
+            test = _read(auxiliary, root)[0].like(loaded)
+        except ValueError as error:
+            raise ValueError(f"auxiliary: {error}") from error
+        odd = odd_ranges(*[[part.x.numpy() for part in (loaded.train, test)]] * 2)
+        named = given(_NAME, dataclasses.replace(loaded, test=test, note="; ".join(filter(None, (loaded.note, odd)))))
     elif has_test:
         named = data if isinstance(data, str) and load_data(data, root) is loaded else given(_NAME, loaded)
     else:
@@ -227,11 +237,20 @@ def _rows(source: Sources, how: How, count: int, key: Key) -> list[Indices] | No
         return None
     if len(source.records) != len(source.messages):
         raise ValueError(f"expected records for each of {len(source.messages)} messages, got {len(source.records)}")
-    rows = [np.atleast_1d(np.asarray(each, np.int64)) for each in source.records]
-    for number, each in enumerate(rows):
-        if not len(each) or len(set(each.tolist())) < len(each) or each.min() < 0 or each.max() >= count:
-            raise ValueError(f"records of message {number}: expected different rows from 0 to {count - 1}, got {each}")
-    return rows
+    return [_different(number, each, count) for number, each in enumerate(source.records)]
+
+
+def _different(number: int, rows: object, count: int) -> Indices:
+    """The different rows behind a message."""
+    try:
+        each = np.atleast_1d(np.asarray(rows))
+    except (TypeError, ValueError, RuntimeError):
+        each = np.empty(0)
+    fits = each.ndim == 1 and each.size and each.dtype.kind in "iu" and 0 <= each.min() <= each.max() < count
+    if not fits or len(np.unique(each)) < len(each):
+        got = " ".join(repr(rows).split())
+        raise ValueError(f"records of message {number}: expected different rows from 0 to {count - 1}, got {got:.60}")
+    return each.astype(np.int64)
 
 
 def _loaded(data: object, root: Path, model: str, classes: int | None) -> tuple[DataSet, bool]:
@@ -248,7 +267,7 @@ def _loaded(data: object, root: Path, model: str, classes: int | None) -> tuple[
         raise ValueError(f"{text}; give numbers as floats")
     if classes and width and width != classes:
         raise ValueError(f"expected classes={width}, the number of the network's outputs, got classes={classes}")
-    count = classes if classes is not None else width if found.classes else 0
+    count = classes if classes is not None else width if found.classes or width > 1 else 0
     return (found.with_classes(count) if count else found), has_test
 
 
@@ -270,16 +289,8 @@ def _read(data: object, root: Path) -> tuple[DataSet, bool]:
     if isinstance(data, str):
         return load_data(data, root), True
     load_data.cache_clear()
-    data = gathered(data)
-    parts = data if isinstance(data, tuple | list) else ()
-    has_arrays = any(hasattr(item, "__array__") for item in parts)
-    if isinstance(data, DataSet) or len(parts) == 4 or (len(parts) == 2 and not has_arrays and isinstance(data, tuple)):
-        return load_data(given(_NAME, data), root), True
-    if has_arrays and len(parts) == 2:
-        x, y = parts
-        return load_data(given(_NAME, (x, y, x[:1], y[:1])), root), False
-    items: Any = data
-    return load_data(given(_NAME, (items, Subset(items, [0]))), root), False
+    has_test = whole(_NAME, data)
+    return load_data(f"given:{_NAME}", root), has_test
 
 
 def _made(source: Sources, module: nn.Module | None, victims: _Victims, how: How, names: Names) -> list[object]:
@@ -353,19 +364,26 @@ class Names(NamedTuple):
     Attributes:
         layout: of the flat vector.
         statistics: the tensors in the layout that are running statistics of batch norms.
-        ignored: other tensors of the model; a state_dict may hold them, the vector does not.
+        places: the names in the layout, by themselves and by `plain_name`.
+        ignored: other tensors of the model, by `plain_name`; a state_dict may hold them, the vector does not.
     """
 
     layout: Layout
     statistics: frozenset[str]
+    places: Mapping[str, str]
     ignored: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, layout: Layout, module: nn.Module | None) -> Names:
         """The names of a model."""
         statistics = frozenset(name for name in layout.names if name.rpartition(".")[2] in _STATISTICS)
-        others = set() if module is None else set(module.state_dict(keep_vars=False)) - set(layout.names)
-        return cls(layout, statistics, frozenset(others))
+        others = [] if module is None else [plain_name(name) for name in module.state_dict(keep_vars=False)]
+        places = {plain_name(name): name for name in layout.names} | {name: name for name in layout.names}
+        return cls(layout, statistics, places, frozenset(others) - places.keys())
+
+    def of_layout(self, key: str) -> str:
+        """The name in the layout of a tensor, whose own name may have prefixes of wrappers; empty: it has none."""
+        return self.places.get(key, self.places.get(plain_name(key), ""))
 
     @property
     def parameters(self) -> Layout:
@@ -396,6 +414,8 @@ def flattened(messages: Sequence[object], names: Names) -> tuple[Sequence[Vector
 
 def _flat(message: object, names: Names, what: str) -> tuple[Vector, bool]:
     """One message, and whether it is complete."""
+    if isinstance(message, np.ndarray):
+        message = torch.from_numpy(message.astype(float)) if message.dtype.kind in "iuf" else message.tolist()
     if isinstance(message, Tensor):
         return _one_tensor(message, names, what)
     if isinstance(message, Mapping):
@@ -424,22 +444,30 @@ def _one_tensor(message: Tensor, names: Names, what: str) -> tuple[Vector, bool]
         wanted = " or ".join(f"{size:,}" for size in dict.fromkeys(sizes))
         raise ValueError(f"{what}: expected a flat tensor of {wanted} numbers, got shape {tuple(message.shape)}")
     layout = names.layout if len(message) == names.layout.dim else names.parameters
-    vector = message.detach().to("cpu", torch.float32)
+    vector = _real(message, "the vector", what)
     for name, tensor in zip(layout.names, layout.split(vector), strict=True):
         _finite(tensor, name, what)
     return vector.clone(), layout == names.layout
 
 
-def _by_name(message: Mapping[object, object], names: Names, what: str) -> tuple[Layout, list[object]]:
-    has_statistics = any(name in message for name in names.statistics)
-    layout = names.layout if has_statistics else names.parameters
+def _by_name(message: Mapping[Any, object], names: Names, what: str) -> tuple[Layout, list[object]]:
+    """The layout of a message, and its tensors; names may have the prefixes of wrappers, such as `module.`."""
+    tensors, unknown = dict[str, object](), list[object]()
+    for key, tensor in message.items():
+        name = names.of_layout(str(key))
+        if name in tensors:
+            raise ValueError(f"{what}: expected {name!r} once, got it twice, also as {key!r}")
+        if name:
+            tensors[name] = tensor
+        elif plain_name(str(key)) not in names.ignored:
+            unknown.append(key)
+    layout = names.layout if any(name in tensors for name in names.statistics) else names.parameters
     for name in layout.names:
-        if name not in message:
+        if name not in tensors:
             raise ValueError(f"{what}: expected a tensor {name!r}, got none; it has {_some(message)}")
-    for other in message:
-        if other not in layout.names and other not in names.ignored:
-            raise ValueError(f"{what}: the model has no tensor {other!r}; it has {_some(layout.names)}")
-    return layout, [message[name] for name in layout.names]
+    if unknown:
+        raise ValueError(f"{what}: the model has no tensor {unknown[0]!r}; it has {_some(names.layout.names)}")
+    return layout, [tensors[name] for name in layout.names]
 
 
 def _some(names: Collection[object]) -> str:
@@ -453,15 +481,27 @@ def _checked(tensor: object, name: str, shape: tuple[int, ...], what: str, numbe
             f"{what}: tensor {number} ({name!r}) is None: no gradient reaches it; give zeros, or freeze it"
         )
     if not isinstance(tensor, Tensor):
-        tensor = torch.as_tensor(tensor)
+        kind = type(tensor).__name__
+        try:
+            tensor = torch.as_tensor(np.array(tensor))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"{what}: tensor {number}: expected {name!r} as a tensor, got {kind}") from error
     if tuple(tensor.shape) != shape:
         text = f"tensor {number}: expected {name!r} of shape {shape}, got shape {tuple(tensor.shape)}"
         raise ValueError(f"{what}: {text}; the order is that of model.parameters()")
-    if tensor.is_complex() or tensor.dtype == torch.bool:
-        raise ValueError(f"{what}: tensor {number}: expected {name!r} of real numbers, got {tensor.dtype}")
-    values = tensor.detach().to("cpu", torch.float32)
+    values = _real(tensor, f"tensor {number} ({name!r})", what)
     _finite(values, name, what)
     return values
+
+
+def _real(tensor: Tensor, name: str, what: str) -> Tensor:
+    """A tensor of real numbers as float32 on the CPU."""
+    try:
+        if tensor.is_complex() or tensor.dtype == torch.bool:
+            raise TypeError
+        return tensor.detach().to_dense().to("cpu", torch.float32)
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(f"{what}: expected {name} of real numbers, got {tensor.dtype} on {tensor.device}") from error
 
 
 def _finite(tensor: Tensor, name: str, what: str) -> None:
@@ -482,7 +522,7 @@ def stepped(
         own = copy.deepcopy(module)
         try:
             sent = train_step(own, x.clone(), y.clone())
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise ValueError(f"train_step failed for victim {number}: {text}") from error
         if sent is None and sends == "gradient":
@@ -491,7 +531,7 @@ def stepped(
             )
         if sent is None:
             before, after = module.state_dict(), own.state_dict()
-            sent = {name: after[name].detach() - before[name].detach() for name in names.layout.names}
+            sent = {key: after[key].detach() - before[key].detach() for key in before if names.of_layout(key)}
             if not any(bool(tensor.any()) for tensor in sent.values()):
                 raise ValueError(
                     "train_step returned nothing, and changed nothing: expected it to train the model in place"

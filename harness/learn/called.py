@@ -361,7 +361,9 @@ def tried(name: str, net: Called, tensors: list[Tensor], input_shape: tuple[int,
             got = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
             when = "in train mode" if training else "in eval mode"
             count = scores.shape[1] if isinstance(scores, Tensor) and scores.ndim == 2 else 0
-            todo = f"; if the data lack classes, state them: npz:PATH?classes={count}" if count > outputs > 1 else ""
+            todo = f"state them: npz:PATH?classes={count}, or classes={count} of inspect" if count > outputs else ""
+            todo = todo and f"; if the data lack classes, or have floats as labels, {todo}"
+            todo = todo if isinstance(scores, Tensor) else "; return the scores alone, or a dictionary with 'logits'"
             raise refusal(name, f"expected scores of shape {(len(x), outputs)} {when}, got {got}{todo}")
         return scores
 

@@ -39,6 +39,7 @@ from leakgauge.harness.learn.gradients import gradients, losses, targets_of
 from leakgauge.harness.learn.models import Initialization, Model
 from leakgauge.harness.learn.reading import inputs, structure_of, tensors_of
 from leakgauge.harness.learn.tasks import ModelTask
+from leakgauge.harness.learn.wrapped import bare, unwrap
 
 Make = Callable[..., nn.Module]
 
@@ -62,10 +63,10 @@ def given(name: str, make: Make | nn.Module) -> str:
         make: a factory as in `build`, or a network, whose weights are then the first model of every training.
 
     Raises:
-        TypeError: `make` is neither.
+        ValueError: `make` is neither.
     """
     if not isinstance(make, nn.Module) and not callable(make):
-        raise TypeError(f"expected a torch.nn.Module or a function that makes one, got {make!r}")
+        raise ValueError(f"expected a torch.nn.Module, or a function that makes one, got {type(make).__name__}")
     _given[name] = make
     return f"given:{name}"
 
@@ -106,6 +107,7 @@ def width(name: str, input_shape: tuple[int, ...]) -> int:
     fresh = _Fresh(name, source, input_shape, 0)
     with rng.global_generators(KEY):
         module, x = fresh().eval(), inputs(2, input_shape, KEY)
+        _names(name, module, statistics=False)  # explains a wrong type better than the forward
         with Watch(name, module, tuple(x.shape), draws=True), torch.no_grad():
             scores = module(x)
     return int(scores.shape[1]) if isinstance(scores, Tensor) and scores.ndim == 2 else 0
@@ -154,7 +156,7 @@ def origin(name: str) -> Origin:
     for key, tensor in source.state_dict().items():
         digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return Origin(named | {type(source).__module__}, digest.hexdigest())
+    return Origin(named | {type(bare(source)).__module__}, digest.hexdigest())
 
 
 def _source(name: str) -> Make | nn.Module:
@@ -208,7 +210,7 @@ class _Fresh:
                 raise refusal(self.name, "a network with lazy layers has no weights yet; pass its factory")
             self._materialize(made)
         with theirs(self.name, "the network cannot be copied to the CPU"):
-            return copy.deepcopy(made).cpu()
+            return unwrap(copy.deepcopy(made).cpu(), self.outputs)
 
     def _materialize(self, module: nn.Module) -> None:
         """Give lazy layers their shapes by a forward pass in eval mode."""
@@ -250,9 +252,15 @@ def _names(name: str, module: nn.Module, *, statistics: bool) -> tuple[str, ...]
     if not any(tensor.requires_grad for tensor in owned.values()):
         raise refusal(name, "expected a trainable parameter, got none")
     for key, tensor in owned.items():
-        if tensor.dtype != torch.float32:
-            raise refusal(name, f"expected float32, got {tensor.dtype} for {key!r}; return network.float()")
+        _check_weights(name, key, tensor)
     return tuple(owned)
+
+
+def _check_weights(name: str, key: str, tensor: Tensor) -> None:
+    if tensor.dtype != torch.float32:
+        raise refusal(name, f"expected float32, got {tensor.dtype} for {key!r}; return network.float()")
+    if not bool(tensor.isfinite().all()):
+        raise refusal(name, f"expected finite weights, got NaN or infinity in {key!r}")
 
 
 @dataclass(frozen=True, eq=False)

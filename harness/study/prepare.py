@@ -83,8 +83,10 @@ def make_task(spec: TaskSpec, loaded: DataSet, federation: FederationSpec | None
         LookupError: there is no such model or loss.
         ValueError: model or loss does not fit the shape of the data.
     """
-    width = loaded.train.y.shape[1] if loaded.train.y.ndim == 2 else 1
-    model = models.build(spec.model, loaded.input_shape, len(loaded.classes), spec.loss, width)
+    y = loaded.train.y
+    classes, numbers = (0, y.shape[1]) if y.ndim == 2 else (len(loaded.classes), 1)
+    loss = spec.loss or ("binary-cross-entropy" if y.ndim == 2 and loaded.classes else "")
+    model = models.build(spec.model, loaded.input_shape, classes, loss, numbers)
     if federation is not None and federation.algorithm == "fedavg":
         model = paced(model, federation.lr)
     if spec.inputs == "centered":
