@@ -106,7 +106,7 @@ class Lineup(Attack):
                     len(lineup.y),
                 )
                 others = [other.y[0] for number, other in enumerate(lineups) if number != place]
-                labels = torch.tensor(others, dtype=lineup.y.dtype)
+                labels = torch.stack(others) if others else lineup.y[:0]
                 scores = torch.stack([round_.scores(victim, tried, mates, labels) for round_ in rounds]).sum(0)
                 fits = torch.full((k,), math.nan, dtype=torch.float64)
                 for number in scores[:k].topk(min(2, k)).indices.tolist() if all(r.exact for r in rounds) else ():
@@ -119,8 +119,8 @@ class Lineup(Attack):
     def _tried(self, seen: Observation, lineup: Examples, key: Key) -> Examples:
         """The candidates, and then the references: records of their label from the adversary's own data."""
         assert seen.auxiliary is not None
-        labels, (least, most) = seen.auxiliary.y, (lineup.y.min(), lineup.y.max())  # numbers of a regression differ
-        alike = torch.nonzero((labels >= least) & (labels <= most))[:, 0]
+        labels, (least, most) = seen.auxiliary.y, lineup.y.aminmax(dim=0)  # numbers of a regression differ
+        alike = torch.nonzero(((labels >= least) & (labels <= most)).reshape(len(labels), -1).all(1))[:, 0]
         chosen = alike[torch.from_numpy(subset(key, len(alike), min(self.references, len(alike))))]
         return Examples(*(torch.cat([own, other[chosen]]) for own, other in zip(lineup, seen.auxiliary, strict=True)))
 
@@ -135,7 +135,7 @@ class _Spread(NamedTuple):
     @classmethod
     def of(cls, shares: Tensor, labels: Tensor) -> _Spread:
         """The spread of these shares; all labels count as one for a regression."""
-        alike = torch.zeros_like(labels) if labels.is_floating_point() else labels
+        alike = torch.zeros(len(labels)) if labels.is_floating_point() else labels
         known, place = torch.unique(alike, return_inverse=True)
         means = torch.zeros(len(known), shares.shape[1], dtype=shares.dtype).index_add_(0, place, shares)
         means /= place.bincount()[:, None]
@@ -143,7 +143,7 @@ class _Spread(NamedTuple):
 
     def mean(self, label: Tensor) -> Tensor:
         """[d] the mean share of a record of this label; of all labels, if the label is not among them."""
-        at = torch.nonzero(self.labels == label)[:, 0]
+        at: list[int] = torch.nonzero(self.labels == label)[:, 0].tolist() if label.ndim == 0 else []
         return self.means[at[0]] if len(at) else self.means.mean(0)
 
 
@@ -282,7 +282,7 @@ class _Round:
         assert own is not None
         rows = []
         for number, label in enumerate(labels):
-            off = (own.y - label).abs()
+            off = (own.y - label).abs().reshape(len(own.y), -1).sum(1)
             alike = torch.nonzero(off == off.min())[:, 0]
             rows.append(int(alike[int(integers(key.child(number), 1, len(alike))[0])]))
         return Examples(own.x[rows], own.y[rows])

@@ -100,8 +100,8 @@ class DataSet:
         names, y = self.classes, self.train.y
         if len(names) == count:
             return self
-        known = [*names] if y.ndim == 1 else [f"{len(names)} columns"]
-        if not names:
+        known = [*names] if y.ndim == 1 else [f"{y.shape[1]} columns"]
+        if not names and y.ndim == 1:
             known = [f"{number:g}" for number in sorted({*y.tolist(), *self.test.y.tolist()})]
         if not 0 < count <= _MOST_CLASSES or not all(name.isdecimal() and int(name) < count for name in known):
             text = f"expected labels from 0 to {count - 1} for {count} classes, got {', '.join(known)[:40]}"

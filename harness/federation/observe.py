@@ -137,7 +137,7 @@ def observe(federation: TrainedFederation, view: View, target: Target) -> tuple[
         _base(federation, view, observed_rounds),
         auxiliary=_auxiliary(federation, view, federation.test),
         others=_others(federation, rows, senders) if "others" in view.sees else None,
-        labels=tuple(victim.y.sort().values for victim in victims) if "labels" in view.sees else None,
+        labels=tuple(map(_sorted, (victim.y for victim in victims))) if "labels" in view.sees else None,
         lineups=lineups if "lineup" in view.sees else None,
         mates=tuple(Examples(*(part[1:] for part in victim)) for victim in victims) if "mates" in view.sees else None,
     )
@@ -264,17 +264,25 @@ def _candidate_sets(federation: TrainedFederation, victims: Sequence[Examples], 
     return tuple(candidate_sets)
 
 
+def _sorted(y: Tensor) -> Tensor:
+    """Labels [b], or rows of numbers [b, k], in ascending order."""
+    return y.sort().values if y.ndim == 1 else y[np.lexsort(y.T.flip(0).numpy())]
+
+
 def _lineups(
     federation: TrainedFederation, view: View, victims: Sequence[Examples], rows: Indices, among: int
 ) -> tuple[tuple[tuple[Examples, ...], ...], tuple[tuple[int, ...], ...], str]:
     """For each record in question: candidates of its label in random order, the place of the record, and a note.
 
     Rivals are drawn from the training records that no victim sent. The labels of a regression count as equal within a
-    tenth of all records.
+    tenth of all records; rows of many values, by their means.
     """
     if "lineup" not in view.sees:
         return (), (), ""
     key, labels = federation.key.child("lineup"), federation.train.y
+    if labels.ndim == 2:
+        rows_, kinds = torch.unique(labels, dim=0, return_inverse=True)
+        labels = kinds if 10 * len(rows_) <= len(labels) else labels.mean(1)
     if labels.is_floating_point():
         labels = torch.bucketize(labels, torch.quantile(labels.double(), torch.linspace(0, 1, 11)[1:-1].double()))
     free = np.setdiff1d(np.arange(len(labels)), rows)
@@ -367,7 +375,7 @@ def _sharing(federation: TrainedFederation, used: Indices, target: Target) -> In
     having, labels = _having(federation, target.property, federation.train.x[used]), federation.train.y[used]
     key, many = federation.key.child("sharing"), round(target.share * target.batch)
     if labels.is_floating_point():
-        labels = torch.zeros_like(labels)
+        labels = torch.zeros(len(labels))
     both = np.isin(labels, np.intersect1d(labels[having], labels[~having]))  # a label needs records of both kinds
     if not both.any():
         raise ValueError(f"no label has records with and without {target.property!r}; take more samples")

@@ -267,7 +267,8 @@ def _loaded(data: object, root: Path, model: str, classes: int | None) -> tuple[
         raise ValueError(f"{text}; give numbers as floats")
     if classes and width and width != classes:
         raise ValueError(f"expected classes={width}, the number of the network's outputs, got classes={classes}")
-    count = classes if classes is not None else width if found.classes or width > 1 else 0
+    several = found.train.y.ndim == 2
+    count = classes if classes is not None else 0 if several else width if found.classes or width > 1 else 0
     return (found.with_classes(count) if count else found), has_test
 
 

@@ -174,7 +174,7 @@ def score_reconstruction(
     mse, right = _spread(scores, sizes, "mse"), _spread(scores, sizes, "right")
     of_mse = stats.median("mse", mse, note=note)
     known = [value for value in right if value is not None]
-    numbers = any(y.is_floating_point() for y in truth_y)
+    numbers = not all(map(_classifies, truth_y))
     of_labels = (
         [] if numbers else [stats.proportion("label_accuracy", round(sum(known)), len(known), values=right, note=note)]
     )
@@ -283,7 +283,7 @@ def score_labels(truth: Sequence[Tensor], guesses: Sequence[Tensor]) -> tuple[Es
     """Score one guess of labels per victim, in any order of the labels.
 
     Args:
-        truth: [b] int64 of each victim; b may differ.
+        truth: [b] int64 of each victim, or rows [b, k] of 0 and 1; b may differ.
         guesses: the same number of labels for each victim, in the order of the victims.
 
     Returns:
@@ -293,7 +293,7 @@ def score_labels(truth: Sequence[Tensor], guesses: Sequence[Tensor]) -> tuple[Es
         ValueError: not one guess per victim, no victim, or another number of labels.
     """
     sizes = [len(labels) for labels in truth]
-    if not sizes or [tuple(guess.shape) for guess in guesses] != [(size,) for size in sizes]:
+    if not sizes or [guess.shape for guess in guesses] != [labels.shape for labels in truth]:
         raise ValueError(
             f"expected {sizes} labels of the victims, got shapes {[tuple(guess.shape) for guess in guesses]}"
         )
@@ -524,9 +524,14 @@ def _has_pictures(x: Tensor) -> bool:
 
 
 def _right(truth: Tensor, guess: Tensor) -> Numbers:
-    """[b] 1 for each true label among the guessed labels, each counted once; 0 for the numbers of a regression."""
-    if truth.is_floating_point():
+    """[b] 1 for each true label among the guessed labels, each counted once; 0 for the numbers of a regression.
+
+    Rows of 0 and 1 are right as a whole, in their order.
+    """
+    if not _classifies(truth):
         return np.zeros(len(truth))
+    if truth.ndim == 2:
+        return (truth.detach().cpu() == guess.double().round()).all(1).double().numpy()
     guess = guess.double().nan_to_num(-1.0, -1.0, -1.0).round().long()  # a number counts as the nearest label
     right = (truth.detach().cpu() == guess).numpy().astype(np.float64)
     unused = [int(label) for label, hit in zip(guess, right, strict=True) if not hit]
@@ -536,6 +541,11 @@ def _right(truth: Tensor, guess: Tensor) -> Numbers:
             unused.remove(label)
             right[at] = 1.0
     return right
+
+
+def _classifies(y: Tensor) -> bool:
+    """Whether labels are classes, or rows of 0 and 1 for several classes, and not the numbers of a regression."""
+    return not y.is_floating_point() or (y.ndim == 2 and bool(((y == 0) | (y == 1)).all()))
 
 
 def _spread(scores: Sequence[_Scores | None], sizes: Sequence[int], name: str) -> list[float | None]:
