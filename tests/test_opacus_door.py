@@ -33,7 +33,17 @@ from leakgauge.harness.core.contract import Link, Sender, Setting
 from leakgauge.harness.core.gaussian import gaussian_epsilon
 from leakgauge.harness.core.rng import Key, global_generators, normal
 from leakgauge.harness.integrations.opacus import OpacusError, claim_of, facts_of, training_bound
-from leakgauge.harness.integrations.opacus_step import STEP, Step, _copied, _inner, _step, bare, gradient_of, stepping
+from leakgauge.harness.integrations.opacus_step import (
+    STEP,
+    Step,
+    _copied,
+    _inner,
+    _step,
+    bare,
+    gradient_of,
+    shaped_as,
+    stepping,
+)
 from tests.by_rows import by_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # of Opacus, on a first layer
@@ -464,3 +474,40 @@ def test_a_training_is_inspected_with_promise_audit_attacks_and_report(tmp_path)
     assert found.page.read_text().endswith("</html>")
     assert {one.cell.training.defense.name for one in found.run.results.values()} == {"dp-sgd"}
     assert {one.cell.training.defense.parameters["noise_std"] for one in found.run.results.values()} == {1.0}
+
+
+@by_rows(
+    (TensorDataset(X, Y), (3,)),
+    (TensorDataset(X, Y[:, None]), (3, 1)),
+    ([(x, [int(y)]) for x, y in zip(X, Y, strict=True)], (3,)),
+    ([{"image": x, "label": y} for x, y in zip(X, Y, strict=True)], (3,)),
+)
+def test_labels_have_the_axis_of_the_data_set(data, shape):
+    assert shaped_as(data, Y[:3]).shape == shape
+    assert torch.equal(shaped_as(data, Y[:3]).flatten(), Y[:3])
+
+
+@pytest.mark.matrix
+def test_the_loss_gets_labels_as_the_data_set_has_them(tmp_path):
+    _, model, optimizer, _ = private(samples=100)
+    loader, shapes = DataLoader(TensorDataset(X[:100], Y[:100, None]), batch_size=20), set()
+
+    def loss(scores, labels):
+        shapes.add(tuple(labels.shape))
+        return nn.functional.cross_entropy(scores, labels[:, 0])
+
+    found = leakgauge.opacus.inspect(
+        model,
+        optimizer,
+        loader,
+        epochs=1,
+        folder=tmp_path,
+        delta=0.01,
+        accountant="gdp",
+        loss=loss,
+        attacks=["prior"],
+        trials=100,
+        progress=False,
+    )
+    assert shapes == {(1, 1)}
+    assert "note: delta 0.01 is not below one in 100 records" in repr(found)

@@ -33,6 +33,7 @@ class Inspection:
         page: the file of the report.
         trained: a lower bound for the whole training, from the audited step and the draws of the loader's sampler;
             None if the step departs from its distribution.
+        notes: a claimed epsilon that is not the accountant's, and a delta that protects too few records.
     """
 
     facts: Facts
@@ -41,6 +42,7 @@ class Inspection:
     run: Run
     page: Path
     trained: TrainingBound | None = None
+    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         from leakgauge.harness.cli.claim_text import audit_lines
@@ -51,6 +53,7 @@ class Inspection:
             f"steps of {self.facts.batch} of {self.facts.samples:,} records {how}, {noise}",
             f"training: {self.promise.verdict.value}: {self.promise.reason}",
             *self._trained(),
+            *(f"note: {note}" for note in self.notes),
             f"one step: {self.audit['verdict']}: {self.audit['reason']}",
             *audit_lines(self.audit.record),
             repr(self.run),
@@ -117,13 +120,13 @@ def inspect(
     from leakgauge.harness.integrations import opacus_step as steps
 
     facts, network = own.facts_of(optimizer, loader), steps.bare(model)
-    promise = judge(own.claim_of(facts, epochs, delta, accountant))
+    claim = own.claim_of(facts, epochs, delta, accountant)
     with steps.stepping(optimizer) as name:
         audited = audit(steps.STEP, {"of": name, "delta": delta}, {"dim": steps.DIM}, 1, trials=trials, seed=seed)
         run = attacked.inspect(
             network,
             loader.dataset,
-            train_step=lambda _, x, y: steps.gradient_of(model, optimizer, loss, x, y),
+            train_step=lambda _, x, y: steps.gradient_of(model, optimizer, loss, x, steps.shaped_as(loader.dataset, y)),
             defense={"name": "dp-sgd", "clip": facts.clip, "noise_std": facts.noise, "delta": delta},
             folder=folder,
             victims=victims,
@@ -135,4 +138,5 @@ def inspect(
     step = audited.record.audit
     assert isinstance(step, AuditRecord)
     trained = own.training_bound(facts, loader, epochs, delta, step, Key(seed).child("sampler"))
-    return Inspection(facts, promise, audited, run, Path(folder) / "report.html", trained)
+    notes = own.notes_of(facts, claim)
+    return Inspection(facts, judge(claim), audited, run, Path(folder) / "report.html", trained, notes)

@@ -8,6 +8,7 @@ import warnings
 from collections import Counter
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch.utils import data as loading
 
 from leakgauge.harness.core import rng
@@ -20,6 +21,11 @@ from leakgauge.harness.core.stats import clopper_pearson
 
 _BATCHES, _DRAWS, _ERROR = 5000, 2_000_000, 1e-3
 """The most batches and about the most draws of a record that are counted, and the error of the share's bound."""
+
+_ACCOUNTANTS = ("prv", "rdp", "gdp")
+_OURS = "leakgauge's own accounting"
+_POINTS, _LEAST, _MOST = 1e7, 1e-3, 1e4
+"""The most points of a grid of prv, which take 10 s and 3 GB, and the noise for which rdp needs seconds."""
 
 
 class OpacusError(ValueError):
@@ -80,19 +86,21 @@ def _draws(loader: Any) -> tuple[int, int, float, int]:
     from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 
     try:
-        data, sampler, samples, _ = loader.dataset, _sampler_of(loader), len(loader.dataset), len(loader)
+        data, sampler = loader.dataset, _sampler_of(loader)
+        own = type(loader).__iter__ is not loading.DataLoader.__iter__
+        if own or isinstance(data, loading.IterableDataset):
+            raise _unknown(loader if own else data)
+        samples = len(data)
     except (AttributeError, TypeError) as error:
         text = f"expected a data loader with a length over a data set with a length, got {type(loader).__name__}"
         raise OpacusError(text) from error
-    own = getattr(type(loader), "__iter__", None) is not loading.DataLoader.__iter__
-    if own or isinstance(data, loading.IterableDataset):
-        raise _unknown(loader if own else data)
     if (copies := max(Counter(_records(data)).values(), default=1)) > 1:
         raise OpacusError(f"{type(data).__name__} holds a record {copies} times: inspect a data set that holds it once")
-    if type(sampler) is UniformWithReplacementSampler:
-        return samples, len(sampler), min(1.0, float(sampler.sample_rate)), 0
-    weight = _weight(sampler, samples)
-    return samples, len(sampler), 0.0, weight
+    poisson = type(sampler) is UniformWithReplacementSampler
+    share, weight = (min(1.0, float(sampler.sample_rate)), 0) if poisson else (0.0, _weight(sampler, samples))
+    if not len(sampler):
+        raise OpacusError(f"expected a loader with batches, got none of {samples:,} records: lower its batch_size")
+    return samples, len(sampler), share, weight
 
 
 def _sampler_of(loader: Any) -> Any:
@@ -124,16 +132,20 @@ def _weight(batches: Any, n: int) -> int:
 
 def _records(data: Any) -> list[tuple[int, int]]:
     """The data set and the index that each record comes from, inside torch's subsets and concatenations."""
-    if type(data) is loading.Subset:
+    if isinstance(data, loading.Subset):
         inner = _records(data.dataset)
         return [inner[int(row)] for row in data.indices]
-    if type(data) is loading.ConcatDataset:
+    if isinstance(data, loading.ConcatDataset):
         return [record for subset in data.datasets for record in _records(subset)]
     return [(id(data), row) for row in range(len(data))]
 
 
 def _unknown(what: Any) -> OpacusError:
+    from opacus.utils.uniform_sampler import DistributedUniformWithReplacementSampler
+
     name = "a loader with batch_size=None" if what is None else type(what).__name__
+    if isinstance(what, loading.DistributedSampler | DistributedUniformWithReplacementSampler):
+        return OpacusError(f"{name} draws for one of several processes: inspect a training in one process")
     return OpacusError(f"{name} may draw a record any number of times: use poisson_sampling=True, or shuffle=True")
 
 
@@ -189,6 +201,37 @@ def _count_draws(loader: Any, key: Key) -> tuple[int, int]:
     return drawn, draws
 
 
+def _counted(noise: float, share: float, count: int, delta: float, accountant: str) -> tuple[float, str]:
+    """The accountant's epsilon, or ours if it has no finite one or would take too long; and whose it is."""
+    from opacus.accountants import create_accountant
+
+    try:
+        if not _LEAST <= noise <= _MOST:
+            raise ValueError(f"noise of {noise:g} clips")
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")  # about orders that the accountant tries, and that gdp is no bound
+            if accountant == "prv" and (points := _points(noise, share, count, delta)) > _POINTS:
+                raise ValueError(f"it would need {points:.1e} points")
+            counted = create_accountant(accountant)
+            counted.history = [(noise, share, count)]
+            found = float(counted.get_epsilon(delta))
+        if math.isfinite(found):
+            return max(0.0, found), f"Opacus, accountant {accountant}"
+        raise ValueError(f"its epsilon is {found:g}")
+    except (ArithmeticError, ValueError, RuntimeError, MemoryError) as error:
+        why = "it searches from 0 to 500" if accountant == "gdp" else " ".join(str(error).split())
+    own = epsilon(gaussian_steps(noise, share, count), delta)
+    return own, f"{_OURS}, because Opacus' accountant {accountant} gives no epsilon ({why})"
+
+
+def _points(noise: float, share: float, count: int, delta: float) -> float:
+    """The points of prv's grid, at its own errors of epsilon (0.01) and of delta."""
+    from opacus.accountants.analysis.prv import PoissonSubsampledGaussianPRV, compute_safe_domain_size
+
+    width = compute_safe_domain_size([PoissonSubsampledGaussianPRV(share, noise)], [count], 0.01, delta / 1000)
+    return 2 * float(width) / 0.01 * math.sqrt(count * math.log(12_000 / delta) / 2)
+
+
 def claim_of(facts: Facts, epochs: int, delta: float, accountant: str = "prv") -> Claim:
     """The accountant's epsilon for a training of `epochs` epochs as the claim, and the proof for its batches.
 
@@ -197,17 +240,21 @@ def claim_of(facts: Facts, epochs: int, delta: float, accountant: str = "prv") -
     record that a step draws k times adds up to k clips to it, so an epoch is at most one step with noise z /
     sqrt(weight). This assumes that a missing record leaves its place in the order empty.
 
+    Where the accountant has no finite number or needs too long for it, the claim is our own epsilon for what it counts,
+    and its source says so.
+
     Args:
         delta: the delta of the epsilons.
         accountant: the engine's accountant: prv (its default), rdp or gdp.
-    """
-    from opacus.accountants import create_accountant
 
-    counted, count = create_accountant(accountant), epochs * facts.steps
-    counted.history = [(facts.noise, 1 / facts.steps, count)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about the orders that the accountant tries
-        claimed = float(counted.get_epsilon(delta))
+    Raises:
+        OpacusError: the accountant is none of these, or not epochs >= 1 and 0 < delta < 1.
+    """
+    if not (epochs >= 1 and 0 < delta < 1 and accountant in _ACCOUNTANTS):
+        expected = f"epochs >= 1, 0 < delta < 1 and the accountant {', '.join(_ACCOUNTANTS)}"
+        raise OpacusError(f"expected {expected}, got epochs={epochs}, delta={delta}, accountant={accountant!r}")
+    count = epochs * facts.steps
+    claimed, source = _counted(facts.noise, 1 / facts.steps, count, delta, accountant)
     noisy = f"noise of {facts.noise:.4g} clips"
     if facts.poisson:
         event = gaussian_steps(facts.noise, facts.share, count)
@@ -221,8 +268,17 @@ def claim_of(facts: Facts, epochs: int, delta: float, accountant: str = "prv") -
         1,
         claimed,
         proof,
-        source=f"Opacus, accountant {accountant}, {epochs} epochs",
+        source=f"{source}, {epochs} epochs",
         delta=delta,
         relation=Relation.ADD_REMOVE,
         assumes=("each step takes every record independently",),
     )
+
+
+def notes_of(facts: Facts, claim: Claim) -> tuple[str, ...]:
+    """Caveats: an epsilon that is not the accountant's, and a delta that protects too few records."""
+    notes = [f"claimed by {claim.source}"] if claim.source.startswith(_OURS) else []
+    if claim.delta * facts.samples >= 1:
+        most = f"delta {claim.delta:g} is not below one in {facts.samples:,} records"
+        notes.append(f"{most}: publishing all about one of them satisfies it")
+    return tuple(notes)

@@ -431,3 +431,10 @@ def gradient_of(model: nn.Module, optimizer: Any, loss: Loss, x: Tensor, y: Tens
         optimizer.step_hook = hook
         model.train(training)
     return tensors
+
+
+def shaped_as(data: Any, y: Tensor) -> Tensor:
+    """Labels [n], or [n, 1] if those of the data set have an axis of length 1."""
+    item = data[0]
+    label = item[1] if isinstance(item, tuple | list) else None
+    return y[:, None] if y.dim() == 1 and tuple(getattr(label, "shape", ())) == (1,) else y
