@@ -50,10 +50,15 @@ if TYPE_CHECKING:
     from leakgauge.harness.core.result import Run as Run
     from leakgauge.harness.core.rng import Key as Key
     from leakgauge.harness.core.vec import Layout as Layout
+    from leakgauge.harness.data.given import given as _data
+    from leakgauge.harness.federation.registry import lookup as lookup
     from leakgauge.harness.federation.round import Round as Round
+    from leakgauge.harness.learn.modules import given as _model
     from leakgauge.harness.study.store import load_run as load_run
     from leakgauge.harness.study.study import Study as Study
     from leakgauge.harness.study.study import load_study as load_study
+
+    given_data, given_model = _data, _model
 
 __version__ = "0.1.0"
 
@@ -73,11 +78,13 @@ _NAMES = {
     "core.result": "Run",
     "core.rng": "Key rng",
     "core.vec": "Layout",
+    "federation.registry": "lookup",
     "federation.round": "Round",
     "study.store": "load_run",
     "study.study": "Study load_study",
 }
-_WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}
+_WHERE = {name: (module, name) for module, names in _NAMES.items() for name in names.split()}
+_WHERE |= {"given_data": ("data.given", "given"), "given_model": ("learn.modules", "given")}
 
 __all__ = sorted([*_WHERE, "__version__"])
 
@@ -88,8 +95,9 @@ def __getattr__(name: str) -> "Any":
 
     if name not in _WHERE:
         raise AttributeError(f"module 'leakgauge' has no attribute {name!r}; it has: {', '.join(__all__)}")
-    module = importlib.import_module(f"leakgauge.harness.{_WHERE[name]}")
-    return module if name == "rng" else getattr(module, name)
+    where, attribute = _WHERE[name]
+    module = importlib.import_module(f"leakgauge.harness.{where}")
+    return module if name == "rng" else getattr(module, attribute)
 
 
 def __dir__() -> list[str]:

@@ -66,8 +66,6 @@ def facts(noise, steps):
     ("prv", 0.05, 1, 3, DELTA, "its epsilon is inf"),
     ("prv", 1.0, 1, 1, 1e-18, "Floating point errors will dominate"),
     ("prv", 1.0, 10, 10**9, DELTA, "points"),
-    ("rdp", 1e-4, 10, 1, DELTA, "noise of 0.0001 clips"),
-    ("rdp", 1e7, 2, 1, DELTA, "noise of 1e+07 clips"),
 )
 def test_our_accounting_answers_for_an_accountant_that_fails_or_takes_long(
     accountant, noise, steps, epochs, delta, why
@@ -119,5 +117,5 @@ def test_what_no_accountant_can_count_is_refused_in_one_line(epochs, delta, acco
 
 def test_a_delta_that_protects_too_few_records_is_noted():
     (note,) = notes_of(facts(1.0, 10), claim_of(facts(1.0, 10), 1, 0.01, "rdp"))
-    assert note == "delta 0.01 is not below one in 100 records: publishing all about one of them satisfies it"
+    assert note == "delta 0.01 is not below one in 100 records: publishing all about one satisfies it"
     assert notes_of(facts(1.0, 10), claim_of(facts(1.0, 10), 1, 0.0099, "rdp")) == ()

@@ -427,6 +427,7 @@ def test_a_poisson_loader_made_from_another_one_is_counted_as_poisson():
     ({"mode": "ghost"}, "ghost clipping does its clipping in the backward pass: use grad_sample_mode='hooks'"),
     ({"clipping": "per_layer"}, "expected DPOptimizer with flat clipping, got DPPerLayerOptimizer"),
     ({"noise": 0.0}, "expected max_grad_norm > 0 and noise_multiplier > 0, got 0.5 and 0"),
+    ({"noise": 1e-150}, "expected max_grad_norm > 0 and noise_multiplier > 0, got 0.5 and 1e-150"),
 )
 def test_what_cannot_be_inspected_is_refused_in_one_line(named, sentence):
     _, _, optimizer, loader = private(**named)

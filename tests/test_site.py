@@ -1,5 +1,7 @@
 """The pages of docs/ do what they say: their code runs as printed, and every public name has an example."""
 
+import ast
+import json
 import re
 import runpy
 import tomllib
@@ -50,12 +52,61 @@ def test_every_public_name_is_listed_and_has_an_example():
         assert f"{name}`](" in TEXT["docs/api/index.md"], name
 
 
+def exported(name):
+    """`__all__` of a module in the folder `leakgauge`; it may need a package that is not here."""
+    tree = ast.parse((ROOT / "leakgauge" / f"{name}.py").read_text("utf-8"))
+    (found,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and node.targets[0].id == "__all__"
+    )
+    return set(found)
+
+
+def test_the_page_of_the_api_lists_the_public_names_and_no_others():
+    page = TEXT["docs/api/index.md"]
+    names = page.partition("| name |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"\[`(\w+)`\]", names)) == set(leakgauge.__all__)
+    modules = dict(re.findall(r"^\| \[`leakgauge\.(\w+)`\]\S+ \| (.*):", page, re.M))
+    files = {path.stem for path in (ROOT / "leakgauge").glob("*.py")} - {"__init__", "__main__"}
+    assert set(modules) == files
+    for name, listed in modules.items():
+        assert set(re.findall(r"`(\w+)`", listed)) == exported(name), name
+
+
+def test_what_a_type_checker_sees_of_the_public_names_is_what_they_are():
+    tree = ast.parse((ROOT / "leakgauge" / "__init__.py").read_text("utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    found = {}
+    exec(compile(ast.Module(block.body, []), "stubs", "exec"), {}, found)
+    found = {name: value for name, value in found.items() if name != "Any" and not name.startswith("_")}
+    assert found.keys() == set(leakgauge.__all__) - {"__version__"}
+    for name, value in found.items():
+        assert getattr(leakgauge, name) is value, name
+
+
+INNER = re.compile(r"\bleakgauge\.(harness|attacks|defenses|reports|studies)\b")
+"""What is not public."""
+
+
+def test_what_readers_copy_imports_only_public_names():
+    pages = [name for name in TEXT if not name.startswith("docs/api/")]
+    pages += [f"docs/api/{name}.md" for name in ("index", "run", "defenses", "attacks", "own")]
+    code = {f"{name}:{block.line}": block.code for name in pages for block in blocks(ROOT / name, "python")}
+    for path in (ROOT / "docs" / "notebooks").glob("*.ipynb"):
+        cells = json.loads(path.read_text("utf-8"))["cells"]
+        code[path.name] = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    skeletons = (ROOT / "harness" / "integrations" / "skeletons").glob("my_*.py")
+    code |= {path.name: path.read_text("utf-8") for path in skeletons}
+    assert {"my_defense.py", "my_attack.py", "my_task.py", "audit-my-mechanism.ipynb"} <= set(code)
+    assert [place for place, text in code.items() if INNER.search(text)] == []
+    assert INNER.search("from leakgauge.defenses.gaussian import Gaussian")
+
+
 @pytest.mark.parametrize("name", ["flower", "opacus"])
 def test_every_name_of_a_module_for_a_framework_has_a_section_and_an_example(name):
-    path = ROOT / "leakgauge" / f"{name}.py"
-    names = re.findall(r'"(\w+)"', path.read_text("utf-8").rpartition("__all__ =")[2]) if path.is_file() else []
     code = "".join(block.code for block in blocks(ROOT / "docs" / "how-to" / f"{name}.md", "python"))
-    for one in names:
+    for one in exported(name):
         assert re.search(rf"^::: [\w.]+\.{one}$", TEXT["docs/api/own.md"], re.M), one
         assert re.search(rf"\b{one}\b", code), one
 

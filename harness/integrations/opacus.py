@@ -24,8 +24,7 @@ _BATCHES, _DRAWS, _ERROR = 5000, 2_000_000, 1e-3
 
 _ACCOUNTANTS = ("prv", "rdp", "gdp")
 _OURS = "leakgauge's own accounting"
-_POINTS, _LEAST, _MOST = 1e7, 1e-3, 1e4
-"""The most points of a grid of prv, which take 10 s and 3 GB, and the noise for which rdp needs seconds."""
+_POINTS = 1e7  # of a grid of prv at most: they take 10 s and 3 GB; rdp and gdp take seconds at most
 
 
 class OpacusError(ValueError):
@@ -75,7 +74,7 @@ def facts_of(optimizer: Any, loader: Any) -> Facts:
         raise OpacusError(f"expected DPOptimizer with flat clipping, got {type(optimizer).__name__}: {text}")
     samples, steps, share, weight = _draws(loader)
     clip, noise = float(optimizer.max_grad_norm), float(optimizer.noise_multiplier)
-    if not (0 < clip < math.inf and 0 < noise < math.inf):
+    if not (0 < clip < math.inf and 1e-100 < noise < 1e100):  # below, rdp does not end
         raise OpacusError(f"expected max_grad_norm > 0 and noise_multiplier > 0, got {clip:g} and {noise:g}")
     batch = int(optimizer.expected_batch_size or round(samples / steps))
     return Facts(clip, noise, batch, samples, steps, share > 0, share, weight)
@@ -206,22 +205,19 @@ def _counted(noise: float, share: float, count: int, delta: float, accountant: s
     from opacus.accountants import create_accountant
 
     try:
-        if not _LEAST <= noise <= _MOST:
-            raise ValueError(f"noise of {noise:g} clips")
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")  # about orders that the accountant tries, and that gdp is no bound
             if accountant == "prv" and (points := _points(noise, share, count, delta)) > _POINTS:
                 raise ValueError(f"it would need {points:.1e} points")
             counted = create_accountant(accountant)
             counted.history = [(noise, share, count)]
-            found = float(counted.get_epsilon(delta))
-        if math.isfinite(found):
-            return max(0.0, found), f"Opacus, accountant {accountant}"
-        raise ValueError(f"its epsilon is {found:g}")
+            if not math.isfinite(found := float(counted.get_epsilon(delta))):
+                raise ValueError(f"its epsilon is {found:g}")
+        return max(0.0, found), f"Opacus, accountant {accountant}"
     except (ArithmeticError, ValueError, RuntimeError, MemoryError) as error:
         why = "it searches from 0 to 500" if accountant == "gdp" else " ".join(str(error).split())
-    own = epsilon(gaussian_steps(noise, share, count), delta)
-    return own, f"{_OURS}, because Opacus' accountant {accountant} gives no epsilon ({why})"
+        own = epsilon(gaussian_steps(noise, share, count), delta)
+        return own, f"{_OURS}, because Opacus' accountant {accountant} gives no epsilon ({why})"
 
 
 def _points(noise: float, share: float, count: int, delta: float) -> float:
@@ -278,7 +274,5 @@ def claim_of(facts: Facts, epochs: int, delta: float, accountant: str = "prv") -
 def notes_of(facts: Facts, claim: Claim) -> tuple[str, ...]:
     """Caveats: an epsilon that is not the accountant's, and a delta that protects too few records."""
     notes = [f"claimed by {claim.source}"] if claim.source.startswith(_OURS) else []
-    if claim.delta * facts.samples >= 1:
-        most = f"delta {claim.delta:g} is not below one in {facts.samples:,} records"
-        notes.append(f"{most}: publishing all about one of them satisfies it")
-    return tuple(notes)
+    few = f"delta {claim.delta:g} is not below one in {facts.samples:,} records: publishing all about one satisfies it"
+    return (*notes, few) if claim.delta * facts.samples >= 1 else tuple(notes)
