@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from leakgauge.harness.core.claim import Unit as Unit
     from leakgauge.harness.core.claim import claim_over as claim_over
     from leakgauge.harness.core.claim import nothing_promised as nothing_promised
+    from leakgauge.harness.core.code import states as states
     from leakgauge.harness.core.codec import check_length as check_length
     from leakgauge.harness.core.codec import pack_float32 as pack_float32
     from leakgauge.harness.core.codec import pack_levels as pack_levels
@@ -70,6 +71,7 @@ _NAMES = {
     "core.gaussian": "gaussian_mu",
     "core.checks": "check_update positive",
     "core.claim": "Claim Proof Relation Unit claim_over nothing_promised",
+    "core.code": "states",
     "core.codec": "check_length pack_float32 pack_levels unpack_float32 unpack_levels",
     "core.contract": "Attack Defense Guess Labels Likelihood Link Links Membership Observation Reconstruction Sender"
     " Setting Task",

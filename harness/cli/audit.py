@@ -97,8 +97,8 @@ def audit(
     own, measured = (set_, rounds, setting), (trials, budget, threat, device)
     if sum(value is not None for value in (defense, scores, study)) != 1:
         raise typer.BadParameter("expected one of a defense, --scores FILE and --study FILE")
-    if study is None and (only or data or allow_code):
-        raise typer.BadParameter("--only, --data and --allow-code are for --study")
+    if study is None and (only or data):
+        raise typer.BadParameter("--only and --data are for --study")
     if scores is not None:
         if by != "trials" or any(value is not None for value in (*own, *measured)):
             raise typer.BadParameter("--scores has no federation: it takes --delta, --confidence and --json only")

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import importlib
 import os
+import pkgutil
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from leakgauge.harness.core.errors import UnknownNameError
 
 RECORDING = "recording:"
 """Prefix of the folder in the name of a recording that is used as data."""
+
+FUNCTION = "function:"
+"""Prefix of the dotted name of a function of an update that is used as a defense."""
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 # Prefixes of model and data names with a colon that do not name code
 _FORMS = {"model": ("torchvision", "given"), "data": ("given", "folder", "npz", "recording"), "loss": ("given",)}
@@ -52,6 +59,34 @@ def recording_options(name: str) -> tuple[str, dict[str, str]]:
 def records_of(data: str) -> str:
     """The name of the data set that gives a recording its records, or `data` itself."""
     return recording_options(data)[1].get("data", data) if data.startswith(RECORDING) else data
+
+
+def states(**facts: Any) -> Callable[[F], F]:
+    """A decorator of a function of an update: the facts stay stated wherever it is named as `function:module.name`.
+
+    Args:
+        facts: parameters of `defenses._common.function.Function`; a value may be a function of that defense, such as
+            the noise of the other parameters.
+    """
+
+    def stated(function: F) -> F:
+        function.facts = facts  # type: ignore[attr-defined]
+        return function
+
+    return stated
+
+
+def named_function(function: Any) -> str:
+    """The name `function:module.name` of a function.
+
+    Raises:
+        ValueError: a study cannot find it by this name, because it is not at the top of a module.
+    """
+    name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
+    with suppress(Exception):
+        if pkgutil.resolve_name(name) is function:
+            return f"{FUNCTION}{name}"
+    raise ValueError(f"expected a function at the top of a module, which is found by its name, got {function!r:.80}")
 
 
 def imported(kind: str, name: str) -> Any:

@@ -487,13 +487,14 @@ def clamped(update: Tensor, bound: float) -> Numbers:
     return numbers(update).clip(-bound, bound)
 
 
-def projected(update: Tensor, bound: float) -> Numbers:
-    """[d] float64: the update, projected onto the l2 ball of radius `bound`."""
+def projected(update: Tensor, bound: float, order: int = 2) -> Numbers:
+    """[d] float64: the update, scaled down to an l2 norm of at most `bound`, or to an l1 norm (order 1)."""
     values = numbers(update)
     largest = np.abs(values).max(initial=0.0)
     if largest == 0:
         return values
-    norm = largest * float(np.sqrt(np.square(values / largest).sum()))
+    shares = np.abs(values / largest)
+    norm = largest * float(np.sqrt(np.square(shares).sum()) if order == 2 else shares.sum())
     return values * (bound / norm) if norm > bound else values
 
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+from numpy.random import bit_generator
 from torch import Tensor
 
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
@@ -276,7 +277,8 @@ def dirichlet(key: Key, alpha: npt.NDArray[np.float64], n: int) -> npt.NDArray[n
 def global_generators(key: Key) -> Iterator[Callable[[], object]]:
     """Seed the global generators of torch, numpy and Python from the key, for foreign code that may draw from them.
 
-    Afterwards, their states are restored. Yields a function that returns their states: if two calls return the same,
+    A generator of numpy that the code makes without a seed takes its seed from Python's, not from the system's entropy.
+    Afterwards, all states are restored. Yields a function that returns their states: if two calls return the same,
     nothing was drawn in between.
     """
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()
@@ -284,9 +286,11 @@ def global_generators(key: Key) -> Iterator[Callable[[], object]]:
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)
+    entropy, bit_generator.randbits = bit_generator.randbits, random.getrandbits  # type: ignore[attr-defined]
     try:
         yield global_states
     finally:
+        bit_generator.randbits = entropy  # type: ignore[attr-defined]
         torch.set_rng_state(before[0])
         np.random.set_state(before[1])
         random.setstate(before[2])

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from leakgauge.harness.core.cell import PartSpec, Scalar
-from leakgauge.harness.core.code import loaded
+from leakgauge.harness.core.code import FUNCTION, loaded
 from leakgauge.harness.core.contract import Attack, Defense
 from leakgauge.harness.core.errors import UnknownNameError, suggestion, unknown
 from leakgauge.harness.core.result import PartInfo
@@ -79,18 +79,28 @@ def _loaded(kind: Kind, name: str, load: Callable[[], Any]) -> type:
     """The class that `load` imports from a foreign module, which may raise any exception."""
     value = loaded(kind, name, load)
     if not (inspect.isclass(value) and issubclass(value, _BASE[kind])):
-        raise UnknownNameError(f"expected a subclass of {_BASE[kind].__name__} for {name!r}, got {value!r}")
+        hint = f"; a function of an update is named {function_hint(name)}" if inspect.isroutine(value) else ""
+        raise UnknownNameError(f"expected a subclass of {_BASE[kind].__name__} for {name!r}, got {value!r}{hint}")
     return value
 
 
+def function_hint(name: str) -> str:
+    """The name `function:module.name` of what is named `module:name`."""
+    return FUNCTION + name.replace(":", ".")
+
+
 def lookup(kind: Kind, name: str) -> type:
-    """The class named `name`, which may be `module:Class`.
+    """The class named `name`, which may be `module:Class`, or `function:module.name` for a function of an update.
 
     Raises:
         UnknownNameError: there is no such class.
     """
     if name in _files(kind):
         return _of_file(kind, name)  # skips importing the others, which takes half a second
+    if kind == "defense" and name.startswith(FUNCTION):
+        function = loaded(kind, name, lambda: pkgutil.resolve_name(name.removeprefix(FUNCTION)))
+        made: type = importlib.import_module("leakgauge.defenses._common.function").of(name, function)
+        return made
     known = classes(kind)
     if name in known:
         return known[name]

@@ -77,7 +77,8 @@ def check_parameters(tested: Any) -> str:
     for name, value in numbers.items():
         if name in fields:
             tables += [{name: bad} for bad in (math.nan, math.inf) if isinstance(value, float)]
-            tables += [{name: -value}] if name in _POSITIVE and value > 0 else []
+            own = name in getattr(part.code, "_keywords", ())  # only a function of an update knows what it means
+            tables += [{name: -value}] if name in _POSITIVE and value > 0 and not own else []
     accepted = [f"{name}={value}" for table in tables for name, value in table.items() if _accepts(part, made, table)]
     if accepted:
         raise Fault(f"{', '.join(accepted)} is accepted; refuse it in `__post_init__` with a ValueError")

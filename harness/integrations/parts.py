@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 from leakgauge.harness.core.cell import Scalar
-from leakgauge.harness.core.code import import_from
+from leakgauge.harness.core.code import FUNCTION, import_from, named_function
 from leakgauge.harness.core.contract import Attack, Defense
 from leakgauge.harness.core.errors import StudyError, UnknownNameError
 from leakgauge.harness.federation import registry
@@ -38,13 +38,16 @@ class Part(NamedTuple):
 
 
 def part_of(given: object) -> Part:
-    """The part that an object is: a defense, an attack, a class of one, or the module of a task.
+    """The part that an object is: a defense, an attack, a class of one, a function of an update, or a task's module.
 
     Raises:
         TypeError: it is none of these.
+        ValueError: it is a function that is not at the top of a module.
     """
     if isinstance(given, ModuleType):
         return Part("task", given.__name__, given, Path(given.__file__ or ".").resolve().parent, {})
+    if inspect.isroutine(given):
+        return _of_function(named_function(given), {})
     code = given if inspect.isclass(given) else type(given)
     if not issubclass(code, Defense | Attack):
         raise TypeError(f"expected a defense, an attack, a class of one, or the module of a task, got {given!r:.80}")
@@ -60,9 +63,10 @@ def name_of(given: Defense[Any, Any] | Attack) -> str:
 
 
 def _name_of(code: type) -> str:
-    """The name of a shipped or installed class, or `module:Class`."""
+    """The name of a shipped or installed class, `function:module.name`, or `module:Class`."""
     names = {known: name for name, known in registry.classes(_kind_of(code)).items()}
-    return names.get(code, f"{code.__module__}:{code.__qualname__}")
+    own = code.__qualname__
+    return names.get(code, own if own.startswith(FUNCTION) else f"{code.__module__}:{own}")
 
 
 def _kind_of(code: type) -> Literal["defense", "attack"]:
@@ -84,6 +88,8 @@ def named(what: str, parameters: dict[str, Scalar]) -> Part:
     if not module or not name:
         raise UnknownNameError(f"expected FILE.py, module:Class or a name, got {what!r}")
     import_from(Path.cwd())
+    if what.startswith(FUNCTION):
+        return _of_function(what, parameters)
     try:
         loaded = importlib.import_module(module)
     except (Exception, SystemExit) as error:
@@ -93,9 +99,19 @@ def named(what: str, parameters: dict[str, Scalar]) -> Part:
     code, folder = getattr(loaded, name), Path(loaded.__file__ or ".").parent
     if inspect.isclass(code) and issubclass(code, Defense | Attack):
         return Part(_kind_of(code), what, code, folder, parameters)
-    if callable(code):
+    if callable(code) and {"model", "data"} & vars(loaded).keys():
         return Part("task", module, loaded, folder, parameters)
-    raise UnknownNameError(f"expected a subclass of Defense or Attack, or a function of a task, got {what}={code!r}")
+    hint = f"; a function of an update is named {registry.function_hint(what)}" if callable(code) else ""
+    raise UnknownNameError(
+        f"expected a subclass of Defense or Attack, or a function of a task, got {what}={code!r:.80}{hint}"
+    )
+
+
+def _of_function(name: str, parameters: dict[str, Scalar]) -> Part:
+    """The defense `function:module.name`, in the folder of the function's module."""
+    code = registry.lookup("defense", name)
+    folder = Path(getattr(sys.modules.get(code.__module__), "__file__", None) or ".").resolve().parent
+    return Part("defense", name, code, folder, parameters)
 
 
 def _of_file(path: Path, parameters: dict[str, Scalar]) -> Part:
@@ -129,7 +145,8 @@ def _only(loaded: ModuleType, module: str, path: Path, folder: Path, parameters:
     names = ", ".join(sorted(code.__name__ for code in codes))
     raise UnknownNameError(
         f"expected one public defense or attack in {path}, or functions `model` and `data` of a task, got "
-        f"{names or 'neither'}{'; name one as module:Class' if names else ''}"
+        f"{names or 'neither'}; "
+        f"{'name one as module:Class' if names else f'a function of an update is named {FUNCTION}{module}.NAME'}"
     )
 
 

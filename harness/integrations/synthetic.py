@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import inspect
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import PartSpec, Scalar, TaskSpec
 from leakgauge.harness.core.checks import numbers
-from leakgauge.harness.core.code import RECORDING
+from leakgauge.harness.core.code import RECORDING, named_function
 from leakgauge.harness.core.contract import Attack, Defense, Examples, Sender
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout, Vector
@@ -38,7 +39,7 @@ from leakgauge.harness.learn.wrapped import plain_name
 from leakgauge.harness.study.prepare import load_data, make_task
 from leakgauge.harness.study.store import StoreError
 
-Part = str | Mapping[str, Scalar] | Attack | Defense[Any, Any]
+Part = str | Mapping[str, Scalar] | Attack | Defense[Any, Any] | Callable[..., Any]
 """A defense or an attack: its name, a table of its name and parameters as in a study, or the object."""
 
 _Load = Callable[[object], tuple[DataSet, bool]]
@@ -98,11 +99,14 @@ def part_spec(kind: Literal["defense", "attack"], part: Part) -> PartSpec:
 
     Raises:
         LookupError: no part has this name.
-        ValueError: its parameters are wrong, or `part` is neither a name, a table, a defense nor an attack.
+        ValueError: its parameters are wrong, or `part` is neither a name, a table, a defense, a function of an update
+            nor an attack.
     """
-    if isinstance(part, str | Mapping):
-        table: dict[str, Any] = {"name": part} if isinstance(part, str) else dict(part)
+    if isinstance(part, str | Mapping) or inspect.isroutine(part):
+        table: dict[str, Any] = dict(part) if isinstance(part, Mapping) else {"name": part}
         name = table.pop("name", None)
+        if inspect.isroutine(name):
+            name = named_function(name)
         if not isinstance(name, str):
             raise ValueError(f"expected a {kind} with its name, as in {{'name': ..., 'epsilon': 1.0}}, got {part}")
         return PartSpec(name, registry.build(kind, name, table).parameters())
