@@ -138,7 +138,8 @@ def after_some(update, noise=NOISE):
 
 
 def of_the_system(update, noise=NOISE):
-    return clipped(update, CLIP) + np.random.default_rng(secrets.randbits(64)).normal(0.0, noise, update.shape)
+    entropy = secrets.randbits(64)
+    return clipped(update, CLIP) + np.random.default_rng(entropy).normal(0.0, noise, update.shape)
 
 
 def counting(update, noise=NOISE):
