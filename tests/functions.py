@@ -4,6 +4,7 @@ They draw from global generators, as users' code does.
 """
 # ruff: noqa: NPY002
 
+import functools
 import math
 import secrets
 
@@ -190,3 +191,20 @@ def misspelled(update):
 
 def needs(update, strength, clip):
     return clipped(update, clip) * strength
+
+
+part_of_it = functools.partial(local_dp, noise=2.0)
+
+
+def words_as_facts(update, noise="much"):
+    return update
+
+
+@states(family="Laplace")
+def family_in_capitals(update):
+    return update
+
+
+@states(noise=lambda of: of.epsilon * 2)
+def not_computable(update, epsilon=None):
+    return update

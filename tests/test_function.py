@@ -164,6 +164,10 @@ def test_a_wrong_result_is_one_line(function, error):
     ("no_clip", {"delta": 1.0}, StudyError, "expected 0 <= delta < 1"),
     ("no_clip", {"unit": "sub-vector"}, StudyError, "unit: got 'sub-vector', expected 'message'"),
     ("no_clip", {"noise": "much"}, StudyError, "noise: got 'much'"),
+    ("words_as_facts", {}, StudyError, "expected a number as noise, got 'much'"),
+    ("family_in_capitals", {}, StudyError, "expected family to be one of normal, laplace, unknown, got 'Laplace'"),
+    ("not_computable", {}, StudyError, "noise cannot be computed: TypeError"),
+    ("local_dp+sdq", {}, StudyError, "expected a defense that adds noise before"),
 )
 def test_wrong_names_and_facts_are_refused(function, parameters, kind, error):
     with pytest.raises(kind, match=error):
@@ -187,6 +191,13 @@ def test_messages_repeat_by_key_and_leave_the_update_and_the_global_generators()
         assert torch.equal(first, sent(defense, update)), function
         assert not torch.equal(first, sent(defense, update, private=1)), function
     assert rng.global_states() == before
+
+
+def test_a_partial_function_has_its_own_values_and_the_module_that_names_it():
+    made_of_it = made("part_of_it", clip=0.1)
+    assert made_of_it.noise == 2.0
+    assert type(made_of_it).__module__ == "tests.functions"
+    assert float(sent(made_of_it, an_update()).std()) > 1
 
 
 def test_a_function_without_noise_is_known_to_have_none():

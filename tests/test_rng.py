@@ -182,3 +182,14 @@ def test_a_draw_is_that_of_a_new_generator_whatever_was_drawn_before_and_in_any_
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(drawn, range(100)))
     assert all((numbers == expected).all() for numbers in [drawn(-1), *found])
+
+
+def test_inside_global_generators_a_generator_without_a_seed_follows_from_the_key():
+    def drawn(seed):
+        with rng.global_generators(Key(seed)):
+            return np.random.default_rng().random(), np.random.default_rng().random()
+
+    assert drawn(0) == drawn(0)
+    assert drawn(0) != drawn(1)
+    assert len(set(drawn(0))) == 2
+    assert np.random.default_rng().random() != np.random.default_rng().random()

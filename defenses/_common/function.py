@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from typing import Any, ClassVar, Literal, get_type_hints
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -88,17 +88,25 @@ class Function(Plain):
     _arrays: ClassVar[tuple[bool, ...]]
 
     def __post_init__(self) -> None:
-        facts = {name: self.fact(name) for name in ("clip", "noise", "epsilon", "sensitivity")}
-        positive(**{name: value for name, value in facts.items() if value is not None})
-        if not 0 <= self._delta < 1:
-            raise ValueError(f"expected 0 <= delta < 1, got delta={self._delta}")
-        own = {name: getattr(self, name) for name in self._keywords}
-        numbers((float,), **{name: value for name, value in own.items() if isinstance(value, float)})
+        for name, hint in get_type_hints(Function).items():
+            value = self.fact(name) if name in _STATED else None
+            if get_origin(hint) is Literal and value not in get_args(hint):
+                raise ValueError(f"expected {name} to be one of {', '.join(get_args(hint))}, got {value!r}")
+        facts = {name: self.fact(name) for name in ("clip", "noise", "epsilon", "delta", "sensitivity")}
+        own = {name: getattr(self, name) for name in self._keywords if isinstance(getattr(self, name), float)}
+        facts = {name: value for name, value in facts.items() if value is not None}
+        numbers((int, float), **own | facts)
+        if not 0 <= facts.pop("delta", 0.0) < 1:
+            raise ValueError(f"expected 0 <= delta < 1, got delta={self.delta}")
+        positive(**facts)
 
     def fact(self, name: str) -> Any:
         """A parameter; if it is None, what `states` computes from the others."""
         value, computed = getattr(self, name), getattr(self._function, "facts", {}).get(name)
-        return computed(self) if value is None and callable(computed) else value
+        try:
+            return computed(self) if value is None and callable(computed) else value
+        except Exception as error:
+            raise ValueError(f"{name} cannot be computed: {type(error).__name__}: {error}") from error
 
     @property
     def _delta(self) -> float:
@@ -154,20 +162,17 @@ class Function(Plain):
             return _flat(result, self._shape, layout, name)
         raise ValueError(failed)
 
-    def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
+    def likelihood(self, state: None, received: Sequence[bytes], links: Links, tip: float = TIP) -> Likelihood:
         """By the stated noise around the clipped candidate; of Laplace noise, with a rounded tip."""
-        return self._likelihood(self.sent(received, links), TIP)
+        if self._noise is None:
+            raise NoLikelihood("no likelihood is known without the function's clip, noise and family; state them")
+        normal, sent = partial(gaussian_misfit, variance=self._noise**2), self.sent(received, links)
+        misfit = normal if self.family == "normal" else partial(laplace_misfit, scale=self._noise, tip=tip)
+        return lambda update: misfit(self.bounded(update) - sent)
 
     def exact_likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
         """As `likelihood`, with a sharp tip."""
-        return self._likelihood(self.sent(received, links), 0.0)
-
-    def _likelihood(self, sent: Tensor, tip: float) -> Likelihood:
-        if self._noise is None:
-            raise NoLikelihood("no likelihood is known without the function's clip, noise and family; state them")
-        normal = partial(gaussian_misfit, variance=self._noise**2)
-        misfit = normal if self.family == "normal" else partial(laplace_misfit, scale=self._noise, tip=tip)
-        return lambda update: misfit(self.bounded(update) - sent)
+        return self.likelihood(state, received, links, 0.0)
 
     def message_distribution(self, state: None, memory: None, update: Vector, link: Link) -> Additive | None:
         """The stated noise around the clipped update; None unless both are stated."""
@@ -270,7 +275,8 @@ def of(name: str, function: Any) -> type[Function]:
     body = {"_function": staticmethod(function), "_keywords": tuple(keywords), "_shape": shape, "_arrays": arrays}
     body["__doc__"] = inspect.getdoc(function) or f"The function {name.removeprefix(FUNCTION)} of an update."
     made = dataclasses.make_dataclass(name, fields, bases=(Function,), namespace=body, frozen=True)
-    made.__module__ = str(getattr(function, "__module__", None) or Function.__module__)
+    module = getattr(function, "__module__", None) if inspect.isroutine(function) else None
+    made.__module__ = str(module or name.removeprefix(FUNCTION).rpartition(".")[0])
     return made
 
 
