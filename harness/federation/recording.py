@@ -1,13 +1,4 @@
-"""Recordings: a folder with the models and messages of a training that ran elsewhere; a study can attack it.
-
-    DIR/recording.jsonl                     one line for the federation, each model, each message, the data, the end
-    DIR/rounds/NNNNN/model.npy              the parameters from which the clients of a round train
-    DIR/rounds/NNNNN/client-NNNNN.bin       a message as it crossed the wire
-    DIR/data.npz                            the records behind the messages, and others of the same kind
-
-Each file is complete before its line is written, and the line has the file's size and SHA-256. So an interrupted
-recording holds all complete files. Appending a line costs the same for each message; rewriting one file would not.
-"""
+"""Recordings: reads what `recorder` has written; a study can attack it."""
 
 from __future__ import annotations
 
@@ -17,29 +8,47 @@ import hashlib
 import io
 import json
 import math
-import os
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from leakgauge.harness import data
-from leakgauge.harness.core.cell import FederationSpec, PartSpec, Scalar
+from leakgauge.harness.core.cell import FederationSpec, PartSpec
 from leakgauge.harness.core.code import RECORDING, recording_options
 from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.core.files import regular
 from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.data import DataMissing, DataSet, DataUnreadable, check_unpacked, reading
 from leakgauge.harness.data.arrays import Arrays, data_set
-from leakgauge.harness.federation.registry import ParameterError, build_defense, construct
-from leakgauge.harness.learn.batch import Indices
+from leakgauge.harness.federation.recorder import (
+    DATA,
+    KINDS,
+    LIST,
+    MOST_LISTED,
+    MOST_NUMBER,
+    VERSION,
+    Data,
+    End,
+    Entry,
+    File,
+    Indices,
+    Message,
+    Model,
+    Start,
+    check_message,
+    place,
+)
+from leakgauge.harness.federation.recorder import Facts as Facts
+from leakgauge.harness.federation.recorder import Recorded as Recorded
+from leakgauge.harness.federation.recorder import Recorder as Recorder
+from leakgauge.harness.federation.recorder import spec_of_facts as spec_of_facts
+from leakgauge.harness.federation.registry import ParameterError, construct
 
-LIST, _DATA = "recording.jsonl", "data.npz"
 FORM = (
     f"{RECORDING}DIR",
     "the models and messages of a training that ran elsewhere; "
@@ -47,272 +56,8 @@ FORM = (
 )
 """The name that `load` accepts besides those of `data.names`, and its one-line description."""
 
-_VERSION = 1
-_MOST_LISTED = 64 * 2**20  # maximum bytes of the list: room for 100,000 messages of 100 rows each
 _MOST_ENTRIES = 2**31  # maximum number of parameters of a model
-_MOST_NUMBER = 10_000_000  # the largest number of a round or a client
 _HEADER = 4096  # maximum bytes of a numpy file besides its numbers, well above the real size
-_WIRE, _LONG_WIRE = 2**20, 64  # maximum bytes of a message: a constant, plus bytes per parameter (a waveform has 16)
-
-
-class Facts(NamedTuple):
-    """The public facts about a federation.
-
-    Attributes:
-        clients, participants: all clients, and how many of them train in a round.
-        sends: `gradient` of one batch, or the `update` after local training.
-        steps, epochs: length of local training; at most one of the two is set.
-        batch: records per step; 0: all records of the client.
-        lr, momentum: of local SGD; the learning rate of each round is stored with its model.
-        optimizer, weight_decay, proximal: see `FederationSpec`.
-        rounds: planned rounds, on which a defense's noise may depend; 0: the recorded rounds.
-    """
-
-    clients: int
-    participants: int
-    sends: Literal["gradient", "update"]
-    steps: int | None = None
-    epochs: int | None = None
-    batch: int = 0
-    lr: float = 0.1
-    momentum: float = 0.0
-    rounds: int = 0
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    weight_decay: float = 0.0
-    proximal: float = 0.0
-
-
-class Recorded(NamedTuple):
-    """One message of a training.
-
-    Attributes:
-        samples: number of the client's records, the weight of its message.
-        wire: the bytes as they crossed the wire.
-        images, steps: distinct records and SGD steps behind the message; public.
-        rows: indices of these records among the training records of the recording, or if it has none, of the data set
-            named in `?data=NAME`; None: unknown.
-    """
-
-    round: int
-    client: int
-    samples: int
-    wire: bytes
-    images: int
-    steps: int
-    rows: Indices | None = None
-
-
-class _Strict:
-    """A line of the list; unknown keys are refused."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-
-@dataclass(frozen=True)
-class _Start(_Strict):
-    version: int
-    facts: Facts
-    names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    defense: str
-    parameters: dict[str, Scalar]
-    seed: int | None
-
-
-@dataclass(frozen=True)
-class _Model(_Strict):
-    round: int
-    lr: float
-    size: int
-    sha256: str
-    loss: float | None = None
-
-
-@dataclass(frozen=True)
-class _Message(_Strict):
-    round: int
-    client: int
-    samples: int
-    images: int
-    steps: int
-    rows: tuple[int, ...] | None
-    size: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class _Data(_Strict):
-    classes: tuple[str, ...]
-    size: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class _End(_Strict):
-    models: int
-    messages: int
-
-
-_File = _Model | _Message | _Data
-_Entry = _Start | _File | _End
-_KINDS: dict[str, type] = {"start": _Start, "model": _Model, "message": _Message, "data": _Data, "end": _End}
-_NAMES = {kind: name for name, kind in _KINDS.items()}
-
-
-def _line(entry: _Entry) -> bytes:
-    table = {"kind": _NAMES[type(entry)], **dataclasses.asdict(entry)}
-    if isinstance(entry, _Start):
-        table["facts"] = entry.facts._asdict()
-    return json.dumps(table, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-
-
-_LAST = len(_line(_End(_MOST_NUMBER, _MOST_NUMBER)))  # bytes that are reserved for the end line
-
-
-def _place(entry: _File) -> str:
-    """The file of an entry, derived from its numbers; the list itself contains no paths."""
-    if isinstance(entry, _Data):
-        return _DATA
-    name = "model.npy" if isinstance(entry, _Model) else f"client-{entry.client:05d}.bin"
-    return f"rounds/{entry.round:05d}/{name}"
-
-
-class Recorder:
-    """Writes a recording from one process, with at most `most_bytes` in all its files.
-
-    Everything is counted before it is written. Models and messages that do not fit are left out, and the recording
-    states how many; a round without its model has no messages.
-
-    Args:
-        folder: a missing or empty folder.
-        layout: layout of the flat vectors.
-        defense: the defense that made the messages; `none` without a defense.
-        seed: seed of the shared keys: those of client k in round t are children of
-            `client_key(Key(seed).child("training"), t, k)`; None: unknown, so every adversary is an outsider.
-
-    Raises:
-        LookupError: there is no such defense.
-        ValueError: the folder is not empty, `most_bytes` is too small for the description, or the facts contradict each
-            other.
-    """
-
-    def __init__(
-        self, folder: Path, facts: Facts, layout: Layout, defense: PartSpec, *, most_bytes: int, seed: int | None = None
-    ) -> None:
-        spec_of_facts(facts, 1)
-        if folder.is_dir() and any(folder.iterdir()):
-            raise ValueError(f"expected an empty folder for a recording, got {folder}: name another one")
-        self.folder, self.facts, self.layout, self.most_bytes = folder, facts, layout, most_bytes
-        self.written = self._listed = 0
-        self._rates: dict[int, float] = {}
-        self._left = set[int]()  # rounds whose model was left out
-        self._messages: set[tuple[int, int]] = set()
-        self._lost = 0
-        parameters = build_defense(defense).parameters()
-        start = _Start(_VERSION, facts, layout.names, layout.shapes, defense.name, parameters, seed)
-        if len(_line(start)) + _LAST > most_bytes:
-            raise ValueError(f"expected most_bytes >= {len(_line(start)) + _LAST}, got {most_bytes}")
-        folder.mkdir(parents=True, exist_ok=True)
-        self._closed = False
-        self._add(start)
-
-    def model(self, number: int, params: Vector, lr: float, loss: float | None = None) -> bool:
-        """Record the parameters [d] before round `number`; False: they do not fit, and nothing of this round is kept.
-
-        Args:
-            loss: the public loss of this model on test data; a defense's state may depend on it. None: unknown.
-
-        Raises:
-            ValueError: the vector has another length, or the round already has a model.
-        """
-        if params.shape != (self.layout.dim,):
-            raise ValueError(f"expected a model of {self.layout.dim} numbers, got shape {tuple(params.shape)}")
-        if number in self._rates or number in self._left or not 0 <= number <= _MOST_NUMBER:
-            raise ValueError(f"expected a new round from 0 to {_MOST_NUMBER}, got {number}")
-        content = io.BytesIO()
-        np.save(content, params.detach().cpu().numpy().astype("<f4", copy=False), allow_pickle=False)
-        held = content.getbuffer()
-        finite = None if loss is None or not math.isfinite(loss) else float(loss)
-        if self._keep(_Model(number, float(lr), len(held), hashlib.sha256(held).hexdigest(), finite), held):
-            self._rates[number] = lr
-        else:
-            self._left.add(number)
-        return number in self._rates
-
-    def message(self, recorded: Recorded) -> bool:
-        """Record one message of a round whose model was given; False: message or model does not fit, it is left out.
-
-        Raises:
-            ValueError: the round has no model, or already has a message of this client, or numbers contradict each
-                other.
-        """
-        if recorded.round not in self._rates and recorded.round not in self._left:
-            raise ValueError(f"expected the model of round {recorded.round} before its messages")
-        if (recorded.round, recorded.client) in self._messages or not 0 <= recorded.client < self.facts.clients:
-            text = f"a new client from 0 to {self.facts.clients - 1} in round {recorded.round}, got {recorded.client}"
-            raise ValueError(f"expected {text}")
-        rows = None if recorded.rows is None else tuple(int(row) for row in recorded.rows)
-        counts = recorded.round, recorded.client, recorded.samples, recorded.images, recorded.steps
-        number, client, samples, images, steps = map(int, counts)
-        digest = hashlib.sha256(recorded.wire).hexdigest()
-        entry = _Message(number, client, samples, images, steps, rows, len(recorded.wire), digest)
-        _check_message(entry, self.layout.dim)
-        self._messages.add((recorded.round, recorded.client))
-        if recorded.round in self._rates and self._keep(entry, recorded.wire):
-            return True
-        self._lost += 1
-        return False
-
-    def data(self, train: Examples, auxiliary: Examples | None, names: tuple[str, ...]) -> None:
-        """Record the training records, whose rows the messages name, and auxiliary records that are behind no message.
-
-        Args:
-            train, auxiliary: x as the model takes it, [n, *input_shape] float32; y int64, or float32 for a regression.
-            names: names of the classes; empty for a regression.
-
-        Raises:
-            ValueError: the records do not fit into `most_bytes`; pass them before the messages, or pass fewer.
-        """
-        arrays = {"x": train.x, "y": train.y}
-        arrays |= {} if auxiliary is None else {"x_auxiliary": auxiliary.x, "y_auxiliary": auxiliary.y}
-        content = io.BytesIO()
-        np.savez(content, allow_pickle=False, **{name: tensor.cpu().numpy() for name, tensor in arrays.items()})
-        held = content.getbuffer()
-        if not self._keep(_Data(names, len(held), hashlib.sha256(held).hexdigest()), held):
-            left = self.most_bytes - self.written
-            raise ValueError(f"expected records of at most {left:,} bytes, got {len(held):,}: raise most_bytes")
-
-    def close(self) -> None:
-        """Write the end, with the numbers of models and messages that were left out; a second call does nothing."""
-        if not self._closed:
-            self._add(_End(len(self._left), self._lost))
-            self._closed = True
-
-    def __enter__(self) -> Recorder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _keep(self, entry: _File, content: bytes | memoryview) -> bool:
-        line = len(_line(entry)) + _LAST
-        if self.written + len(content) + line > self.most_bytes or self._listed + line > _MOST_LISTED:
-            return False
-        path = self.folder / _place(entry)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.part")
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-        self.written += len(content)
-        self._add(entry)
-        return True
-
-    def _add(self, entry: _Entry) -> None:
-        line = _line(entry)
-        with (self.folder / LIST).open("ab") as file:  # opened for each line: an unclosed Recorder leaks no handle
-            file.write(line)
-        self.written += len(line)
-        self._listed += len(line)
 
 
 @dataclass(frozen=True)
@@ -334,9 +79,9 @@ class Recording:
     digest: str
     closed: bool
     left_out: tuple[int, int]
-    _models: dict[int, _Model] = field(repr=False)
-    _messages: dict[int, tuple[_Message, ...]] = field(repr=False)
-    _data: _Data | None = field(repr=False)
+    _models: dict[int, Model] = field(repr=False)
+    _messages: dict[int, tuple[Message, ...]] = field(repr=False)
+    _data: Data | None = field(repr=False)
 
     @property
     def models(self) -> tuple[int, ...]:
@@ -389,7 +134,7 @@ class Recording:
             shown = f"{shown}, ... {self.models[-1]}" if len(self.models) > 8 else shown or "none"
             raise ValueError(f"the recording has no model of round {number}; it has those of {shown}")
         entry, dim = self._models[number], self.layout.dim
-        with reading(self.folder / _place(entry)):
+        with reading(self.folder / place(entry)):
             held = np.load(io.BytesIO(_content(self.folder, entry)), allow_pickle=False)
             if held.dtype != np.dtype("<f4") or held.shape != (dim,):
                 raise ValueError(f"expected {dim} numbers of float32, got {held.dtype} of shape {held.shape}")
@@ -404,7 +149,7 @@ class Recording:
         rows = self.rows.get(number, {})
         messages = []
         for entry in sorted(self._messages.get(number, ()), key=lambda entry: entry.client):
-            with reading(self.folder / _place(entry)):
+            with reading(self.folder / place(entry)):
                 wire = _content(self.folder, entry)
             public = entry.samples, wire, entry.images, entry.steps, rows.get(entry.client)
             messages.append(Recorded(number, entry.client, *public))
@@ -424,7 +169,7 @@ class Recording:
         """
         if self._data is None:
             return None
-        path = self.folder / _DATA
+        path = self.folder / DATA
         with reading(path):
             content = _content(self.folder, self._data)
             with zipfile.ZipFile(io.BytesIO(content)) as members:
@@ -450,24 +195,24 @@ def read(folder: Path) -> Recording:
     if not path.exists():
         raise DataMissing(f"no recording in {folder}: there is no {LIST}; leakgauge.inspect makes one")
     with reading(path):
-        regular(path, _MOST_LISTED, links=False)
+        regular(path, MOST_LISTED, links=False)
         content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
         recording, files = _listed(folder, content, list(_entries(content)))
     for entry in files:
-        with reading(folder / _place(entry)):
+        with reading(folder / place(entry)):
             _content(folder, entry)
     return recording
 
 
-def _entries(content: bytes) -> Iterator[_Entry]:
+def _entries(content: bytes) -> Iterator[Entry]:
     """The entries of a list, without an unfinished last line; a ValueError names the line that is not an entry."""
     for number, line in enumerate(content.split(b"\n")[:-1], 1):
         try:
             table = json.loads(line)
             kind = table.pop("kind") if isinstance(table, dict) else None
-            if kind not in _KINDS:
-                raise ValueError(f"expected one of {', '.join(_KINDS)}, got {str(kind)[:40]!r}")
-            entry: _Entry = construct(_KINDS[kind], table)
+            if kind not in KINDS:
+                raise ValueError(f"expected one of {', '.join(KINDS)}, got {str(kind)[:40]!r}")
+            entry: Entry = construct(KINDS[kind], table)
         except ParameterError as error:
             raise ValueError(f"line {number}: {str(error).removeprefix('.')[:200]}") from error
         except (ValueError, RecursionError) as error:
@@ -475,24 +220,24 @@ def _entries(content: bytes) -> Iterator[_Entry]:
         yield entry
 
 
-def _listed(folder: Path, content: bytes, entries: list[_Entry]) -> tuple[Recording, list[_File]]:
+def _listed(folder: Path, content: bytes, entries: list[Entry]) -> tuple[Recording, list[File]]:
     """The recording that a list describes, and its files; raises ValueError if entries contradict each other."""
-    if not entries or not isinstance(start := entries[0], _Start):
+    if not entries or not isinstance(start := entries[0], Start):
         raise ValueError("expected the description of a federation in the first line")
-    if start.version != _VERSION:
-        raise ValueError(f"expected version {_VERSION}, got {start.version}: another version of leakgauge wrote it")
+    if start.version != VERSION:
+        raise ValueError(f"expected version {VERSION}, got {start.version}: another version of leakgauge wrote it")
     layout = _layout(start)
-    ends = [entry for entry in entries if isinstance(entry, _End)]
-    held = [entry for entry in entries if isinstance(entry, _Data)]
-    if ends not in ([], entries[-1:]) or len(held) > 1 or any(isinstance(entry, _Start) for entry in entries[1:]):
+    ends = [entry for entry in entries if isinstance(entry, End)]
+    held = [entry for entry in entries if isinstance(entry, Data)]
+    if ends not in ([], entries[-1:]) or len(held) > 1 or any(isinstance(entry, Start) for entry in entries[1:]):
         raise ValueError("expected one description, records once, and nothing after the end")
-    models: dict[int, _Model] = {}
-    for model in (entry for entry in entries if isinstance(entry, _Model)):
+    models: dict[int, Model] = {}
+    for model in (entry for entry in entries if isinstance(entry, Model)):
         _check_model(model, models, layout.dim)
         models[model.round] = model
-    messages: dict[int, dict[int, _Message]] = {}
-    for message in (entry for entry in entries if isinstance(entry, _Message)):
-        _check_message(message, layout.dim)
+    messages: dict[int, dict[int, Message]] = {}
+    for message in (entry for entry in entries if isinstance(entry, Message)):
+        check_message(message, layout.dim)
         sent = messages.setdefault(message.round, {})
         known = message.round in models and message.client < start.facts.clients
         if not known or message.client in sent:
@@ -516,7 +261,7 @@ def _listed(folder: Path, content: bytes, entries: list[_Entry]) -> tuple[Record
     return recording, [*models.values(), *(entry for sent in messages.values() for entry in sent.values()), *held]
 
 
-def _layout(start: _Start) -> Layout:
+def _layout(start: Start) -> Layout:
     layout = Layout(start.names, start.shapes)
     if len(set(layout.names)) < len(layout.names) or any(length < 0 for shape in layout.shapes for length in shape):
         raise ValueError("expected tensors with different names and non-negative lengths")
@@ -525,9 +270,9 @@ def _layout(start: _Start) -> Layout:
     return layout
 
 
-def _check_model(entry: _Model, models: dict[int, _Model], dim: int) -> None:
-    if not 0 <= entry.round <= _MOST_NUMBER or entry.round in models:
-        raise ValueError(f"round {entry.round}: expected one model, of a round from 0 to {_MOST_NUMBER}")
+def _check_model(entry: Model, models: dict[int, Model], dim: int) -> None:
+    if not 0 <= entry.round <= MOST_NUMBER or entry.round in models:
+        raise ValueError(f"round {entry.round}: expected one model, of a round from 0 to {MOST_NUMBER}")
     if entry.loss is not None and not math.isfinite(entry.loss):
         raise ValueError(f"round {entry.round}: expected a finite loss, got {entry.loss}")
     if not 0 < entry.lr < math.inf:
@@ -536,20 +281,9 @@ def _check_model(entry: _Model, models: dict[int, _Model], dim: int) -> None:
         raise ValueError(f"round {entry.round}: expected {dim:,} numbers, got {entry.size:,} bytes")
 
 
-def _check_message(entry: _Message, dim: int) -> None:
-    where, rows = f"round {entry.round}, client {entry.client}", entry.rows
-    if min(entry.samples, entry.images, entry.steps) < 1 or entry.client < 0:
-        counts = f"samples={entry.samples}, images={entry.images}, steps={entry.steps}"
-        raise ValueError(f"{where}: expected samples, images and steps >= 1, got {counts}")
-    if entry.size > _WIRE + _LONG_WIRE * dim:
-        raise ValueError(f"{where}: a message of {entry.size:,} bytes for {dim:,} parameters")
-    if rows is not None and (len(set(rows)) != entry.images or len(rows) != entry.images or min(rows) < 0):
-        raise ValueError(f"{where}: expected {entry.images} different rows for its images, got {len(rows)}")
-
-
-def _content(folder: Path, entry: _File) -> bytes:
+def _content(folder: Path, entry: File) -> bytes:
     """The content of an entry's file, checked against the list: the size before the file is read, then the digest."""
-    path = folder / _place(entry)
+    path = folder / place(entry)
     if not path.exists():
         raise DataMissing(f"cannot read {path}: it is missing, but the recording names it")
     if (size := regular(path, links=False)) != entry.size:
@@ -560,6 +294,7 @@ def _content(folder: Path, entry: _File) -> bytes:
     return content
 
 
+<<<<<<< HEAD
 def spec_of_facts(facts: Facts, rounds: int) -> FederationSpec:
     """The federation with these facts and this number of rounds.
 
@@ -583,6 +318,8 @@ def spec_of_facts(facts: Facts, rounds: int) -> FederationSpec:
     )
 
 
+=======
+>>>>>>> 534699c (Recordings are written with numpy alone)
 def spec_of(recording: Recording) -> FederationSpec:
     """The federation of a recording; its rounds are the planned rounds, or the recorded rounds if these are more.
 
@@ -647,7 +384,7 @@ def _records(name: str, path: str, recording: Recording, named: DataSet | None) 
         assert named is not None
         auxiliary = Examples(named.original(named.test.x), named.test.y)
     inside, outside = (Arrays(x.numpy(), y.numpy(), is_first=True) for x, y in (train, auxiliary))
-    with reading(recording.folder / _DATA):
+    with reading(recording.folder / DATA):
         return data_set(name, inside, outside, recording.classes or ())
 
 
