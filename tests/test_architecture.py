@@ -74,6 +74,9 @@ LIGHT = (
     "harness.core.stats",
     "harness.core.errors",
     "harness.study.store",
+    "harness.federation.recorder",
+    "harness.integrations.flower_records",
+    "harness.integrations.flower_tap",
 )
 """Start without torch."""
 

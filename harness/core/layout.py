@@ -42,7 +42,7 @@ class Layout:
         if vector.shape[-1] != self.dim:
             raise ValueError(f"expected a last axis of {self.dim} entries, got {tuple(vector.shape)}")
         lead = vector.shape[:-1]
-        parts = vector.split(list(self.sizes), dim=-1)
+        parts = vector.split(list(self.sizes), dim=-1)  # type: ignore[no-untyped-call]
         return [tensor.reshape(*lead, *shape) for tensor, shape in zip(parts, self.shapes, strict=True)]
 
     def join(self, tensors: Sequence[Tensor]) -> Tensor:

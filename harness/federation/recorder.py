@@ -222,9 +222,7 @@ class Recorder:
         self._closed = False
         self._add(start)
 
-    def model(
-        self, number: int, params: Vector | Array, lr: float, loss: float | None = None
-    ) -> bool:
+    def model(self, number: int, params: Vector | Array, lr: float, loss: float | None = None) -> bool:
         """Record the parameters [d] before round `number`; False: they do not fit, and nothing of this round is kept.
 
         Args:

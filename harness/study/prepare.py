@@ -214,9 +214,14 @@ def those(numbers: tuple[int, ...]) -> str:
 
 
 def _mismatch(model: Layout, recorded: Layout) -> str:
-    """The first tensor in which a recorded layout differs from the model's, and how; empty if they are equal."""
+    """The first tensor in which a recorded layout differs from the model's, and how; empty if they are equal.
+
+    Flower's older API sends arrays without names, which are recorded by their numbers; these match by their order.
+    """
+    numbered = len(model.names) == len(recorded.names) and all(name.isdecimal() for name in recorded.names)
     pairs = itertools.zip_longest(
-        zip(model.names, model.shapes, strict=True), zip(recorded.names, recorded.shapes, strict=True)
+        zip(model.names, model.shapes, strict=True),
+        zip(model.names if numbered else recorded.names, recorded.shapes, strict=True),
     )
     for at, pair in enumerate(pairs):
         if pair[0] != pair[1]:

@@ -222,10 +222,8 @@ class OfTheOlderApi:
         return None, {}
 
 
-def test_a_strategy_of_the_older_api_is_refused_in_one_line(tmp_path):
-    for wrap in (
-        lambda one: tap(one, tmp_path, FACTS),
-        lambda one: defend(one, "none", facts=FACTS, sizes=[1], seed=0),
-    ):
-        with pytest.raises(ValueError, match=r"expected a strategy of flwr\.serverapp\.strategy, got OfTheOlderApi"):
-            wrap(OfTheOlderApi())
+def test_a_strategy_of_the_older_api_has_no_defense_and_other_objects_no_tap(tmp_path):
+    with pytest.raises(ValueError, match=r"expected a strategy of flwr\.serverapp\.strategy, got OfTheOlderApi"):
+        defend(OfTheOlderApi(), "none", facts=FACTS, sizes=[1], seed=0)
+    with pytest.raises(ValueError, match="expected a strategy of Flower, got object"):
+        tap(object(), tmp_path, FACTS)
