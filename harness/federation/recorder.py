@@ -351,4 +351,7 @@ def spec_of_facts(facts: Facts, rounds: int) -> FederationSpec:
         batch=facts.batch,
         lr=facts.lr,
         momentum=facts.momentum,
+        optimizer=facts.optimizer,
+        weight_decay=facts.weight_decay,
+        proximal=facts.proximal,
     )

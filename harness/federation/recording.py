@@ -294,32 +294,6 @@ def _content(folder: Path, entry: File) -> bytes:
     return content
 
 
-<<<<<<< HEAD
-def spec_of_facts(facts: Facts, rounds: int) -> FederationSpec:
-    """The federation with these facts and this number of rounds.
-
-    Raises:
-        ValueError: the facts contradict each other.
-    """
-    gradient = facts.sends == "gradient"
-    return FederationSpec(
-        clients=facts.clients,
-        participants=facts.participants,
-        rounds=rounds,
-        algorithm="fedsgd" if gradient else "fedavg",
-        local_steps=None if gradient and facts.steps == 1 else facts.steps,
-        local_epochs=facts.epochs,
-        batch=facts.batch,
-        lr=facts.lr,
-        momentum=facts.momentum,
-        optimizer=facts.optimizer,
-        weight_decay=facts.weight_decay,
-        proximal=facts.proximal,
-    )
-
-
-=======
->>>>>>> 534699c (Recordings are written with numpy alone)
 def spec_of(recording: Recording) -> FederationSpec:
     """The federation of a recording; its rounds are the planned rounds, or the recorded rounds if these are more.
 
