@@ -130,13 +130,9 @@ def inspect(
     for note in study.notes:
         say(note)
     made = run(study, folder, data=place, workers=workers, progress=progress)
-    say(*_misfits(made))
+    if not progress:
+        say(*(flag.message for record in made.trainings.values() for flag in record.flags if flag.code == "misfit"))
     return made
-
-
-def _misfits(run: Run) -> list[str]:
-    """What the fit check found (`study.fit`)."""
-    return [flag.message for record in run.trainings.values() for flag in record.flags if flag.code == "misfit"]
 
 
 def inspect_(
@@ -205,5 +201,4 @@ def inspect_(
         say(*study.notes)
         with listener(study.name) as listen:
             finished = run_study(study, results, data=place, workers=workers, listen=logged(listen, results))
-        say(*_misfits(finished))
         publish(finished, results, images)

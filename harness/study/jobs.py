@@ -90,7 +90,10 @@ class RunContext(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a job ended: `error` is one line, empty for success; `trace` is the trace of an exception of type `kind`."""
+    """How a job ended: `error` is one line, empty for success; `trace` is the trace of an exception of type `kind`.
+
+    warnings: what a user must know before the next jobs run.
+    """
 
     job: Job
     seconds: float
@@ -98,6 +101,7 @@ class Outcome(NamedTuple):
     error: str
     trace: str = ""
     kind: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 def perform(job: Job, context: RunContext) -> Outcome:
@@ -107,8 +111,11 @@ def perform(job: Job, context: RunContext) -> Outcome:
         from leakgauge.harness.study.attack import run_attack, run_part
         from leakgauge.harness.study.training import keep_for, run_training
 
+        warnings = list[str]()
         if job.trains:
-            last = run_training(job.training, keep_for(job.cells), context).evaluations[-1]
+            trained = run_training(job.training, keep_for(job.cells), context)
+            last = trained.evaluations[-1]
+            warnings = [flag.message for flag in trained.flags if flag.code == "misfit"]
             headline = f"loss {last.loss:.3f}" if last.accuracy is None else f"accuracy {last.accuracy:.3f}"
         elif job.kind == "attack":
             first = run_attack(job.cells[0], context, job.parts).estimates[0]
@@ -116,7 +123,7 @@ def perform(job: Job, context: RunContext) -> Outcome:
         else:
             run_part(job, context)
             headline = f"{len(job.victims)} victims"
-        return Outcome(job, time.perf_counter() - start, headline, "")
+        return Outcome(job, time.perf_counter() - start, headline, "", warnings=tuple(warnings))
     except Exception as error:
         kind, prefix = type(error).__name__, "training failed: " if job.kind == "training" else ""
         message = prefix + (str(error).split("\n")[0] or kind)

@@ -146,6 +146,7 @@ class Schedule:
         """Report how a job ended; jobs that waited for it may start."""
         job = outcome.job
         self.progress.running.remove(job.label)
+        self.progress.notes += outcome.warnings
         task = self._close(job.writes)
         if not outcome.error:
             self.pace.learn(job, outcome.seconds)
