@@ -111,6 +111,37 @@ def test_messages_that_fit_raise_no_alarm(make, tmp_path, rows):
         assert shown(tmp_path / str(number), model, messages, rows, batch=len(rows[0])) == []
 
 
+def drawn(name, seed):
+    """A network with its own initialization."""
+    torch.manual_seed(seed)
+    layers = {
+        "dense": [nn.Flatten(), nn.Linear(64, 40), nn.Tanh(), nn.Linear(40, 10)],
+        "deep": [nn.Flatten(), nn.Linear(64, 30), nn.ReLU(), nn.Linear(30, 30), nn.GELU(), nn.Linear(30, 10)],
+        "conv": [nn.Conv2d(1, 6, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(54, 10)],
+        "group": [nn.Conv2d(1, 8, 3), nn.GroupNorm(2, 8), nn.SiLU(), nn.Flatten(), nn.Linear(288, 10)],
+        "layer": [nn.Flatten(), nn.Linear(64, 32), nn.LayerNorm(32), nn.ReLU(), nn.Linear(32, 10)],
+        "linear": [nn.Flatten(), nn.Linear(64, 10)],
+    }
+    return nn.Sequential(*layers[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dense", "deep", "conv", "group", "layer", "linear"])
+def test_no_messages_that_fit_raise_an_alarm_over_fifty_seeds(name, tmp_path):
+    for seed in range(50):
+        model = drawn(name, seed)
+        rows = [[(7 * seed + 31 * number) % 1000] for number in range(4)]
+        made = gradients(model, rows=rows)
+        kinds = {
+            "exact": made,
+            "half": [[tensor.half().float() for tensor in one] for one in made],
+            "bfloat16": [[tensor.bfloat16().float() for tensor in one] for one in made],
+            "noisy": noisy(made, 0.1),
+        }
+        for kind, messages in kinds.items():
+            assert shown(tmp_path / f"{seed}-{kind}", model, messages, rows, seed=seed) == [], (seed, kind)
+
+
 @pytest.mark.parametrize("defense", ["gaussian", "jopeq", "top-k", "sdq", "laplace", "cepam-gaussian", "udp"])
 def test_our_own_messages_behind_a_defense_raise_no_alarm(tmp_path, defense):
     run = leakgauge.inspect(
