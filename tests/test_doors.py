@@ -1,5 +1,7 @@
 """What strangers bring: any file ends in one line, any loader is read, and classes without a record are counted."""
 
+import collections
+import dataclasses
 import io
 import os
 import pickle
@@ -13,9 +15,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from opacus import GradSampleModule
 from PIL import Image
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DataParallel
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    get_worker_info,
+)
 
 import leakgauge
 from leakgauge import claim, load_study
@@ -292,6 +305,12 @@ DATA = {
     "iterable": Stream,
     "loader of an iterable": lambda: DataLoader(Stream(), batch_size=7),
     "pairs": lambda: list(zip(X, Y, strict=True)),
+    "batch sampler": lambda: DataLoader(ITEMS, batch_sampler=BatchSampler(SequentialSampler(ITEMS), 7, False)),
+    "sampled batches": lambda: DataLoader(
+        ITEMS, sampler=BatchSampler(SequentialSampler(ITEMS), 7, False), batch_size=None
+    ),
+    "list of batches": lambda: [(X[at : at + 7], Y[at : at + 7]) for at in range(0, N, 7)],
+    "batches of one": lambda: [(X[at : at + 1], Y[at : at + 1]) for at in range(N)],
 }
 
 
@@ -303,6 +322,166 @@ def test_loaders_and_iterators_are_the_data_that_they_yield(kind):
         expected = data.load(given("whole", (X, Y, X, Y) if len(parts) == 2 else (X, Y)), None)
         assert torch.equal(loaded.train.x, expected.train.x)
         assert torch.equal(loaded.test.y, expected.test.y)
+
+
+ROWS = range(40), range(40, N)
+PARTS = {
+    "arrays": lambda: ((X[:40], Y[:40]), (X[40:], Y[40:])),
+    "loaders": lambda: [DataLoader(Subset(ITEMS, rows)) for rows in ROWS],
+    "data sets": lambda: [Subset(ITEMS, rows) for rows in ROWS],
+    "both": lambda: (Subset(ITEMS, ROWS[0]), (X[40:], Y[40:])),
+}
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_two_parts_of_any_form_are_training_and_test_data(kind):
+    held = PARTS[kind]()
+    loaded = data.load(given("parts", held), None)
+    assert torch.equal(loaded.train.x, torch.from_numpy(X[:40]))
+    assert torch.equal(loaded.test.y, torch.from_numpy(Y[40:]))
+
+
+@by_rows((X.astype(object), Y.astype(object)), (torch.from_numpy(X).to_sparse(), Y.tolist()))
+def test_arrays_of_numbers_as_objects_and_sparse_tensors_are_arrays(x, y):
+    loaded = data.load(given("arrays", (x, y)), None)
+    expected = data.load(given("whole", (X, Y)), None)
+    assert torch.equal(loaded.train.x, expected.train.x)
+    assert torch.equal(loaded.train.y, expected.train.y)
+
+
+class Sharded(IterableDataset):
+    def __iter__(self):
+        at = get_worker_info().id
+        return iter(zip(X[at::2], Y[at::2], strict=True))
+
+
+def test_an_iterable_data_set_with_workers_is_read_whole():
+    loaded = data.load(given("sharded", DataLoader(Sharded(), batch_size=7, num_workers=2)), None)
+    assert sorted(torch.cat([loaded.train.y, loaded.test.y]).tolist()) == sorted(Y.tolist())
+
+
+APART, FLAT = "bring both to one scale", "fill little of [0, 1]"
+
+
+@by_rows(
+    ((X, Y, 255 * X, Y), APART),
+    ((255 * X, Y, X, Y), APART),
+    ((X, Y, X / 255, Y), APART),
+    (((X - 0.5) / 0.5, Y, X, Y), APART),
+    ((X, Y, X - 0.5, Y), APART),
+    ((X / 255, Y), FLAT),
+    ((X / 255, Y, X / 255, Y), FLAT),
+    (((X > 0.5).astype(np.uint8), Y), FLAT),
+    ((0 * X, Y), FLAT),
+    ((X, Y), ""),
+    ((255 * X, Y, 255 * X[:20], Y[:20]), ""),
+    (((X - 0.5) / 0.5, Y), ""),
+)
+def test_ranges_that_differ_or_fill_little_are_noted(held, words):
+    note = data.load(given("ranges", held), None).note
+    assert words in note
+    assert bool(words) == (APART in note or FLAT in note)
+
+
+def test_the_data_of_the_attacker_have_the_scale_and_the_classes_of_the_victims(tmp_path):
+    held, labels = (10 * X - 5, Y + 1), np.where(Y < 5, 3, 8)
+    inspected(tmp_path / "a", net(), held, auxiliary=(8 * X[:30] - 4, labels[:30]))
+    loaded = data.load("given:inspect", tmp_path)
+    assert torch.allclose(loaded.original(loaded.test.x), torch.from_numpy(8 * X[:30] - 4), atol=1e-4)
+    assert set(loaded.test.y.tolist()) == {2, 7}
+    for auxiliary, words in (((255 * X, Y), "0 to 255"), ((X, Y + 1), "got 10"), ((X[..., :2], Y), "(1, 4, 2)")):
+        with pytest.raises(ValueError, match="auxiliary: expected") as error:
+            inspected(tmp_path / "b", net(), (X, Y), auxiliary=auxiliary)
+        assert words in one_line(error)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "items", "batches"])
+def test_labels_of_several_classes_are_read_and_refused_by_a_model_of_one_class(kind, tmp_path):
+    marks = (pixels(N, 3, name="marks") % 2).astype(np.float64)
+    forms = {"arrays": (X, marks), "items": list(zip(X, marks, strict=True)), "batches": iter([(X, marks)])}
+    loaded = data.load(given("several", forms[kind]), None)
+    assert (loaded.classes, loaded.train.y.dtype) == (("0", "1", "2"), torch.float32)
+    assert torch.equal(torch.cat([loaded.train.y, loaded.test.y]).sum(0), torch.from_numpy(marks).float().sum(0))
+    with pytest.raises(ValueError, match="of one-hot labels, take the argmax"):
+        inspected(tmp_path, net(3), (X, marks))
+
+
+def test_whole_floats_are_classes_of_a_network_with_several_outputs(tmp_path):
+    run = inspected(tmp_path / "a", net(), (X, Y.astype(float)))
+    assert ssim_of(run, "analytic")["label_accuracy"] == 1
+    with pytest.raises(ValueError, match=r"expected labels from 0 to 9 for 10 classes, got 0, 0\.5"):
+        inspected(tmp_path / "b", net(), (X, Y / 2))
+
+
+# networks and messages
+
+
+class Told(nn.Module):
+    """A network whose forward returns more than its scores."""
+
+    def __init__(self, told):
+        super().__init__()
+        self.net, self.told = net(), told
+
+    def forward(self, x):
+        return self.told(self.net(x))
+
+
+@dataclasses.dataclass
+class Output:
+    loss: torch.Tensor | None
+    logits: torch.Tensor
+
+
+Named = collections.namedtuple("Named", "logits aux")
+
+NETWORKS = {
+    "tuple": lambda: Told(lambda scores: (scores, scores[:, :5])),
+    "features first": lambda: Told(lambda scores: (scores[:, :5], scores, None)),
+    "list": lambda: Told(lambda scores: [scores]),
+    "dictionary": lambda: Told(lambda scores: {"features": -scores, "logits": scores}),
+    "one of a dictionary": lambda: Told(lambda scores: {"y": scores, "loss": scores.sum()}),
+    "dataclass": lambda: Told(lambda scores: Output(None, scores)),
+    "namedtuple": lambda: Told(lambda scores: Named(scores, -scores)),
+    "DataParallel": lambda: DataParallel(net()),
+    "compiled": lambda: torch.compile(net()),
+    "compiled inside": lambda: DataParallel(nn.Sequential(torch.compile(net()))),
+    "of Opacus": lambda: GradSampleModule(net()),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_wrapped_networks_and_results_of_several_parts_are_inspected_like_plain_ones(kind, tmp_path):
+    model = NETWORKS[kind]()
+    run = inspected(tmp_path, model, (X, Y))
+    assert not run.failures
+    assert ssim_of(run, "analytic")["ssim"] > 0.99
+
+
+def prefixed(prefix):
+    model, sent = net(), []
+    for number in range(2):
+        loss = cross_entropy(model(torch.from_numpy(X[number : number + 1])), torch.tensor([Y[number]]))
+        parts = torch.autograd.grad(loss, list(model.parameters()))
+        names = [name for name, _ in model.named_parameters()]
+        sent.append({prefix + name: part for name, part in zip(names, parts, strict=True)})
+    return sent
+
+
+@pytest.mark.parametrize("wrap", [lambda plain: plain, DataParallel])
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
+def test_prefixes_of_wrappers_in_messages_do_not_count(prefix, wrap, tmp_path):
+    run = inspected(
+        tmp_path, wrap(net()), (X, Y), messages=prefixed(prefix), records=[[0], [1]], victims=None, attacks=["analytic"]
+    )
+    assert ssim_of(run, "analytic")["ssim"] > 0.99
+
+
+def test_a_tensor_that_comes_twice_is_refused(tmp_path):
+    twice = [one | other for one, other in zip(prefixed(""), prefixed("module."), strict=True)]
+    with pytest.raises(ValueError, match=r"expected '1.weight' once, got it twice, also as 'module.1.weight'"):
+        inspected(tmp_path, net(), (X, Y), messages=twice, victims=None)
 
 
 def test_an_inspection_takes_a_loader_and_its_rows_are_those_of_its_data_set(tmp_path):

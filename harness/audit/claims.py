@@ -15,6 +15,7 @@ from leakgauge.harness.core import accounting
 from leakgauge.harness.core.accounting import Event, Leak
 from leakgauge.harness.core.answer import Answer, DefenseRecord, DeltaRecord
 from leakgauge.harness.core.cell import Scalar
+from leakgauge.harness.core.checks import scalars, shown
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, judge
 from leakgauge.harness.core.contract import Defense, Setting, claim_of
 from leakgauge.harness.core.errors import StudyError
@@ -32,6 +33,14 @@ MOST = 200
 """Default rounds of a claim for a whole run, unless the defense has fewer: UDP's T."""
 
 _LARGEST = 1e9  # numbers of the setting must be below this
+_MOST_ROUNDS = 1_000_000
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("name", "threat", "device", "by"), (str,)),
+    **dict.fromkeys(("rounds", "trials", "seed"), (int,)),
+    **dict.fromkeys(("delta", "budget", "confidence"), (int, float)),
+}
+"""Types of the arguments of claims and audits."""
 
 DEFAULTS: dict[str, Any] = dict(
     dim=25_818, clients=30, participants=30, samples=1666, steps=15, batch=1, lr=0.01, momentum=0.0, sends="update"
@@ -56,6 +65,7 @@ def claim(
         UnknownNameError: no such defense.
         StudyError: invalid parameters, setting, rounds or delta; all problems of one kind are reported together.
     """
+    parameters, setting = checked(parameters, setting, name=name, **given(rounds=rounds, delta=delta))
     deployment = prepare(name, parameters, setting, rounds, delta, DEFAULTS)
     try:
         record = record_claim(claim_of(deployment.defense, deployment.history, deployment.setting), delta)
@@ -65,6 +75,31 @@ def claim(
         text = f"the claim cannot be computed in floating point ({error}); expected less extreme parameters"
         raise StudyError(name, [text]) from error
     return defense_record(name, deployment, record).answer()
+
+
+def checked(parameters: object, setting: object, **others: object) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
+    """Parameters and setting as tables.
+
+    Raises:
+        StudyError: they are no tables of scalars, or another argument has not the type in `_TYPES`.
+    """
+    problems = list[str]()
+    for name, value in others.items():
+        if isinstance(value, bool) or not isinstance(value, _TYPES[name]):
+            kind = {str: "a text", int: "a whole number", float: "a number"}[_TYPES[name][-1]]
+            problems.append(f"{name}: got {shown(value)}, expected {kind}")
+    try:
+        tables = scalars("parameters", parameters), scalars("setting", setting)
+    except ValueError as error:
+        problems.append(str(error))
+    if problems:
+        raise StudyError("claim", problems)
+    return tables
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def record_claim(claim: Claim, delta: float | None = None) -> ClaimRecord:
@@ -203,6 +238,8 @@ def prepare(
         own = min(defense.parameters().get("rounds") or most, most)
         rounds = 1 if defense.promises is Horizon.ONE_ROUND else own
     problems = [] if rounds >= 1 else [f"rounds: got {rounds}, expected at least 1"]
+    if rounds > _MOST_ROUNDS:
+        problems.append(f"rounds: got {rounds:,}, expected at most {_MOST_ROUNDS:,}")
     if delta is not None and not 0 <= delta < 1:
         problems.append(f"delta: got {delta}, expected 0 <= delta < 1")
     public = _setting(setting, rounds, problems, defaults)

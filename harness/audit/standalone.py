@@ -11,7 +11,16 @@ from typing import Any, NamedTuple
 from leakgauge.harness.audit import canaries, engine
 from leakgauge.harness.audit.assumed import assumed_bounds
 from leakgauge.harness.audit.canaries import DIGITS_DIM, DigitsTraining
-from leakgauge.harness.audit.claims import DEFAULTS, defense_record, exact_delta, prepare, ratios_delta, record_claim
+from leakgauge.harness.audit.claims import (
+    DEFAULTS,
+    checked,
+    defense_record,
+    exact_delta,
+    given,
+    prepare,
+    ratios_delta,
+    record_claim,
+)
 from leakgauge.harness.audit.engine import AuditResult
 from leakgauge.harness.audit.goodness_of_fit import check_fit
 from leakgauge.harness.audit.keys import check_keys
@@ -123,6 +132,7 @@ def audit(
         StudyError: as `claims.claim`; an option that this `by` does not use; a claim that this `by` cannot audit.
     """
     options = {"trials": trials, "budget": budget, "confidence": confidence, "threat": threat, "device": device}
+    parameters, setting = checked(parameters, setting, name=name, seed=seed, by=by, **given(rounds=rounds, **options))
     _check_options(setting, by, options)
     started, kind, key = time.monotonic(), _KINDS[by], Key(seed, ("audit",))
     if study is not None:

@@ -103,7 +103,7 @@ def inspect(
     """
     from leakgauge.harness.cli.python import run
     from leakgauge.harness.core.cell import PartSpec
-    from leakgauge.harness.core.checks import listed, numbers, path_of, positive
+    from leakgauge.harness.core.checks import listed, numbers, path_of, plain, positive
     from leakgauge.harness.data import default_root
     from leakgauge.harness.integrations import inspect as own
     from leakgauge.harness.integrations.synthetic import How, Sources, part_spec, record
@@ -113,7 +113,9 @@ def inspect(
     positive(minutes=minutes)
     folder, threats = path_of("folder", folder), listed("threats", threats, str)
     place = default_root() if root is None else path_of("root", root)
-    how = How(sends, lr, steps, batch, momentum, victims, seed, optimizer, weight_decay, proximal)
+    how = How(
+        *map(plain, (sends, lr, steps, batch, momentum, victims, seed, optimizer, weight_decay, proximal)),
+    )
     parts = PartSpec("none") if defense is None else part_spec("defense", defense)
     named = None if attacks is None else [part_spec("attack", attack) for attack in listed("attacks", attacks)]
     source = Sources(
@@ -124,8 +126,8 @@ def inspect(
     task, recording = record(
         folder, model, data, auxiliary, source, how, parts, place, public=public, classes=classes, loss=loss
     )
-    count = victims if messages is None else None
-    asked = own.Asked(named, threats, limit, minutes, count, None, batch, audit, seed)
+    count = how.victims if messages is None else None
+    asked = own.Asked(named, threats, limit, minutes, count, None, how.batch, audit, how.seed)
     study = own.study_of(task, recording, asked, place)
     for note in study.notes:
         say(note)

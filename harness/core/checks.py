@@ -40,7 +40,24 @@ def numbers(kinds: tuple[type, ...], **values: object) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, kinds) or not -(2.0**127) < value < 2.0**127:  # type: ignore[operator]
             what = "number" if float in kinds else "whole number"
-            raise ValueError(f"expected a {what} as {name}, got {' '.join(repr(value).split()):.40}")
+            raise ValueError(f"expected a {what} as {name}, got {shown(value)}")
+
+
+def shown(value: object) -> str:
+    """A value in an error: one short line."""
+    return f"{' '.join(repr(value).split()):.60}"
+
+
+def scalars(name: str, table: object) -> dict[str, Any]:
+    """A table from names to texts, numbers and booleans, with numbers of Python; ValueError if it is none."""
+    if not isinstance(table, Mapping):
+        raise ValueError(f"expected a table of names and values as {name}, got {type(table).__name__}")
+    for key, value in table.items():
+        if not isinstance(key, str) or not key.isprintable():
+            raise ValueError(f"expected printable names in {name}, got {shown(key)}")
+        if not isinstance(value, str | int | float | np.generic | None):
+            raise ValueError(f"{name}.{key}: expected a text, a number or a boolean, got {type(value).__name__}")
+    return {key: plain(value) for key, value in table.items()}
 
 
 def listed(name: str, values: object, *kinds: type) -> list[Any]:
@@ -60,8 +77,13 @@ def listed(name: str, values: object, *kinds: type) -> list[Any]:
     return items
 
 
+def plain(value: Any) -> Any:
+    """A number of numpy as one of Python; anything else as it is."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def path_of(name: str, value: object) -> Path:
     """A path; ValueError if it is none."""
     if not isinstance(value, str | os.PathLike) or "\0" in str(value):
-        raise ValueError(f"expected a path as {name}, got {' '.join(repr(value).split()):.40}")
+        raise ValueError(f"expected a path as {name}, got {shown(value)}")
     return Path(value)

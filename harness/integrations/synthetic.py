@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import PartSpec, Scalar, TaskSpec
-from leakgauge.harness.core.checks import numbers
+from leakgauge.harness.core.checks import numbers, scalars, shown
 from leakgauge.harness.core.code import RECORDING, named_function
 from leakgauge.harness.core.contract import Attack, Defense, Examples, Sender
 from leakgauge.harness.core.rng import Key
@@ -103,10 +103,11 @@ def part_spec(kind: Literal["defense", "attack"], part: Part) -> PartSpec:
             nor an attack.
     """
     if isinstance(part, str | Mapping) or inspect.isroutine(part):
-        table: dict[str, Any] = dict(part) if isinstance(part, Mapping) else {"name": part}
+        stated: dict[Any, Any] = dict(part) if isinstance(part, Mapping) else {"name": part}
+        if inspect.isroutine(stated.get("name")):
+            stated["name"] = named_function(stated["name"])
+        table = scalars(kind, stated)
         name = table.pop("name", None)
-        if inspect.isroutine(name):
-            name = named_function(name)
         if not isinstance(name, str):
             raise ValueError(f"expected a {kind} with its name, as in {{'name': ..., 'epsilon': 1.0}}, got {part}")
         return PartSpec(name, registry.build(kind, name, table).parameters())
@@ -140,10 +141,10 @@ def record(
     _check(source, how)
     if classes is not None:
         numbers((int, np.integer), classes=classes)
-    module = None if isinstance(model, str) else model
+    module = model if isinstance(model, nn.Module) else None
     named = model if isinstance(model, str) else modules.given(_NAME, model)
     if module is None and source.train_step is not None:
-        raise ValueError(f"train_step needs the model as a torch.nn.Module, got the name {model!r}")
+        raise ValueError(f"train_step needs the model as a torch.nn.Module, got a {type(model).__name__}")
     load = functools.partial(_loaded, root=root, model=named, classes=classes)
     victims = _victims(data, auxiliary, source, how, root, load)
     text = text_of(loss) or _usual_loss(victims.data, named, classes)
@@ -252,8 +253,8 @@ def _different(number: int, rows: object, count: int) -> Indices:
         each = np.empty(0)
     fits = each.ndim == 1 and each.size and each.dtype.kind in "iu" and 0 <= each.min() <= each.max() < count
     if not fits or len(np.unique(each)) < len(each):
-        got = " ".join(repr(rows).split())
-        raise ValueError(f"records of message {number}: expected different rows from 0 to {count - 1}, got {got:.60}")
+        text = f"expected different rows from 0 to {count - 1}, got {shown(rows)}"
+        raise ValueError(f"records of message {number}: {text}")
     return each.astype(np.int64)
 
 

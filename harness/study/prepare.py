@@ -50,6 +50,7 @@ from leakgauge.harness.learn.batch import Engine, Indices, choose_engine
 from leakgauge.harness.learn.modules import paced
 from leakgauge.harness.learn.partition import Holdings, partition, sizes
 from leakgauge.harness.learn.tasks import ModelTask
+from leakgauge.harness.learn.wrapped import plain_name
 from leakgauge.harness.study.jobs import RunContext
 from leakgauge.harness.study.store import Arrays, Store
 
@@ -216,12 +217,14 @@ def those(numbers: tuple[int, ...]) -> str:
 def _mismatch(model: Layout, recorded: Layout) -> str:
     """The first tensor in which a recorded layout differs from the model's, and how; empty if they are equal.
 
-    Flower's older API sends arrays without names, which are recorded by their numbers; these match by their order.
+    What wrappers such as `DataParallel` put into names does not count. Flower's older API sends arrays without names,
+    which are recorded by their numbers; these match by their order.
     """
     numbered = len(model.names) == len(recorded.names) and all(name.isdecimal() for name in recorded.names)
+    names = [plain_name(name) for name in model.names]
     pairs = itertools.zip_longest(
-        zip(model.names, model.shapes, strict=True),
-        zip(model.names if numbered else recorded.names, recorded.shapes, strict=True),
+        zip(names, model.shapes, strict=True),
+        zip(names if numbered else map(plain_name, recorded.names), recorded.shapes, strict=True),
     )
     for at, pair in enumerate(pairs):
         if pair[0] != pair[1]:
