@@ -478,6 +478,31 @@ def test_prefixes_of_wrappers_in_messages_do_not_count(prefix, wrap, tmp_path):
     assert ssim_of(run, "analytic")["ssim"] > 0.99
 
 
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.module = net()
+
+    def forward(self, x):
+        return self.module(x)
+
+
+def test_a_recording_of_a_wrapped_network_is_attacked_with_the_plain_one(tmp_path):
+    inspected(tmp_path, Outer(), (X, Y))
+    np.savez(tmp_path / "x.npz", x=X, y=Y)
+    words = [
+        "--model",
+        "tests.test_doors:net",
+        "--data",
+        f"npz:{tmp_path / 'x.npz'}",
+        "--attacks",
+        "prior",
+        "--no-limit",
+    ]
+    done = call("inspect", tmp_path / "recording", *words, "--workers", "0", "--allow-code", "-o", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+
+
 def test_a_tensor_that_comes_twice_is_refused(tmp_path):
     twice = [one | other for one, other in zip(prefixed(""), prefixed("module."), strict=True)]
     with pytest.raises(ValueError, match=r"expected '1.weight' once, got it twice, also as 'module.1.weight'"):
