@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from torch.nn.functional import one_hot
+import torch
 
 from leakgauge.harness.audit.limit import followed
 from leakgauge.harness.core.cell import Cell, PartSpec, Target, TaskSpec
@@ -24,7 +24,7 @@ from leakgauge.harness.core.threats import View
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.observe import observe
 from leakgauge.harness.federation.recording import Recording, spec_of
-from leakgauge.harness.learn.gradients import gradients
+from leakgauge.harness.learn.gradients import gradients, targets_of
 from leakgauge.harness.study.attack import run_attack
 from leakgauge.harness.study.cost import Rehearsal, span
 from leakgauge.harness.study.jobs import Job, RunContext
@@ -214,7 +214,7 @@ def _limit(cell: Cell, context: RunContext, asked: Asked) -> tuple[bool, list[st
         text = f"memory holds the slopes of {size} along only {count} of {entries:,} directions of an image"
         return False, [f"the limit was left out: {text}"]
     x, labels = victim if seen.task.mixes else (rows[:1] for rows in victim)
-    y = labels.double() if labels.is_floating_point() else one_hot(labels, seen.task.classes).double()
+    y = targets_of(seen.task, labels, torch.float64)
     start = time.perf_counter()
     gradients(seen.task, seen.model.params.double(), x[None].double(), y[None])
     needs = cell.target.count * len(victim.y) * count * (time.perf_counter() - start)
