@@ -81,7 +81,7 @@ class ActiveMembership(Attack):
                 senders = [message.sender.number for message in observed.messages]
                 weights = [weight_of(seen.setting, message) for message in observed.messages]
                 images = [message.images for message in observed.messages]
-                shown = received_gradients(seen, observed), weights, images
+                shown = received_gradients(seen, observed, softmax=True), weights, images
                 ratios = fired(seen, observed.model.params, *shown, "active-membership")
                 evidence += zip(senders, ratios, strict=True)
         return over_rounds(evidence, None if seen.defense.superposes else seen.suspect)

@@ -33,7 +33,7 @@ class DLG(ByMatching):
             with `objective = "l2"`.
 
     Raises:
-        ValueError: a parameter is out of range; in `run`: a loss that is neither softmax cross-entropy nor squared.
+        ValueError: a parameter is out of range; in `run`: a loss without a target for each score.
 
     Source: Zhu, Liu and Han 2019, "Deep leakage from gradients", Algorithm 1. Differs: has backtracking and a stop
         rule, without which 1 or 2 of 8 runs diverge.

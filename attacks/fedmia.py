@@ -31,8 +31,8 @@ class FedMIA(ByTraffic):
     most scores are then the largest of ten noise values (AUC 0.54 instead of 0.69).
 
     Raises:
-        ValueError: in `run`: fewer than three messages in a round, a loss that is neither
-            softmax cross-entropy nor squared, a channel that adds messages up, or no message of the suspect.
+        ValueError: in `run`: fewer than three messages in a round, a channel that adds messages up, or no message of
+            the suspect.
 
     Source: Zhu et al. 2025, "FedMIA: an effective membership inference attack exploiting 'all for one' principle in
         federated learning" (arXiv 2402.06289), on the cosine. `pooled` is ours.

@@ -31,8 +31,8 @@ class IDLG(ByMatching):
         labels: `inferred`, or `given`: the true labels, which a study must grant.
 
     Raises:
-        ValueError: a parameter is out of range; in `run`: a loss that is not softmax cross-entropy, or, to infer
-            labels, a last layer that is not dense with one row per class.
+        ValueError: a parameter is out of range; in `run`: labels that cannot be inferred, see
+            `attacks._engine.labels.restore` and `by_slopes`.
 
     Source: Zhao, Mopuri and Bilen 2020, "iDLG: improved deep leakage from gradients", Algorithm 1. Differs: infers
         labels of several images (`attacks._engine.labels`); has backtracking and a stop rule.

@@ -109,7 +109,7 @@ class Imprint(Attack):
         """The records found, in no order, then the fillers; the objective is the unexplained energy of all bins."""
         assert seen.auxiliary is not None
         assert isinstance(seen.task, ModelTask)
-        (messages, model, _), targets = seen.observed_rounds[0], received_gradients(seen).double()
+        (messages, model, _), targets = seen.observed_rounds[0], received_gradients(seen, softmax=True).double()
         layer, like = _read(seen.task, model.params), seen.task.model.scale.apply(seen.auxiliary.x)
         both = zip(messages, targets, strict=True)
         return Reconstruction(tuple(_guess(seen.task, layer, message, target, like) for message, target in both))

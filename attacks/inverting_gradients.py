@@ -48,8 +48,8 @@ class InvertingGradients(ByLabels):
             instead of the cosine, and Adam's own steps in the prior's coordinates. `lr` and `tv` then have no effect.
 
     Raises:
-        ValueError: a parameter is out of range; in `run`: a loss that is neither softmax cross-entropy nor, with given
-            labels, squared; or, to infer labels, a last layer that is not dense with one row per class.
+        ValueError: a parameter is out of range; in `run`: labels that cannot be inferred, see
+            `attacks._engine.labels.restore`, or of a regression.
 
     Source: Geiping et al. 2020, "Inverting gradients: how easy is it to break privacy in federated learning?", eq. (4)
         and sec. 4. Differs: returns the best iterate instead of the last; chooses among the restarts by the objective,

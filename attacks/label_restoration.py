@@ -24,8 +24,7 @@ class LabelRestoration(Attack):
     does.
 
     Raises:
-        ValueError: in `run`: a loss that is not softmax cross-entropy, or a last layer that is not dense with one row
-            per class.
+        ValueError: in `run`: labels that cannot be inferred, see `attacks._engine.labels.restore`.
 
     Source: Zhao et al. 2020 (iDLG), Wainakh et al. 2022 (LLG), Ma et al. 2023 (iLRG); see
         `attacks._engine.labels.restore` for the differences.

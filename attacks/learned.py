@@ -97,7 +97,7 @@ class Learned(ByLabels):
         assert observation.auxiliary is not None
         if len(observation.auxiliary.x) < 2:
             raise ValueError(f"expected at least 2 auxiliary inputs, got {len(observation.auxiliary.x)}")
-        gradients = received_gradients(observation)
+        gradients = received_gradients(observation, softmax=True)
         labels = labels_of(observation, gradients, self.labels, key.child("dummies"))
         messages = observation.observed_rounds[0].messages
         guesses = dict[int, Guess]()

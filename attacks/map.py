@@ -61,9 +61,8 @@ class MAP(ByPosterior):
             below the mean image, regressed inputs (`regressed`) replace those that do not explain the messages.
 
     Raises:
-        ValueError: a parameter is out of range; in `run`: a loss that is neither softmax cross-entropy nor, with given
-            labels, squared; fewer than two auxiliary inputs for `gaussian`; or, to infer labels, a last layer that is
-            not dense with one row per class.
+        ValueError: a parameter is out of range; in `run`: fewer than two auxiliary inputs for `gaussian`; labels that
+            cannot be inferred, see `attacks._engine.labels.restore` and `by_slopes`.
 
     Source: Balunovic et al. 2022, "Bayesian framework for gradient leakage"; total variation and unrolled steps:
         Geiping et al. 2020.

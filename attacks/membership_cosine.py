@@ -38,8 +38,7 @@ class MembershipCosine(ByTraffic):
     costs most of the signal with ten clients (AUC 0.56 instead of 0.70).
 
     Raises:
-        ValueError: an unknown statistic; in `run`: a loss that is neither softmax cross-entropy nor squared, or no
-            message of the suspect.
+        ValueError: an unknown statistic; in `run`: no message of the suspect.
 
     Source: Li et al. 2022, "Effective passive membership inference attacks in federated learning against
         overparameterized models" (cosine and difference in one round); Zhu et al. 2025 (arXiv 2402.06289) for the sum

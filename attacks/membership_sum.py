@@ -26,7 +26,7 @@ class MembershipSum(ByTraffic):
     share falls with the number of clients, and there are no other messages for comparison.
 
     Raises:
-        ValueError: in `run`: a loss that is neither softmax cross-entropy nor squared, or no message.
+        ValueError: in `run`: no message.
 
     Source: the cosine of Li et al. 2022 ("Effective passive membership inference attacks in federated learning against
         overparameterized models"), applied to a sum.

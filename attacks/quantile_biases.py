@@ -93,7 +93,7 @@ class QuantileBiases(Attack):
     def run(self, seen: Observation, key: Key) -> Reconstruction:
         """The certified records, in no order, then the fillers."""
         assert seen.auxiliary is not None
-        (messages, model, _), targets = seen.observed_rounds[0], received_gradients(seen)
+        (messages, model, _), targets = seen.observed_rounds[0], received_gradients(seen, softmax=True)
         structure, front, head = neurons_of(seen.task, model.params, "quantile-biases")
         like, head, guesses = front(seen.auxiliary.x), [tensor.double() for tensor in head], list[Guess]()
         for message, target in zip(messages, targets, strict=True):

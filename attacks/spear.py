@@ -92,7 +92,7 @@ class Spear(Attack):
 
     def run(self, observation: Observation, key: Key) -> Reconstruction:
         """Inputs, not clipped, each with its label; the objective is the squared distance of the gradients."""
-        (messages, model, _), targets = observation.observed_rounds[0], received_gradients(observation)
+        (messages, model, _), targets = observation.observed_rounds[0], received_gradients(observation, softmax=True)
         task, guesses, refusal = observation.task, [], _refusal(observation.task, model.params)
         for message, target in zip(messages, targets, strict=True):
             if failure := refusal or unusable(target):

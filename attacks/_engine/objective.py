@@ -69,7 +69,11 @@ def update_per_gradient(setting: Setting, observed: ObservedRound) -> Tensor:
 
 
 def received_gradients(
-    observation: Observation, observed: ObservedRound | None = None, *, numbers: bool = False
+    observation: Observation,
+    observed: ObservedRound | None = None,
+    *,
+    numbers: bool = False,
+    softmax: bool = False,
 ) -> Tensor:
     """[n, d]: the defense's own estimate of the gradient behind each message of a round, in the model's dtype.
 
@@ -79,13 +83,16 @@ def received_gradients(
     Args:
         observed: None: the first round.
         numbers: whether the attack also accepts the labels of a regression.
+        softmax: whether the attack needs a softmax cross-entropy.
 
     Raises:
-        ValueError: the labels are those of a regression.
+        ValueError: the labels are those of a regression, or the loss is another one.
 
     Source: Geiping et al. 2020, sec. 6, attacks updates by unrolling the steps; this is the first-order approximation.
     """
     observed = observed or observation.observed_rounds[0]
+    if softmax and not observation.task.softmax:
+        raise ValueError("expected a softmax cross-entropy loss without weights and smoothing, got another loss")
     if observation.task.numbers and not observation.task.bounded and not numbers:
         raise ValueError(
             "expected labels that can be inferred; for a regression, use analytic, dlg, or map with given labels"

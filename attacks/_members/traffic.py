@@ -132,8 +132,7 @@ def read(observation: Observation, *, together: bool = False) -> Iterator[Traffi
             adversary that sees only the aggregate does.
 
     Raises:
-        ValueError: the loss is neither softmax cross-entropy nor squared; or the channel adds messages up, without
-            `together`.
+        ValueError: the channel adds messages up, without `together`.
     """
     assert observation.candidates is not None
     if observation.defense.superposes and not together:
