@@ -8,3 +8,14 @@ from leakgauge.harness.integrations.deployed import nvflare_exclude_vars as nvfl
 from leakgauge.harness.integrations.deployed import nvflare_gaussian as nvflare_gaussian
 from leakgauge.harness.integrations.deployed import nvflare_percentile as nvflare_percentile
 from leakgauge.harness.integrations.deployed import nvflare_svt as nvflare_svt
+
+__all__ = [
+    "flower_adaptive",
+    "flower_clipping",
+    "flower_local_dp",
+    "flower_secagg",
+    "nvflare_exclude_vars",
+    "nvflare_gaussian",
+    "nvflare_percentile",
+    "nvflare_svt",
+]

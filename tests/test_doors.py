@@ -396,14 +396,15 @@ def test_the_data_of_the_attacker_have_the_scale_and_the_classes_of_the_victims(
 
 
 @pytest.mark.parametrize("kind", ["arrays", "items", "batches"])
-def test_labels_of_several_classes_are_read_and_refused_by_a_model_of_one_class(kind, tmp_path):
+def test_labels_of_several_classes_are_read_and_have_a_loss_of_their_own(kind, tmp_path):
     marks = (pixels(N, 3, name="marks") % 2).astype(np.float64)
     forms = {"arrays": (X, marks), "items": list(zip(X, marks, strict=True)), "batches": iter([(X, marks)])}
     loaded = data.load(given("several", forms[kind]), None)
     assert (loaded.classes, loaded.train.y.dtype) == (("0", "1", "2"), torch.float32)
     assert torch.equal(torch.cat([loaded.train.y, loaded.test.y]).sum(0), torch.from_numpy(marks).float().sum(0))
+    assert ssim_of(inspected(tmp_path / "a", net(3), (X, marks)), "analytic")["label_accuracy"] == 1
     with pytest.raises(ValueError, match="of one-hot labels, take the argmax"):
-        inspected(tmp_path, net(3), (X, marks))
+        inspected(tmp_path / "b", net(), (X, np.eye(10)[Y]))
 
 
 def test_whole_floats_are_classes_of_a_network_with_several_outputs(tmp_path):

@@ -14,6 +14,7 @@ from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.loop import Keep, train
 from leakgauge.harness.federation.observe import observe
 from leakgauge.harness.federation.registry import defaults
+from leakgauge.harness.learn.losses import SQUARED
 from leakgauge.harness.learn.models import build, names
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.prepare import attack_key, prepare, trained_federation
@@ -28,7 +29,7 @@ def test_every_architecture_but_svm_has_one_output_and_squared_loss_for_numbers(
         if name in ("svm", "resnet110"):
             continue
         model = build(name, (3, 32, 32), 0)
-        assert (model.classes, model.loss) == (1, "squared")
+        assert (model.classes, model.loss, model.numbers) == (1, SQUARED, True)
         task = ModelTask(model)
         params, x = task.init(KEY), uniform(KEY, (2, 3, 32, 32))
         assert task.outputs(params, x).shape == (2, 1)

@@ -85,6 +85,9 @@ def make_task(spec: TaskSpec, loaded: DataSet, federation: FederationSpec | None
         ValueError: model or loss does not fit the shape of the data.
     """
     y = loaded.train.y
+    if y.ndim == 2 and not spec.loss and bool(((y.sum(1) - 1).abs() < 1e-4).all()):
+        text = "expected one label of each example, got rows that sum to 1: of one-hot labels, take the argmax"
+        raise ValueError(f"{text}; if several labels may hold, state loss=binary-cross-entropy")
     classes, numbers = (0, y.shape[1]) if y.ndim == 2 else (len(loaded.classes), 1)
     loss = spec.loss or ("binary-cross-entropy" if y.ndim == 2 and loaded.classes else "")
     model = models.build(spec.model, loaded.input_shape, classes, loss, numbers)
