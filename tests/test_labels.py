@@ -143,8 +143,8 @@ def test_the_noise_of_a_gradient_shows_in_the_sums_of_its_rows():
     labels, params = drawn("independent", 2, n=200), MLP.init(KEY.child("model"))
     weight, bias = MLP.layout.split(sent(MLP, params, labels))[-2:]
     rows = torch.cat([weight, bias[..., None]], dim=2)
-    assert float(noise_of(rows).max()) < 1e-7
-    squares = noise_of(rows + 0.01 * rng.normal(KEY.child("noise"), tuple(rows.shape))).double().square() / 0.01**2
+    assert float(noise_of(MLP, rows).max()) < 1e-7
+    squares = noise_of(MLP, rows + 0.01 * rng.normal(KEY.child("noise"), tuple(rows.shape))).double().square() / 0.01**2
     freedom = rows.shape[2] * len(rows)
     low, high = stats.chi2.interval(1 - FALSE_ALARM, freedom)
     total = float(squares.sum()) * rows.shape[2]

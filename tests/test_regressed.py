@@ -53,7 +53,7 @@ class Series(nn.Sequential):
 
 
 def own(network, shape=SHAPE):
-    return ModelTask(modules.build(modules.given(network.__name__, network), shape, 10, "cross-entropy"))
+    return ModelTask(modules.build(modules.given(network.__name__, network), shape, 10))
 
 
 def slopes(key, n):
