@@ -172,6 +172,19 @@ def test_records_behind_a_step_of_adam_are_found(make, least, name, tmp_path):
     assert found(tmp_path, make(), HOW[name], 0.1) >= least
 
 
+@by_rows(
+    ({"optimizer": "adam", "sends": "update"}, 1, "steps of Adam"),
+    ({"loss": "cross-entropy?weights=1,2,3,4,5,6,7,8,9,10"}, 2, "depends on the others"),
+)
+def test_no_limit_is_stated_where_its_slopes_are_others(how, batch, words, tmp_path):
+    asked = {"attacks": ["map"], "victims": 2, "limit": True, "progress": False, "batch": batch, **how}
+    run = leakgauge.inspect(dense(), "digits", folder=tmp_path, **asked)
+    assert not run.failures
+    (result,) = [result for result in run.results.values() if result.cell.attack.name == "map"]
+    assert any(words in flag.message for flag in result.flags), [flag.message for flag in result.flags]
+    assert not [estimate for estimate in result.estimates if "limit" in estimate.name and estimate.value is not None]
+
+
 def test_a_module_with_another_optimizer_is_named_by_the_fit_check(tmp_path):
     sent = [by_torch(dense(), *some(own), 0.1, 2, **HOW["adam"]) for own in ROWS]
     asked = {"attacks": ["prior"], "limit": False, "progress": False}

@@ -112,17 +112,12 @@ def limits(seen: Observation, truth: Sequence[Examples], key: Key, only: range |
 
     Raises:
         NoLimit: the adversary sees no message or no auxiliary data, a parameter is not finite, the model is too large
-            or has no per-example gradient, or the defense has neither a Fisher information nor a variance.
+            or has no per-example gradient, clients follow Adam, a
+            batch has a loss with weights, or the defense has neither a Fisher information nor a variance.
     """
-    if seen.messages is None or seen.model is None:
-        raise NoLimit("the adversary sees no message")
-    if seen.auxiliary is None:
-        raise NoLimit("the adversary has no auxiliary data")
-    if not all(bool(observed.model.params.isfinite().all()) for observed in seen.observed_rounds):
-        raise NoLimit("a parameter of the model is not finite")
-    if (fit := max(_ENTRIES, _COMPUTED) // seen.setting.dim) < _FEWEST:
-        text = f"of a model of {seen.setting.dim:,} parameters, only {fit} directions of an image are affordable"
-        raise NoLimit(f"{text}: a limit needs {_FEWEST}")
+    _check(seen, truth)
+    assert seen.auxiliary is not None
+    assert seen.model is not None
     try:
         prior = gaussian_prior(seen.auxiliary.x, 0.0)
     except ValueError as error:
@@ -154,6 +149,23 @@ def limits(seen: Observation, truth: Sequence[Examples], key: Key, only: range |
         off = (victim.x.double().flatten(1) - mean) @ basis
         each.append(_limit(information, off, variances, len(mean))._replace(basis=basis, linear=linear, sums=sums))
     return each
+
+
+def _check(seen: Observation, truth: Sequence[Examples]) -> None:
+    """Refuse what no limit covers."""
+    if seen.messages is None or seen.model is None:
+        raise NoLimit("the adversary sees no message")
+    if seen.setting.optimizer != "sgd":
+        raise NoLimit("the slopes of gradients are not those of the steps of Adam")
+    if not (seen.task.separable or seen.task.mixes) and any(len(victim.y) > 1 for victim in truth):
+        raise NoLimit("with this loss, a record's share of a message depends on the others")
+    if seen.auxiliary is None:
+        raise NoLimit("the adversary has no auxiliary data")
+    if not all(bool(observed.model.params.isfinite().all()) for observed in seen.observed_rounds):
+        raise NoLimit("a parameter of the model is not finite")
+    if (fit := max(_ENTRIES, _COMPUTED) // seen.setting.dim) < _FEWEST:
+        text = f"of a model of {seen.setting.dim:,} parameters, only {fit} directions of an image are affordable"
+        raise NoLimit(f"{text}: a limit needs {_FEWEST}")
 
 
 def followed(task: Task, params: Vector) -> int:

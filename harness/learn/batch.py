@@ -311,8 +311,8 @@ def _train_one(task: ModelTask, params: Vector, work: Work, batches: Sequence[In
         if not plan.plain:
             at = task.layout.join([tensor.detach() for tensor in tensors])
             move, moments = plan.move(number, task.layout.join(gradient), at, at - params, moments)
-            tensors = [tensor.requires_grad_() for tensor in task.layout.split(at + move)]
             local = at + move
+            tensors = [tensor.requires_grad_() for tensor in task.layout.split(local)]
             continue
         if plan.momentum:
             if velocity is not None:
