@@ -9,14 +9,17 @@ from torch import nn
 from torch.nn import functional
 
 import leakgauge
-from leakgauge.harness.core.errors import UnknownNameError
+from leakgauge.harness.core.errors import StudyError, UnknownNameError
 from leakgauge.harness.core.rng import Key, normal
 from leakgauge.harness.data import load
 from leakgauge.harness.learn.gradients import gradients, targets_of
 from leakgauge.harness.learn.losses import CROSS_ENTROPY, Loss, parse, text_of
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
+from leakgauge.harness.study.run import check_data
+from leakgauge.harness.study.study import resolve
 from tests.by_rows import by_rows
+from tests.doubles import study_table
 from tests.test_fit import seeded
 
 ROWS = [[0], [11], [22], [33]]
@@ -222,3 +225,10 @@ def test_a_study_names_its_loss_and_keeps_its_numbers_without_one(tmp_path):
     assert task.model.loss == CROSS_ENTROPY
     assert task.softmax
     assert not ModelTask(build("mlp-small", (64,), 10, "cross-entropy?smoothing=0.1")).softmax
+
+
+def test_a_wrong_loss_of_a_study_is_named_by_its_field(tmp_path):
+    table = study_table({"clients": 4, "rounds": 1}, ["none"], [{"name": "prior", "target": {"round": 0, "count": 2}}])
+    table["tasks"][0]["loss"] = "crossentropy"
+    with pytest.raises(StudyError, match=r"tasks\.loss: no loss 'crossentropy'; did you mean 'cross-entropy'"):
+        check_data(resolve(table, "wrong"), tmp_path)

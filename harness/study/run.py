@@ -21,6 +21,7 @@ from leakgauge.harness.core.threats import View
 from leakgauge.harness.data import DataSet, default_root
 from leakgauge.harness.federation import registry
 from leakgauge.harness.learn.batch import check_records
+from leakgauge.harness.learn.losses import parse
 from leakgauge.harness.learn.modules import check
 from leakgauge.harness.learn.partition import check_labels
 from leakgauge.harness.study.cost import Pace, Size
@@ -220,7 +221,8 @@ def check_data(study: Study, root: Path) -> dict[str, tuple[str, bool]]:
     for task in dict.fromkeys(training.task for training in study.trainings):
         specs, key = [spec for spec in study.trainings if spec.task == task], "tasks.data"
         try:
-            loaded, key = load_data(task.data, root), "tasks.model"
+            loaded, key = load_data(task.data, root), "tasks.loss"
+            _, key = parse(task.loss or "cross-entropy"), "tasks.model"
             made = make_task(task, loaded)
             check(made)
             key = "federations"
