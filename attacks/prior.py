@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
@@ -11,8 +10,8 @@ from torch import Tensor
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Attack, Guess, Observation, Reconstruction
+from leakgauge.harness.core.form import ALL, Form
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.table import Column, commonest
 
 Guessing = Literal["mean", "flat", "other", "majority"]
 
@@ -25,13 +24,14 @@ class Prior(Attack):
     learned nothing from a message.
 
     Args:
-        guess: `mean`: the mean auxiliary input, pixel by pixel, which has the least expected error; `flat`: a flat
-            image with the mean of each channel (for vectors, the mean vector); `other`: random auxiliary inputs, which
-            look real; `majority`: for tables, the guess for each column that is right most often.
+        guess: `mean`: the mean auxiliary input, pixel by pixel, which has the least expected error, or the most typical
+            text; `flat`: a flat image with the mean of each channel (for vectors, the mean vector); `other`: random
+            auxiliary inputs, which look real; `majority`: for tables, the guess for each column that is right most
+            often, and for texts the most frequent tokens.
 
     Raises:
         ValueError: an unknown guess; in `run`: fewer auxiliary inputs than one victim has images, or `majority` for
-            inputs that are not a table.
+            inputs of other forms.
     """
 
     kind: ClassVar[str] = "reconstruction"
@@ -39,6 +39,11 @@ class Prior(Attack):
     needs: ClassVar[frozenset[str]] = frozenset({"messages", "auxiliary"})
 
     guess: Guessing = "mean"
+
+    @property
+    def forms(self) -> frozenset[str]:
+        """All forms have a blind guess."""
+        return ALL
 
     def __post_init__(self) -> None:
         if self.guess not in get_args(Guessing):
@@ -55,19 +60,16 @@ class Prior(Attack):
         label = y.mean(0) if y.is_floating_point() else y.mode().values.to(torch.int64)
         guesses = []
         for message in observation.messages:
-            inputs = self._inputs(x, message.images, key.child(message.sender.number), observation.task.columns)
+            inputs = self._inputs(x, message.images, key.child(message.sender.number), observation.task.form)
             guesses.append(Guess(inputs, label.expand(message.images, *label.shape), 0.0, 0))
         return Reconstruction(tuple(guesses))
 
-    def _inputs(self, x: Tensor, count: int, key: Key, columns: Sequence[Column]) -> Tensor:
+    def _inputs(self, x: Tensor, count: int, key: Key, form: Form) -> Tensor:
         if self.guess == "majority":
-            if not columns:
-                raise ValueError(
-                    "expected data with known columns, such as adult, for guess 'majority', got other data"
-                )
-            return commonest(x, columns).expand(count, -1).clone()
+            return form.blind(x, majority=True).expand(count, *x.shape[1:]).clone()
         if self.guess == "other":
             return x[torch.from_numpy(rng.subset(key, len(x), count))]
-        over = (0, *range(2, x.ndim)) if self.guess == "flat" else 0
-        mean = x.double().mean(dim=over, keepdim=True).to(x.dtype)
-        return mean.expand(count, *x.shape[1:]).clone()
+        if self.guess == "flat" and form.continuous:
+            mean = x.double().mean(dim=(0, *range(2, x.ndim)), keepdim=True).to(x.dtype)
+            return mean.expand(count, *x.shape[1:]).clone()
+        return form.blind(x).expand(count, *x.shape[1:]).clone()

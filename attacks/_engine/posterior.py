@@ -102,13 +102,13 @@ class ByPosterior(ByMatching):
         """Inputs, not clipped, and their labels."""
         if (found := by_slopes(self, observation, key)) is not None:
             return found
-        if observation.task.columns:  # the search of a table draws record by record
+        if observation.task.form.columns:  # the search of a table draws record by record
             observation = replace(observation, device="cpu")
         gradients = received_gradients(observation, numbers=self.labels == "given")
         labels = labels_over_rounds(observation, self.labels, key.child("dummies"))
         prior = prior_of(self.prior, observation, self.tv, self.box)
         search, words = self.search(prior), prior.words
-        if self.prior != "tv" and observation.task.columns and observation.auxiliary is not None:
-            mixture = Mixture.fit(observation.auxiliary.x[:MOST], observation.task.columns, _MIXTURE)
+        if self.prior != "tv" and observation.task.form.columns and observation.auxiliary is not None:
+            mixture = Mixture.fit(observation.auxiliary.x[:MOST], observation.task.form.columns, _MIXTURE)
             search, words = replace(search, table=mixture), f"{words}, then {mixture.words}"
         return Reconstruction(match(observation, gradients, labels, search, key, rounds=None), words)

@@ -29,8 +29,8 @@ from leakgauge.harness.core.defense import claim_of as claim_of
 from leakgauge.harness.core.defense import likelihood_of as likelihood_of
 from leakgauge.harness.core.defense import log_likelihoods as log_likelihoods
 from leakgauge.harness.core.device import moved
+from leakgauge.harness.core.form import ALL, CONTINUOUS, Form
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.table import Column
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.core.vec import Layout, Vector
 
@@ -96,8 +96,8 @@ class Task(Protocol):
         """Whether the scores are known to be a smooth function of the inputs (False with ReLU or max-pooling)."""
 
     @property
-    def columns(self) -> tuple[Column, ...]:
-        """The columns of a tabular input, in the order of its entries; empty: the inputs are not tabular."""
+    def form(self) -> Form:
+        """What an input is: an image, a table row, a series, tokens."""
 
     @property
     def mixes(self) -> bool:
@@ -120,7 +120,7 @@ class Task(Protocol):
 
 
 class Examples(NamedTuple):
-    """x: [n, *input_shape] float32, in [0, 1] for images; y: [n] int64, or float32 numbers [n] or [n, k]."""
+    """x: [n, *input_shape] float32, see `core.form`; y: [n] int64, or float32 numbers [n] or [n, k]."""
 
     x: Tensor
     y: Tensor
@@ -365,6 +365,11 @@ class Attack(ABC):
     def aware(self) -> bool:
         """Whether it uses its knowledge of the defense."""
         return False
+
+    @property
+    def forms(self) -> frozenset[str]:
+        """Names of the forms of inputs that it reads; a reconstruction reads numbers, if it does not say otherwise."""
+        return CONTINUOUS if self.kind == "reconstruction" else ALL
 
     @property
     @abstractmethod

@@ -19,7 +19,8 @@ import torch
 from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.core.errors import unknown
 from leakgauge.harness.core.files import content, regular
-from leakgauge.harness.core.table import Column
+from leakgauge.harness.core.form import Form as InputForm
+from leakgauge.harness.core.form import form_of
 
 MAX_UNPACKED = 128 * 2**20
 """Bytes to which a packed file may grow; the environment variable LEAKGAUGE_MAX_UNPACKED overrides this limit."""
@@ -48,17 +49,17 @@ class DataSet:
 
     Attributes:
         name: as in `load`, e.g. `mnist` or `npz:faces.npz`.
-        train, test: x float32 in [0, 1], [n, channels, height, width] for images, else [n, features]; y [n] int64, or
-            float32 numbers for a regression, or [n, classes] float32 of 0 and 1 for examples of several classes.
+        train, test: x [n, *input_shape] float32, in [0, 1] but for token ids; y [n] int64, or float32 numbers for a
+            regression, or [n, classes] float32 of 0 and 1 for examples of several classes. For next tokens, y is 0.
         classes: class names, in the order of the labels; empty for a regression.
         public: whether a report may show its images by default.
         note: a remark for the reader about this copy, e.g. that a part is missing; usually empty.
-        columns: the columns of tabular inputs, in the order of the entries; empty: the inputs are not tabular.
+        form: what inputs are; None: an image, a series or a vector, by the shape.
         low, span: float32, of the shape of one input or with axes of length 1, if x was scaled to [0, 1]; a model gets
             x * span + low. None: x is not scaled.
 
     Raises:
-        ValueError: shapes, dtypes, counts, ranges, labels or columns are not as above, or a split is empty.
+        ValueError: shapes, dtypes, counts or labels are not as above, inputs have not the form, or a split is empty.
     """
 
     name: str
@@ -67,23 +68,24 @@ class DataSet:
     classes: tuple[str, ...]
     public: bool
     note: str = ""
-    columns: tuple[Column, ...] = ()
+    form: InputForm | None = None
     low: torch.Tensor | None = None
     span: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         for split, examples in (("train", self.train), ("test", self.test)):
-            _check(split, examples, self.classes)
+            _check(split, examples, self.classes, self.kind)
         if self.train.x.shape[1:] != self.test.x.shape[1:]:
             raise ValueError(
                 f"expected train and test of one shape, got {self.input_shape} and {tuple(self.test.x.shape[1:])}"
             )
-        if self.columns and self.input_shape != (sum(column.width for column in self.columns),):
-            raise ValueError(
-                f"expected columns for inputs {self.input_shape}, got {len(self.columns)} of another width"
-            )
         if (self.low is None) != (self.span is None):
             raise ValueError("expected low and span, or neither, got one of them")
+
+    @property
+    def kind(self) -> InputForm:
+        """The form of the inputs."""
+        return self.form or form_of(self.input_shape)
 
     def original(self, x: torch.Tensor) -> torch.Tensor:
         """Inputs x [n, *input_shape] in [0, 1], such as a reconstruction, in the units of the data."""
@@ -123,7 +125,7 @@ class DataSet:
             raise ValueError(f"expected inputs {other.input_shape}, got {self.input_shape}")
         x, y = self.original(self.train.x), self.train.y
         x = x if other.low is None or other.span is None else (x - other.low) / other.span
-        if not -1 <= float(x.min()) <= float(x.max()) <= 2:
+        if self.kind.continuous and not -1 <= float(x.min()) <= float(x.max()) <= 2:
             ranges = ("{:.3g} to {:.3g}".format(*data.original(data.train.x).aminmax()) for data in (other, self))
             raise ValueError("expected inputs on one scale with the other data, {}, got {}".format(*ranges))
         places = {name: place for place, name in enumerate(other.classes)}
@@ -131,7 +133,7 @@ class DataSet:
             if unknown := [name for name in self.classes if name not in places]:
                 raise ValueError(f"expected classes of the other data, {', '.join(places):.40}, got {unknown[0]}")
             y = torch.tensor([places[name] for name in self.classes])[y]
-        return Examples(x.clamp(0, 1), y)
+        return Examples(self.kind.valid(x) if not self.kind.continuous else x.clamp(0, 1), y)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -153,11 +155,11 @@ class DataSet:
         return b"".join(tensor.contiguous().numpy().tobytes() for tensor in (self.low, self.span) if tensor is not None)
 
 
-def _check(split: str, examples: Examples, classes: tuple[str, ...]) -> None:
+def _check(split: str, examples: Examples, classes: tuple[str, ...], form: InputForm) -> None:
     (x, y), several = examples, examples.y.ndim == 2
     kind = torch.int64 if classes and not several else torch.float32
-    if x.ndim not in (2, 4):
-        raise ValueError(f"expected 2 or 4 axes in {split} x, got {tuple(x.shape)}")
+    if x.ndim not in (2, 3, 4):
+        raise ValueError(f"expected 2, 3 or 4 axes in {split} x, got {tuple(x.shape)}")
     if x.dtype != torch.float32 or y.dtype != kind:
         raise ValueError(f"expected float32 x and {str(kind)[6:]} y in {split}, got {x.dtype} and {y.dtype}")
     width = len(classes) or y.shape[-1]
@@ -165,9 +167,9 @@ def _check(split: str, examples: Examples, classes: tuple[str, ...]) -> None:
         advice = "; give a test set, or 5 or more examples of a class (every fifth becomes a test example)"
         few = "" if len(x) else advice
         raise ValueError(f"expected 1 or more {split} examples with labels, got {len(x)} x and {len(y)} y{few}")
-    (low, high), last = x.aminmax(), len(classes) - 1
-    if not (low >= 0 and high <= 1):
-        raise ValueError(f"expected {split} x in [0, 1], got {low:g} to {high:g}")
+    last = len(classes) - 1
+    if problem := form.problem(x):
+        raise ValueError(f"{split}: {problem}")
     if several and classes and not bool(((y == 0) | (y == 1)).all()):
         raise ValueError(f"expected {split} labels of 0 and 1, one for each class, got other numbers")
     if classes and not several and not (y.min() >= 0 and y.max() <= last):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from leakgauge.harness.core.contract import Examples
+from leakgauge.harness.core.form import Form, Series, Tokens, Vocabulary
 from leakgauge.harness.data import DataSet, split_by_class
 
 Array = npt.NDArray[Any]
@@ -22,6 +23,7 @@ _MAX_LABEL = 99_999  # larger labels are identifiers, not classes
 # Labels are codes, such as 0 and 255, if fewer than one in this many numbers from 0 to the largest label occurs
 _SPARSE = 10
 _EACH = 5  # minimum mean number of examples per class if labels exceed `_MAX_LABEL`; identifiers have fewer
+_MOST_IDS = 2**24  # float32 holds whole numbers below it
 _LOOKED_AT = 1_000_000  # about the most entries that `odd_ranges` looks at
 
 # standard deviation below which the constant of SSIM, 0.03^2, outweighs the variance of an image
@@ -54,7 +56,14 @@ class _Scale(NamedTuple):
 
 
 def data_set(
-    name: str, train: Arrays, test: Arrays | None, classes: Sequence[str] = (), note: str = "", *, whole: bool = False
+    name: str,
+    train: Arrays,
+    test: Arrays | None,
+    classes: Sequence[str] = (),
+    note: str = "",
+    *,
+    whole: bool = False,
+    form: Form | Vocabulary | None = None,
 ) -> DataSet:
     """A data set of these arrays.
 
@@ -65,6 +74,7 @@ def data_set(
         test: as `train`; None: every fifth example of a class, or of a regression, is for testing.
         classes: names of integer labels, if there are enough; otherwise the numbers are the names.
         whole: without `test`, all examples are for training, and the first one is for testing too.
+        form: `SERIES`: x is [n, channels, T]; a vocabulary: x is [n, T] token ids; None: by the shape of x.
 
     Guarantees:
         If all x are in [0, 1], they are not scaled. Otherwise each channel, or each feature of a table, that leaves
@@ -82,20 +92,26 @@ def data_set(
         if split.x.ndim == 0 or split.y.ndim == 0 or len(split.x) != len(split.y):
             text = f"expected one label per example, got x{suffix} {split.x.shape} and y{suffix} {split.y.shape}"
             raise ValueError(text)
-    xs = [_inputs(f"x{suffix}", split.x, split.is_first) for suffix, split in zip(suffixes, parts, strict=True)]
-    scale = _scale(xs)
+    read = {Series: _series, Vocabulary: _ids}.get(type(form), _inputs)
+    xs = [read(f"x{suffix}", split.x, split.is_first) for suffix, split in zip(suffixes, parts, strict=True)]
+    vocabulary = form if isinstance(form, Vocabulary) else None
+    scale = None if vocabulary else _scale(xs)
+    if vocabulary and len({x.shape[1:] for x in xs}) == 1:
+        form = Tokens(vocabulary, tuple(np.concatenate(xs).max(0).astype(int).tolist()))
     stored = [x.astype(np.float32) if scale is None else scale.apply(x) for x in xs]
     ys, listed, coded = _labels([f"y{suffix}" for suffix in suffixes], [split.y for split in parts], len(classes))
     fits = len(classes) == len(listed) if coded or ys[0].ndim == 2 else len(classes) >= len(listed)
     names = tuple(classes) if listed and fits and train.y.dtype.kind in "biuf" else listed
     ranged = "" if scale is None else "inputs scaled to [0, 1] by their range (the model gets the original units)"
-    note = "; ".join(filter(None, (note, ranged, odd_ranges(stored, xs), coded)))
+    odd = "" if vocabulary else odd_ranges(stored, xs)
+    note = "; ".join(filter(None, (note, ranged, odd, coded)))
     first, *others = [Examples(torch.from_numpy(x.copy(order="C")), y) for x, y in zip(stored, ys, strict=True)]
     if not others and whole:
         others = [Examples(first.x[:1], first.y[:1])]
     both = (first, others[0]) if others else split_by_class(*first)
     low, span = (None, None) if scale is None else (torch.from_numpy(array.astype(np.float32)) for array in scale)
-    return DataSet(name, *both, names, public=False, note=note, low=low, span=span)
+    kind = form if isinstance(form, Form) else None
+    return DataSet(name, *both, names, public=False, note=note, form=kind, low=low, span=span)
 
 
 def check_size(items: int, entries: int) -> None:
@@ -153,11 +169,30 @@ def _inputs(name: str, x: Array, is_first: bool) -> Array:
     return x
 
 
+def _series(name: str, x: Array, is_first: bool) -> Array:
+    """Series [n, channels, T]; of [n, T], each has one channel."""
+    if x.ndim not in (2, 3):
+        raise ValueError(f"expected {name} [n, channels, T], got shape {x.shape}")
+    flat = _inputs(name, x.reshape(len(x), -1), is_first)
+    return flat.reshape(x.shape if x.ndim == 3 else (len(x), 1, -1))
+
+
+def _ids(name: str, x: Array, is_first: bool) -> Array:
+    """Token ids [n, T] as floats."""
+    if x.ndim != 2 or x.dtype.kind not in "iuf" or not x.size or not np.array_equal(x, np.floor(x)):
+        raise ValueError(
+            f"expected {name} [n, T] of whole numbers, the ids of tokens, got {x.dtype} of shape {x.shape}"
+        )
+    if not 0 <= x.min() <= x.max() < _MOST_IDS:
+        raise ValueError(f"expected token ids from 0, and below {_MOST_IDS:,}, got {x.min()} to {x.max()}")
+    return x.astype(np.float32)
+
+
 def _scale(xs: Sequence[Array]) -> _Scale | None:
     """The scale from the range of all arrays of one input shape; None: all values, as float32, are in [0, 1]."""
     if len({x.shape[1:] for x in xs}) > 1:
         return None  # refused by `DataSet`
-    axes = (0, 2, 3) if xs[0].ndim == 4 else (0,)
+    axes = (0, *range(2, xs[0].ndim))
     low = np.minimum.reduce([x.min(axes, keepdims=True)[0].astype(np.float64) for x in xs])
     high = np.maximum.reduce([x.max(axes, keepdims=True)[0].astype(np.float64) for x in xs])
     outside = (low.astype(np.float32) < 0) | (high.astype(np.float32) > 1)

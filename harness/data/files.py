@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from leakgauge.harness.core.files import regular
+from leakgauge.harness.core.form import SERIES, Vocabulary
+from leakgauge.harness.core.form import Form as InputForm
 from leakgauge.harness.data import DataSet, DataUnreadable, Form, check_unpacked, find, reading
 from leakgauge.harness.data.arrays import Array, Arrays, data_set, stacked
 
@@ -24,7 +26,10 @@ _ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".
 
 _MOST_PIXELS = 4096  # maximum side to which images are resized
 _LISTED = 12  # maximum number of keys of a file that an error names
-INPUTS = ("x", "data", "image", "images", "img", "pixelvalues", "feature", "features", "input", "inputs")
+IDS = "inputids"
+"""The name that tokenizers give to token ids."""
+
+INPUTS = ("x", "data", "image", "images", "img", "pixelvalues", "feature", "features", "input", "inputs", IDS)
 LABELS = ("y", "label", "labels", "target", "targets")
 """Common names of inputs and labels, in lower case and with letters only."""
 
@@ -74,7 +79,7 @@ def npz(rest: str, options: Mapping[str, str]) -> DataSet:
 
     Args:
         rest: PATH.
-        options: the file's keys of `x`, `y`, `x_test` and `y_test`.
+        options: the file's keys of `x`, `y`, `x_test` and `y_test`; `form`: `tokens` or `series`.
 
     Raises:
         DataMissing: there is no such file.
@@ -85,10 +90,19 @@ def npz(rest: str, options: Mapping[str, str]) -> DataSet:
     with reading(path), zipfile.ZipFile(path) as members:  # a member never unpacks to more than its declared size
         check_unpacked(sum(member.file_size for member in members.infolist()), path.stat().st_size)
     with reading(path), np.load(path, allow_pickle=False) as arrays:
-        keys = _keys(list(arrays), options)
+        keys = _keys(list(arrays), {role: key for role, key in options.items() if role != "form"})
         content = {role: np.asarray(arrays[key]) for role, key in keys.items()}
         test = Arrays(content["x_test"], content["y_test"]) if "x_test" in content else None
-        return data_set(f"npz:{path}", Arrays(content["x"], content["y"]), test)
+        form = _form(options.get("form", ""), [content[role] for role in ("x", "x_test") if role in content])
+        return data_set(f"npz:{path}", Arrays(content["x"], content["y"]), test, form=form)
+
+
+def _form(name: str, xs: Sequence[Array]) -> InputForm | Vocabulary | None:
+    """The form of a name."""
+    if name not in ("", "tokens", "series"):
+        raise ValueError(f"expected form=tokens or form=series, got form={name}")
+    tops = [int(x.max()) for x in xs if x.dtype.kind in "iuf" and x.size]
+    return Vocabulary(1 + max(0, *tops)) if name == "tokens" else SERIES if name else None
 
 
 def _keys(keys: Sequence[str], options: Mapping[str, str]) -> dict[str, str]:
@@ -110,9 +124,14 @@ def _keys(keys: Sequence[str], options: Mapping[str, str]) -> dict[str, str]:
     return {role: named[0] for role, named in roles.items()}
 
 
+def letters(key: str) -> str:
+    """A key in lower case and with letters only."""
+    return re.sub(r"[^a-z]", "", key.casefold())
+
+
 def role_of(key: str) -> str:
     """The role of a key with a common name: x, y, x_test or y_test; empty for other keys."""
-    plain = re.sub(r"[^a-z]", "", key.casefold())
+    plain = letters(key)
     for split, suffix in (("train", ""), ("test", "_test"), ("", "")):
         bare = plain.removeprefix(split).removesuffix(split)
         if bare in INPUTS + LABELS and split in plain:
@@ -225,9 +244,10 @@ FORMS = {
     ),
     "npz": Form(
         "PATH",
-        "an npz file with x and y, optionally x_test and y_test; other keys: ?x=KEY&y=KEY&x_test=KEY&y_test=KEY",
+        "an npz file with x and y, optionally x_test and y_test; other keys: ?x=KEY&y=KEY&x_test=KEY&y_test=KEY; "
+        "?form=tokens, ?form=series",
         npz,
-        ("x", "y", "x_test", "y_test"),
+        ("x", "y", "x_test", "y_test", "form"),
     ),
 }
 """The forms of data in files, by the text before the colon."""

@@ -14,10 +14,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
 from leakgauge.harness.core.errors import UnknownNameError, unknown
+from leakgauge.harness.core.form import Form as InputForm
+from leakgauge.harness.core.form import Vocabulary
 from leakgauge.harness.core.rng import Key, global_generators
 from leakgauge.harness.data import DataMissing, DataSet, DataUnreadable, Form
 from leakgauge.harness.data.arrays import Array, Arrays, check_size, data_set, stacked
-from leakgauge.harness.data.files import pixels, role_of
+from leakgauge.harness.data.files import IDS, letters, pixels, role_of
 
 _KEY = Key(0).child("given data")  # seed of the global generators while a user's code makes and reads its data
 _EXPECTED = (
@@ -43,11 +45,12 @@ class _ArrayLike(Protocol):
 
 
 class _Read(NamedTuple):
-    """Arrays of a split, the names of its classes if known, and whether its items are drawn at random."""
+    """Arrays of a split, the names of its classes if known, and whether items are drawn at random, or token ids."""
 
     arrays: Arrays
     classes: tuple[str, ...] = ()
     drew: bool = False
+    tokens: bool = False
 
 
 def given(name: str, data: object) -> str:
@@ -79,17 +82,21 @@ def given(name: str, data: object) -> str:
     return f"given:{name}"
 
 
-def whole(name: str, data: object, *, split: bool = False) -> bool:
+FormOf = Callable[[Array], InputForm | Vocabulary | None]
+"""Inputs of a split -> their form; None: by their shape."""
+
+
+def whole(name: str, data: object, *, split: bool = False, form_of: FormOf = lambda x: None) -> bool:
     """Register data as `given` does; returns whether they have a test part.
 
     split: of data without one, every fifth example is for testing; else all are for training, and the first one is for
-        testing too.
+        testing too. form_of: the form of inputs that nothing else tells.
     """
     if not name or "?" in name:
         raise ValueError(f"expected a name without '?', got {name!r}")
     text = f"given:{name}"
     with _one_line(text), global_generators(_KEY) as state:
-        _GIVEN[name], has_test = _data_set(text, data, state, split)
+        _GIVEN[name], has_test = _data_set(text, data, state, split, form_of)
     return has_test
 
 
@@ -115,7 +122,7 @@ def _made(name: str, options: Mapping[str, str]) -> DataSet:
             raise UnknownNameError(f"{error}: {listing}") from error
         if callable(made) and not isinstance(made, _Items | _ArrayLike):
             made = made()
-        return _data_set(name, made, state, True)[0]
+        return _data_set(name, made, state, True, lambda x: None)[0]
 
 
 @contextmanager
@@ -129,7 +136,9 @@ def _one_line(name: str) -> Iterator[None]:
         raise DataUnreadable(f"cannot read {name!r}: {kind}{' '.join(str(error).split())[:300]}") from error
 
 
-def _data_set(name: str, data: object, state: Callable[[], object], split: bool) -> tuple[DataSet, bool]:
+def _data_set(
+    name: str, data: object, state: Callable[[], object], split: bool, form_of: FormOf
+) -> tuple[DataSet, bool]:
     """The data, and whether they have a test part; `split` as in `whole`."""
     if isinstance(data, DataSet):
         return dataclasses.replace(data, name=name), True
@@ -140,7 +149,10 @@ def _data_set(name: str, data: object, state: Callable[[], object], split: bool)
     note = "the items are drawn at random, as by a transform: one draw of each was taken"
     drew = any(each.drew for each in splits)
     arrays = train.arrays, test[0].arrays if test else None
-    return data_set(name, *arrays, train.classes, note if drew else "", whole=not split), bool(test)
+    form = form_of(train.arrays.x)
+    if any(each.tokens for each in splits):
+        form = Vocabulary(1 + max(int(each.arrays.x.max(initial=0)) for each in splits))
+    return data_set(name, *arrays, train.classes, note if drew else "", whole=not split, form=form), bool(test)
 
 
 def _parts(data: object) -> list[object]:
@@ -175,7 +187,7 @@ def _gathered(data: object) -> object:
     items, entries = list[tuple[Array, Array]](), 0
     with _one_line(type(data).__name__), global_generators(_KEY):
         for item in data:
-            x, y = (_array(half).copy() for half in _halves(item))  # a generator may fill the same array again
+            x, y = (as_array(half).copy() for half in _halves(item))  # a generator may fill the same array again
             items.append((x, y))
             entries += x.size
             check_size(len(items), entries)
@@ -194,7 +206,7 @@ def _is_arrays(part: object) -> TypeGuard[tuple[Any, Any] | list[Any]]:
 def _is_batch(item: object) -> bool:
     """Whether an item has as many labels as inputs."""
     try:
-        x, y = map(_array, _halves(item))
+        x, y = map(as_array, _halves(item))
     except ValueError:
         return False
     return x.ndim > 1 and y.ndim > 0 and len(x) == len(y)
@@ -207,7 +219,7 @@ def _is_stream(data: object) -> TypeGuard[Iterable[object]]:
 
 def _read(items: object, split: str, state: Callable[[], object]) -> _Read:
     if _is_arrays(items):
-        return _Read(Arrays(_array(items[0]), _array(items[1]), isinstance(items[0], Tensor)))
+        return _Read(Arrays(as_array(items[0]), as_array(items[1]), isinstance(items[0], Tensor)))
     if not isinstance(items, _Items) or isinstance(items, str | bytes | Mapping | _ArrayLike):
         raise ValueError(f"{_EXPECTED}, got {type(items).__name__}")
     count, xs, ys, before = len(items), [], [], state()
@@ -236,25 +248,35 @@ def _read(items: object, split: str, state: Callable[[], object]) -> _Read:
         raise ValueError(f"{split} item {number}: {text}; {advice}") from error
     classes = getattr(items, "classes", ())
     names = tuple(map(str, classes)) if isinstance(classes, list | tuple) else ()
-    return _Read(Arrays(x, np.array(ys), is_first=x.ndim == 4 and x.shape[1] in (1, 3)), names, drew)
+    is_first, tokens = x.ndim == 4 and x.shape[1] in (1, 3), count > 0 and _has_ids(items[0])
+    return _Read(Arrays(x, np.array(ys), is_first), names, drew, tokens)
 
 
 def _pair(item: object) -> tuple[Array, Any]:
     """The input and the label of an item: a number, a text, or an array of 0 and 1 for each class."""
     x, y = _halves(item)
-    label: Any = _array(y)
+    label: Any = as_array(y)
+    if _has_ids(item) and label.shape == np.shape(x):  # the next tokens
+        return as_array(x), 0.0
     if label.ndim == 1 and label.size > 1 and label.dtype.kind in "biuf" and np.isin(label, (0, 1)).all():
-        return _array(x), label
+        return as_array(x), label
     if label.size != 1 or label.dtype.kind not in "biufU":
         text = f"expected a label of one number or text, got {type(y).__name__} of shape {label.shape}"
         raise ValueError(f"{text}; give batches as a DataLoader or an iterator" if label.size > 1 else text)
-    return _array(x), label.reshape(()).item()
+    return as_array(x), label.reshape(()).item()
+
+
+def _has_ids(item: object) -> bool:
+    """Whether an item has token ids, as those of a tokenizer."""
+    return isinstance(item, Mapping) and any(letters(str(key)) == IDS for key in item)
 
 
 def _halves(item: object) -> tuple[Any, Any]:
     if isinstance(item, Mapping):
         roles = [(role_of(str(key)), value) for key, value in item.items()]
         halves = [[value for role, value in roles if role == half] for half in ("x", "y")]
+        if _has_ids(item) and not halves[1]:
+            return halves[0][0], np.float32(0)
         if [len(values) for values in halves] != [1, 1]:
             keys = ", ".join(repr(str(key)[:40]) for key in item)
             raise ValueError(f"expected one input and one label, as in {{'image': ..., 'label': ...}}, got {keys}")
@@ -265,7 +287,7 @@ def _halves(item: object) -> tuple[Any, Any]:
     return item[0], item[1]
 
 
-def _array(x: Any) -> Array:
+def as_array(x: Any) -> Array:
     """A tensor, a PIL image or anything that numpy converts, as an array; PIL images get the channels first."""
     if isinstance(x, Tensor):
         x = x.detach().cpu().to_dense()

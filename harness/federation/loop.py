@@ -224,15 +224,16 @@ def evaluation(task: ModelTask, params: Vector, test: Examples, number: int) -> 
     Raises:
         ValueError: the loss is not finite.
     """
-    loss, correct = 0.0, None if test.y.is_floating_point() else 0
+    loss, correct = 0.0, list[float | None]()
     for x, y in zip(*(torch.split(column, 1000) for column in test), strict=True):
         losses, hits = task.tested(params, x, y)
         loss += float(losses.double().sum())
-        correct = None if correct is None or hits is None else correct + hits
+        correct.append(hits)
     loss /= len(test.y)
     if not math.isfinite(loss):
         raise ValueError(f"training diverged: the test loss before round {number} is {loss}")
-    return Evaluation(number, None if correct is None else correct / len(test.y), loss, len(test.y))
+    right = [hits for hits in correct if hits is not None]
+    return Evaluation(number, sum(right) / len(test.y) if len(right) == len(correct) else None, loss, len(test.y))
 
 
 RESIDENT = 2**27

@@ -25,7 +25,7 @@ from leakgauge.harness.core.contract import (
     Snapshot,
 )
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.table import has_property, spread_evenly
+from leakgauge.harness.core.table import spread_evenly
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.federation.aggregate import aggregated, summed
 from leakgauge.harness.federation.loop import Training, make_plan, replay_state
@@ -359,7 +359,7 @@ def _probes(federation: TrainedFederation, view: View, target: Target) -> _Sent:
 
 def _having(federation: TrainedFederation, name: str, x: Tensor) -> Tensor:
     """[n] which records have a property; the test data define what is large."""
-    return has_property(x, federation.task.columns, name, federation.test.x)
+    return federation.task.form.has(x, name, federation.test.x)
 
 
 def _many(federation: TrainedFederation, target: Target) -> npt.NDArray[np.bool_]:

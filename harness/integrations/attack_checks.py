@@ -283,7 +283,7 @@ def check_floor(tested: AttackUnderTest) -> str:
     if attack.floor:
         raise Skip("it is a floor itself")
     observation, truth = tested.look(tested.views[0])
-    numbers = {e.name: e for e in scored(attack.run(observation, Key(0)), truth, None, ())[0]}
+    numbers = {e.name: e for e in scored(attack.run(observation, Key(0)), truth, None, tested.federation.task.form)[0]}
     if attack.kind in ("membership", "property"):
         auc = numbers["auc" if attack.kind == "membership" else "property_auc"]
         if (auc.low or 0.0) <= 0.5:
@@ -301,7 +301,7 @@ def check_floor(tested: AttackUnderTest) -> str:
         return f"{share.value:.2f} {name} of {share.n}, chance is {chance:.2f}"
     name, metric, more = _FLOORS[attack.kind]
     blind: Any = registry.build("attack", name, {}).run(tested.look(View(Threat.SERVER))[0], Key(0))
-    floor = {e.name: e for e in scored(blind, truth, None, ())[0]}
+    floor = {e.name: e for e in scored(blind, truth, None, tested.federation.task.form)[0]}
     ours, least = (math.nan if e[metric].value is None else float(e[metric].value or 0) for e in (numbers, floor))
     shown = f"{metric} {ours:.3g}, the floor has {least:.3g}"
     if attack.kind == "reconstruction":

@@ -21,11 +21,12 @@ from leakgauge.harness.core.cell import PartSpec, Scalar, TaskSpec
 from leakgauge.harness.core.checks import numbers, scalars, shown
 from leakgauge.harness.core.code import RECORDING, named_function
 from leakgauge.harness.core.contract import Attack, Defense, Examples, Sender
+from leakgauge.harness.core.form import SERIES, Form, Vocabulary
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.data import DataSet
-from leakgauge.harness.data.arrays import odd_ranges
-from leakgauge.harness.data.given import given, whole
+from leakgauge.harness.data.arrays import Array, odd_ranges
+from leakgauge.harness.data.given import FormOf, given, whole
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.loop import make_plan, make_setting
 from leakgauge.harness.federation.recording import Facts, Recorded, Recorder, Recording, read, spec_of_facts
@@ -145,7 +146,8 @@ def record(
     named = model if isinstance(model, str) else modules.given(_NAME, model)
     if module is None and source.train_step is not None:
         raise ValueError(f"train_step needs the model as a torch.nn.Module, got a {type(model).__name__}")
-    load = functools.partial(_loaded, root=root, model=named, classes=classes)
+    form_of = functools.partial(_form, module)
+    load = functools.partial(_loaded, root=root, model=named, classes=classes, form_of=form_of)
     victims = _victims(data, auxiliary, source, how, root, load)
     text = text_of(loss) or _usual_loss(victims.data, named, classes)
     spec, federation = TaskSpec(victims.name, named, loss=text), spec_of_facts(how.facts(len(victims.sizes)), 1)
@@ -208,7 +210,7 @@ def _victims(data: object, auxiliary: object, source: Sources, how: How, root: P
     sizes = [len(each) for each in rows] if rows is not None else [how.batch] * len(source.messages or ())
     if auxiliary is not None:
         try:
-            test = _read(auxiliary, root)[0].like(loaded)
+            test = load(auxiliary)[0].like(loaded)
         except ValueError as error:
             raise ValueError(f"auxiliary: {error}") from error
         odd = odd_ranges(*[[part.x.numpy() for part in (loaded.train, test)]] * 2)
@@ -258,13 +260,13 @@ def _different(number: int, rows: object, count: int) -> Indices:
     return each.astype(np.int64)
 
 
-def _loaded(data: object, root: Path, model: str, classes: int | None) -> tuple[DataSet, bool]:
+def _loaded(data: object, root: Path, model: str, classes: int | None, form_of: FormOf) -> tuple[DataSet, bool]:
     """The data with the classes of the model, and whether they have a test part; else all records are for training.
 
     classes: as stated; None: as many as the outputs of a given network; 0: labels are numbers, for squared loss.
     """
-    found, has_test = _read(data, root)
-    width = modules.width(model, found.input_shape)
+    found, has_test = _read(data, root, form_of)
+    width = modules.width(model, found.input_shape, found.kind)
     if width == 1 and found.classes:
         if len(found.classes) == 2:
             return found, has_test
@@ -282,7 +284,7 @@ def _usual_loss(loaded: DataSet, model: str, classes: int | None) -> str:
     values: list[float] = []
     if not loaded.classes and classes != 0 and loaded.train.y.ndim == 1:
         values = torch.unique(loaded.train.y).tolist()
-    if len(values) != 2 or modules.width(model, loaded.input_shape) != 1:
+    if len(values) != 2 or modules.width(model, loaded.input_shape, loaded.kind) != 1:
         return ""
     if values != [0.0, 1.0]:
         text = f"expected 0 and 1 as the labels of two classes, got {values[0]:g} and {values[1]:g}"
@@ -290,13 +292,37 @@ def _usual_loss(loaded: DataSet, model: str, classes: int | None) -> str:
     return "binary-cross-entropy"
 
 
-def _read(data: object, root: Path) -> tuple[DataSet, bool]:
+def _read(data: object, root: Path, form_of: FormOf) -> tuple[DataSet, bool]:
     """The data as they are, and whether they have a test part."""
     if isinstance(data, str):
         return load_data(data, root), True
     load_data.cache_clear()
-    has_test = whole(_NAME, data)
+    has_test = whole(_NAME, data, form_of=form_of)
     return load_data(f"given:{_NAME}", root), has_test
+
+
+def _form(module: nn.Module | None, x: Array) -> Form | Vocabulary | None:
+    """What a network takes inputs for: whole numbers as token ids, if it looks them up; [n, a, b] as series or images.
+
+    None: by the shape.
+    """
+    if module is None:
+        return None
+    looks_up = any(isinstance(layer, nn.Embedding) for layer in module.modules())
+    if looks_up and x.ndim == 2 and x.dtype.kind in "iu" and x.size:
+        return Vocabulary(1 + int(x.max()))
+    if x.ndim != 3 or x.dtype.kind not in "biuf" or _runs(module, (1, *x.shape[1:])):
+        return None
+    return SERIES if _runs(module, x.shape[1:]) else None
+
+
+def _runs(module: nn.Module, shape: tuple[int, ...]) -> bool:
+    try:
+        with rng.global_generators(Key(0, ("form",))), torch.no_grad():
+            copy.deepcopy(module).cpu()(torch.zeros(2, *shape))
+    except (Exception, SystemExit):  # of a user's network
+        return False
+    return True
 
 
 def _made(source: Sources, module: nn.Module | None, victims: _Victims, how: How, names: Names) -> list[object]:

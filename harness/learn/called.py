@@ -25,7 +25,7 @@ from leakgauge.harness.core.contract import InTraining
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.learn.layers import UNSCALED, BatchStatistics, Scale, SoftRelu, normal
-from leakgauge.harness.learn.reading import inputs, near, tensors_of
+from leakgauge.harness.learn.reading import near, tensors_of
 
 KEY = Key(0, ("own model",))
 """Key of dry runs, and of a factory's draws for constants, which are the same for every seed."""
@@ -200,6 +200,7 @@ class Called:
         statistics: names of the running statistics among the tensors.
         pace: 1 / learning rate if running statistics move by their layer's momentum.
         width: width of the bends of ReLU; None: it has its kink.
+        tokens: whether the inputs are ids, which the network takes as integers.
     """
 
     module: nn.Module
@@ -213,9 +214,10 @@ class Called:
     scale: Scale = UNSCALED
     pace: float | None = None
     width: float | None = None
+    tokens: bool = False
 
     @classmethod
-    def of(cls, module: nn.Module, layout: Layout) -> Called:
+    def of(cls, module: nn.Module, layout: Layout, *, tokens: bool = False) -> Called:
         """Take over a network: batch norm and dropout get other forwards, and in-place options are turned off."""
         modes, state = tuple((layer, layer.training) for layer in module.modules()), _State()
         for path, layer in module.named_modules():
@@ -236,7 +238,7 @@ class Called:
         statistics = frozenset(name for name in layout.names if not tensors[name].requires_grad)
         state.sent = bool(statistics)
         module.requires_grad_(False)
-        return cls(module, layout, constants, statistics, state, modes)
+        return cls(module, layout, constants, statistics, state, modes, tokens=tokens)
 
     @property
     def smooth(self) -> bool:
@@ -276,10 +278,11 @@ class Called:
                 layer.training = mode and training
         state.training, state.pace, state.terms = training, self.pace, []
         state.keep = None if keep is None else zip(keep, state.places, strict=True)
-        # constants follow the type and the device of the inputs
-        constants = {key: tensor.to(x) for key, tensor in self.constants.items()}
+        # constants follow the type and the device of the inputs, or of the parameters
+        like = tensors[0] if self.tokens else x
+        constants = {key: tensor.to(like) for key, tensor in self.constants.items()}
         state.after = constants | dict(zip(self.layout.names, tensors, strict=True))
-        x = x if self.scale is UNSCALED else self.scale.apply(x)
+        x = x.long() if self.tokens else x if self.scale is UNSCALED else self.scale.apply(x)
         with ExitStack() as stack:
             stack.enter_context(_plain_attention())
             if self.width is not None or state.functional or state.dropped is not None:
@@ -332,27 +335,27 @@ class Watch:
             hook.remove()
         if isinstance(error, (Exception, SystemExit)):
             where = self.open[-1][0] if self.open else "its forward"
-            if len(self.shape) == 4 and self.shape[1] == 1 and "Conv1d" in where:
-                where = f"(a series [n, c, T] arrives as [n, 1, c, T]: begin with nn.Flatten(1, 2)) {where}"
+            if len(self.shape) == 4 and self.shape[1] == 1 and "1d" in where:
+                where = f"(a series [n, c, T] arrives as [n, 1, c, T] unless its form is stated: series(x, y)) {where}"
             raise refusal(self.name, f"{where} fails on inputs of shape {self.shape}: {line(error)}") from error
         if self.drew and not self.draws:
             text = "draws from torch's global generator, but randomness comes from the seed"
             raise refusal(self.name, f"{self.drew} {text}: use nn.Dropout, or return the layer in eval mode")
 
 
-def plain_scores(module: nn.Module, layout: Layout, params: Vector, x: Tensor) -> Tensor:
+def plain_scores(module: nn.Module, layout: Layout, tokens: bool, params: Vector, x: Tensor) -> Tensor:
     """The scores of a network as it is, with the tensors of the vector [d] in place of its own."""
-    scores: Tensor = functional_call(module, dict(zip(layout.names, layout.split(params), strict=True)), (x,))
+    tensors = dict(zip(layout.names, layout.split(params), strict=True))
+    scores: Tensor = functional_call(module, tensors, (x.long() if tokens else x,))
     return scores
 
 
-def tried(name: str, net: Called, tensors: list[Tensor], input_shape: tuple[int, ...], outputs: int) -> Called:
-    """The network with its dropouts, and whether it mixes the records of a batch, by dry runs.
+def tried(name: str, net: Called, tensors: list[Tensor], x: Tensor, outputs: int) -> Called:
+    """The network with its dropouts, and whether it mixes the records of a batch, by dry runs on x [3, *input_shape].
 
     Raises:
         ValueError: the network is not supported.
     """
-    x = inputs(3, input_shape, KEY)
 
     def scores_of(x: Tensor, *, training: bool) -> Tensor:
         with Watch(name, net.module, tuple(x.shape)), torch.no_grad():
@@ -386,7 +389,7 @@ def tried(name: str, net: Called, tensors: list[Tensor], input_shape: tuple[int,
     live = any(mode and is_norm(layer) for layer, mode in net.modes)
     if not live and not near(runs[0], scores):
         raise refusal(name, "its scores in train mode differ from those in eval mode, and no batch norm explains it")
-    mixes = live or not near(scores_of(torch.stack([x[0], 1 - x[1]]), training=True)[0], runs[0][0])
+    mixes = live or not near(scores_of(x[[0, 2]], training=True)[0], runs[0][0])
     return replace(net, dropout=tuple((shape, rate) for _, shape, rate in dropouts), mixes=mixes)
 
 

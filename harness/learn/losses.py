@@ -26,6 +26,7 @@ NAMES = {
     "binary-cross-entropy": "of sigmoids, mean over the scores; a class counts as its one-hot row",
     "squared": "mean squared error over the scores; a class counts as its one-hot row",
     "hinge": "max(0, 1 + best other score - true score)",
+    "next-token": "mean softmax cross-entropy of each token given those before it; the labels are not used",
 }
 """The named losses, each with a one-line summary."""
 
@@ -67,7 +68,7 @@ class Loss:
     @property
     def linked(self) -> bool:
         """Whether a record's gradient in its scores is `slope` * (`link`(scores) - target), up to its weight."""
-        return self.name in NAMES and self != HINGE
+        return self.name in NAMES and self not in (HINGE, NEXT_TOKEN)
 
     @property
     def bounded(self) -> bool:
@@ -97,6 +98,8 @@ class Loss:
             return cross_entropy(scores, y, weight, reduction="none", label_smoothing=self.smoothing)
         if self.name == "hinge":
             return _hinge(scores, y)
+        if self == NEXT_TOKEN:
+            return scores[:, 0]
         if ":" in self.name:
             function = function_of(self.name, scores.dtype)
             losses: Tensor = vmap(lambda row, label: function(row[None], label[None]).mean())(scores, y)
@@ -118,7 +121,7 @@ class Loss:
         return losses.sum() / (weights[y] if y.ndim == 1 else y @ weights).sum()
 
 
-CROSS_ENTROPY, BINARY, SQUARED, HINGE = map(Loss, NAMES)
+CROSS_ENTROPY, BINARY, SQUARED, HINGE, NEXT_TOKEN = map(Loss, NAMES)
 SLOPES = Loss("slopes")
 """The sum of scores times targets: the gradient of any loss whose slopes in the scores are known."""
 
@@ -129,6 +132,22 @@ def _hinge(scores: Tensor, y: Tensor) -> Tensor:
     rivals = scores[:, None, :].masked_fill(itself, -torch.inf).amax(-1)
     losses = relu(1.0 + rivals - scores)  # [b, classes], one per possible label
     return losses.gather(1, y[:, None])[:, 0] if y.ndim == 1 else (losses * y).sum(1)
+
+
+def next_tokens(padding: int | None, module: nn.Module, inputs: tuple[Any, ...], logits: Any) -> Tensor:
+    """[b, 2] of logits [b, T, V] and ids [b, T]: the mean cross-entropy of the next tokens, and the share found.
+
+    padding: a token that is not predicted; None: all are.
+    """
+    if not isinstance(logits, Tensor) or logits.ndim != 3 or logits.shape[1] != inputs[0].shape[1]:
+        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(f"expected scores [b, T, vocabulary] of the next token at each place, got {got}")
+    scores, later = logits[:, :-1].transpose(1, 2), inputs[0][:, 1:].long()
+    counted = torch.ones_like(later, dtype=scores.dtype) if padding is None else (later != padding).to(scores.dtype)
+    total = counted.sum(1).clamp(min=1)
+    losses = (cross_entropy(scores, later, reduction="none") * counted).sum(1) / total
+    right = ((scores.detach().argmax(1) == later) * counted).sum(1) / total
+    return torch.stack([losses, right], 1)
 
 
 def parse(text: str) -> Loss:

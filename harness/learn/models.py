@@ -16,11 +16,12 @@ from torch.nn.functional import group_norm, pad, relu
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.errors import UnknownNameError, unknown
+from leakgauge.harness.core.form import Form, form_of
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.learn.called import Called
 from leakgauge.harness.learn.layers import Scale
-from leakgauge.harness.learn.losses import BINARY, CROSS_ENTROPY, HINGE, SQUARED, Loss, parse
+from leakgauge.harness.learn.losses import BINARY, CROSS_ENTROPY, HINGE, NEXT_TOKEN, SQUARED, Loss, parse
 from leakgauge.harness.learn.reading import follow, margin, structure_of
 from leakgauge.harness.learn.structure import Structure
 
@@ -89,7 +90,9 @@ class _Architecture(NamedTuple):
     l2: float = 0.0
 
 
-def build(name: str, input_shape: tuple[int, ...], classes: int, loss: str = "", numbers: int = 1) -> Model:
+def build(
+    name: str, input_shape: tuple[int, ...], classes: int, loss: str = "", numbers: int = 1, form: Form | None = None
+) -> Model:
     """The architecture `name` for inputs of one shape.
 
     Args:
@@ -98,7 +101,8 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, loss: str = "",
         classes: number of label classes; 0: the label is so many `numbers`. Then every architecture but `svm` has one
             output for each and squared loss. `linear-regression` always has one output and squared loss.
         loss: as in `losses.parse`; empty: that of the architecture. A network with one output and two classes has the
-            binary cross-entropy.
+            binary cross-entropy, and one whose inputs are tokens without labels predicts the next token.
+        form: of the inputs; None: the usual one of their shape.
 
     Raises:
         UnknownNameError: no such architecture or loss; the error suggests the nearest name and lists the known names.
@@ -106,13 +110,14 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, loss: str = "",
     """
     from leakgauge.harness.learn import modules
 
-    asked = parse(loss) if loss else None
-
+    form = form or form_of(input_shape)
+    if name in _TOKENS:
+        name = f"leakgauge.harness.learn.language:{_TOKENS[name][0]}"
     own = ":" in name
     if not own and name not in _ARCHITECTURES:
         if modules.torchvision_has(name):
             raise UnknownNameError(f"no model {name!r}; did you mean 'torchvision:{name}'?")
-        raise unknown("model", name, sorted(_ARCHITECTURES))
+        raise unknown("model", name, sorted([*_ARCHITECTURES, *_TOKENS]))
     if not input_shape or min(input_shape) < 1:
         raise ValueError(f"model {name!r} expects a shape of positive lengths, got input_shape={input_shape}")
     regression = classes == 0 and name != "svm"
@@ -120,21 +125,34 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, loss: str = "",
     if classes < least and not regression:
         label = "; the label of this task is a number" if classes == 0 else ""
         raise ValueError(f"model {name!r} expects classes >= {least}, got classes={classes}{label}")
-    single = own and classes == 2 and modules.width(name, input_shape) == 1
+    if not own and not form.continuous:
+        raise ValueError(f"model {name!r} takes numbers; for tokens take {', '.join(_TOKENS)}, or your own module")
+    single = own and classes == 2 and modules.width(name, input_shape, form) == 1
     outputs = 1 if name == "linear-regression" or single else classes or numbers
     usual = BINARY if single else SQUARED if regression else CROSS_ENTROPY
-    if not own and not regression:
-        usual = _ARCHITECTURES[name].loss
-    chosen = usual if asked is None else asked
+    usual = usual if own or regression else _ARCHITECTURES[name].loss
     takes = (classes == 0 or outputs == 1) and name != "svm"
+    chosen = _loss(loss, usual, outputs, takes)
+    if chosen == NEXT_TOKEN:
+        if form.continuous or classes:
+            raise ValueError("loss 'next-token' needs token ids without labels")
+        outputs = 2
+    if own:
+        return replace(
+            modules.build(name, input_shape, outputs, form, chosen == NEXT_TOKEN), loss=chosen, numbers=takes
+        )
+    apply, l2 = _read(name, input_shape, outputs), _ARCHITECTURES[name].l2
+    return Model(name, apply, input_shape, outputs, chosen, takes, l2)
+
+
+def _loss(text: str, usual: Loss, outputs: int, takes: bool) -> Loss:
+    """The loss of a text, or the usual one; `takes`: whether the labels are numbers."""
+    chosen = parse(text) if text else usual
     if takes and chosen.name in ("cross-entropy", "hinge"):
         raise ValueError(f"loss {chosen.name!r} needs classes, and a score for each: take squared")
     if chosen.weights and len(chosen.weights) != outputs:
         raise ValueError(f"expected {outputs} weights of a loss, one for each class, got {len(chosen.weights)}")
-    if own:
-        return replace(modules.build(name, input_shape, outputs), loss=chosen, numbers=takes)
-    apply, l2 = _read(name, input_shape, outputs), _ARCHITECTURES[name].l2
-    return Model(name, apply, input_shape, outputs, chosen, takes, l2)
+    return chosen
 
 
 @functools.lru_cache(64)
@@ -159,7 +177,8 @@ def scaled(model: Model, low: Tensor | None, span: Tensor | None) -> Model:
 
 def names() -> tuple[tuple[str, str], ...]:
     """(name, one-line summary) of every architecture."""
-    return tuple((name, architecture.summary) for name, architecture in _ARCHITECTURES.items())
+    listed = ((name, architecture.summary) for name, architecture in _ARCHITECTURES.items())
+    return (*listed, *((name, summary) for name, (_, summary) in _TOKENS.items()))
 
 
 def _image(name: str, input_shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
@@ -337,6 +356,14 @@ _ARCHITECTURES = {
     # the estimate of a number is w.x; the loss is (w.x - y)^2 + lambda/2 ||w||^2 with the lambda of the OTA paper
     "linear-regression": _Architecture(_without_bias, "squared loss with lambda = 0.001, no bias", SQUARED, 1e-3),
 }
+
+_TOKENS = {
+    "text-decoder": ("Decoder", "three causal blocks of attention, width 64; classes, or the next token"),
+    "text-encoder": ("Encoder", "three blocks of attention that look both ways, width 64"),
+    "text-lstm": ("Lstm", "embedding, LSTM of width 64, dense layer; classes, or the next token"),
+    "text-gru": ("Gru", "embedding, GRU of width 64, dense layer; classes, or the next token"),
+}
+"""The networks of `learn.language`, each with a one-line summary; they are read like a user's."""
 
 FORMS = (
     (

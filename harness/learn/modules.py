@@ -32,12 +32,14 @@ from torch.nn.parameter import is_lazy
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.code import imported
 from leakgauge.harness.core.errors import UnknownNameError, unknown
+from leakgauge.harness.core.form import Form, Tokens, form_of
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.learn.called import KEY, Called, Watch, is_norm, plain_scores, refusal, theirs, tried
 from leakgauge.harness.learn.gradients import gradients, losses, targets_of
+from leakgauge.harness.learn.losses import next_tokens
 from leakgauge.harness.learn.models import Initialization, Model
-from leakgauge.harness.learn.reading import inputs, structure_of, tensors_of
+from leakgauge.harness.learn.reading import structure_of, tensors_of
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.learn.wrapped import bare, unwrap
 
@@ -71,7 +73,9 @@ def given(name: str, make: Make | nn.Module) -> str:
     return f"given:{name}"
 
 
-def build(name: str, input_shape: tuple[int, ...], outputs: int) -> Model:
+def build(
+    name: str, input_shape: tuple[int, ...], outputs: int, form: Form | None = None, next_token: bool = False
+) -> Model:
     """The network `name` for inputs of one shape.
 
     Args:
@@ -79,34 +83,45 @@ def build(name: str, input_shape: tuple[int, ...], outputs: int) -> Model:
             `input_shape`, `classes`, `num_classes` and `channels` that it accepts. It draws the weights from torch's,
             numpy's and Python's global generators, which are seeded by the seed of the training; its draws for
             constants are the same for every seed. With the suffix `?statistics=no`, running statistics are constants.
+            For tokens, it may also take `vocabulary`, the number of different ids.
+        form: of the inputs; None: the usual one of their shape.
+        next_token: whether the network predicts the next token; its scores are then those of `losses.next_tokens`.
 
     Raises:
         UnknownNameError: there is no such network, or its module cannot be imported.
         ValueError: the network is not supported.
     """
-    fresh = _Fresh(name, _source(name), input_shape, outputs)
+    form = form or form_of(input_shape)
+    fresh = _Fresh(name, _source(name), input_shape, outputs, form, next_token)
     with rng.global_generators(KEY):
         module = fresh()
         names = _names(name, module, statistics=not name.endswith(_UNSENT))
         tensors = tensors_of(module)
         layout = Layout(names, tuple(tuple(tensors[key].shape) for key in names))
         made = layout.join([tensors[key].detach().clone() for key in names])
-        structure = structure_of(module, input_shape)
-        net = tried(name, Called.of(module, layout), layout.split(made), input_shape, outputs)
+        structure = structure_of(module, input_shape) if form.continuous else None
+        net = tried(
+            name,
+            Called.of(module, layout, tokens=not form.continuous),
+            layout.split(made),
+            form.inputs(3, input_shape, KEY),
+            outputs,
+        )
     if structure is not None and (structure.layout, structure.dropout) != (layout, net.dropout):
         structure = None  # for example, with running statistics that are constants
     return Model(name, structure or net, input_shape, outputs, start=_Start(fresh, net, made, layout))
 
 
-def width(name: str, input_shape: tuple[int, ...]) -> int:
+def width(name: str, input_shape: tuple[int, ...], form: Form) -> int:
     """The number of outputs of a user's network; 0 for a factory that asks for it, or a shipped model."""
     source = _source(name) if ":" in name and not name.startswith("torchvision:") else None
     asks = callable(source) and {"classes", "num_classes"} & set(inspect.signature(source).parameters)
     if source is None or (asks and not isinstance(source, nn.Module)):
         return 0
-    fresh = _Fresh(name, source, input_shape, 0)
+    fresh = _Fresh(name, source, input_shape, 0, form)
     with rng.global_generators(KEY):
-        module, x = fresh().eval(), inputs(2, input_shape, KEY)
+        module, x = fresh().eval(), form.inputs(2, input_shape, KEY)
+        x = x if form.continuous else x.long()
         _names(name, module, statistics=False)  # explains a wrong type better than the forward
         with Watch(name, module, tuple(x.shape), draws=True), torch.no_grad():
             scores = module(x)
@@ -192,10 +207,14 @@ class _Fresh:
     source: Make | nn.Module
     input_shape: tuple[int, ...]
     outputs: int
+    form: Form
+    next_token: bool = False
 
     def __call__(self) -> nn.Module:
-        accepted: dict[str, object] = {"classes": self.outputs, "num_classes": self.outputs}
+        count = 0 if self.next_token else self.outputs
+        accepted: dict[str, object] = {"classes": count, "num_classes": count}
         accepted |= {"channels": self.input_shape[0], "input_shape": self.input_shape}
+        accepted |= {"vocabulary": self.form.vocabulary.size} if isinstance(self.form, Tokens) else {}
         with theirs(self.name, "the factory fails"):
             made = self.source
             if not isinstance(made, nn.Module):
@@ -210,13 +229,17 @@ class _Fresh:
                 raise refusal(self.name, "a network with lazy layers has no weights yet; pass its factory")
             self._materialize(made)
         with theirs(self.name, "the network cannot be copied to the CPU"):
-            return unwrap(copy.deepcopy(made).cpu(), self.outputs)
+            module = unwrap(copy.deepcopy(made).cpu(), 0 if self.next_token else self.outputs)
+        if self.next_token and isinstance(self.form, Tokens):
+            module.register_forward_hook(partial(next_tokens, self.form.vocabulary.padding))
+        return module
 
     def _materialize(self, module: nn.Module) -> None:
         """Give lazy layers their shapes by a forward pass in eval mode."""
         modes = [(layer, layer.training) for layer in module.modules()]
         with Watch(self.name, module, (2, *self.input_shape), draws=True), torch.no_grad():
-            module.eval()(inputs(2, self.input_shape, KEY))
+            x = self.form.inputs(2, self.input_shape, KEY)
+            module.eval()(x if self.form.continuous else x.long())
         for layer, mode in modes:
             layer.training = mode
         for key, tensor in tensors_of(module).items():
@@ -303,7 +326,11 @@ def other_norms(model: Model) -> tuple[Callable[[Vector, Tensor], Tensor], Tenso
         layer.training = not layer.training
     each = zip(layout.names, layout.shapes, strict=True)
     trained = [torch.full(shape, name not in start.net.statistics) for name, shape in each]
-    return (partial(plain_scores, module, layout), torch.cat([part.flatten() for part in trained])) if norms else None
+    return (
+        (partial(plain_scores, module, layout, start.net.tokens), torch.cat([part.flatten() for part in trained]))
+        if norms
+        else None
+    )
 
 
 def check(task: ModelTask) -> None:
@@ -320,7 +347,7 @@ def check(task: ModelTask) -> None:
         return
     params = start.made
     b = 4 if task.mixes else 2  # a batch norm of two values has only two possible results, so no useful slope
-    x = inputs(2 * b, task.input_shape, KEY).view(2, b, *task.input_shape)
+    x = task.form.inputs(2 * b, task.input_shape, KEY).view(2, b, *task.input_shape)
     labels = (torch.arange(2 * b) % max(2, task.classes)).view(2, b)
     if task.numbers and not task.bounded:
         labels = rng.uniform(KEY.child("y"), (2, b) if task.classes == 1 else (2, b, task.classes))
@@ -335,8 +362,10 @@ def check(task: ModelTask) -> None:
         if gradient is None:
             raise refusal(name, f"{key!r} takes no part in the scores; set its requires_grad to False")
     with theirs(name, "gradients of many batches at once fail; control flow by data, or an operation in place?"):
-        several = x.clone().requires_grad_()
-        torch.autograd.grad(gradients(task, params, several, y).sum(), several)
+        several = x.clone().requires_grad_(task.form.continuous)
+        found = gradients(task, params, several, y)
+        if task.form.continuous:
+            torch.autograd.grad(found.sum(), several)
         losses(task, params, x[0], y[0] if task.numbers else labels[0])
     with theirs(name, "its gradient fails in float64; register constant tensors as buffers"):
         difference = _apart(task, params.double(), x[:1].double(), y[:1].double())
@@ -348,15 +377,21 @@ def check(task: ModelTask) -> None:
 def _apart(task: ModelTask, params: Vector, x: Tensor, y: Tensor) -> float:
     """The relative difference between the slope of a random combination of the gradient and that of small steps.
 
-    The result is the smallest difference over the directions; the first direction that agrees ends the search.
+    Where inputs are tokens, the loss and its slope in the parameters take the place of the gradient. The result is the
+    smallest difference over the directions; the first direction that agrees ends the search.
     """
-    leaf, mixed = x.requires_grad_(), rng.normal(KEY.child("mixed"), params.shape, torch.float64)
-    (slope,) = torch.autograd.grad(gradients(task, params, leaf, y)[0] @ mixed, leaf)
+    mixed = rng.normal(KEY.child("mixed"), params.shape, torch.float64)
+
+    def value(at: Tensor) -> Tensor:
+        return gradients(task, params, at, y)[0] @ mixed if task.form.continuous else task.loss(at, x[0], y[0])
+
+    leaf = (x if task.form.continuous else params).clone().requires_grad_()
+    (slope,) = torch.autograd.grad(value(leaf), leaf)
     distances = []
     for number, step in enumerate(_STEPS):
-        way = rng.normal(KEY.child("way", number), x.shape, torch.float64)
+        way = rng.normal(KEY.child("way", number), leaf.shape, torch.float64)
         with torch.no_grad():
-            ends = [gradients(task, params, x.detach() + sign * way, y)[0] @ mixed for sign in (step, -step)]
+            ends = [value(leaf.detach() + sign * way) for sign in (step, -step)]
         pair = float((slope * way).sum()), float(ends[0] - ends[1]) / (2 * step)
         distances.append(abs(pair[0] - pair[1]) / max(*map(abs, pair), 1e-12))
         if distances[-1] <= _AGREES:

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_
 from torch.utils._pytree import tree_leaves
 
 from leakgauge.harness.core import rng
+from leakgauge.harness.core.form import VECTOR
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn import layers
 from leakgauge.harness.learn.layers import Layer
@@ -65,11 +66,6 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
         for key, tensor in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)):
             named.setdefault(id(tensor), (f"{prefix}.{key}".lstrip("."), tensor))
     return dict(named.values())
-
-
-def inputs(b: int, input_shape: tuple[int, ...], key: Key) -> Tensor:
-    """[b, *input_shape]: inputs of a dry run."""
-    return rng.uniform(key.child("x"), (b, *input_shape))
 
 
 def near(scores: Tensor, expected: Tensor) -> bool:
@@ -406,7 +402,7 @@ _READERS: dict[str, Callable[..., _Value]] = {
 
 def _read(module: nn.Module, input_shape: tuple[int, ...]) -> Structure | None:
     """The structure of a module, from a run of two inputs; None: a call is no layer, or a tensor is used otherwise."""
-    x = inputs(2, input_shape, _KEY)
+    x = VECTOR.inputs(2, input_shape, _KEY)
     recorder = _Recorder(module, x)
     with torch.no_grad(), recorder:
         scores = module(x)
@@ -431,7 +427,7 @@ def _read(module: nn.Module, input_shape: tuple[int, ...]) -> Structure | None:
 
 def _agrees(structure: Structure, module: nn.Module, input_shape: tuple[int, ...]) -> bool:
     """Whether a structure has the scores and gradients of the module for three inputs."""
-    owned, x = tensors_of(module), inputs(3, input_shape, _KEY.child("agrees"))
+    owned, x = tensors_of(module), VECTOR.inputs(3, input_shape, _KEY.child("agrees"))
     tensors = [owned[name] for name in structure.layout.names]
     before = [tensor.detach().clone() for tensor in tensors]
     with torch.no_grad(), _Recorder(module, x):

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import InTraining, Task
+from leakgauge.harness.core.form import Form, form_of
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.table import Column
 from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.learn.models import Initialization, Model
 from leakgauge.harness.learn.structure import Structure
@@ -28,7 +28,7 @@ class ModelTask(Task):
         initialization: `default`: weights and biases uniform in +-1/sqrt(fan_in), a norm's scale 1 and bias 0, as in
             torch; `dlg`: all uniform in +-0.5, except a norm's scale 1. A user's network: by `default` with its own
             initialization, by `dlg` with all weights uniform in +-0.5. `zero`: all 0.
-        columns: the columns of tabular inputs, see `DataSet`; empty: the inputs are not tabular.
+        kind: the form of the inputs, see `DataSet`; None: the usual one of their shape.
 
     Raises:
         ValueError: the initialization is unknown.
@@ -36,7 +36,7 @@ class ModelTask(Task):
 
     model: Model
     initialization: Initialization = "default"
-    columns: tuple[Column, ...] = ()
+    kind: Form | None = None
 
     def __post_init__(self) -> None:
         known = get_args(Initialization)
@@ -52,6 +52,11 @@ class ModelTask(Task):
     def structure(self) -> Structure | None:
         """The model's layers; None: they are not known."""
         return self.model.structure
+
+    @property
+    def form(self) -> Form:
+        """What an input is."""
+        return self.kind or form_of(self.input_shape)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -179,6 +184,8 @@ class ModelTask(Task):
 
     def _checked(self, scores: Tensor, y: Tensor) -> Tensor:
         """The labels in the form that the loss takes: classes, of whose probabilities a user's function sees one."""
+        if self.model.loss.name == "next-token":
+            return y
         hard, soft = (len(scores),), (len(scores), self.classes)
         allowed = (hard, soft) if not self.numbers else (hard,) if self.classes == 1 else (soft,)
         if y.shape not in allowed:
@@ -191,11 +198,16 @@ class ModelTask(Task):
             return tensors[0].new_zeros(())  # not 0 * ||tensors||^2, which is NaN for a diverged model
         return self.model.l2 / 2 * torch.stack([tensor.square().sum() for tensor in tensors]).sum()
 
-    def tested(self, params: Vector, x: Tensor, y: Tensor) -> tuple[Tensor, int | None]:
-        """`losses` of the examples, and how many labels y [b] int64 the scores find; None: the labels are numbers."""
+    def tested(self, params: Vector, x: Tensor, y: Tensor) -> tuple[Tensor, float | None]:
+        """`losses` of the examples, and how many labels y [b] int64 the scores find; None: the labels are numbers.
+
+        A text whose next tokens are predicted counts with the share of them that is right.
+        """
         with torch.no_grad():
             scores = self.outputs(params, x)
             losses = self.model.loss.each(scores, self._checked(scores, y))
+            if self.model.loss.name == "next-token":
+                return losses, float(scores[:, 1].sum())
             if y.is_floating_point() or (self.numbers and not self.bounded):
                 return losses, None
             guess = scores[:, 0] > 0 if self.numbers else scores.argmax(1)

@@ -46,11 +46,11 @@ from leakgauge.harness.core.contract import (
 )
 from leakgauge.harness.core.defense import Wrapper
 from leakgauge.harness.core.device import capacity
+from leakgauge.harness.core.form import Form
 from leakgauge.harness.core.result import Estimate, Execution, Result
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import of_items
 from leakgauge.harness.core.stored import canonical, fingerprint, to_data
-from leakgauge.harness.core.table import Column
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.federation import registry
@@ -279,7 +279,7 @@ def run_attack(cell: Cell, context: RunContext, parts: Sequence[str] = ()) -> Re
     answer = _search(cell, observation, known)
 
     bounds = bounds_of(cell, context, parts) if cell.limit and isinstance(answer, Reconstruction) else None
-    estimates, arrays = scored(answer, truth, bounds, federation.task.columns)
+    estimates, arrays = scored(answer, truth, bounds, federation.task.form)
     flags = cell_flags(
         attack, federation.defense, cell.target, answer, truth, estimates, bounds.limits if bounds else ""
     )
@@ -374,7 +374,7 @@ def _run_batches(job: Job, context: RunContext) -> None:
             seen, _ = observe_stored(stored, cell.threat, cell.target, context.device)
         except Exception:  # its own attack reports the error
             continue
-        if seen.messages is not None and not seen.task.columns and alike(joining[0][1] if joining else seen, seen):
+        if seen.messages is not None and not seen.task.form.columns and alike(joining[0][1] if joining else seen, seen):
             joining.append((cell, seen))
     if not joining:
         return
@@ -396,9 +396,7 @@ def _run_batches(job: Job, context: RunContext) -> None:
             context.store.write_part(named(cell.id, job.victims), of_parts(own), seconds, code)
 
 
-def scored(
-    answer: Answer, truth: Truth, bounds: Bounds | None, columns: Sequence[Column]
-) -> tuple[tuple[Estimate, ...], Arrays]:
+def scored(answer: Answer, truth: Truth, bounds: Bounds | None, form: Form) -> tuple[tuple[Estimate, ...], Arrays]:
     """The estimates, and the arrays to store beside them."""
     if isinstance(answer, Traced):
         assert truth.sources is not None
@@ -415,7 +413,7 @@ def scored(
     if isinstance(answer, Named):
         return score_lineup(answer, truth.places), {}
     assert isinstance(answer, Reconstruction)
-    estimates, pictures = score_reconstruction(xs, ys, answer.guesses, truth.others(), columns)
+    estimates, pictures = score_reconstruction(xs, ys, answer.guesses, truth.others(), form)
     if bounds is not None:
         estimates += score_limits(xs, answer.guesses, *bounds)
     return estimates, {} if pictures is None else {"original": pictures.original, "guess": pictures.guess}

@@ -240,7 +240,7 @@ def _of_training(spec: TrainingSpec, cells: Sequence[Cell], ready: Prepared, roo
             seen, truth = observe(seen_by(federation, view, root), view, cell.target)
             attack, key = registry.build_attack(cell.attack), attack_key(spec.seed, cell.attack, cell.target)
             result = attack.run(seen, key) if own.target.whole else _searched(attack, seen, key)
-            estimates, _ = scored(result, truth, None, federation.task.columns)
+            estimates, _ = scored(result, truth, None, federation.task.form)
         except ValueError as error:
             yield of_attack(own.attack.key, case, fingerprint(str(error)))
             continue

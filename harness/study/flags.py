@@ -9,9 +9,9 @@ from leakgauge.harness.audit.attacked import Promised
 from leakgauge.harness.audit.limit import Limit
 from leakgauge.harness.core.cell import Target
 from leakgauge.harness.core.contract import Answer, Attack, Defense, Reconstruction
+from leakgauge.harness.core.form import SUCCESS
 from leakgauge.harness.core.result import Estimate, Flag, TrainingRecord
 from leakgauge.harness.federation.observe import Truth
-from leakgauge.harness.study.score import SUCCESS
 
 _WEAK = 0.5  # an attack is called weak if the limit is below this share of its MSE
 _AT_FLOOR = 0.9  # a limit is at the floor from this share of the mean image's MSE on

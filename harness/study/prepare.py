@@ -90,12 +90,15 @@ def make_task(spec: TaskSpec, loaded: DataSet, federation: FederationSpec | None
         raise ValueError(f"{text}; if several labels may hold, state loss=binary-cross-entropy")
     classes, numbers = (0, y.shape[1]) if y.ndim == 2 else (len(loaded.classes), 1)
     loss = spec.loss or ("binary-cross-entropy" if y.ndim == 2 and loaded.classes else "")
-    model = models.build(spec.model, loaded.input_shape, classes, loss, numbers)
+    form = loaded.kind
+    if not form.continuous and not loss and not loaded.classes and not bool(y.any()):
+        loss = "next-token"
+    model = models.build(spec.model, loaded.input_shape, classes, loss, numbers, form)
     if federation is not None and federation.algorithm == "fedavg":
         model = paced(model, federation.lr)
     if spec.inputs == "centered":
         model = models.scaled(model, torch.tensor(-1.0), torch.tensor(2.0))
-    return ModelTask(models.scaled(model, loaded.low, loaded.span), spec.init, loaded.columns)
+    return ModelTask(models.scaled(model, loaded.low, loaded.span), spec.init, form)
 
 
 def prepare(spec: TrainingSpec, root: Path) -> Prepared:

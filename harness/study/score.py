@@ -20,16 +20,12 @@ from leakgauge.harness.audit.attacked import LEVEL, Promised, Proved, shown_by_i
 from leakgauge.harness.audit.limit import Limit
 from leakgauge.harness.core import rng, stats
 from leakgauge.harness.core.contract import Answer, Candidates, Guess, Membership, Named, Traced
+from leakgauge.harness.core.form import PICTURE, Form, Numbers, form_of
 from leakgauge.harness.core.metrics import RECOGNIZABLE
 from leakgauge.harness.core.result import Estimate, Pictures
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.table import Column, columns_right
 from leakgauge.harness.federation.observe import Truth
-
-Numbers = npt.NDArray[np.float64]
-
-SUCCESS = 1e-3
-"""MSE below which a reconstruction counts as a success."""
 
 _LEAST = 1e-6  # in a ratio of MSEs, a smaller MSE counts as this one: smaller differences are invisible
 
@@ -40,17 +36,6 @@ _TURNS, _ORDERS = 9999, Key(0).child("orders")  # random orders of the clients i
 
 _FAR = 1e300  # stands for infinity where scores are compared
 
-PSNR_CAP = 100.0
-"""dB, at an MSE of 1e-10: an exact reconstruction has no finite PSNR. Rounding to 8 bits alone gives 59 dB."""
-
-
-class ImageScores(NamedTuple):
-    """Scores of b images: [b] float64 each; psnr in dB."""
-
-    ssim: Numbers
-    mse: Numbers
-    psnr: Numbers
-
 
 class _Scores(NamedTuple):
     """One victim's guess in the order of the truth, and its scores [b] by name; `right` is 1 for a correct label."""
@@ -59,74 +44,42 @@ class _Scores(NamedTuple):
     each: dict[str, Numbers]
 
 
-def image_scores(truth: Tensor, guess: Tensor) -> ImageScores:
-    """SSIM, MSE and PSNR of each image.
-
-    Args:
-        truth: [b, c, h, w] in [0, 1].
-        guess: [b, c, h, w], finite. SSIM and PSNR clip it to [0, 1]; MSE does not, as in the papers.
-
-    Guarantees:
-        truth against itself gives SSIM 1, MSE 0 and PSNR `PSNR_CAP`.
-        The SSIM window is 7 x 7, or the largest odd window that fits into a smaller image.
-
-    Raises:
-        ValueError: the shapes differ, or a side is below 3 pixels.
-
-    Source: Wang et al. 2004 in scikit-image (uniform window, sample covariance), data range 1, mean over the channels.
-    """
-    from skimage.metrics import structural_similarity
-
-    if truth.shape != guess.shape or truth.ndim != 4 or min(truth.shape[2:]) < 3:
-        raise ValueError(
-            f"expected two [b, c, h, w] of at least 3 x 3 pixels, got {tuple(truth.shape)} and {tuple(guess.shape)}"
-        )
-    side = min(7, *truth.shape[2:])
-    window = side if side % 2 else side - 1
-    x, raw = _array(truth), _array(guess)
-    clipped = raw.clip(0, 1)
-    ssim = [
-        structural_similarity(a, b, win_size=window, data_range=1.0, channel_axis=0)  # type: ignore[no-untyped-call]
-        for a, b in zip(x, clipped, strict=True)
-    ]
-    errors = np.mean((x - clipped) ** 2, axis=(1, 2, 3))
-    psnr = -10 * np.log10(np.maximum(errors, 10 ** (-PSNR_CAP / 10)))
-    return ImageScores(np.array(ssim, dtype=np.float64), np.mean((x - raw) ** 2, axis=(1, 2, 3)), psnr)
-
-
-def match(truth: Tensor, guess: Tensor) -> Tensor:
+def match(truth: Tensor, guess: Tensor, form: Form | None = None) -> Tensor:
     """Match guesses to true inputs, because a batch has no order.
 
     Args:
         truth: [b, ...].
         guess: [b, ...], finite.
+        form: of the inputs; None: the usual one of their shape.
 
     Returns:
         [b] int64, a permutation: guess[permutation] is in the order of the truth.
 
     Guarantees:
-        No other permutation has a lower total MSE.
+        No other permutation has a lower total cost (`Form.costs`).
         The scores of a batch do not depend on the order of the guesses.
     """
-    # without a matrix product, which would lose small distances
-    cost = torch.cdist(_flat(truth), _flat(guess), compute_mode="donot_use_mm_for_euclid_dist").square()
+    cost = (form or form_of(truth.shape[1:])).costs(truth, guess)
     return torch.from_numpy(linear_sum_assignment(cost.numpy())[1].astype(np.int64))
 
 
-def identified(truth: Tensor, guess: Tensor, candidate_set: Tensor) -> Numbers:
-    """[b], 1 if a guess is nearer to its truth, by squared error, than to every other input of its candidate set, else
-    0.
+def identified(truth: Tensor, guess: Tensor, candidate_set: Tensor, form: Form | None = None) -> Numbers:
+    """[b], 1 if a guess is nearer to its truth (`Form.costs`) than to every other input of its candidate set, else 0.
 
     A guess that does not depend on the truth is right with probability at most 1 / (k + 1), if truth and candidate set
     are drawn alike. Inputs of the candidate set that equal the truth are left out.
 
     Args:
         truth, guess: [b, ...]. candidate_set: [b, k, ...].
+        form: as in `match`.
     """
-    x, guesses, others = _flat(truth), _flat(guess), candidate_set.detach().cpu().double().flatten(2)
-    nearest = (others - guesses[:, None]).square().sum(-1).masked_fill((others == x[:, None]).all(-1), math.inf)
-    hits = (x - guesses).square().sum(-1) < nearest.min(1).values
-    return np.asarray(hits.double().numpy(), np.float64)
+    form, hits = form or form_of(truth.shape[1:]), list[bool]()
+    guess = form.valid(guess)
+    for x, found, others in zip(truth, guess, candidate_set, strict=True):
+        costs = form.costs(torch.cat([x[None], others]), found[None])[:, 0]
+        equal = (others.cpu() == x.cpu()).flatten(1).all(1)
+        hits.append(bool((costs[0] < costs[1:].masked_fill(equal, math.inf)).all()))
+    return np.array(hits, np.float64)
 
 
 def score_reconstruction(
@@ -134,7 +87,7 @@ def score_reconstruction(
     truth_y: Sequence[Tensor],
     guesses: Sequence[Guess],
     candidate_sets: Iterable[Tensor] | None = None,
-    columns: Sequence[Column] = (),
+    form: Form | None = None,
 ) -> tuple[tuple[Estimate, ...], Pictures | None]:
     """Score one guess per victim.
 
@@ -142,20 +95,20 @@ def score_reconstruction(
     PSNR and labels (None in `values`; every note states how many), and is not identified, recognized or a success.
 
     Args:
-        truth_x: [b, c, h, w] images in [0, 1] or [b, features] of each victim; b may differ.
+        truth_x: [b, *input_shape] of each victim; b may differ.
         truth_y: [b] int64 of each victim, or numbers of a regression, for which there is no `label_accuracy`.
         guesses: in the order of the victims.
         candidate_sets: [b, k, ...] of each victim: k other inputs for each of its own. None: no `identification`.
-        columns: the columns of a table's inputs; empty: the inputs are not a table.
+        form: of the inputs; None: the usual one of their shape.
 
     Returns:
-        For images `ssim`, `mse` (the median, because one diverged image would dominate the mean), `psnr`,
-        `label_accuracy` (labels in common, in any order), `identification` (the original is the nearest of its
-        candidate set), `recognized` (identified, with SSIM >= 0.5), `success` (MSE < 1e-3) and `failed`. For other
-        inputs, all of these that need no SSIM or PSNR; for a table, first `columns` (the share of a record's columns
-        that are right) and `column/NAME` (for each column, the share of records). `values` follow the order of the
-        victims, then of the images in a batch; intervals are over batches (`stats.over_batches`). Also the pictures, if
-        all batches have the same size; a failed victim's are gray.
+        The form's scores, such as `ssim`, `mse` (the median, because one diverged image would dominate the mean) and
+        `psnr` of images, `label_accuracy` (labels in common, in any order), `identification` (the original is the
+        nearest of its candidate set), for images `recognized` (identified, with SSIM >= 0.5), `success` (of images: MSE
+        < 1e-3) and `failed`. For a table, first `columns` (the share of a record's columns that are right) and
+        `column/NAME` (for each column, the share of records). `values` follow the order of the
+        victims, then of the images in a batch; intervals are over batches (`stats.over_batches`). Also the pictures, or
+        the tokens, if all batches have the same size; a failed victim's are gray, or blank.
 
     Raises:
         ValueError: not one guess per victim, no victim, or a guess of another shape than the truth.
@@ -165,14 +118,14 @@ def score_reconstruction(
             f"expected one guess a victim, got {len(guesses)} guesses, {len(truth_x)} inputs and {len(truth_y)} labels"
         )
     asked: Iterable[Tensor | None] = itertools.repeat(None, len(guesses)) if candidate_sets is None else candidate_sets
-    scores = [_judge(*victim) for victim in zip(truth_x, truth_y, guesses, asked, strict=True)]
+    form = form or form_of(truth_x[0].shape[1:])
+    scores = [_judge(*victim, form) for victim in zip(truth_x, truth_y, guesses, asked, strict=True)]
     sizes = [len(x) for x in truth_x]
     failed = scores.count(None)
     notes = [f"{failed} of {len(guesses)} victims failed"] if failed else []
     note = "; ".join(notes)
 
-    mse, right = _spread(scores, sizes, "mse"), _spread(scores, sizes, "right")
-    of_mse = stats.median("mse", mse, note=note)
+    right = _spread(scores, sizes, "right")
     known = [value for value in right if value is not None]
     numbers = not all(map(_classifies, truth_y))
     of_labels = (
@@ -181,22 +134,18 @@ def score_reconstruction(
     of_failed = stats.proportion("failed", failed, len(guesses), values=[float(score is None) for score in scores])
     near = [] if candidate_sets is None else [value == 1 for value in _spread(scores, sizes, "identified")]
     of_lineup = [_share("identification", near, notes)] if near else []
-    if not _has_pictures(truth_x[0]):
-        each = *_of_columns(truth_x, scores, columns, note), of_mse, *of_labels, *of_lineup, of_failed
-        return tuple(stats.over_batches(estimate, sizes) for estimate in each), None
-    ssim = _spread(scores, sizes, "ssim")
-    alike = [value is not None and value >= RECOGNIZABLE for value in ssim]
-    estimates = (
-        stats.mean("ssim", ssim, note=note),
-        of_mse,
-        stats.mean("psnr", _spread(scores, sizes, "psnr"), note=note),
-        *of_labels,
-        *of_lineup,
-        _share("recognized", list(map(all, zip(alike, near, strict=True))) if near else alike, notes),
-        _share("success", [value is not None and value < SUCCESS for value in mse], notes),
-        of_failed,
-    )
-    return tuple(stats.over_batches(estimate, sizes) for estimate in estimates), _pictures(truth_x, scores)
+    estimates = [
+        (stats.median if name == "mse" else stats.mean)(name, _spread(scores, sizes, name), note=note)
+        for name in _scored(form, truth_x[0])
+    ]
+    estimates += [*of_labels, *of_lineup]
+    if estimates[0].name == "ssim":
+        alike = [value is not None and value >= RECOGNIZABLE for value in estimates[0].values]
+        estimates.append(_share("recognized", list(map(all, zip(alike, near, strict=True))) if near else alike, notes))
+    if len(estimates[0].values) and form.axes != 1:
+        estimates.append(_share("success", [value == 1 for value in _spread(scores, sizes, "success")], notes))
+    every = *_of_columns(truth_x, scores, form.columns, note), *estimates, of_failed
+    return tuple(stats.over_batches(estimate, sizes) for estimate in every), _pictures(truth_x, scores, form)
 
 
 def _of_columns(
@@ -236,10 +185,10 @@ def score_limits(
     if isinstance(limits, str):
         return (Estimate("limit", None, None, None, 0, "mean, Student t", higher_leaks=False, note=limits), *bound)
     sizes = [len(x) for x in truth_x]
-    scores = [_judge(x, guess.y, guess, None) for x, guess in zip(truth_x, guesses, strict=True)]
+    scores = [_judge(x, guess.y, guess, None, form_of(x.shape[1:])) for x, guess in zip(truth_x, guesses, strict=True)]
     for score, limit, x in zip(scores, limits, truth_x, strict=True):
         if score is not None:  # the limit's error over the guess's error
-            errors = limit.errors_of(x, score.guess.clamp(0, 1) if x.ndim == 4 else score.guess)
+            errors = limit.errors_of(x, form_of(x.shape[1:]).valid(score.guess))
             score.each["efficiency"] = np.maximum(limit.error, _LEAST) / np.maximum(errors, _LEAST)
     note = limits[0].caveat
     each = (
@@ -499,28 +448,26 @@ def _rounds_to_name(nats: float, among: int) -> str:
     return f"about {rounds} messages name half of the records among {among}"
 
 
-def _judge(x: Tensor, y: Tensor, guess: Guess, candidate_set: Tensor | None) -> _Scores | None:
+def _judge(x: Tensor, y: Tensor, guess: Guess, candidate_set: Tensor | None, form: Form) -> _Scores | None:
     # float32, like the attack's own numbers: an overflow in float32 is a divergence
     if guess.failure or not bool(torch.isfinite(guess.x.float()).all()):
         return None
-    if guess.x.shape != x.shape or guess.y.shape != y.shape or x.ndim not in (2, 4):
+    if guess.x.shape != x.shape or guess.y.shape != y.shape or x.ndim - 1 not in (1, 2, 3):
         raise ValueError(
-            f"expected a guess like the truth, x {tuple(x.shape)} ([b, c, h, w] or [b, features]) and y "
-            f"{tuple(y.shape)}, got x {tuple(guess.x.shape)} and y {tuple(guess.y.shape)}"
+            f"expected a guess like the truth, x {tuple(x.shape)} and y {tuple(y.shape)}, got x "
+            f"{tuple(guess.x.shape)} and y {tuple(guess.y.shape)}"
         )
-    order = match(x, guess.x)
+    order = match(x, guess.x, form)
     inputs, labels = guess.x.detach().cpu()[order], guess.y.detach().cpu()[order]
-    each = image_scores(x, inputs)._asdict() if _has_pictures(x) else {}
-    each["mse"] = np.mean((_array(x) - _array(inputs)).reshape(len(x), -1) ** 2, axis=1)
-    each["right"] = _right(y, labels)
+    each = form.score(x, inputs) | {"right": _right(y, labels)}
     if candidate_set is not None:
-        each["identified"] = identified(x, inputs.clamp(0, 1) if x.ndim == 4 else inputs, candidate_set)
+        each["identified"] = identified(x, inputs, candidate_set, form)
     return _Scores(inputs, each)
 
 
-def _has_pictures(x: Tensor) -> bool:
-    """Whether SSIM is defined: inputs [b, c, h, w] with sides of 3 or more; a series [b, 1, c, T] may have fewer."""
-    return x.ndim == 4 and min(x.shape[2:]) >= 3
+def _scored(form: Form, x: Tensor) -> tuple[str, ...]:
+    """The form's scores; images with a side below 3 pixels have no SSIM and PSNR."""
+    return form.scores if form is not PICTURE or min(x.shape[2:]) >= 3 else ("mse",)
 
 
 def _right(truth: Tensor, guess: Tensor) -> Numbers:
@@ -562,18 +509,14 @@ def _share(name: str, hits: Sequence[bool], notes: Sequence[str], of: str = "ima
     return stats.proportion(name, sum(hits), len(hits), values=[float(hit) for hit in hits], note=note)
 
 
-def _pictures(truth_x: Sequence[Tensor], scores: Sequence[_Scores | None]) -> Pictures | None:
-    if len({x.shape for x in truth_x}) > 1:
+def _pictures(truth_x: Sequence[Tensor], scores: Sequence[_Scores | None], form: Form) -> Pictures | None:
+    if len({x.shape for x in truth_x}) > 1 or "ssim" not in _scored(form, truth_x[0]):
         return None
     gray = torch.full_like(truth_x[0], 0.5)
     guesses = [gray if score is None else score.guess for score in scores]
     stacked = (torch.stack([x.detach().cpu() for x in images]).float().clamp(0, 1) for images in (truth_x, guesses))
     # from [victims, batch, c, h, w] to [victims, batch, h, w, c]
     return Pictures(*(np.ascontiguousarray(images.movedim(2, -1).numpy()) for images in stacked))
-
-
-def _flat(x: Tensor) -> Tensor:
-    return x.detach().cpu().double().reshape(len(x), math.prod(x.shape[1:]))
 
 
 def _array(x: Tensor) -> Numbers:
