@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from leakgauge.harness.core.rng import Key as Key
     from leakgauge.harness.core.vec import Layout as Layout
     from leakgauge.harness.data.given import given as _data
+    from leakgauge.harness.data.sequences import series as series
+    from leakgauge.harness.data.sequences import tokens as tokens
     from leakgauge.harness.federation.registry import lookup as lookup
     from leakgauge.harness.federation.round import Round as Round
     from leakgauge.harness.learn.modules import given as _model
@@ -80,6 +82,7 @@ _NAMES = {
     "core.result": "Run",
     "core.rng": "Key rng",
     "core.vec": "Layout",
+    "data.sequences": "series tokens",
     "federation.registry": "lookup",
     "federation.round": "Round",
     "study.store": "load_run",

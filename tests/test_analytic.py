@@ -11,10 +11,10 @@ from leakgauge import Key, rng
 from leakgauge.attacks._engine.closed_form import Evidence, Geometry, inverse
 from leakgauge.attacks.analytic import Analytic
 from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.harness.core.form import PICTURE
 from leakgauge.harness.data import load
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
-from leakgauge.harness.study.score import image_scores
 from tests import victims
 from tests.by_rows import by_rows
 from tests.doubles import function_task, small_task
@@ -51,7 +51,7 @@ def run_on_lenet(x, key=KEY, classes=10):
     case = sent(lenet((3, 32, 32), classes), x, key)
     guesses = Analytic().run(case.seen, KEY).guesses
     assert_found(case.batches, guesses)
-    assert (image_scores(x, torch.cat([guess.x for guess in guesses])).ssim >= 0.999).all()
+    assert (PICTURE.score(x, torch.cat([guess.x for guess in guesses]))["ssim"] >= 0.999).all()
     return guesses
 
 

@@ -546,12 +546,15 @@ def test_series_are_scored(shape, tmp_path):
     assert ("ssim" in found) == (len(shape) == 2 and min(shape) >= 3)
 
 
-def test_a_convolution_over_a_series_is_told_how_to_begin(tmp_path):
+def test_a_convolution_over_a_series_gets_series(tmp_path):
     x = pixels(N, 3, 20).astype(np.float32) / 255
     layers = (nn.Conv1d(3, 4, 3), nn.Flatten(), nn.Linear(72, 10))
-    with pytest.raises(ValueError, match=r"begin with nn.Flatten\(1, 2\)"):
-        inspected(tmp_path / "a", nn.Sequential(*layers), (x, Y))
+    run = inspected(tmp_path / "a", nn.Sequential(*layers), (x, Y))
+    assert {"correlation", "mse"} <= ssim_of(run, "analytic").keys()
+    assert not run.failures
     assert not inspected(tmp_path / "b", nn.Sequential(nn.Flatten(1, 2), *layers), (x, Y), attacks=["prior"]).failures
+    with pytest.raises(ValueError, match=r"its form is stated: series\(x, y\)"):
+        inspected(tmp_path / "c", lambda: nn.Sequential(*layers), (x, Y))
 
 
 @pytest.mark.parametrize(("batch", "records"), [(4, 60), (2, 40)])

@@ -17,11 +17,11 @@ from leakgauge.defenses.none import NoDefense
 from leakgauge.defenses.sdq import SDQ
 from leakgauge.defenses.top_k import TopK
 from leakgauge.harness.core.contract import Examples, Links, Message, Observation, Setting, Snapshot
+from leakgauge.harness.core.form import PICTURE
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.learn import modules
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
-from leakgauge.harness.study.score import image_scores
 from tests.by_rows import by_rows
 from tests.data_files import real
 from tests.doubles import Summing, small_task
@@ -170,7 +170,7 @@ def test_the_users_of_a_sum_are_estimated():
 
 def test_records_of_a_table_are_estimated():
     adult = real("adult")
-    task = ModelTask(build("mlp-small", adult.input_shape, 2), columns=adult.columns)
+    task = ModelTask(build("mlp-small", adult.input_shape, 2), kind=adult.kind)
     data, aside = Examples(*(part[:12] for part in adult.test)), Examples(*(part[:600] for part in adult.train))
     seen = seen_of(task, data, aside)
     guesses = GIVEN.run(seen, KEY).guesses
@@ -276,5 +276,5 @@ def test_photographs_behind_fresh_resnets_are_recognized(name, label, bar):
     seen = seen_of(task, data, aside, seed=31)
     found = torch.cat([guess.x for guess in GIVEN.run(seen, KEY).guesses])
     mean = aside.x.mean(0).expand_as(found)
-    assert image_scores(data.x, found).ssim.mean() >= bar
-    assert image_scores(data.x, mean).ssim.mean() < 0.16
+    assert PICTURE.score(data.x, found)["ssim"].mean() >= bar
+    assert PICTURE.score(data.x, mean)["ssim"].mean() < 0.16

@@ -16,6 +16,7 @@ from leakgauge.defenses.laplace import Laplace
 from leakgauge.defenses.none import NoDefense
 from leakgauge.defenses.top_k import TopK
 from leakgauge.harness.core.contract import Examples, Guess
+from leakgauge.harness.core.form import Table
 from leakgauge.harness.core.metrics import metric
 from leakgauge.harness.core.table import Column, columns_right, commonest, likeliest_number, records
 from leakgauge.harness.data import DataSet
@@ -28,7 +29,7 @@ from tests.victims import sent
 
 COLUMNS = (Column("age", 1, 0.05), Column("color", 3), Column("shape", 4), Column("size", 1, 0.1))
 WIDTH = 9
-TASK = ModelTask(build("mlp-small", (WIDTH,), 2), columns=COLUMNS)
+TASK = ModelTask(build("mlp-small", (WIDTH,), 2), kind=Table(COLUMNS))
 
 
 def table(n, key=0):
@@ -103,14 +104,14 @@ def test_the_weight_within_the_tolerance_decides():
 
 def test_without_columns_there_is_no_majority():
     with pytest.raises(ValueError, match="expected data with known columns, such as adult, for guess 'majority'"):
-        Prior(guess="majority").run(seen(NoDefense(), table(2), replace(TASK, columns=())), Key(0))
+        Prior(guess="majority").run(seen(NoDefense(), table(2), replace(TASK, kind=None)), Key(0))
 
 
 def test_columns_must_fit_the_inputs():
     data = Examples(table(4), torch.tensor([0, 1, 0, 1]))
-    assert DataSet("mine", data, data, ("a", "b"), public=True, columns=COLUMNS).columns == COLUMNS
+    assert DataSet("mine", data, data, ("a", "b"), public=True, form=Table(COLUMNS)).kind.columns == COLUMNS
     with pytest.raises(ValueError, match=r"expected columns for inputs \(9,\), got 3 of another width"):
-        DataSet("mine", data, data, ("a", "b"), public=True, columns=COLUMNS[:3])
+        DataSet("mine", data, data, ("a", "b"), public=True, form=Table(COLUMNS[:3]))
 
 
 def test_scores_have_every_column_and_a_failed_record_is_wrong():
@@ -118,7 +119,7 @@ def test_scores_have_every_column_and_a_failed_record_is_wrong():
     guesses = [Guess(one[None], torch.tensor([0]), 0.0, 1) for one in x]
     guesses[1] = replace_guess(guesses[1], x[1:2].roll(1, 1))
     guesses[2] = Guess(x[2:] * torch.nan, torch.tensor([0]), 0.0, 1)
-    (columns, *rest), _ = score_reconstruction(list(x[:, None]), [torch.tensor([0])] * 3, guesses, None, COLUMNS)
+    (columns, *rest), _ = score_reconstruction(list(x[:, None]), [torch.tensor([0])] * 3, guesses, None, Table(COLUMNS))
     right = columns_right(x[1], x[1].roll(1), COLUMNS).double()
     assert columns.name == "columns"
     assert columns.values == (1.0, float(right.mean()), 0.0)

@@ -155,6 +155,8 @@ def _check(seen: Observation, truth: Sequence[Examples]) -> None:
     """Refuse what no limit covers."""
     if seen.messages is None or seen.model is None:
         raise NoLimit("the adversary sees no message")
+    if not seen.task.form.continuous:
+        raise NoLimit("inputs such as tokens do not change by small steps")
     if seen.setting.optimizer != "sgd":
         raise NoLimit("the slopes of gradients are not those of the steps of Adam")
     if not (seen.task.separable or seen.task.mixes) and any(len(victim.y) > 1 for victim in truth):

@@ -87,8 +87,7 @@ class Form:
             ValueError: `majority` is asked for, and the form has no such guess.
         """
         if majority:
-            text = "expected data with known columns, such as adult, or tokens for guess 'majority'"
-            raise ValueError(f"{text}, got other data")
+            raise ValueError("expected data with known columns, such as adult, for guess 'majority', got other data")
         return x.double().mean(dim=0).to(x.dtype)
 
     def has(self, x: Tensor, name: str, usual: Tensor) -> Tensor:

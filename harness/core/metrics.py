@@ -35,7 +35,7 @@ class GateTest(StrEnum):
     """The mean over the seeds must not fall by more than a tolerance."""
 
 
-Item = Literal["image", "label", "victim", "record", "member", "client", "message", "seed"]
+Item = Literal["image", "text", "label", "victim", "record", "member", "client", "message", "seed"]
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,13 @@ _TABLE = (
         recognizable=RECOGNIZABLE,
     ),
     Metric("columns", "columns right", "record", "reconstruction", "Student t"),
+    Metric("words", "words right", "text", "reconstruction", "Student t", gate=GateTest.PAIRED),
+    Metric("in_place", "tokens right in their place", "text", "reconstruction", "Student t"),
+    Metric("rouge1", "ROUGE-1", "text", "reconstruction", "Student t"),
+    Metric("rouge2", "ROUGE-2", "text", "reconstruction", "Student t"),
+    Metric("rougeL", "ROUGE-L", "text", "reconstruction", "Student t"),
+    Metric("exact_text", "texts exactly right", "text", "reconstruction", "Student t", gate=GateTest.PAIRED),
+    Metric("correlation", "correlation", "record", "reconstruction", "Student t", low=-1.0),
     Metric("mse", "MSE", "image", "reconstruction", "order statistics", high=None, higher_leaks=False),
     Metric("psnr", "PSNR", "image", "reconstruction", "Student t", low=None, high=None, unit="dB"),
     Metric("limit", "limit of the MSE", "image", "reconstruction", "Student t", high=None, higher_leaks=False),

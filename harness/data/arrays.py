@@ -92,6 +92,7 @@ def data_set(
         if split.x.ndim == 0 or split.y.ndim == 0 or len(split.x) != len(split.y):
             text = f"expected one label per example, got x{suffix} {split.x.shape} and y{suffix} {split.y.shape}"
             raise ValueError(text)
+    form = form.vocabulary if isinstance(form, Tokens) else form
     read = {Series: _series, Vocabulary: _ids}.get(type(form), _inputs)
     xs = [read(f"x{suffix}", split.x, split.is_first) for suffix, split in zip(suffixes, parts, strict=True)]
     vocabulary = form if isinstance(form, Vocabulary) else None

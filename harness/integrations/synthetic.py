@@ -210,7 +210,7 @@ def _victims(data: object, auxiliary: object, source: Sources, how: How, root: P
     sizes = [len(each) for each in rows] if rows is not None else [how.batch] * len(source.messages or ())
     if auxiliary is not None:
         try:
-            test = load(auxiliary)[0].like(loaded)
+            test = _read(auxiliary, root, lambda x: loaded.form)[0].like(loaded)
         except ValueError as error:
             raise ValueError(f"auxiliary: {error}") from error
         odd = odd_ranges(*[[part.x.numpy() for part in (loaded.train, test)]] * 2)

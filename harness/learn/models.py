@@ -111,8 +111,9 @@ def build(
     from leakgauge.harness.learn import modules
 
     form = form or form_of(input_shape)
-    if name in _TOKENS:
-        name = f"leakgauge.harness.learn.language:{_TOKENS[name][0]}"
+    if name in _TOKENS and form.continuous:
+        raise ValueError(f"model {name!r} takes token ids, got inputs of the form {form.name}")
+    short, name = name, f"leakgauge.harness.learn.language:{_TOKENS[name][0]}" if name in _TOKENS else name
     own = ":" in name
     if not own and name not in _ARCHITECTURES:
         if modules.torchvision_has(name):
@@ -138,9 +139,8 @@ def build(
             raise ValueError("loss 'next-token' needs token ids without labels")
         outputs = 2
     if own:
-        return replace(
-            modules.build(name, input_shape, outputs, form, chosen == NEXT_TOKEN), loss=chosen, numbers=takes
-        )
+        built = modules.build(name, input_shape, outputs, form, chosen == NEXT_TOKEN)
+        return replace(built, name=short, loss=chosen, numbers=takes)
     apply, l2 = _read(name, input_shape, outputs), _ARCHITECTURES[name].l2
     return Model(name, apply, input_shape, outputs, chosen, takes, l2)
 
@@ -177,8 +177,12 @@ def scaled(model: Model, low: Tensor | None, span: Tensor | None) -> Model:
 
 def names() -> tuple[tuple[str, str], ...]:
     """(name, one-line summary) of every architecture."""
-    listed = ((name, architecture.summary) for name, architecture in _ARCHITECTURES.items())
-    return (*listed, *((name, summary) for name, (_, summary) in _TOKENS.items()))
+    return tuple((name, architecture.summary) for name, architecture in _ARCHITECTURES.items())
+
+
+def names_for_tokens() -> tuple[tuple[str, str], ...]:
+    """(name, one-line summary) of every architecture that takes token ids."""
+    return tuple((name, summary) for name, (_, summary) in _TOKENS.items())
 
 
 def _image(name: str, input_shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
