@@ -121,7 +121,7 @@ def training_flags(
         text = "the defense states no likelihood: attacks that need it fail, and there is no limit of reconstruction"
         flags.append(Flag("no-likelihood", text))
     last = record.evaluations[-1]
-    if last.accuracy is not None and last.accuracy <= 1.5 / classes:
+    if last.accuracy is not None and classes and last.accuracy <= 1.5 / classes:
         flags.append(Flag("no-learning", f"final accuracy {last.accuracy:.3f} is near chance (1 of {classes})"))
     if record.dropped:
         first, clients = record.dropped[0], len({dropped.client for dropped in record.dropped})

@@ -1,0 +1,258 @@
+"""Forms of inputs: how far two inputs are apart, how guesses score, and data sets of tokens and series."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import leakgauge
+from leakgauge.harness.core.cell import TaskSpec
+from leakgauge.harness.core.form import PICTURE, SERIES, VECTOR, Tokens, Vocabulary, form_of
+from leakgauge.harness.core.rng import Key, integers, normal, uniform
+from leakgauge.harness.data import load
+from leakgauge.harness.learn import modules
+from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
+from leakgauge.harness.learn.language import Decoder
+from leakgauge.harness.learn.models import build, names_for_tokens
+from leakgauge.harness.study.prepare import make_task
+from leakgauge.harness.study.score import identified, match
+
+KEY = Key(0, ("forms",))
+WORDS = ("police", "killed", "kill", "the", "gunman", "<pad>")
+NEWS = Tokens(Vocabulary(6, WORDS, padding=5), (5,) * 4)
+
+
+def refused(make, words, kind):
+    with pytest.raises(kind, match=re.escape(words)) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+def text(words):
+    return torch.tensor([[float(WORDS.index(word)) for word in words.split()]])
+
+
+@pytest.mark.parametrize(
+    ("guess", "expected"),
+    [  # Lin 2004, section 3.1: S2 and S3 against S1
+        ("police kill the gunman", {"rouge1": 0.75, "rouge2": 1 / 3, "rougeL": 0.75, "in_place": 0.75, "words": 0.75}),
+        ("the gunman kill police", {"rouge1": 0.75, "rouge2": 1 / 3, "rougeL": 0.5, "in_place": 0.0, "words": 0.75}),
+        ("police killed the gunman", dict.fromkeys(NEWS.scores, 1.0)),
+        ("the the the the", {"rouge1": 0.25, "rouge2": 0.0, "rougeL": 0.25, "words": 0.25, "exact_text": 0.0}),
+    ],
+)
+def test_rouge_is_that_of_its_paper(guess, expected):
+    found = NEWS.score(text("police killed the gunman"), text(guess))
+    assert {name: found[name][0] for name in expected} == pytest.approx(expected)
+
+
+def test_padding_counts_neither_for_nor_against_a_text():
+    found = NEWS.score(text("police killed <pad> <pad>"), text("police kill <pad> <pad>"))
+    assert {name: found[name][0] for name in ("words", "in_place", "rouge1", "rouge2", "rougeL")} == pytest.approx(
+        {"words": 0.5, "in_place": 0.5, "rouge1": 0.5, "rouge2": 0.0, "rougeL": 0.5}
+    )
+    assert NEWS.score(text("<pad> <pad> <pad> <pad>"), text("the the the the"))["rouge1"] == 0
+
+
+def rouge(a, b, n):
+    """F1 by counting, one text at a time."""
+    grams = [[tuple(x[i : i + n]) for i in range(len(x) - n + 1)] for x in (a, b)]
+    common = sum(min(grams[0].count(gram), grams[1].count(gram)) for gram in set(grams[0]))
+    return 2 * common / (len(grams[0]) + len(grams[1]))
+
+
+def test_scores_of_random_texts_are_those_of_counting():
+    form = Tokens(Vocabulary(7), (6,) * 9)
+    a, b = (torch.from_numpy(integers(KEY.child(name), 18, 7)).view(2, 9).float() for name in "ab")
+    found = form.score(a, b)
+    for row, (x, y) in enumerate(zip(a.tolist(), b.tolist(), strict=True)):
+        assert found["rouge1"][row] == pytest.approx(rouge(x, y, 1))
+        assert found["rouge2"][row] == pytest.approx(rouge(x, y, 2))
+        assert found["words"][row] == pytest.approx(len(set(x) & set(y)) / len(set(x)))
+    costs = form.costs(a, b)
+    for i, j in ((0, 0), (0, 1), (1, 0)):
+        places = np.mean([u == v for u, v in zip(a[i], b[j], strict=True)])
+        assert costs[i, j] == pytest.approx(1 - rouge(a[i].tolist(), b[j].tolist(), 1) - 1e-3 * places)
+
+
+def test_texts_are_matched_and_identified_by_words_not_by_numbers():
+    form = Tokens(Vocabulary(1000), (999,) * 4)
+    x = torch.tensor([[1.0, 2, 3, 4], [900, 901, 902, 903]])
+    near = torch.tensor([[901.0, 902, 903, 900], [5, 2, 3, 4]])
+    assert match(x, near, form).tolist() == [1, 0]
+    others = torch.tensor([[2.0, 3, 4, 5], [900, 901, 902, 905]])[:, None].flip(0)
+    assert identified(x, near[[1, 0]], others.repeat(1, 2, 1), form).tolist() == [1, 1]
+    # ids that are next to each other are different words
+    assert identified(x[:1], x[:1] + 1, torch.tensor([[[500.0, 501, 2, 503]]]), form).tolist() == [1]
+    assert identified(x[:1], x[:1] + 9, torch.tensor([[[500.0, 501, 11, 503]]]), form).tolist() == [0]
+
+
+def test_a_blind_guess_is_typical_or_has_the_frequent_tokens():
+    x = torch.tensor([[1.0, 2, 3], [1, 2, 4], [1, 2, 3], [7, 8, 9]])
+    form = Tokens(Vocabulary(10), (9,) * 3)
+    assert form.blind(x).tolist() == [1, 2, 3]
+    assert form.blind(x, majority=True).tolist() == [1, 2, 3]
+    assert form.has(x, "4", x).tolist() == [False, True, False, False]
+    refused(lambda: form.has(x, "10", x), "expected a word of the vocabulary, or its number", ValueError)
+
+
+def test_a_series_has_no_ssim_and_a_picture_has():
+    x = uniform(KEY.child("series"), (3, 2, 9))
+    found = SERIES.score(x, 0.5 * x + 0.2)
+    assert found["correlation"] == pytest.approx(np.ones(3))
+    assert form_of((2, 9)) is SERIES
+    assert (form_of((1, 8, 8)), form_of((5,))) == (PICTURE, VECTOR)
+    assert SERIES.score(x, torch.full_like(x, 0.5))["correlation"].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "words"),
+    [
+        (lambda: Vocabulary(3, ("a",)), "a word for each of 3 ids"),
+        (lambda: Vocabulary(3, unknown=3), "expected unknown from 0 to 2"),
+        (lambda: leakgauge.tokens([[0, 1]] * 9, words=("a",)), "token ids from 0 to 0, got 0 to 1"),
+        (lambda: leakgauge.tokens([[0.5, 1]] * 9), "expected x [n, T] of whole numbers"),
+        (lambda: leakgauge.tokens([[-1, 1]] * 9), "token ids from 0"),
+        (lambda: leakgauge.series(np.zeros((4, 2, 3, 5)), [0, 1] * 2), "[n, channels, T]"),
+    ],
+)
+def test_what_is_no_form_is_refused_in_one_line(vocabulary, words):
+    refused(vocabulary, words, ValueError)
+
+
+def test_help_texts_are_different_texts_of_two_classes():
+    data = load("help", Path())
+    assert isinstance(data.kind, Tokens)
+    texts = [tuple(row) for part in (data.train, data.test) for row in part.x.tolist()]
+    assert len(set(texts)) == len(texts) > 6000
+    assert 0.4 < float(data.train.y.float().mean()) < 0.6
+    words = data.kind.vocabulary.text([int(token) for token in texts[0]])
+    assert all(re.fullmatch(r"<unk>|[a-z]+|[0-9]+|\S", word) for word in words)
+    assert load("help-next", Path()).classes == ()
+
+
+@pytest.mark.parametrize("name", [name for name, _ in names_for_tokens()])
+@pytest.mark.parametrize("data", ["help", "help-next"])
+def test_networks_of_tokens_train_alike_in_all_engines(name, data):
+    loaded = load(data, Path())
+    if (name, data) == ("text-encoder", "help-next"):
+        refused(lambda: make_task(TaskSpec(data, name), loaded), "sees the next token", ValueError)
+        return
+    task = make_task(TaskSpec(data, name), loaded)
+    modules.check(task)
+    params, few = task.init(KEY), [loaded.train._replace(x=loaded.train.x[:4], y=loaded.train.y[:4])]
+    found = [
+        train_clients(task, params, [Work(each, KEY) for each in few], LocalPlan(True, 1, None, 0, 0.1, 0.0), engine)
+        for engine in ("loop", "vmap")
+    ]
+    assert torch.allclose(found[0].updates, found[1].updates, atol=1e-6)
+    assert float(found[0].updates.norm()) > 0
+
+
+def test_the_loss_of_next_tokens_is_that_of_torch():
+    loaded = load("help-next", Path())
+    task = make_task(TaskSpec("help-next", "text-decoder"), loaded)
+    params, x = task.init(KEY), loaded.test.x[:3]
+    made = Decoder(1000, (16,), 0).eval()
+    made.load_state_dict(dict(zip(task.layout.names, task.layout.split(params), strict=True)))
+    logits = made(x.long())
+    expected = nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), x[:, 1:].long(), reduction="none").mean(1)
+    losses, right = task.tested(params, x, loaded.test.y[:3])
+    assert torch.allclose(losses, expected, atol=1e-5)
+    hits = (logits[:, :-1].argmax(2) == x[:, 1:]).float().mean(1).sum()
+    assert right == pytest.approx(float(hits), abs=1e-6)
+
+
+class Tied(nn.Module):
+    """A user's language model with tied embeddings, whose result is a dictionary."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(30, 8)
+        self.body = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+
+    def forward(self, input_ids):
+        return {"logits": self.body(self.table(input_ids).cumsum(1)) @ self.table.weight.T}
+
+
+def ids(n, length, size, name):
+    return torch.from_numpy(integers(KEY.child(name), n * length, size)).view(n, length)
+
+
+ITEMS = [{"input_ids": row, "attention_mask": row * 0 + 1, "labels": row.clone()} for row in ids(40, 6, 30, "items")]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        ITEMS,
+        [{"input_ids": item["input_ids"]} for item in ITEMS],
+        leakgauge.tokens(ids(40, 6, 30, "items")),
+        leakgauge.tokens(ids(40, 6, 30, "items"), x_test=ids(20, 6, 30, "test")),
+    ],
+)
+def test_a_users_language_model_is_inspected(data, tmp_path):
+    run = leakgauge.inspect(Tied(), data, folder=tmp_path, victims=3, attacks=["prior"], lr=0.1)
+    found = {one.cell.attack.name: {e.name: e.value for e in one.estimates} for one in run.results.values()}
+    assert found["lineup"]["named"] == 1.0
+    assert found["prior"]["exact_text"] == 0.0
+    assert not run.failures
+
+
+@pytest.mark.parametrize("kind", ["integers", "dictionaries", "npz"])
+def test_a_users_classifier_of_tokens_is_inspected(kind, tmp_path):
+    x, y = ids(60, 5, 20, "classes"), ids(60, 1, 3, "labels")[:, 0]
+    network = nn.Sequential(nn.Embedding(20, 6), nn.Flatten(), nn.Linear(30, 3))
+    np.savez(tmp_path / "x.npz", x=x.numpy(), y=y.numpy())
+    data = {
+        "integers": (x.numpy(), y.numpy()),
+        "dictionaries": [{"input_ids": a.tolist(), "label": int(b)} for a, b in zip(x, y, strict=True)],
+        "npz": f"npz:{tmp_path / 'x.npz'}?form=tokens",
+    }[kind]
+    run = leakgauge.inspect(network, data, folder=tmp_path / "out", victims=4, attacks=["prior", "dlg"], minutes=0.2)
+    found = {one.cell.attack.name: {e.name: e.value for e in one.estimates} for one in run.results.values()}
+    assert found["lineup"]["named"] == 1.0
+    assert {failure.cell.attack.name for failure in run.failures.values()} == {"dlg"}
+    assert "not tokens: take lineup" in next(iter(run.failures.values())).message
+
+
+def test_a_wrong_backward_is_found_behind_token_ids():
+    class Wrong(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(h):
+            return h.sin()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(inputs[0])
+
+        @staticmethod
+        def backward(ctx, slope):
+            return slope * (1.0 + ctx.saved_tensors[0].cos())
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.head = nn.Embedding(20, 6), nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.head(Wrong.apply(self.table(x).mean(1)))
+
+    data = leakgauge.tokens(ids(60, 5, 20, "classes"), ids(60, 1, 3, "labels")[:, 0])
+    name = modules.given("wrong backward of tokens", Net)
+    task = make_task(TaskSpec("given:x", name), replace(data, name="given:x"))
+    refused(lambda: modules.check(task), "is the backward of a custom autograd.Function wrong?", ValueError)
+
+
+def test_numbers_are_refused_by_networks_of_tokens_and_tokens_by_networks_of_numbers():
+    refused(lambda: build("text-gru", (5,), 2), "takes token ids, got inputs of the form vector", ValueError)
+    refused(lambda: build("mlp", (4,), 2, form=NEWS), "'mlp' takes numbers; for tokens take text-decoder", ValueError)
+    refused(lambda: build("mlp", (4,), 0, "next-token"), "'next-token' needs token ids without labels", ValueError)
+    noise = normal(KEY, (2, 4))
+    assert NEWS.valid(noise * 10).unique().min() >= 0
