@@ -130,7 +130,7 @@ def test_help_texts_are_different_texts_of_two_classes():
     texts = [tuple(row) for part in (data.train, data.test) for row in part.x.tolist()]
     assert len(set(texts)) == len(texts) > 6000
     assert 0.4 < float(data.train.y.float().mean()) < 0.6
-    words = data.kind.vocabulary.text([int(token) for token in texts[0]])
+    words = data.kind.vocabulary.texts(data.train.x[0])
     assert all(re.fullmatch(r"<unk>|[a-z]+|[0-9]+|\S", word) for word in words)
     assert load("help-next", Path()).classes == ()
 

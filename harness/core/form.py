@@ -6,7 +6,6 @@ A new form is a class here; data sets and tasks hold one. Attacks state which fo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -196,9 +195,12 @@ class Vocabulary:
             if (token := getattr(self, name)) is not None and not 0 <= token < self.size:
                 raise ValueError(f"expected {name} from 0 to {self.size - 1}, got {token}")
 
-    def text(self, ids: Sequence[int]) -> list[str]:
-        """The words of ids, or their numbers."""
-        return [self.words[token] if self.words else f"#{token}" for token in ids if token != self.padding]
+    def texts(self, ids: Tensor) -> npt.NDArray[np.str_]:
+        """The words of ids [...], or their numbers; empty for padding, and for what is no id."""
+        known = np.array([*(self.words or map("#{}".format, range(self.size))), ""])
+        known[-1 if self.padding is None else self.padding] = ""
+        texts: npt.NDArray[np.str_] = known[ids.long().cpu().numpy()]
+        return texts
 
 
 @dataclass(frozen=True)

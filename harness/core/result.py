@@ -428,13 +428,19 @@ class Failure:
 
 @dataclass(frozen=True)
 class Pictures:
-    """The original images and their reconstructions.
+    """The original images or texts and their reconstructions.
 
-    original, guess: [victims, batch, height, width, channels] float32 in [0, 1]; guesses are matched to the originals.
+    original, guess: [victims, batch, height, width, channels] float32 in [0, 1], or words [victims, batch, places];
+        guesses are matched to the originals.
     """
 
-    original: npt.NDArray[np.float32]
-    guess: npt.NDArray[np.float32]
+    original: npt.NDArray[np.float32] | npt.NDArray[np.str_]
+    guess: npt.NDArray[np.float32] | npt.NDArray[np.str_]
+
+    @property
+    def of_text(self) -> bool:
+        """Whether these are texts."""
+        return self.original.dtype.kind == "U"
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from leakgauge.harness.audit.attacked import LEVEL, Promised, Proved, shown_by_i
 from leakgauge.harness.audit.limit import Limit
 from leakgauge.harness.core import rng, stats
 from leakgauge.harness.core.contract import Answer, Candidates, Guess, Membership, Named, Traced
-from leakgauge.harness.core.form import PICTURE, Form, Numbers, form_of
+from leakgauge.harness.core.form import PICTURE, Form, Numbers, Tokens, form_of
 from leakgauge.harness.core.metrics import RECOGNIZABLE
 from leakgauge.harness.core.result import Estimate, Pictures
 from leakgauge.harness.core.rng import Key
@@ -510,7 +510,13 @@ def _share(name: str, hits: Sequence[bool], notes: Sequence[str], of: str = "ima
 
 
 def _pictures(truth_x: Sequence[Tensor], scores: Sequence[_Scores | None], form: Form) -> Pictures | None:
-    if len({x.shape for x in truth_x}) > 1 or "ssim" not in _scored(form, truth_x[0]):
+    if len({x.shape for x in truth_x}) > 1:
+        return None
+    if isinstance(form, Tokens):
+        blank = torch.full_like(truth_x[0], -1)
+        found = [blank if score is None else form.valid(score.guess) for score in scores]
+        return Pictures(form.vocabulary.texts(torch.stack(list(truth_x))), form.vocabulary.texts(torch.stack(found)))
+    if "ssim" not in _scored(form, truth_x[0]):
         return None
     gray = torch.full_like(truth_x[0], 0.5)
     guesses = [gray if score is None else score.guess for score in scores]

@@ -19,7 +19,7 @@ from leakgauge.reports.sections import Section
 from leakgauge.reports.select import Analysis, Group, best, recognizable
 from leakgauge.reports.text.notation import fixed
 
-Pixels = npt.NDArray[np.float32]
+Pixels = npt.NDArray[np.float32] | npt.NDArray[np.str_]
 
 MOST_IMAGES = 8
 MOST_DEFENSES = 12
@@ -29,13 +29,30 @@ MOST_BYTES = 2_000_000
 
 
 class Tile(NamedTuple):
-    """One picture (`source`, a data URI), or a word instead. `alt` describes it."""
+    """One picture (`source`, a data URI), a text, or a word instead. `alt` describes it.
+
+    text: its words, and whether each is that of the original at its place.
+    """
 
     source: str
     alt: str
     word: str = ""
     caption: str = ""
     recognizable: bool = False
+    text: tuple[tuple[str, bool], ...] = ()
+
+    @property
+    def size(self) -> int:
+        """About the bytes that it takes on the page."""
+        return len(self.source) + sum(len(word) for word, _ in self.text)
+
+    @classmethod
+    def of(cls, shown: Pixels, original: Pixels, alt: str, caption: str = "", recognizable: bool = False) -> Tile:
+        """The tile of an image or of a text."""
+        if shown.dtype.kind == "U":
+            words = zip(shown.tolist(), (shown == original).tolist(), strict=True)
+            return cls("", alt, "", caption, recognizable, tuple(words))
+        return cls(data_uri(shown), alt, "", caption, recognizable)
 
 
 class _Shown(NamedTuple):
@@ -62,9 +79,9 @@ def _flat(batches: Pixels) -> Pixels:
     return batches.reshape(-1, *batches.shape[2:])
 
 
-def _ssim_per_image(result: Result, images: int) -> tuple[float | None, ...]:
-    """SSIM of each image; if only a victim's SSIM is known, it is used for each image of the batch."""
-    values = next((estimate.values for estimate in result.estimates if estimate.name == "ssim"), ())
+def _score_per_image(result: Result, images: int) -> tuple[float | None, ...]:
+    """SSIM of each image, or ROUGE-1 of each text; if only a victim's is known, it is used for the whole batch."""
+    values = next((estimate.values for estimate in result.estimates if estimate.name in ("ssim", "rouge1")), ())
     if not values or images % len(values):
         return (None,) * images
     return tuple(value for value in values for _ in range(images // len(values)))
@@ -78,7 +95,7 @@ def _shown(analysis: Analysis, group: Group, seed: int) -> _Shown:
     pictures = analysis.run.pictures(result.cell.id)
     if pictures is None:
         return _Shown(group, lack="no picture")
-    return _Shown(group, _ssim_per_image(result, len(_flat(pictures.original))), recognizable(result), pictures)
+    return _Shown(group, _score_per_image(result, len(_flat(pictures.original))), recognizable(result), pictures)
 
 
 def _tile(shown: _Shown, at: int, original: Pixels, name: str, withheld: bool) -> Tile:
@@ -88,15 +105,15 @@ def _tile(shown: _Shown, at: int, original: Pixels, name: str, withheld: bool) -
     if at >= len(originals) or not np.array_equal(originals[at], original):
         return Tile("", f"{name}: another image", "another image")
     ssim = shown.ssim[at]
-    if ssim is None or not np.isfinite(guesses[at]).all():
+    if ssim is None or not (shown.pictures.of_text or np.isfinite(guesses[at]).all()):
         return Tile("", f"{name}: failed", "failed", "no reconstruction")
     is_recognizable = at < len(shown.seen) and shown.seen[at]
-    alt = (
-        f"{name}: reconstruction of image {at + 1}, SSIM {fixed(ssim, 2)}{', recognizable' if is_recognizable else ''}"
-    )
-    return Tile(
-        "" if withheld else data_uri(guesses[at]), alt, "withheld" if withheld else "", fixed(ssim, 2), is_recognizable
-    )
+    what, score = ("text", "ROUGE-1") if shown.pictures.of_text else ("image", "SSIM")
+    seen = ", recognizable" if is_recognizable else ""
+    alt = f"{name}: reconstruction of {what} {at + 1}, {score} {fixed(ssim, 2)}{seen}"
+    if withheld:
+        return Tile("", alt, "withheld", fixed(ssim, 2), is_recognizable)
+    return Tile.of(guesses[at], original, alt, fixed(ssim, 2), is_recognizable)
 
 
 def _candidates(analysis: Analysis, setting: str) -> tuple[Target, list[tuple[Group, ...]]] | None:
@@ -127,13 +144,14 @@ def _rows(
 ) -> Iterator[tuple[str, tuple[Tile, ...]]]:
     names = [analysis.defenses[shown.group.defense].text for shown in columns]
     for at, original in enumerate(originals[:MOST_IMAGES]):
-        alt, word = f"original of image {at + 1}", "withheld" if withheld else ""
+        what = "text" if original.dtype.kind == "U" else "image"
+        alt = f"original of {what} {at + 1}"
         tiles = [_tile(shown, at, original, name, withheld) for shown, name in zip(columns, names, strict=True)]
-        row = (Tile("" if withheld else data_uri(original), alt, word), *tiles)
-        budget -= sum(len(tile.source) for tile in row)
+        row = (Tile("", alt, "withheld") if withheld else Tile.of(original, original, alt), *tiles)
+        budget -= sum(tile.size for tile in row)
         if budget < 0:
             return
-        yield f"Image {at + 1}", row
+        yield f"{what.capitalize()} {at + 1}", row
 
 
 def _grid(analysis: Analysis, setting: str, budget: int) -> dict[str, Any] | None:
@@ -205,7 +223,7 @@ def gallery(analysis: Analysis) -> dict[str, Any] | None:
         grid = _grid(analysis, setting, budget // left)
         if grid is not None:
             grids.append(grid)
-            budget -= sum(len(tile.source) for _, row in grid["rows"] for tile in row)
+            budget -= sum(tile.size for _, row in grid["rows"] for tile in row)
     withheld = "" if grids else "No finished reconstruction has pictures."
     return {"grids": grids, "withheld": withheld, "recognizable": RECOGNIZABLE}
 
