@@ -256,3 +256,47 @@ def test_numbers_are_refused_by_networks_of_tokens_and_tokens_by_networks_of_num
     refused(lambda: build("mlp", (4,), 0, "next-token"), "'next-token' needs token ids without labels", ValueError)
     noise = normal(KEY, (2, 4))
     assert NEWS.valid(noise * 10).unique().min() >= 0
+
+
+class Segments(nn.Module):
+    """A small U-Net with three classes."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.down = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 8, 3, 2, 1)
+        self.up, self.last = nn.ConvTranspose2d(8, 4, 2, 2), nn.Conv2d(8, 3, 1)
+
+    def forward(self, x):
+        h = self.first(x).relu()
+        return self.last(torch.cat([h, self.up(self.down(h).relu()).relu()], 1))
+
+
+@pytest.mark.parametrize("items", [False, True])
+def test_labels_of_many_places_are_segmentations(items, tmp_path):
+    x = uniform(KEY.child("maps"), (60, 1, 8, 8))
+    y = (3 * x[:, 0]).long().clamp(0, 2)
+    data = [*zip(x, y, strict=True)] if items else (x, y)
+    run = leakgauge.inspect(Segments(), data, folder=tmp_path, victims=3, attacks=["prior"], lr=0.1)
+    (found,) = [one for one in run.results.values() if one.cell.attack.name == "lineup"]
+    assert next(e.value for e in found.estimates if e.name == "named") == 1.0
+    training = next(iter(run.trainings.values()))
+    assert 0 < training.evaluations[-1].accuracy < 1
+    refused(
+        lambda: build("mlp", (1, 8, 8), 0, "cross-entropy-per-place", 64),
+        "no scores for each place of a label",
+        ValueError,
+    )
+
+
+def test_the_loss_of_places_is_that_of_torch():
+    x, y = uniform(KEY.child("maps"), (2, 1, 8, 8)), torch.from_numpy(integers(KEY.child("y"), 128, 3)).view(2, 64)
+    name = modules.given("segments", Segments())
+    task = make_task(TaskSpec("given:x", name), load_places(x, y))
+    params = task.init(KEY)
+    expected = nn.functional.cross_entropy(modules._given["segments"](x), y.view(2, 8, 8))
+    assert torch.allclose(task.loss(params, x, y.float()), expected)
+
+
+def load_places(x, y):
+    leakgauge.given_data("places", (x.repeat(5, 1, 1, 1), y.repeat(5, 1).view(10, 8, 8)))
+    return load("given:places", Path())

@@ -55,6 +55,7 @@ class DataSet:
         public: whether a report may show its images by default.
         note: a remark for the reader about this copy, e.g. that a part is missing; usually empty.
         form: what inputs are; None: an image, a series or a vector, by the shape.
+        places: whether a label [places] is a class for each place, as in a segmentation, as float32 numbers.
         low, span: float32, of the shape of one input or with axes of length 1, if x was scaled to [0, 1]; a model gets
             x * span + low. None: x is not scaled.
 
@@ -69,6 +70,7 @@ class DataSet:
     public: bool
     note: str = ""
     form: InputForm | None = None
+    places: bool = False
     low: torch.Tensor | None = None
     span: torch.Tensor | None = None
 

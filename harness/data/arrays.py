@@ -70,7 +70,8 @@ def data_set(
     Args:
         train: x [n, features], [n, height, width], or four axes with 1 or 3 channels second or last, of uint8, which is
             divided by 255, or of floats, integers or booleans. y [n] or [n, 1]: integers, booleans, texts, or floats,
-            which make a regression. y [n, classes]: 0 and 1, whether an example has a class.
+            which make a regression. y [n, classes]: 0 and 1, whether an example has a class. y [n, a, b, ...] of
+            integers: a class for each place, as in a segmentation.
         test: as `train`; None: every fifth example of a class, or of a regression, is for testing.
         classes: names of integer labels, if there are enough; otherwise the numbers are the names.
         whole: without `test`, all examples are for training, and the first one is for testing too.
@@ -112,7 +113,8 @@ def data_set(
     both = (first, others[0]) if others else split_by_class(*first)
     low, span = (None, None) if scale is None else (torch.from_numpy(array.astype(np.float32)) for array in scale)
     kind = form if isinstance(form, Form) else None
-    return DataSet(name, *both, names, public=False, note=note, form=kind, low=low, span=span)
+    places = _of_places([split.y for split in parts])
+    return DataSet(name, *both, names, public=False, note=note, form=kind, places=places, low=low, span=span)
 
 
 def check_size(items: int, entries: int) -> None:
@@ -223,6 +225,15 @@ def _labels(names: Sequence[str], ys: Sequence[Array], named: int) -> tuple[list
 
     named: number of classes that have a name; integers below it are class numbers.
     """
+    if _of_places(ys):
+        ys = [y.reshape(len(y), -1).astype(np.int64) for y in ys]
+        if any(y.size and y.min() < 0 for y in ys) or len({y.shape[1] for y in ys}) > 1:
+            raise ValueError(f"expected {names[0]} of classes from 0, for the same places, got others")
+        return (
+            [torch.from_numpy(y.astype(np.float32)) for y in ys],
+            (),
+            f"labels are classes at {ys[0].shape[1]} places",
+        )
     flat = [y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y for y in ys]
     if flat[0].ndim > 1:
         return _several(names, flat)
@@ -244,6 +255,11 @@ def _labels(names: Sequence[str], ys: Sequence[Array], named: int) -> tuple[list
     if groups[0] == "US":
         return *_ranked([y.astype(str) for y in flat]), ""
     return _integers(names, flat, named)
+
+
+def _of_places(ys: Sequence[Array]) -> bool:
+    """Whether labels are classes for each place of an input, as in a segmentation."""
+    return all(y.ndim > 2 and y.dtype.kind in "biu" for y in ys)
 
 
 def _several(names: Sequence[str], ys: Sequence[Array]) -> tuple[list[Tensor], tuple[str, ...], str]:

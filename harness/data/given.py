@@ -260,6 +260,8 @@ def _pair(item: object) -> tuple[Array, Any]:
         return as_array(x), 0.0
     if label.ndim == 1 and label.size > 1 and label.dtype.kind in "biuf" and np.isin(label, (0, 1)).all():
         return as_array(x), label
+    if label.ndim > 1 and label.dtype.kind in "biu":  # a class for each place
+        return as_array(x), label
     if label.size != 1 or label.dtype.kind not in "biufU":
         text = f"expected a label of one number or text, got {type(y).__name__} of shape {label.shape}"
         raise ValueError(f"{text}; give batches as a DataLoader or an iterator" if label.size > 1 else text)

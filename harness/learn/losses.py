@@ -26,6 +26,7 @@ NAMES = {
     "binary-cross-entropy": "of sigmoids, mean over the scores; a class counts as its one-hot row",
     "squared": "mean squared error over the scores; a class counts as its one-hot row",
     "hinge": "max(0, 1 + best other score - true score)",
+    "cross-entropy-per-place": "softmax cross-entropy, mean over the places of a label, as in a segmentation",
     "next-token": "mean softmax cross-entropy of each token given those before it; the labels are not used",
 }
 """The named losses, each with a one-line summary."""
@@ -68,7 +69,7 @@ class Loss:
     @property
     def linked(self) -> bool:
         """Whether a record's gradient in its scores is `slope` * (`link`(scores) - target), up to its weight."""
-        return self.name in NAMES and self not in (HINGE, NEXT_TOKEN)
+        return self.name in NAMES and self not in (HINGE, PER_PLACE, NEXT_TOKEN)
 
     @property
     def bounded(self) -> bool:
@@ -100,6 +101,8 @@ class Loss:
             return _hinge(scores, y)
         if self == NEXT_TOKEN:
             return scores[:, 0]
+        if self == PER_PLACE:
+            return cross_entropy(scores.view(len(scores), -1, y.shape[1]), y.long(), reduction="none").mean(1)
         if ":" in self.name:
             function = function_of(self.name, scores.dtype)
             losses: Tensor = vmap(lambda row, label: function(row[None], label[None]).mean())(scores, y)
@@ -121,7 +124,7 @@ class Loss:
         return losses.sum() / (weights[y] if y.ndim == 1 else y @ weights).sum()
 
 
-CROSS_ENTROPY, BINARY, SQUARED, HINGE, NEXT_TOKEN = map(Loss, NAMES)
+CROSS_ENTROPY, BINARY, SQUARED, HINGE, PER_PLACE, NEXT_TOKEN = map(Loss, NAMES)
 SLOPES = Loss("slopes")
 """The sum of scores times targets: the gradient of any loss whose slopes in the scores are known."""
 

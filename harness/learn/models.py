@@ -21,7 +21,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.learn.called import Called
 from leakgauge.harness.learn.layers import Scale
-from leakgauge.harness.learn.losses import BINARY, CROSS_ENTROPY, HINGE, NEXT_TOKEN, SQUARED, Loss, parse
+from leakgauge.harness.learn.losses import BINARY, CROSS_ENTROPY, HINGE, NEXT_TOKEN, PER_PLACE, SQUARED, Loss, parse
 from leakgauge.harness.learn.reading import follow, margin, structure_of
 from leakgauge.harness.learn.structure import Structure
 
@@ -42,6 +42,7 @@ class Model:
         apply: the network.
         loss: what clients minimize.
         numbers: whether the label is a number for each score, not a class.
+        places: the number of places of a label that is a class for each; 0: it is not.
         l2: the loss includes the penalty l2/2 ||parameters||^2.
         start: draws the first parameters from a key; None: they are drawn by `Structure.fan_in`.
     """
@@ -54,6 +55,7 @@ class Model:
     numbers: bool = False
     l2: float = 0.0
     start: Callable[[Key, Initialization], Vector] | None = None
+    places: int = 0
 
     @property
     def structure(self) -> Structure | None:
@@ -134,13 +136,15 @@ def build(
     usual = usual if own or regression else _ARCHITECTURES[name].loss
     takes = (classes == 0 or outputs == 1) and name != "svm"
     chosen = _loss(loss, usual, outputs, takes)
-    if chosen == NEXT_TOKEN:
-        if form.continuous or classes:
-            raise ValueError("loss 'next-token' needs token ids without labels")
-        outputs = 2
+    if chosen == NEXT_TOKEN and (form.continuous or classes):
+        raise ValueError("loss 'next-token' needs token ids without labels")
     if own:
-        built = modules.build(name, input_shape, outputs, form, chosen == NEXT_TOKEN)
-        return replace(built, name=short, loss=chosen, numbers=takes)
+        places = numbers if chosen == PER_PLACE else 0
+        outputs = 2 if chosen == NEXT_TOKEN else modules.scores_of(name, input_shape, form, places) or outputs
+        built = modules.build(name, input_shape, outputs, form, chosen)
+        return replace(built, name=short, loss=chosen, numbers=takes, places=places)
+    if chosen == PER_PLACE:
+        raise ValueError(f"model {name!r} has no scores for each place of a label: take your own module")
     apply, l2 = _read(name, input_shape, outputs), _ARCHITECTURES[name].l2
     return Model(name, apply, input_shape, outputs, chosen, takes, l2)
 

@@ -37,7 +37,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.learn.called import KEY, Called, Watch, is_norm, plain_scores, refusal, theirs, tried
 from leakgauge.harness.learn.gradients import gradients, losses, targets_of
-from leakgauge.harness.learn.losses import next_tokens
+from leakgauge.harness.learn.losses import CROSS_ENTROPY, NEXT_TOKEN, PER_PLACE, Loss, next_tokens
 from leakgauge.harness.learn.models import Initialization, Model
 from leakgauge.harness.learn.reading import structure_of, tensors_of
 from leakgauge.harness.learn.tasks import ModelTask
@@ -74,7 +74,7 @@ def given(name: str, make: Make | nn.Module) -> str:
 
 
 def build(
-    name: str, input_shape: tuple[int, ...], outputs: int, form: Form | None = None, next_token: bool = False
+    name: str, input_shape: tuple[int, ...], outputs: int, form: Form | None = None, loss: Loss = CROSS_ENTROPY
 ) -> Model:
     """The network `name` for inputs of one shape.
 
@@ -85,14 +85,15 @@ def build(
             constants are the same for every seed. With the suffix `?statistics=no`, running statistics are constants.
             For tokens, it may also take `vocabulary`, the number of different ids.
         form: of the inputs; None: the usual one of their shape.
-        next_token: whether the network predicts the next token; its scores are then those of `losses.next_tokens`.
+        loss: for `next-token`, the scores are those of `losses.next_tokens`; for `cross-entropy-per-place`, scores
+            [b, classes, *places] become rows.
 
     Raises:
         UnknownNameError: there is no such network, or its module cannot be imported.
         ValueError: the network is not supported.
     """
     form = form or form_of(input_shape)
-    fresh = _Fresh(name, _source(name), input_shape, outputs, form, next_token)
+    fresh = _Fresh(name, _source(name), input_shape, outputs, form, loss)
     with rng.global_generators(KEY):
         module = fresh()
         names = _names(name, module, statistics=not name.endswith(_UNSENT))
@@ -112,8 +113,11 @@ def build(
     return Model(name, structure or net, input_shape, outputs, start=_Start(fresh, net, made, layout))
 
 
-def width(name: str, input_shape: tuple[int, ...], form: Form) -> int:
-    """The number of outputs of a user's network; 0 for a factory that asks for it, or a shipped model."""
+def width(name: str, input_shape: tuple[int, ...], form: Form, *, wide: bool = False) -> int:
+    """The number of outputs of a user's network; 0 for a factory that asks for it, or a shipped model.
+
+    wide: scores may have places, as [b, classes, height, width]; all are counted.
+    """
     source = _source(name) if ":" in name and not name.startswith("torchvision:") else None
     asks = callable(source) and {"classes", "num_classes"} & set(inspect.signature(source).parameters)
     if source is None or (asks and not isinstance(source, nn.Module)):
@@ -125,7 +129,22 @@ def width(name: str, input_shape: tuple[int, ...], form: Form) -> int:
         _names(name, module, statistics=False)  # explains a wrong type better than the forward
         with Watch(name, module, tuple(x.shape), draws=True), torch.no_grad():
             scores = module(x)
-    return int(scores.shape[1]) if isinstance(scores, Tensor) and scores.ndim == 2 else 0
+    if not isinstance(scores, Tensor) or (scores.ndim != 2 and not wide):
+        return 0
+    return scores.numel() // len(scores)
+
+
+def scores_of(name: str, input_shape: tuple[int, ...], form: Form, places: int) -> int:
+    """The number of scores [classes, *places] of a user's network for labels of many places; 0 if there are no places.
+
+    Raises:
+        ValueError: the network has no scores for each place.
+    """
+    count = width(name, input_shape, form, wide=True) if places else 0
+    if places and (count == 0 or count % places):
+        text = f"expected scores [b, classes, *places] for {places} places of a label, got {count} scores"
+        raise refusal(name, f"{text}; a factory is called without the number of classes")
+    return count
 
 
 def without_statistics(name: str) -> str:
@@ -208,10 +227,11 @@ class _Fresh:
     input_shape: tuple[int, ...]
     outputs: int
     form: Form
-    next_token: bool = False
+    loss: Loss = CROSS_ENTROPY
 
     def __call__(self) -> nn.Module:
-        count = 0 if self.next_token else self.outputs
+        several = self.loss in (NEXT_TOKEN, PER_PLACE)
+        count = 0 if several else self.outputs
         accepted: dict[str, object] = {"classes": count, "num_classes": count}
         accepted |= {"channels": self.input_shape[0], "input_shape": self.input_shape}
         accepted |= {"vocabulary": self.form.vocabulary.size} if isinstance(self.form, Tokens) else {}
@@ -229,9 +249,11 @@ class _Fresh:
                 raise refusal(self.name, "a network with lazy layers has no weights yet; pass its factory")
             self._materialize(made)
         with theirs(self.name, "the network cannot be copied to the CPU"):
-            module = unwrap(copy.deepcopy(made).cpu(), 0 if self.next_token else self.outputs)
-        if self.next_token and isinstance(self.form, Tokens):
+            module = unwrap(copy.deepcopy(made).cpu(), 0 if several else self.outputs)
+        if self.loss == NEXT_TOKEN and isinstance(self.form, Tokens):
             module.register_forward_hook(partial(next_tokens, self.form.vocabulary.padding))
+        elif self.loss == PER_PLACE:
+            module.register_forward_hook(lambda module, inputs, scores: scores.flatten(1))
         return module
 
     def _materialize(self, module: nn.Module) -> None:
@@ -350,7 +372,7 @@ def check(task: ModelTask) -> None:
     x = task.form.inputs(2 * b, task.input_shape, KEY).view(2, b, *task.input_shape)
     labels = (torch.arange(2 * b) % max(2, task.classes)).view(2, b)
     if task.numbers and not task.bounded:
-        labels = rng.uniform(KEY.child("y"), (2, b) if task.classes == 1 else (2, b, task.classes))
+        labels = rng.uniform(KEY.child("y"), (2, b, *task.label_shape))
     elif task.numbers and task.classes > 1:
         labels = one_hot(labels, task.classes)
     y = targets_of(task, labels, x.dtype)

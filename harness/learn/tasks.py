@@ -14,6 +14,7 @@ from leakgauge.harness.core.contract import InTraining, Task
 from leakgauge.harness.core.form import Form, form_of
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout, Vector
+from leakgauge.harness.learn.losses import NEXT_TOKEN
 from leakgauge.harness.learn.models import Initialization, Model
 from leakgauge.harness.learn.structure import Structure
 
@@ -77,6 +78,13 @@ class ModelTask(Task):
     def numbers(self) -> bool:
         """Whether the label is a number for each score, not a class."""
         return self.model.numbers
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """The shape of one label: () for a class, one number, or none; else [classes] or [places]."""
+        if not self.numbers or self.classes == 1 or self.model.loss == NEXT_TOKEN:
+            return ()
+        return (self.model.places or self.classes,)
 
     @property
     def separable(self) -> bool:
@@ -184,10 +192,8 @@ class ModelTask(Task):
 
     def _checked(self, scores: Tensor, y: Tensor) -> Tensor:
         """The labels in the form that the loss takes: classes, of whose probabilities a user's function sees one."""
-        if self.model.loss.name == "next-token":
-            return y
-        hard, soft = (len(scores),), (len(scores), self.classes)
-        allowed = (hard, soft) if not self.numbers else (hard,) if self.classes == 1 else (soft,)
+        own = (len(scores), *self.label_shape)
+        allowed = (own,) if self.numbers else (own, (len(scores), self.classes))
         if y.shape not in allowed:
             raise ValueError(f"expected labels of shape {' or '.join(map(str, allowed))}, got {tuple(y.shape)}")
         return y.argmax(-1) if ":" in self.model.loss.name and not self.numbers and y.ndim == 2 else y
@@ -201,13 +207,16 @@ class ModelTask(Task):
     def tested(self, params: Vector, x: Tensor, y: Tensor) -> tuple[Tensor, float | None]:
         """`losses` of the examples, and how many labels y [b] int64 the scores find; None: the labels are numbers.
 
-        A text whose next tokens are predicted counts with the share of them that is right.
+        A text whose next tokens are predicted, or a label of many places, counts with the share that is right.
         """
         with torch.no_grad():
             scores = self.outputs(params, x)
             losses = self.model.loss.each(scores, self._checked(scores, y))
-            if self.model.loss.name == "next-token":
+            if self.model.loss == NEXT_TOKEN:
                 return losses, float(scores[:, 1].sum())
+            if self.model.places:
+                found = scores.view(len(scores), -1, self.model.places).argmax(1)
+                return losses, float((found == y).double().mean(1).sum())
             if y.is_floating_point() or (self.numbers and not self.bounded):
                 return losses, None
             guess = scores[:, 0] > 0 if self.numbers else scores.argmax(1)

@@ -91,6 +91,8 @@ def make_task(spec: TaskSpec, loaded: DataSet, federation: FederationSpec | None
     classes, numbers = (0, y.shape[1]) if y.ndim == 2 else (len(loaded.classes), 1)
     loss = spec.loss or ("binary-cross-entropy" if y.ndim == 2 and loaded.classes else "")
     form = loaded.kind
+    if loaded.places and not loss:
+        loss = "cross-entropy-per-place"
     if not form.continuous and not loss and not loaded.classes and not bool(y.any()):
         loss = "next-token"
     model = models.build(spec.model, loaded.input_shape, classes, loss, numbers, form)
