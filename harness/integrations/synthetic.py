@@ -308,7 +308,7 @@ def _form(module: nn.Module | None, x: Array) -> Form | Vocabulary | None:
     """
     if module is None:
         return None
-    looks_up = any(isinstance(layer, nn.Embedding) for layer in module.modules())
+    looks_up = any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in module.modules())
     if looks_up and x.ndim == 2 and x.dtype.kind in "iu" and x.size:
         return Vocabulary(1 + int(x.max()))
     if x.ndim != 3 or x.dtype.kind not in "biuf" or _runs(module, (1, *x.shape[1:])):
