@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.learn.layers import UNSCALED, BatchStatistics, Scale, SoftRelu, normal
 from leakgauge.harness.learn.reading import near, tensors_of
+from leakgauge.harness.learn.recurrent import RECURRENT, written_out
 
 KEY = Key(0, ("own model",))
 """Key of dry runs, and of a factory's draws for constants, which are the same for every seed."""
@@ -40,6 +42,9 @@ _DROPOUTS: dict[object, int] = {
     functional.dropout3d: 5,
 }
 """The same as functions."""
+
+_WARNS = "warn_if_padding_and_no_attention_mask"
+"""Name of a method of transformers' networks that only warns, by the values of ids."""
 
 _DEPTH = ("torchvision.ops.stochastic_depth", "StochasticDepth")
 """Module and name of the layer that drops a record's whole residual branch; only `torchvision_shim` may import it."""
@@ -60,7 +65,7 @@ _SMOOTH = (
 )
 """Modules whose outputs are smooth functions of their inputs."""
 
-_RELU = frozenset(("relu", "relu_"))  # names of the functions that `Called.softened` softens
+_RELU = frozenset(("relu", "relu_", "rnn_relu", "rnn_relu_cell"))  # names of the functions that `Called.softened` softens
 
 _KINKS = _RELU | {
     *("relu6", "leaky_relu", "leaky_relu_", "prelu", "rrelu", "threshold", "hardtanh", "hardshrink", "softshrink"),
@@ -123,7 +128,7 @@ class _State:
         self.places: tuple[_Place, ...] = ()
         self.dropped: list[_Dropped] | None = None  # only in a dry run
         self.kinks: set[str] = set()
-        self.functional = False
+        self.functional = self.written = False
         self.after: dict[str, Tensor] = {}
 
     def norm(self, layer: _BatchNorm, live: bool, h: Tensor) -> Tensor:
@@ -167,27 +172,68 @@ class _State:
         return h * (mask if place.times == 1 else mask.flatten(0, 1)).movedim(0, place.axis)
 
 
-class _Functions(TorchFunctionMode):
-    """Gives dropouts that are called as functions their masks, and ReLU a bend of this width; notes kinks."""
+_MULTI_HEAD = FunctionType(
+    functional.multi_head_attention_forward.__code__,
+    vars(functional) | {"has_torch_function": lambda tensors: False},
+    argdefs=functional.multi_head_attention_forward.__defaults__,
+)
+"""Torch's function, which shows a `TorchFunctionMode` the functions that it calls, instead of itself."""
 
-    def __init__(self, state: _State, width: float | None) -> None:
+
+class _Functions(TorchFunctionMode):
+    """Gives dropouts that are called as functions their masks, and ReLU a bend of this width; notes kinks.
+
+    Recurrent layers are written out. With `double`, what asks for float32, as norms of language models do, is float64.
+    """
+
+    def __init__(self, state: _State, width: float | None, *, double: bool) -> None:
         super().__init__()
-        self.state, self.soft = state, None if width is None else SoftRelu(width)
+        self.double = double
+        self.state, self.relu = state, torch.relu if width is None else SoftRelu(width).apply
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         self.state.kinks |= {name} & _KINKS
-        if self.soft is not None and name in _RELU:
-            return self.soft.apply(args[0])
+        if self.double:
+            func = Tensor.double if func is Tensor.float else func
+            args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
+            kwargs = {key: torch.float64 if arg is torch.float32 else arg for key, arg in kwargs.items()}
+        if func is functional.multi_head_attention_forward:
+            with self:
+                return _MULTI_HEAD(*args, **kwargs)
+        if func in RECURRENT:
+            self.state.written = True
+            return written_out(func, args, self._drop, self.relu)
+        if name in _RELU and self.relu is not torch.relu:
+            return self.relu(args[0])
+        if func is functional.scaled_dot_product_attention:
+            return self._attend(*args, **kwargs)
         if self.state.training and name.startswith("dropout") and func in _DROPOUTS:
             given = inspect.signature(func).bind(*args, **kwargs)
             given.apply_defaults()
             if given.arguments["training"] and given.arguments["p"]:
-                self.state.functional = True
-                return self.state.drop("its forward", given.arguments["p"], _DROPOUTS[func], "", args[0])
+                return self._drop(given.arguments["p"], args[0], _DROPOUTS[func])
         return func(*args, **kwargs)
+
+    def _drop(self, rate: float, h: Tensor, axes: int = 0) -> Tensor:
+        self.state.functional = True
+        return self.state.drop("its forward", rate, axes, "", h)
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, dropout_p: float = 0.0, *rest: Any, **named: Any
+    ) -> Tensor:
+        """Attention; if it drops, its weights are what it makes of the identity."""
+        attend = functional.scaled_dot_product_attention
+        if not (self.state.training and dropout_p):
+            return attend(query, key, value, attn_mask, dropout_p, *rest, **named)
+        keys = key.shape[-2]
+        each = torch.eye(keys, dtype=key.dtype, device=key.device).expand(*key.shape[:-1], keys)
+        kept = self._drop(dropout_p, attend(query, key, each, attn_mask, 0.0, *rest, **named))
+        if named.get("enable_gqa"):
+            value = value.repeat_interleave(kept.shape[-3] // value.shape[-3], -3)
+        return kept @ value
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,6 +268,8 @@ class Called:
         modes, state = tuple((layer, layer.training) for layer in module.modules()), _State()
         for path, layer in module.named_modules():
             drop = functools.partial(state.drop, f"layer {path!r}")
+            if hasattr(layer, _WARNS):
+                setattr(layer, _WARNS, lambda *ids: None)
             if getattr(layer, "inplace", False) is True:
                 layer.inplace = False
             if is_norm(layer):
@@ -232,6 +280,8 @@ class Called:
                 layer.forward = functools.partial(drop, float(layer.p), 0, layer.mode)
             elif type(layer) in _BENT:
                 layer.forward = _BENT[type(layer)]
+            elif isinstance(layer, nn.RNNBase):
+                layer.flatten_parameters = lambda: None  # it needs the addresses of the weights
         tensors = tensors_of(module)
         floating = {name: tensor.detach() for name, tensor in tensors.items() if tensor.is_floating_point()}
         constants = {name: tensor for name, tensor in floating.items() if name not in layout.names}
@@ -285,8 +335,9 @@ class Called:
         x = x.long() if self.tokens else x if self.scale is UNSCALED else self.scale.apply(x)
         with ExitStack() as stack:
             stack.enter_context(_plain_attention())
-            if self.width is not None or state.functional or state.dropped is not None:
-                stack.enter_context(_Functions(state, self.width))
+            double = tensors[0].dtype == torch.float64
+            if double or self.width is not None or state.functional or state.written or state.dropped is not None:
+                stack.enter_context(_Functions(state, self.width, double=double))
             # writes changed tensors into state.after
             scores: Tensor = functional_call(self.module, state.after, (x,))
         return scores
