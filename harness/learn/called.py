@@ -65,7 +65,9 @@ _SMOOTH = (
 )
 """Modules whose outputs are smooth functions of their inputs."""
 
-_RELU = frozenset(("relu", "relu_", "rnn_relu", "rnn_relu_cell"))  # names of the functions that `Called.softened` softens
+_RELU = frozenset(
+    ("relu", "relu_", "rnn_relu", "rnn_relu_cell")
+)  # names of the functions that `Called.softened` softens
 
 _KINKS = _RELU | {
     *("relu6", "leaky_relu", "leaky_relu_", "prelu", "rrelu", "threshold", "hardtanh", "hardshrink", "softshrink"),
@@ -98,6 +100,12 @@ def line(error: BaseException) -> str:
 def is_norm(layer: nn.Module) -> bool:
     """Whether a layer is a batch norm with torch's own forward."""
     return isinstance(layer, _BatchNorm) and type(layer).forward in {norm.forward for norm in _NORMS}
+
+
+def _bag(layer: nn.EmbeddingBag, ids: Tensor) -> Tensor:
+    """The mean or the sum of embeddings, which torch's own kernel cannot map over many batches."""
+    found = functional.embedding(ids, layer.weight)
+    return found.mean(-2) if layer.mode == "mean" else found.sum(-2)
 
 
 class _Place(NamedTuple):
@@ -222,7 +230,14 @@ class _Functions(TorchFunctionMode):
         return self.state.drop("its forward", rate, axes, "", h)
 
     def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, dropout_p: float = 0.0, *rest: Any, **named: Any
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        *rest: Any,
+        **named: Any,
     ) -> Tensor:
         """Attention; if it drops, its weights are what it makes of the identity."""
         attend = functional.scaled_dot_product_attention
@@ -280,6 +295,8 @@ class Called:
                 layer.forward = functools.partial(drop, float(layer.p), 0, layer.mode)
             elif type(layer) in _BENT:
                 layer.forward = _BENT[type(layer)]
+            elif type(layer) is nn.EmbeddingBag and layer.mode != "max" and layer.padding_idx is None:
+                layer.forward = functools.partial(_bag, layer)
             elif isinstance(layer, nn.RNNBase):
                 layer.flatten_parameters = lambda: None  # it needs the addresses of the weights
         tensors = tensors_of(module)
