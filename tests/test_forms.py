@@ -7,10 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy.stats import norm
 from torch import nn
 
 import leakgauge
+from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.defenses.jopeq import JoPEQ
+from leakgauge.harness.audit import limit
+from leakgauge.harness.audit.limit import NoLimit, limits
 from leakgauge.harness.core.cell import TaskSpec
+from leakgauge.harness.core.contract import Examples, Guess
 from leakgauge.harness.core.form import PICTURE, SERIES, VECTOR, Tokens, Vocabulary, form_of
 from leakgauge.harness.core.rng import Key, integers, normal, uniform
 from leakgauge.harness.data import load
@@ -18,8 +24,10 @@ from leakgauge.harness.learn import modules
 from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
 from leakgauge.harness.learn.language import Decoder
 from leakgauge.harness.learn.models import build, names_for_tokens
+from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.prepare import make_task
-from leakgauge.harness.study.score import identified, match
+from leakgauge.harness.study.score import identified, match, score_limits
+from tests.test_limit import federation
 
 KEY = Key(0, ("forms",))
 WORDS = ("police", "killed", "kill", "the", "gunman", "<pad>")
@@ -300,3 +308,41 @@ def test_the_loss_of_places_is_that_of_torch():
 def load_places(x, y):
     leakgauge.given_data("places", (x.repeat(5, 1, 1, 1), y.repeat(5, 1).view(10, 8, 8)))
     return load("given:places", Path())
+
+
+def test_the_limit_of_a_text_is_the_power_of_the_test_of_two_texts(monkeypatch):
+    monkeypatch.setattr(limit, "_MESSAGES", 4000)
+    std, clip, v, t = 0.05, 100.0, 5, 3
+    network = nn.Sequential(nn.Embedding(v, 2), nn.Flatten(), nn.Linear(2 * t, 2))
+    x, y = torch.from_numpy(integers(KEY.child("text"), t, v)).view(1, t).float(), torch.tensor([1])
+    form = Tokens(Vocabulary(v), (v - 1,) * t)
+    task = ModelTask(build(modules.given("few tokens", network), (t,), 2, form=form), kind=form)
+    seen, truth = federation(1, Gaussian(clip=clip, noise_std=std), task, x[None])
+    others = torch.from_numpy(integers(KEY.child("others"), 300, v)).view(-1, t).float()
+    seen = replace(
+        seen,
+        model=seen.model._replace(params=task.init(KEY)),
+        auxiliary=Examples(others, torch.zeros(100, dtype=torch.int64)),
+    )
+
+    def update(row):
+        leaf = seen.model.params.clone().requires_grad_()
+        return torch.autograd.grad(task.loss(leaf, row[None], y), leaf)[0].double()
+
+    wrong = []
+    for place in range(t):
+        distances = []
+        for token in set(range(v)) - {int(x[0, place])}:
+            rival = x[0].clone()
+            rival[place] = token
+            distances.append(float((update(rival) - update(x[0])).norm()) / std)
+        wrong.append(norm.sf(min(distances) / 2))
+    truth = [truth[0]._replace(y=y)]
+    (found,) = limits(seen, truth, KEY)
+    assert found.error == pytest.approx([np.mean(wrong)], rel=0.05)
+    (estimate,) = score_limits([x], [Guess(x, y, 0.0, 0)], [found])
+    assert (estimate.name, estimate.value) == ("limit_wrong", pytest.approx(found.error[0]))
+    uniform_errors = replace(seen, defense=JoPEQ())
+    refused(
+        lambda: limits(uniform_errors, truth, KEY), "have no Fisher information, which the limit of a text", NoLimit
+    )

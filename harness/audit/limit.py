@@ -7,6 +7,9 @@ is
 |(I - P J' F J)(x - m)|^2 + tr(P J' F J P); over all images of the distribution it is tr(P). By van Trees' inequality,
 no estimate of images from the distribution has a smaller error than tr(P), if g is linear.
 
+Texts do not change by small steps. Whoever knows all of a text but one token, and that this is one of two tokens, still
+errs with probability Q(D / 2) under normal noise, where D' D = (g - g')' F (g - g') for the updates of the two texts.
+
 `docs/attacks.md` lists what the limit takes as known and how it approximates, so that an attack may do better.
 
 Sources: Van Trees 1968, "Detection, estimation, and modulation theory", part I, sec. 2.4.3; Kay 1993, "Fundamentals of
@@ -56,6 +59,7 @@ _STEP = 1e-6  # step of the differences, in units of the inputs and in float64; 
 _EXACT = 1e-3  # messages show numbers without noise if the slopes' mean square is below this share of the curvature
 _IN_CLEAR = 1e-4  # relative standard deviation of a number sent without noise: exact up to rounding in the inversion
 _CLIPPED = 0.9  # share of an update's length below which a clip is assumed; without one, the mean of messages is above
+_RIVALS = 16  # tokens with which each token of a text may be confused
 _SHARPEST = 1e12  # the most information about a coordinate: float32 does not resolve more
 
 
@@ -118,6 +122,8 @@ def limits(seen: Observation, truth: Sequence[Examples], key: Key, only: range |
     _check(seen, truth)
     assert seen.auxiliary is not None
     assert seen.model is not None
+    if not seen.task.form.continuous:
+        return [_of_text(seen, truth[number], number, key) for number in only or range(len(truth))]
     try:
         prior = gaussian_prior(seen.auxiliary.x, 0.0)
     except ValueError as error:
@@ -151,12 +157,50 @@ def limits(seen: Observation, truth: Sequence[Examples], key: Key, only: range |
     return each
 
 
+def _of_text(seen: Observation, victim: Examples, number: int, key: Key) -> Limit:
+    """The share of tokens that are wrong at least, of each text of a victim, by the likeliest confusion at each place.
+
+    Tokens are confused with the commonest ones of the adversary's texts.
+    """
+    assert seen.auxiliary is not None
+    counts = seen.auxiliary.x.flatten().long().bincount()
+    rivals = counts.argsort(descending=True, stable=True)[:_RIVALS].double()
+    labels, wrong = targets_of(seen.task, victim.y, torch.float64), list[float]()
+    for image, text in enumerate(victim.x.double()):
+        tried = text.repeat(len(text), len(rivals), 1)
+        tried.diagonal(dim1=0, dim2=2).copy_(rivals[:, None].expand(-1, len(text)))
+        apart = torch.zeros(tried.shape[:2], dtype=torch.float64)
+        for at, observed in enumerate(seen.observed_rounds):
+            message = observed.messages[number]
+            if (
+                seen.defense.error_variance(observed.model.state, [message.wire], links_of(seen.setting, [message]))
+                is not None
+            ):
+                raise NoLimit("uniform errors have no Fisher information, which the limit of a text needs")
+            gradients_of = _gradients(seen, observed.model.params.double())
+            factor = _per_record(seen, observed, message, len(victim.y) // message.users)
+
+            def sent(x: Tensor, y: Tensor) -> Tensor:
+                return gradients_of(x[:, None], y.expand(len(x), 1, *y.shape)).mul_(factor)  # noqa: B023
+
+            each = len(victim.y) // message.users
+            whole = torch.cat([sent(*pair) for pair in zip(victim.x.double()[:, None], labels, strict=True)])
+            updates = whole.view(message.users, each, -1).sum(1)
+            weight = _information(seen, observed, message, updates.float(), key.child(number, at)).double()[
+                image // each
+            ]
+            rows = [((sent(part, labels[image]) - whole[image]).square() @ weight) for part in tried]
+            apart += torch.stack(rows)
+        apart.masked_fill_(text[:, None] == rivals, torch.inf)
+        wrong.append(float(torch.special.ndtr(-apart.amin(1).sqrt() / 2).mean()))
+    error, blind = np.array(wrong), np.full(len(wrong), 0.5)
+    return Limit(error, error, blind, torch.zeros(0, 0, dtype=torch.float64))
+
+
 def _check(seen: Observation, truth: Sequence[Examples]) -> None:
     """Refuse what no limit covers."""
     if seen.messages is None or seen.model is None:
         raise NoLimit("the adversary sees no message")
-    if not seen.task.form.continuous:
-        raise NoLimit("inputs such as tokens do not change by small steps")
     if seen.setting.optimizer != "sgd":
         raise NoLimit("the slopes of gradients are not those of the steps of Adam")
     if not (seen.task.separable or seen.task.mixes) and any(len(victim.y) > 1 for victim in truth):

@@ -185,6 +185,9 @@ def score_limits(
     if isinstance(limits, str):
         return (Estimate("limit", None, None, None, 0, "mean, Student t", higher_leaks=False, note=limits), *bound)
     sizes = [len(x) for x in truth_x]
+    if limits and not limits[0].basis.numel():
+        wrong = stats.mean("limit_wrong", np.concatenate([limit.error for limit in limits]).tolist())
+        return stats.over_batches(wrong, sizes), *bound
     scores = [_judge(x, guess.y, guess, None, form_of(x.shape[1:])) for x, guess in zip(truth_x, guesses, strict=True)]
     for score, limit, x in zip(scores, limits, truth_x, strict=True):
         if score is not None:  # the limit's error over the guess's error
