@@ -12,7 +12,7 @@ from torch import nn
 
 import leakgauge
 from leakgauge.defenses.gaussian import Gaussian
-from leakgauge.defenses.jopeq import JoPEQ
+from leakgauge.defenses.sdq import SDQ
 from leakgauge.harness.audit import limit
 from leakgauge.harness.audit.limit import NoLimit, limits
 from leakgauge.harness.core.cell import TaskSpec
@@ -313,6 +313,7 @@ def load_places(x, y):
 def test_the_limit_of_a_text_is_the_power_of_the_test_of_two_texts(monkeypatch):
     monkeypatch.setattr(limit, "_MESSAGES", 4000)
     std, clip, v, t = 0.05, 100.0, 5, 3
+    torch.manual_seed(0)
     network = nn.Sequential(nn.Embedding(v, 2), nn.Flatten(), nn.Linear(2 * t, 2))
     x, y = torch.from_numpy(integers(KEY.child("text"), t, v)).view(1, t).float(), torch.tensor([1])
     form = Tokens(Vocabulary(v), (v - 1,) * t)
@@ -342,7 +343,6 @@ def test_the_limit_of_a_text_is_the_power_of_the_test_of_two_texts(monkeypatch):
     assert found.error == pytest.approx([np.mean(wrong)], rel=0.05)
     (estimate,) = score_limits([x], [Guess(x, y, 0.0, 0)], [found])
     assert (estimate.name, estimate.value) == ("limit_wrong", pytest.approx(found.error[0]))
-    uniform_errors = replace(seen, defense=JoPEQ())
-    refused(
-        lambda: limits(uniform_errors, truth, KEY), "have no Fisher information, which the limit of a text", NoLimit
-    )
+    uniform, truth = federation(1, SDQ(), task, x[None])
+    uniform = replace(uniform, auxiliary=seen.auxiliary)
+    refused(lambda: limits(uniform, truth, KEY), "have no Fisher information, which the limit of a text", NoLimit)
