@@ -1,7 +1,7 @@
 """A network that is called as it is: a `torch.nn.Module` as a function of the tensors of the flat vector.
 
-It is called with these tensors in place of its own. Batch norm, dropout and softened ReLU get other forwards: those of
-modules are replaced, and those of functions are caught by torch's own protocol (`TorchFunctionMode`).
+It is called with these tensors in place of its own. Batch norm, dropout, recurrent layers and softened ReLU get other
+forwards: those of modules are replaced, those of functions are caught by torch's own protocol (`TorchFunctionMode`).
 """
 
 from __future__ import annotations
@@ -65,9 +65,8 @@ _SMOOTH = (
 )
 """Modules whose outputs are smooth functions of their inputs."""
 
-_RELU = frozenset(
-    ("relu", "relu_", "rnn_relu", "rnn_relu_cell")
-)  # names of the functions that `Called.softened` softens
+_RELU = frozenset(("relu", "relu_", "rnn_relu", "rnn_relu_cell"))
+"""Names of the functions that `Called.softened` softens."""
 
 _KINKS = _RELU | {
     *("relu6", "leaky_relu", "leaky_relu_", "prelu", "rrelu", "threshold", "hardtanh", "hardshrink", "softshrink"),
@@ -235,20 +234,19 @@ class _Functions(TorchFunctionMode):
         key: Tensor,
         value: Tensor,
         attn_mask: Any = None,
-        dropout_p: float = 0.0,
+        dropout_p: float = 0,
         *rest: Any,
-        **named: Any,
+        **to: Any,
     ) -> Tensor:
-        """Attention; if it drops, its weights are what it makes of the identity."""
+        """Attention; where it drops, its weights are what it makes of the identity."""
         attend = functional.scaled_dot_product_attention
         if not (self.state.training and dropout_p):
-            return attend(query, key, value, attn_mask, dropout_p, *rest, **named)
-        keys = key.shape[-2]
-        each = torch.eye(keys, dtype=key.dtype, device=key.device).expand(*key.shape[:-1], keys)
-        kept = self._drop(dropout_p, attend(query, key, each, attn_mask, 0.0, *rest, **named))
-        if named.get("enable_gqa"):
-            value = value.repeat_interleave(kept.shape[-3] // value.shape[-3], -3)
-        return kept @ value
+            return attend(query, key, value, attn_mask, dropout_p, *rest, **to)
+        identity = torch.eye(key.shape[-2], dtype=key.dtype, device=key.device).expand(*key.shape[:-1], key.shape[-2])
+        weights = self._drop(dropout_p, attend(query, key, identity, attn_mask, 0.0, *rest, **to))
+        if to.get("enable_gqa"):
+            value = value.repeat_interleave(weights.shape[-3] // value.shape[-3], -3)
+        return weights @ value
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,9 +294,9 @@ class Called:
             elif type(layer) in _BENT:
                 layer.forward = _BENT[type(layer)]
             elif type(layer) is nn.EmbeddingBag and layer.mode != "max" and layer.padding_idx is None:
-                layer.forward = functools.partial(_bag, layer)
+                layer.forward = functools.partial(_bag, layer)  # type: ignore[method-assign]
             elif isinstance(layer, nn.RNNBase):
-                layer.flatten_parameters = lambda: None  # it needs the addresses of the weights
+                layer.flatten_parameters = lambda: None  # type: ignore[method-assign]  # it needs addresses of weights
         tensors = tensors_of(module)
         floating = {name: tensor.detach() for name, tensor in tensors.items() if tensor.is_floating_point()}
         constants = {name: tensor for name, tensor in floating.items() if name not in layout.names}

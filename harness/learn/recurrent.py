@@ -25,7 +25,8 @@ class _Own(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], *, bias: bool) -> _Own:
-        return cls(*tensors) if bias else cls(*tensors[:2], None, None, *tensors[2:])
+        names = cls._fields if bias else ("of_inputs", "of_states", "projection")
+        return cls(**dict(zip(names, tensors, strict=False)))
 
     def projected(self, h: Tensor) -> Tensor:
         return h if self.projection is None else linear(h, self.projection)
@@ -37,40 +38,38 @@ Step = Callable[[Tensor, States, _Own], States]
 
 def _lstm(given: Tensor, states: States, own: _Own) -> States:
     h, c = states
-    take, forget, new, show = (given + linear(h, own.of_states, own.bias_of_states)).chunk(4, -1)
-    c = forget.sigmoid() * c + take.sigmoid() * new.tanh()
-    return own.projected(show.sigmoid() * c.tanh()), c
+    enter, forget, new, output = (given + linear(h, own.of_states, own.bias_of_states)).chunk(4, -1)
+    c = forget.sigmoid() * c + enter.sigmoid() * new.tanh()
+    return own.projected(output.sigmoid() * c.tanh()), c
 
 
 def _gru(given: Tensor, states: States, own: _Own) -> States:
     (h,) = states
     mine = linear(h, own.of_states, own.bias_of_states)
-    reset, keep = (given + mine)[..., : 2 * h.shape[-1]].sigmoid().chunk(2, -1)
+    reset, update = (given + mine)[..., : 2 * h.shape[-1]].sigmoid().chunk(2, -1)
     new = (given.chunk(3, -1)[2] + reset * mine.chunk(3, -1)[2]).tanh()
-    return (new + keep * (h - new),)
+    return (new + update * (h - new),)
 
 
 def _plain(activation: Callable[[Tensor], Tensor], given: Tensor, states: States, own: _Own) -> States:
     return (activation(given + linear(states[0], own.of_states, own.bias_of_states)),)
 
 
-_STEPS: dict[object, Step] = {
+_LAYERS: dict[object, Step] = {
     torch.lstm: _lstm,
     torch.gru: _gru,
     torch.rnn_tanh: partial(_plain, torch.tanh),
     torch.rnn_relu: partial(_plain, torch.relu),
 }
-"""By torch's functions of layers."""
 
-_CELLS: dict[object, object] = {
-    torch.lstm_cell: torch.lstm,
-    torch.gru_cell: torch.gru,
-    torch.rnn_tanh_cell: torch.rnn_tanh,
-    torch.rnn_relu_cell: torch.rnn_relu,
+_CELLS = {
+    torch.lstm_cell: _LAYERS[torch.lstm],
+    torch.gru_cell: _LAYERS[torch.gru],
+    torch.rnn_tanh_cell: _LAYERS[torch.rnn_tanh],
+    torch.rnn_relu_cell: _LAYERS[torch.rnn_relu],
 }
 
-
-RECURRENT = _STEPS.keys() | _CELLS.keys()
+RECURRENT = _LAYERS | _CELLS
 """The functions of torch that `written_out` knows."""
 
 
@@ -87,13 +86,12 @@ def written_out(
     Raises:
         ValueError: the inputs are a packed sequence.
     """
-    steps = {**_STEPS, torch.rnn_relu: partial(_plain, relu)}
-    if func in steps:
-        return _layers(steps[func], *args, drop=drop)
+    step = partial(_plain, relu) if func in (torch.rnn_relu, torch.rnn_relu_cell) else RECURRENT[func]
+    if func in _LAYERS:
+        return _layers(step, *args, drop=drop)
     x, states, *tensors = args
-    own = _Own(*tensors)
-    states = (states,) if isinstance(states, Tensor) else tuple(states)
-    found = steps[_CELLS[func]](linear(x, own.of_inputs, own.bias), states, own)
+    own = _Own.of(tensors, bias=True)
+    found = step(linear(x, own.of_inputs, own.bias), (states,) if isinstance(states, Tensor) else states, own)
     return found if len(found) > 1 else found[0]
 
 
@@ -102,13 +100,11 @@ def _layers(
 ) -> tuple[Tensor, ...]:
     """The outputs of the last layer, and the last states of all layers and directions."""
     if not isinstance(bias, bool):
-        raise ValueError("a packed sequence depends on the lengths of a batch; give the padded one")
+        raise ValueError("a packed sequence is laid out by the lengths of a batch; give the padded one")
     training, both, batch_first = rest
     given = list(zip(*map(torch.unbind, [first] if isinstance(first, Tensor) else first), strict=True))
-    owns = [
-        _Own.of(tensors[at : at + len(tensors) // len(given)], bias=bias)
-        for at in range(0, len(tensors), len(tensors) // len(given))
-    ]
+    count = len(tensors) // len(given)
+    owns = [_Own.of(tensors[at : at + count], bias=bias) for at in range(0, len(tensors), count)]
     h, last = x.transpose(0, 1) if batch_first else x, []
     for layer in range(layers):
         if layer and training and rate:
