@@ -30,6 +30,7 @@ from leakgauge.harness.core.contract import Examples, Message, Observation, Obse
 from leakgauge.harness.core.defense import Likelihood, Links, likelihood_of
 from leakgauge.harness.core.device import capacity, moved
 from leakgauge.harness.core.errors import NoLikelihood
+from leakgauge.harness.core.form import Tokens
 from leakgauge.harness.core.rng import Key, integers
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Vector
@@ -165,17 +166,17 @@ def _of_text(seen: Observation, victim: Examples, number: int, key: Key) -> Limi
     assert seen.auxiliary is not None
     counts = seen.auxiliary.x.flatten().long().bincount()
     rivals = counts.argsort(descending=True, stable=True)[:_RIVALS].double()
+    highest = torch.tensor(seen.task.form.highest)[:, None] if isinstance(seen.task.form, Tokens) else rivals
     labels, wrong = targets_of(seen.task, victim.y, torch.float64), list[float]()
     for image, text in enumerate(victim.x.double()):
-        tried = text.repeat(len(text), len(rivals), 1)
-        tried.diagonal(dim1=0, dim2=2).copy_(rivals[:, None].expand(-1, len(text)))
+        tried, own = text.repeat(len(text), len(rivals), 1), text[:, None]
+        possible = torch.where(rivals <= highest, rivals, own)  # another place may have other tokens
+        tried.diagonal(dim1=0, dim2=2).copy_(possible.T)
         apart = torch.zeros(tried.shape[:2], dtype=torch.float64)
         for at, observed in enumerate(seen.observed_rounds):
             message = observed.messages[number]
-            if (
-                seen.defense.error_variance(observed.model.state, [message.wire], links_of(seen.setting, [message]))
-                is not None
-            ):
+            links = links_of(seen.setting, [message])
+            if seen.defense.error_variance(observed.model.state, [message.wire], links) is not None:
                 raise NoLimit("uniform errors have no Fisher information, which the limit of a text needs")
             gradients_of = _gradients(seen, observed.model.params.double())
             factor = _per_record(seen, observed, message, len(victim.y) // message.users)
@@ -191,7 +192,7 @@ def _of_text(seen: Observation, victim: Examples, number: int, key: Key) -> Limi
             ]
             rows = [((sent(part, labels[image]) - whole[image]).square() @ weight) for part in tried]
             apart += torch.stack(rows)
-        apart.masked_fill_(text[:, None] == rivals, torch.inf)
+        apart.masked_fill_(possible == own, torch.inf)
         wrong.append(float(torch.special.ndtr(-apart.amin(1).sqrt() / 2).mean()))
     error, blind = np.array(wrong), np.full(len(wrong), 0.5)
     return Limit(error, error, blind, torch.zeros(0, 0, dtype=torch.float64))
