@@ -60,11 +60,22 @@ class Cells(nn.Module):
         return self.fc(state[0] if isinstance(state, tuple) else state)
 
 
-class Alone(nn.GRU):
-    """A layer whose own forward returns the last state alone; two of them share their weights."""
+class Filled(Cells):
+    """A user's loop that writes the states of all steps into one tensor."""
 
     def forward(self, x):
-        return super().forward(x)[1][-1]
+        states, state = torch.zeros(len(x), 7, 5), torch.zeros(len(x), 5)
+        for step in range(7):
+            state = self.cell(x[:, :, step], state)
+            states[:, step] = state * self.first
+        return self.fc(states.amax(1))
+
+
+class Alone(nn.GRU):
+    """A layer whose own forward makes the first state and returns the last one; two of them share their weights."""
+
+    def forward(self, x):
+        return super().forward(x, torch.ones(1, x.shape[1], 5))[1][-1]
 
 
 class Shared(nn.Module):
@@ -90,6 +101,7 @@ NETS = {
     "gru cell": lambda: Cells(nn.GRUCell(2, 5, bias=False)),
     "tanh cell": lambda: Cells(nn.RNNCell(2, 5)),
     "relu cell": lambda: Cells(nn.RNNCell(2, 5, nonlinearity="relu")),
+    "filled": lambda: Filled(nn.GRUCell(2, 5)),
     "shared": Shared,
 }
 

@@ -76,6 +76,10 @@ _KINKS = _RELU | {
 """Names of functions with kinks."""
 
 
+_MADE = ("zeros", "empty")
+"""Names of functions that make the tensors that a network fills."""
+
+
 def refusal(name: str, text: str) -> ValueError:
     """The error for an unsupported network."""
     return ValueError(f"model {name!r}: {text}")
@@ -135,7 +139,7 @@ class _State:
         self.places: tuple[_Place, ...] = ()
         self.dropped: list[_Dropped] | None = None  # only in a dry run
         self.kinks: set[str] = set()
-        self.functional = self.written = False
+        self.functional = self.written = self.fills = False
         self.after: dict[str, Tensor] = {}
 
     def norm(self, layer: _BatchNorm, live: bool, h: Tensor) -> Tensor:
@@ -190,12 +194,13 @@ _MULTI_HEAD = FunctionType(
 class _Functions(TorchFunctionMode):
     """Gives dropouts that are called as functions their masks, and ReLU a bend of this width; notes kinks.
 
-    Recurrent layers are written out. With `double`, what asks for float32, as norms of language models do, is float64.
+    Recurrent layers are written out. Where `zero` is float64, so is what asks for float32, as norms of language models
+    do. Where the network fills tensors in place, they begin as mapped ones, as its inputs are.
     """
 
-    def __init__(self, state: _State, width: float | None, *, double: bool) -> None:
+    def __init__(self, state: _State, width: float | None, zero: Tensor) -> None:
         super().__init__()
-        self.double = double
+        self.zero, self.double = zero, zero.dtype == torch.float64
         self.state, self.relu = state, torch.relu if width is None else SoftRelu(width).apply
 
     def __torch_function__(
@@ -210,6 +215,11 @@ class _Functions(TorchFunctionMode):
         if func is functional.multi_head_attention_forward:
             with self:
                 return _MULTI_HEAD(*args, **kwargs)
+        if name == "__setitem__":
+            self.state.written = self.state.fills = True
+        if name in _MADE and self.state.fills:
+            made = func(*args, **kwargs)
+            return made + self.zero.to(made.dtype)
         if func in RECURRENT:
             self.state.written = True
             return written_out(func, args, self._drop, self.relu)
@@ -349,24 +359,30 @@ class Called:
         state.after = constants | dict(zip(self.layout.names, tensors, strict=True))
         x = x.long() if self.tokens else x if self.scale is UNSCALED else self.scale.apply(x)
         with ExitStack() as stack:
-            stack.enter_context(_plain_attention())
             double = tensors[0].dtype == torch.float64
+            stack.enter_context(_plainly(torch.float64 if double else torch.get_default_dtype()))
             if double or self.width is not None or state.functional or state.written or state.dropped is not None:
-                stack.enter_context(_Functions(state, self.width, double=double))
+                zero = tensors[0].new_zeros(()) + x.new_zeros(())
+                stack.enter_context(_Functions(state, self.width, zero))
             # writes changed tensors into state.after
             scores: Tensor = functional_call(self.module, state.after, (x,))
         return scores
 
 
 @contextmanager
-def _plain_attention() -> Iterator[None]:
-    """Compute attention by plain operations: torch's faster ones lack second derivatives, or lack them under `vmap`."""
-    fast = torch.backends.mha.get_fastpath_enabled()
+def _plainly(made: torch.dtype) -> Iterator[None]:
+    """Compute attention by plain operations, and give tensors that a network makes this type.
+
+    Torch's faster operations lack second derivatives, or lack them under `vmap`.
+    """
+    fast, before = torch.backends.mha.get_fastpath_enabled(), torch.get_default_dtype()
     torch.backends.mha.set_fastpath_enabled(False)
+    torch.set_default_dtype(made)
     try:
         with sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
+        torch.set_default_dtype(before)
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
