@@ -386,7 +386,7 @@ def test_a_thousand_cells_are_verified_within_five_seconds(tmp_path, monkeypatch
     for cell in cells:
         store.write_result(dataclasses.replace(RESULT, cell=cell), {"a": np.zeros((100, 1000), np.float32)}, 1.0)
     start = time.process_time()
-    number, faults = verify(tmp_path)
+    number, faults = verify(tmp_path)[:2]
     assert (number, list(faults)) == (1000, ["study.json"])
     assert time.process_time() - start < 5
 

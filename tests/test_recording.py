@@ -18,6 +18,7 @@ from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.data import DataMissing, DataUnreadable
 from leakgauge.harness.federation.recording import LIST, Facts, Recorded, Recorder, load, read, spec_of
 from tests.by_rows import by_rows
+from tests.command import call
 
 LAYOUT = Layout(("fc.weight", "fc.bias"), ((2, 3), (4,)))
 FACTS = Facts(5, 3, "update", steps=2, batch=4, lr=0.1)
@@ -162,6 +163,44 @@ def test_a_damaged_file_is_one_line_that_names_it(tmp_path, damage):
     with pytest.raises((DataUnreadable, DataMissing), match=r"client-00002\.bin") as raised:
         read(tmp_path)
     assert "\n" not in str(raised.value)
+
+
+def test_verify_names_every_faulty_file_of_a_recording_and_counts_what_it_names(tmp_path):
+    folder = tmp_path / "r"
+    written(folder)
+    (folder / "unnamed.txt").write_text("x")  # no line names it
+    done = call("verify", folder)
+    assert (done.exit_code, done.output) == (0, "2 recorded models, 6 messages, all whole\n")
+    no_file(folder)
+    (folder / "rounds/00000/client-00002.bin").write_bytes(b"y" * 40)
+    (folder / "rounds/00000/model.npy").write_bytes(b"")
+    done = call("verify", folder, "--json")
+    assert done.exit_code == 5
+    found = json.loads(done.stdout)
+    listed = {one["file"]: one["reason"] for one in found["faults"]}
+    assert set(listed) == {
+        "rounds/00000/model.npy",
+        "rounds/00000/client-00002.bin",
+        "rounds/00001/client-00002.bin",
+    }
+    assert listed["rounds/00001/client-00002.bin"] == "is missing"
+    assert "SHA-256 differs" in listed["rounds/00000/client-00002.bin"]
+    assert "has 0 bytes, not 168" in listed["rounds/00000/model.npy"]
+    assert (found["models"], found["messages"], found["whole"], found["cut_off"]) == (2, 6, False, [])
+
+
+def test_verify_says_of_a_recording_that_it_was_cut_off_and_finds_no_fault(tmp_path):
+    for number in range(2):
+        written(tmp_path / f"client-{number:05d}" / "round-00000", close=bool(number))
+    done = call("verify", tmp_path)
+    assert done.exit_code == 0
+    assert done.output.splitlines() == [
+        "client-00000/round-00000/recording.jsonl: has no end: it was interrupted, or is still being written; "
+        "what it names is complete",
+        "4 recorded models, 12 messages, all whole",
+    ]
+    (tmp_path / "client-00001/round-00000" / LIST).write_bytes(b"null\n")
+    assert "is damaged: line 1: expected one of start" in call("verify", tmp_path).output
 
 
 def change(folder, which, **values):

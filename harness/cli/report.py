@@ -154,18 +154,27 @@ def _side_by_side(compared: Comparison) -> Table:
 
 
 def verify(folder: cli.FolderArgument, as_json: cli.JsonOption = False) -> None:
-    """List every damaged or missing file of a folder of results, with the reason. Exit code 0: none found; 5: some."""
+    """List every damaged or missing file of results or of a recording, with the reason. Exit code 0: none; 5: some."""
+    from leakgauge.harness.core.labels import counted
     from leakgauge.harness.study import store
 
     with cli.user_errors():
-        number, faults = store.verify(folder)
+        number, faults, recordings = store.verify(folder)
+    models = sum(len(one.models) for one in recordings.values())
+    messages = sum(len(sent) for one in recordings.values() for sent in one.sent.values())
+    cut_off = [name for name, one in recordings.items() if not one.closed]
     if as_json:
         listed = [{"file": name, "reason": reason} for name, reason in faults.items()]
-        cli.print_json({"cells_and_trainings": number, "whole": not faults, "faults": listed})
+        found = {"cells_and_trainings": number, "models": models, "messages": messages, "cut_off": cut_off}
+        cli.print_json({**found, "whole": not faults, "faults": listed})
     else:
         for name, reason in faults.items():
             say(f"{name}: {reason}")
-        say(f"{number} cells and trainings, " + (f"{len(faults)} files damaged or missing" if faults else "all whole"))
+        for name in cut_off:
+            say(f"{name}: has no end: it was interrupted, or is still being written; what it names is complete")
+        parts = [f"{number} cells and trainings"] if number or not recordings else []
+        parts += [counted(models, "recorded model"), counted(messages, "message")] if recordings else []
+        say(", ".join([*parts, f"{len(faults)} files damaged or missing" if faults else "all whole"]))
     raise typer.Exit(cli.INCOMPLETE if faults else 0)
 
 

@@ -1,14 +1,27 @@
-"""Reads files of strangers: regular files only, up to a size, and text in UTF-8."""
+"""Reads stored files and those of strangers: regular files only, up to a size, as a list has them; text in UTF-8."""
 
 from __future__ import annotations
 
+import hashlib
 import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+from leakgauge.harness.core.stored import StoredVersionError
+
+T = TypeVar("T")
+
+MISSING = "is missing"
 
 MOST = 2**31
 """Maximum bytes of a file."""
 
 _MOST_TEXT = 2**25
+
+
+class Damaged(ValueError):
+    """A stored file is not what was written; the text states the reason and follows the file's name."""
 
 
 def regular(path: Path, most: int = MOST, *, links: bool = True) -> int:
@@ -26,11 +39,38 @@ def regular(path: Path, most: int = MOST, *, links: bool = True) -> int:
     return status.st_size
 
 
-def content(path: Path, most: int = MOST) -> bytes:
-    """The bytes of a file; errors as in `regular`."""
-    size = regular(path, most)
+def content(path: Path, most: int = MOST, *, links: bool = True, size: int = -1, sha256: str = "") -> bytes:
+    """The bytes of a file; errors as in `regular`.
+
+    Args:
+        size, sha256: what a list says of the file, if it does; raises Damaged if the file differs.
+    """
+    found = regular(path, most, links=links)
+    if size not in (-1, found):  # before anything is read
+        raise Damaged(f"has {found:,} bytes, not {size:,} as in the list")
     with path.open("rb") as file:
-        return file.read(size)  # no more, although it may grow
+        data = file.read(found)  # no more, although it may grow
+    if sha256 and hashlib.sha256(data).hexdigest() != sha256:
+        raise Damaged("has changed: its SHA-256 differs from the list")
+    return data
+
+
+def attempt(path: Path, read: Callable[[Path], T], faults: dict[str, str], name: str = "") -> T | None:
+    """The result of `read` on a file, or None with the reason in `faults`, by `name` or the file's name."""
+    try:
+        return read(path)
+    except FileNotFoundError:
+        faults[name or path.name] = MISSING
+    except (Damaged, StoredVersionError) as error:
+        faults[name or path.name] = str(error)
+    except Exception as error:  # a damaged file may raise anything in its decoder: zlib.error, RecursionError, ...
+        faults[name or path.name] = f"is damaged: {reason(error)}"
+    return None
+
+
+def reason(error: BaseException) -> str:
+    """An error in one line. A plain ValueError has a message of this package; others are understood by their type."""
+    return " ".join((str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}").split())[:300]
 
 
 def text(source: Path | bytes) -> str:

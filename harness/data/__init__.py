@@ -18,7 +18,7 @@ import torch
 
 from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.core.errors import unknown
-from leakgauge.harness.core.files import content, regular
+from leakgauge.harness.core.files import content, reason, regular
 from leakgauge.harness.core.form import Form as InputForm
 from leakgauge.harness.core.form import form_of
 
@@ -335,9 +335,7 @@ def reading(path: Path) -> Iterator[None]:
     except (DataMissing, DataUnreadable):
         raise
     except Exception as error:
-        # a plain ValueError has a message of this package; other errors are understood only with their type
-        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
-        raise DataUnreadable(f"cannot read {path}: {kind}{' '.join(str(error).split())}") from error
+        raise DataUnreadable(f"cannot read {path}: {reason(error)}") from error
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
 from leakgauge.harness.core.errors import UnknownNameError, unknown
+from leakgauge.harness.core.files import reason
 from leakgauge.harness.core.form import Form as InputForm
 from leakgauge.harness.core.form import Vocabulary
 from leakgauge.harness.core.rng import Key, global_generators
@@ -132,8 +133,7 @@ def _one_line(name: str) -> Iterator[None]:
     except (DataMissing, DataUnreadable, UnknownNameError):
         raise
     except (Exception, SystemExit) as error:
-        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
-        raise DataUnreadable(f"cannot read {name!r}: {kind}{' '.join(str(error).split())[:300]}") from error
+        raise DataUnreadable(f"cannot read {name!r}: {reason(error)}") from error
 
 
 def _data_set(
@@ -228,8 +228,7 @@ def _read(items: object, split: str, state: Callable[[], object]) -> _Read:
         try:
             x, y = _pair(items[number])
         except (Exception, SystemExit) as error:
-            text = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
-            raise ValueError(f"{split} item {number}: {text}") from error
+            raise ValueError(f"{split} item {number}: {reason(error)}") from error
         if number == 0:
             check_size(count, count * x.size)
         xs.append(x)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
+import functools
 import hashlib
 import io
+import itertools
 import json
 import math
 import zipfile
@@ -21,7 +23,7 @@ from leakgauge.harness import data
 from leakgauge.harness.core.cell import FederationSpec, PartSpec
 from leakgauge.harness.core.code import RECORDING, recording_options
 from leakgauge.harness.core.contract import Examples
-from leakgauge.harness.core.files import regular
+from leakgauge.harness.core.files import attempt, content
 from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.data import DataMissing, DataSet, DataUnreadable, check_unpacked, reading
 from leakgauge.harness.data.arrays import Arrays, data_set
@@ -47,7 +49,7 @@ from leakgauge.harness.federation.recorder import Facts as Facts
 from leakgauge.harness.federation.recorder import Recorded as Recorded
 from leakgauge.harness.federation.recorder import Recorder as Recorder
 from leakgauge.harness.federation.recorder import spec_of_facts as spec_of_facts
-from leakgauge.harness.federation.registry import ParameterError, construct
+from leakgauge.harness.federation.registry import construct
 
 FORM = (
     f"{RECORDING}DIR",
@@ -84,6 +86,11 @@ class Recording:
     _data: Data | None = field(repr=False)
 
     @property
+    def files(self) -> Iterator[File]:
+        """The entries of all files."""
+        yield from itertools.chain(self._models.values(), *self._messages.values(), [self._data] if self._data else [])
+
+    @property
     def models(self) -> tuple[int, ...]:
         """The rounds that have a model, in order."""
         return tuple(self._models)
@@ -115,6 +122,12 @@ class Recording:
         known = {number: [entry for entry in sent if entry.rows is not None] for number, sent in self._messages.items()}
         return {t: {entry.client: np.array(entry.rows, np.int64) for entry in sent} for t, sent in known.items()}
 
+    def lacks(self, number: int) -> str:
+        """That the recording has no model of a round, but others."""
+        shown = ", ".join(map(str, self.models[:8]))
+        shown = f"{shown}, ... {self.models[-1]}" if len(self.models) > 8 else shown or "none"
+        return f"the recording has no model of round {number}; it has those of {shown}"
+
     def lr(self, number: int) -> float:
         """The learning rate of a round; the federation's learning rate if the round has no model."""
         return self._models[number].lr if number in self._models else self.facts.lr
@@ -130,12 +143,10 @@ class Recording:
             ValueError: there is no such model, or it is damaged.
         """
         if number not in self._models:
-            shown = ", ".join(map(str, self.models[:8]))
-            shown = f"{shown}, ... {self.models[-1]}" if len(self.models) > 8 else shown or "none"
-            raise ValueError(f"the recording has no model of round {number}; it has those of {shown}")
+            raise ValueError(self.lacks(number))
         entry, dim = self._models[number], self.layout.dim
-        with reading(self.folder / place(entry)):
-            held = np.load(io.BytesIO(_content(self.folder, entry)), allow_pickle=False)
+        with reading(path := self.folder / place(entry)):
+            held = np.load(io.BytesIO(_content(entry, path)), allow_pickle=False)
             if held.dtype != np.dtype("<f4") or held.shape != (dim,):
                 raise ValueError(f"expected {dim} numbers of float32, got {held.dtype} of shape {held.shape}")
         return torch.from_numpy(held.astype(np.float32, copy=False))
@@ -149,8 +160,8 @@ class Recording:
         rows = self.rows.get(number, {})
         messages = []
         for entry in sorted(self._messages.get(number, ()), key=lambda entry: entry.client):
-            with reading(self.folder / place(entry)):
-                wire = _content(self.folder, entry)
+            with reading(path := self.folder / place(entry)):
+                wire = _content(entry, path)
             public = entry.samples, wire, entry.images, entry.steps, rows.get(entry.client)
             messages.append(Recorded(number, entry.client, *public))
         return tuple(messages)
@@ -171,10 +182,10 @@ class Recording:
             return None
         path = self.folder / DATA
         with reading(path):
-            content = _content(self.folder, self._data)
-            with zipfile.ZipFile(io.BytesIO(content)) as members:
-                check_unpacked(sum(member.file_size for member in members.infolist()), len(content))
-            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            held = _content(self._data, path)
+            with zipfile.ZipFile(io.BytesIO(held)) as members:
+                check_unpacked(sum(member.file_size for member in members.infolist()), len(held))
+            with np.load(io.BytesIO(held), allow_pickle=False) as arrays:
                 if set(arrays) not in ({"x", "y"}, {"x", "y", "x_auxiliary", "y_auxiliary"}):
                     raise ValueError(f"expected x and y, maybe x_auxiliary and y_auxiliary, got {', '.join(arrays)}")
                 read = {name: torch.from_numpy(arrays[name]) for name in arrays}
@@ -191,37 +202,49 @@ def read(folder: Path) -> Recording:
         DataMissing: there is no recording.
         DataUnreadable: a file is missing or differs from the list, or the list is invalid; one line names the file.
     """
-    path = folder / LIST
-    if not path.exists():
+    if not (folder / LIST).exists():
         raise DataMissing(f"no recording in {folder}: there is no {LIST}; leakgauge.inspect makes one")
-    with reading(path):
-        regular(path, MOST_LISTED, links=False)
-        content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
-        recording, files = _listed(folder, content, list(_entries(content)))
-    for entry in files:
-        with reading(folder / place(entry)):
-            _content(folder, entry)
+    recording, faults = examine(folder)
+    for name, reason in faults.items():
+        raise DataUnreadable(f"cannot read {folder / name}: it {reason}")
+    assert recording is not None
     return recording
 
 
-def _entries(content: bytes) -> Iterator[Entry]:
+def examine(folder: Path) -> tuple[Recording | None, dict[str, str]]:
+    """The recording in a folder, None if its list is invalid, and why files cannot be used, by their place in it.
+
+    Files that the list does not name are never read, so they are no faults.
+    """
+    faults = dict[str, str]()
+    recording = attempt(folder / LIST, _listed, faults)
+    for entry in recording.files if recording else ():
+        attempt(folder / place(entry), functools.partial(_content, entry), faults, place(entry))
+    return recording, faults
+
+
+def _content(entry: File, path: Path) -> bytes:
+    return content(path, 2**62, links=False, size=entry.size, sha256=entry.sha256)
+
+
+def _entries(text: bytes) -> Iterator[Entry]:
     """The entries of a list, without an unfinished last line; a ValueError names the line that is not an entry."""
-    for number, line in enumerate(content.split(b"\n")[:-1], 1):
+    for number, line in enumerate(text.split(b"\n")[:-1], 1):
         try:
             table = json.loads(line)
             kind = table.pop("kind") if isinstance(table, dict) else None
             if kind not in KINDS:
                 raise ValueError(f"expected one of {', '.join(KINDS)}, got {str(kind)[:40]!r}")
             entry: Entry = construct(KINDS[kind], table)
-        except ParameterError as error:
-            raise ValueError(f"line {number}: {str(error).removeprefix('.')[:200]}") from error
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"line {number}: {str(error)[:200]}") from error
+            raise ValueError(f"line {number}: {str(error).removeprefix('.')[:200]}") from error
         yield entry
 
 
-def _listed(folder: Path, content: bytes, entries: list[Entry]) -> tuple[Recording, list[File]]:
-    """The recording that a list describes, and its files; raises ValueError if entries contradict each other."""
+def _listed(path: Path) -> Recording:
+    """The recording that a list describes; raises ValueError if entries contradict each other."""
+    text = content(path, MOST_LISTED, links=False).removeprefix(codecs.BOM_UTF8)
+    entries = list(_entries(text))
     if not entries or not isinstance(start := entries[0], Start):
         raise ValueError("expected the description of a federation in the first line")
     if start.version != VERSION:
@@ -245,12 +268,12 @@ def _listed(folder: Path, content: bytes, entries: list[Entry]) -> tuple[Recordi
             raise ValueError(f"{where}: expected a round with a model, and one message of a known client")
         sent[message.client] = message
     recording = Recording(
-        folder=folder,
+        folder=path.parent,
         facts=start.facts,
         layout=layout,
         defense=PartSpec(start.defense, start.parameters),
         seed=start.seed,
-        digest=hashlib.sha256(content).hexdigest()[:16],
+        digest=hashlib.sha256(text).hexdigest()[:16],
         closed=bool(ends),
         left_out=(ends[0].models, ends[0].messages) if ends else (0, 0),
         _models=dict(sorted(models.items())),
@@ -258,7 +281,7 @@ def _listed(folder: Path, content: bytes, entries: list[Entry]) -> tuple[Recordi
         _data=held[0] if held else None,
     )
     spec_of(recording)
-    return recording, [*models.values(), *(entry for sent in messages.values() for entry in sent.values()), *held]
+    return recording
 
 
 def _layout(start: Start) -> Layout:
@@ -279,19 +302,6 @@ def _check_model(entry: Model, models: dict[int, Model], dim: int) -> None:
         raise ValueError(f"round {entry.round}: expected a learning rate > 0, got {entry.lr}")
     if entry.size > 4 * dim + _HEADER:
         raise ValueError(f"round {entry.round}: expected {dim:,} numbers, got {entry.size:,} bytes")
-
-
-def _content(folder: Path, entry: File) -> bytes:
-    """The content of an entry's file, checked against the list: the size before the file is read, then the digest."""
-    path = folder / place(entry)
-    if not path.exists():
-        raise DataMissing(f"cannot read {path}: it is missing, but the recording names it")
-    if (size := regular(path, links=False)) != entry.size:
-        raise ValueError(f"expected {entry.size:,} bytes, got {size:,}")
-    content = path.read_bytes()
-    if hashlib.sha256(content).hexdigest() != entry.sha256:
-        raise ValueError("it has changed since the recording: its SHA-256 differs")
-    return content
 
 
 def spec_of(recording: Recording) -> FederationSpec:

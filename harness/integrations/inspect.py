@@ -28,7 +28,7 @@ from leakgauge.harness.learn.gradients import gradients, targets_of
 from leakgauge.harness.study.attack import run_attack
 from leakgauge.harness.study.cost import Rehearsal, span
 from leakgauge.harness.study.jobs import Job, RunContext
-from leakgauge.harness.study.prepare import StoredTraining, load_data, those
+from leakgauge.harness.study.prepare import StoredTraining, load_data
 from leakgauge.harness.study.run import check_data
 from leakgauge.harness.study.study import Study, resolve
 from leakgauge.harness.study.training import keep_for, run_training
@@ -122,7 +122,7 @@ def _target(recording: Recording, asked: Asked, sums: str) -> tuple[Target, list
     if number is None:
         raise ValueError(f"the recording in {recording.folder} has no model: there is nothing to attack")
     if number not in recording.models:
-        raise ValueError(f"the recording has no model of round {number}; {those(recording.models)}")
+        raise ValueError(recording.lacks(number))
     if number in known and not sums:
         if (asked.victims or 0) > known[number]:
             text = f"expected at most {known[number]} victims with known records in round {number}"

@@ -209,17 +209,11 @@ def _missing(cells: Iterable[Cell], recording: Recording) -> Iterator[str]:
     for cell in cells:
         for number in cell.target.looks_at:
             if number not in recording.models or number >= recording.rounds:
-                yield f"target.round: the recording has no model of round {number}; {those(recording.models)}"
+                yield f"target.round: {recording.lacks(number)}"
             elif cell.target.kind == "messages" and set(recording.sent.get(number, ())) <= unknown.get(number, set()):
                 yield f"target: the recording has no message of round {number} with the records behind it; use a probe"
         if cell.target.kind == "members" and (not unknown or any(unknown.values())):
             yield "target: the recording does not say which records are behind each message: who is a member is unknown"
-
-
-def those(numbers: tuple[int, ...]) -> str:
-    """The recorded rounds as a short text."""
-    shown = ", ".join(map(str, numbers[:8]))
-    return f"it has those of {shown}{', ...' if len(numbers) > 8 else ''}" if numbers else "it has none"
 
 
 def _mismatch(model: Layout, recorded: Layout) -> str:
@@ -280,8 +274,7 @@ def as_recorded(
         raise ValueError(f"the recording in {recording.folder} has no model")
     training = Training(setting, recording.model(last), message_bytes=list(recording.message_bytes))
     training.learning_rates = [recording.lr(number) for number in range(recording.rounds)]
-    losses = [recording.loss(number) for number in range(recording.rounds + 1)]
-    training.feedback = [Feedback(number, *pair) for number, pair in enumerate(itertools.pairwise(losses))]
+    training.feedback = _feedback([recording.loss(number) for number in range(recording.rounds + 1)])
     for number in sorted({recording.models[0], *keep.models & set(recording.models), last}):
         params = recording.model(number)
         training.evaluations.append(evaluation(task, params, test, number))
@@ -297,10 +290,8 @@ def _receive(
     training: Training, recording: Recording, round_: Round, clients: Mapping[int, Indices], key: Key | None
 ) -> None:
     """Add the accepted messages of one round, and the records behind them as places in a client's data."""
-    number, recorded, messages = round_.number, recording.messages(round_.number), list[Message]()
-    for sent in recorded:
-        shared = key and client_key(key, number, sent.client).child("shared")
-        messages.append(Message(number, Sender(sent.client, sent.samples), sent.wire, shared, sent.images, sent.steps))
+    number, recorded = round_.number, recording.messages(round_.number)
+    messages = [_message(number, Sender(*sent[1:3]), *sent[3:6], key) for sent in recorded]
     accepted, dropped = (_added_up if round_.defense.superposes else _accepted)(round_, messages, key)
     training.dropped += [Dropped(number, client, reason) for client, reason in dropped.items()]
     training.messages[number] = tuple(accepted)
@@ -405,10 +396,7 @@ def observe_stored(stored: StoredTraining, threat: str, target: Target, device: 
 
 def public_states(defense: Defense[Any, Any], training: Training) -> list[Any]:
     """The defense's public state in each round."""
-    states = [defense.init(training.setting)]
-    for feedback in training.feedback[:-1]:
-        states.append(defense.advance(states[-1], feedback))
-    return states
+    return [*itertools.accumulate([defense.init(training.setting), *training.feedback[:-1]], defense.advance)]
 
 
 def claimed(federation: TrainedFederation, rounds: Sequence[int]) -> Claim:
@@ -442,13 +430,6 @@ def to_arrays(training: Training, keep: Keep) -> Arrays:
     return arrays
 
 
-def holds(arrays: Arrays, keep: Keep) -> bool:
-    """Whether the arrays contain the requested rounds; False for arrays of another version."""
-    if "asked" not in arrays or "asked models" not in arrays:
-        return False
-    return keep.messages <= set(arrays["asked"].tolist()) and keep.models <= set(arrays["asked models"].tolist())
-
-
 def from_arrays(arrays: Arrays, setting: Setting, record: TrainingRecord, key: Key | None) -> Training:
     """The training that `to_arrays` stored; `key` is the key of the training, None: the shared keys are unknown."""
     losses = [None if np.isnan(loss) else float(loss) for loss in arrays["losses"]]
@@ -457,7 +438,7 @@ def from_arrays(arrays: Arrays, setting: Setting, record: TrainingRecord, key: K
         torch.from_numpy(arrays["final"]),
         evaluations=list(record.evaluations),
         learning_rates=[float(lr) for lr in arrays["learning_rates"]],
-        feedback=[Feedback(number, *pair) for number, pair in enumerate(itertools.pairwise(losses))],
+        feedback=_feedback(losses),
         message_bytes=list(record.message_bytes),
         snr_db=list(record.snr_db),
         violations={b.assumption: Violation(b.broken, b.of, b.what, b.covered) for b in record.violations},
@@ -481,16 +462,22 @@ def _messages(
     number: int, senders: npt.NDArray[Any], others: npt.NDArray[Any], wires: bytes, key: Key | None
 ) -> tuple[Message, ...]:
     """The messages of one round from their joined bytes; others: [k, 3] index of the message, sender, samples."""
-    ends = np.cumsum(senders[:, 2])
-    return tuple(
-        Message(
-            number,
-            Sender(int(sender), int(samples)),
-            wires[end - length : end],
-            key and client_key(key, number, int(sender)).child("shared"),
-            int(images),
-            int(steps),
-            tuple(Sender(int(k), int(n)) for index, k, n in others if index == i),
-        )
-        for i, ((sender, samples, length, images, steps), end) in enumerate(zip(senders, ends, strict=True))
-    )
+    messages, end = list[Message](), 0
+    for i, (sender, samples, length, images, steps) in enumerate(senders.tolist()):
+        wire, end = wires[end : end + length], end + length
+        summed = tuple(Sender(*other) for index, *other in others.tolist() if index == i)
+        messages.append(_message(number, Sender(sender, samples), wire, images, steps, key, summed))
+    return tuple(messages)
+
+
+def _message(
+    number: int, sender: Sender, wire: bytes, images: int, steps: int, key: Key | None, others: tuple[Sender, ...] = ()
+) -> Message:
+    """A message that was read, with its shared key, if the training's key is known."""
+    shared = key and client_key(key, number, sender.number).child("shared")
+    return Message(number, sender, wire, shared, images, steps, others)
+
+
+def _feedback(losses: Sequence[float | None]) -> list[Feedback]:
+    """The feedback of each round from the loss before the first and after each."""
+    return [Feedback(number, *pair) for number, pair in enumerate(itertools.pairwise(losses))]

@@ -33,15 +33,20 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from leakgauge.harness.core.cell import Cell
+from leakgauge.harness.core.files import MISSING, Damaged, attempt
 from leakgauge.harness.core.files import content as content_of
 from leakgauge.harness.core.result import Failure, PartInfo, Pictures, Result, Run, Scores, TrainingRecord
-from leakgauge.harness.core.stored import VERSION, StoredVersionError, from_data, to_data, upgraded
+from leakgauge.harness.core.stored import VERSION, from_data, to_data, upgraded
+from leakgauge.harness.federation.recorder import LIST
+
+if TYPE_CHECKING:
+    from leakgauge.harness.federation.recording import Recording
 
 T = TypeVar("T")
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -51,26 +56,14 @@ _TEMPORARY = ".part"  # the suffix of a file that is being written
 
 _MAIN: dict[str, tuple[str, type]] = {"cells": ("result.json", Result), "trainings": ("record.json", TrainingRecord)}
 _PART = "part.npz"
-MISSING = "is missing"
 _BEAT, _STALE = 10.0, 120.0
 """Seconds between two touches of a lock, and seconds after which an untouched lock of another host is free."""
 
 
-class Damaged(ValueError):
-    """A stored file is not what was written; the text states the reason and follows the file's name."""
-
-
-def load(path: Path, parse: Callable[[bytes], T], faults: dict[str, str]) -> T | None:
+def load(path: Path, parse: Callable[[bytes], T], faults: dict[str, str], sha256: str = "") -> T | None:
     """The result of `parse` on a stored file, or None with the reason in `faults`; only this reads stored files."""
-    try:
-        return parse(content_of(path, 2**28 if path.suffix == ".json" else 2**40))
-    except FileNotFoundError:
-        faults[path.name] = MISSING
-    except (Damaged, StoredVersionError) as error:
-        faults[path.name] = str(error)
-    except Exception as error:  # a damaged file may raise anything in its decoder: zlib.error, RecursionError, ...
-        faults[path.name] = f"is damaged: {' '.join(f'{type(error).__name__}: {error}'.split())[:200]}"
-    return None
+    most = 2**28 if path.suffix == ".json" else 2**40
+    return attempt(path, lambda file: parse(content_of(file, most, sha256=sha256)), faults)
 
 
 def to_json(data: Any) -> bytes:
@@ -119,12 +112,6 @@ class Stored(NamedTuple):
 class _Manifest(NamedTuple):
     code: str
     files: dict[str, str]
-
-    def check(self, name: str, content: bytes) -> bytes:
-        """The content of a file; raises Damaged if it is not what was written."""
-        if self.files.get(name) != hashlib.sha256(content).hexdigest():
-            raise Damaged("differs from its manifest" if name in self.files else "is not in its manifest")
-        return content
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -298,9 +285,9 @@ class Store:
         manifest = self._manifest(folder, faults)
         if manifest is None:
             return Stored(None, None if faults[MANIFEST] == MISSING else "", faults)
-        for name in manifest.files:
+        for name, digest in manifest.files.items():
             if arrays or not name.endswith(".npz"):
-                load(folder / name, functools.partial(manifest.check, name), faults)
+                load(folder / name, bytes, faults, digest)
         self.seconds(folder, faults)
         value = None if main in faults else load(folder / main, functools.partial(_value, kind, folder.name), faults)
         return Stored(None if faults else value, manifest.code, faults)
@@ -321,7 +308,7 @@ class Store:
     def read_arrays(self, path: Path) -> dict[str, npt.NDArray[Any]] | None:
         """The arrays of an npz; None if it is missing or does not match its manifest."""
         manifest = self._manifest(path.parent, {})
-        return manifest and load(path, lambda content: _arrays(manifest.check(path.name, content)), {})
+        return manifest and load(path, _arrays, {}, manifest.files.get(path.name, "none"))
 
     def pictures(self, cell_id: str) -> Pictures | None:
         """The pictures of a cell; None if it has none."""
@@ -343,20 +330,28 @@ class Store:
         return load(folder / TIMING, lambda content: float(_sealed(folder.name, content)["seconds"]), faults)
 
 
-def verify(folder: Path) -> tuple[int, dict[str, str]]:
-    """How many cells and trainings a folder of results has or should have, and the faults, by file.
+def verify(folder: Path) -> tuple[int, dict[str, str], dict[str, Recording]]:
+    """What a folder of results, a recording or an inspection, which has both, has or should have.
+
+    Returns:
+        How many cells and trainings; the faults, by file; the recordings, by their lists. Files that no manifest and no
+        list names are no faults, nor is a recording without an end.
 
     Raises:
-        StoreError: there are no results.
+        StoreError: there are no results and no recording.
     """
     store, faults = Store(folder), dict[str, str]()
+    lists = [folder / LIST] if (folder / LIST).exists() else []
+    lists += [path / LIST for path in (*folder.glob("recording/"), *sorted(folder.glob("client-*/round-*/")))]
     study, cells = load(folder / "study.json", _plan, faults) or ({}, ())
     for name, text in _tomls(study).items():
         load(folder / name, functools.partial(_same, text), faults)
     planned = [store.cell(cell.id) for cell in cells] + [store.training(cell.training.id) for cell in cells]
     folders = dict.fromkeys([*planned, *sorted(folder.glob("cells/*/")), *sorted(folder.glob("trainings/*/"))])
     if not folders and faults.get("study.json") == MISSING:
-        store.read_study()
+        if not lists:
+            store.read_study()
+        del faults["study.json"]
     for path in folders:
         wrong = store.examine(path).faults
         if wrong == {MANIFEST: MISSING} and path not in planned:
@@ -364,7 +359,14 @@ def verify(folder: Path) -> tuple[int, dict[str, str]]:
         if wrong == {MANIFEST: MISSING} and (failure := store.read_failure(path.name)) is not None:
             wrong = {_MAIN["cells"][0]: f"is missing: {failure.message}"}
         faults |= {f"{path.parent.name}/{path.name}/{name}": reason for name, reason in wrong.items()}
-    return len(folders), faults
+    recordings: dict[str, Recording] = {}
+    for path in lists:
+        from leakgauge.harness.federation.recording import examine  # needs torch
+
+        recording, wrong = examine(path.parent)
+        recordings |= {str(path.relative_to(folder)): recording} if recording else {}
+        faults |= {str((path.parent / name).relative_to(folder)): reason for name, reason in wrong.items()}
+    return len(folders), faults, recordings
 
 
 def load_run(folder: str | Path) -> Run:

@@ -27,6 +27,7 @@ from leakgauge.harness.audit.claims import claim_to_data, record_claim
 from leakgauge.harness.audit.standalone import audit_for_study, audited_part, sizes
 from leakgauge.harness.core.cell import Cell, PartSpec, TrainingSpec
 from leakgauge.harness.core.contract import Defense, Examples, Snapshot, claim_of
+from leakgauge.harness.core.files import Damaged
 from leakgauge.harness.core.result import AuditRecord, ClaimRecord, Execution, TrainingRecord, ViolationRecord
 from leakgauge.harness.core.stored import canonical, fingerprint, to_data
 from leakgauge.harness.core.threats import Threat, View
@@ -46,7 +47,6 @@ from leakgauge.harness.study.prepare import (
     Prepared,
     as_recorded,
     attack_key,
-    holds,
     prepare,
     problems,
     public_states,
@@ -55,7 +55,6 @@ from leakgauge.harness.study.prepare import (
     trained_federation,
 )
 from leakgauge.harness.study.store import (
-    Damaged,
     Store,
     StoreError,
     arrays_digest,
@@ -87,7 +86,9 @@ def training_suffices(spec: TrainingSpec, keep: Keep, store: Store) -> bool:
     if store.read_training(spec.id) is None:
         return False
     arrays = store.read_arrays(store.training(spec.id) / "kept.npz")
-    return arrays is not None and holds(arrays, keep)
+    if arrays is None or not {"asked", "asked models"} <= arrays.keys():  # other versions had others
+        return False
+    return keep.messages <= set(arrays["asked"].tolist()) and keep.models <= set(arrays["asked models"].tolist())
 
 
 def run_training(spec: TrainingSpec, keep: Keep, context: RunContext) -> TrainingRecord:
