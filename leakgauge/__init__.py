@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from leakgauge.harness.core.result import Run as Run
     from leakgauge.harness.core.rng import Key as Key
     from leakgauge.harness.core.vec import Layout as Layout
+    from leakgauge.harness.data import load as _load
     from leakgauge.harness.data.given import given as _data
     from leakgauge.harness.data.sequences import series as series
     from leakgauge.harness.data.sequences import tokens as tokens
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
     from leakgauge.harness.study.study import Study as Study
     from leakgauge.harness.study.study import load_study as load_study
 
-    given_data, given_model = _data, _model
+    given_data, given_model, load_data = _data, _model, _load
 
 __version__ = "0.1.0"
 
@@ -89,7 +90,11 @@ _NAMES = {
     "study.study": "Study load_study",
 }
 _WHERE = {name: (module, name) for module, names in _NAMES.items() for name in names.split()}
-_WHERE |= {"given_data": ("data.given", "given"), "given_model": ("learn.modules", "given")}
+_WHERE |= {
+    "given_data": ("data.given", "given"),
+    "given_model": ("learn.modules", "given"),
+    "load_data": ("data", "load"),
+}
 
 __all__ = sorted([*_WHERE, "__version__"])
 

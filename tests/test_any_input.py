@@ -364,15 +364,23 @@ ODD_OPACUS = {
     "loader": st.just((X, Y)) | THINGS,
     "seed": st.sampled_from([1.5, "1", None, np.nan, [], True]),
     "trials": st.sampled_from([0, -1, 1.5, "1", np.nan, [], True]),
+    "epochs": st.sampled_from([0, -1, 1.5, "1", None, np.nan, [], True]),
+    "delta": st.sampled_from([0, -1, 1.5, "1", None, np.nan, [], True]),
+    "attacks": st.sampled_from(["map", ["x"], [3], [np.nan], 3, 0, {"name": "map"}, [{"name": "map", "x": 1}]]),
+    "victims": st.sampled_from([0, -1, 1.5, "1", None, np.nan, [], True]),
+    "minutes": st.sampled_from([0, -1, "1", None, np.nan, np.inf, [], True]),
+    "loss": st.sampled_from(["x", "cross-entropy?x=1", 3, [], nn.MSELoss(reduction="sum")]),
+    "folder": st.sampled_from([3, None, "a\0b"]),
 }
 
 
-@settings(max_examples=15)
+@settings(max_examples=60)
 @drawn(st.sampled_from([*ODD_OPACUS]).flatmap(lambda name: ODD_OPACUS[name].map(lambda part: {name: part})))
 def test_an_inspection_of_opacus_refuses_odd_parts_in_one_line(part):
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Opacus
-        assert not answers(lambda: leakgauge.opacus.inspect(**(private() | part), epochs=1, folder=folder))
+        call = private() | {"epochs": 1, "folder": folder} | part
+        assert not answers(lambda: leakgauge.opacus.inspect(**call))
 
 
 def test_the_valid_calls_have_results(tmp_path):

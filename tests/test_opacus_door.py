@@ -41,6 +41,7 @@ from leakgauge.harness.integrations.opacus_step import (
     _step,
     bare,
     gradient_of,
+    loss_of,
     shaped_as,
     stepping,
 )
@@ -486,6 +487,47 @@ def test_a_training_is_inspected_with_promise_audit_attacks_and_report(tmp_path)
 def test_labels_have_the_axis_of_the_data_set(data, shape):
     assert shaped_as(data, Y[:3]).shape == shape
     assert torch.equal(shaped_as(data, Y[:3]).flatten(), Y[:3])
+
+
+@by_rows(
+    (None, None, 1),
+    (nn.BCEWithLogitsLoss(), "binary-cross-entropy", 1),
+    ("binary-cross-entropy", "binary-cross-entropy", 1),
+    (None, None, 3),
+    (nn.CrossEntropyLoss(), "cross-entropy", 3),
+)
+def test_a_loss_is_that_of_torch_for_labels_with_and_without_an_axis(given, assumed, outputs):
+    scores, labels = normal(Key(0).child("scores"), (8, outputs)), torch.arange(8) % 2
+    text, loss = loss_of(given)
+    assert text == assumed
+    torch_s = nn.functional.cross_entropy(scores, labels)
+    if outputs == 1:
+        torch_s = nn.functional.binary_cross_entropy_with_logits(scores[:, 0], labels.float())
+    assert torch.equal(loss(scores, labels), torch_s)
+    assert torch.equal(loss(scores, labels[:, None]), torch_s)
+    if outputs == 1 and given is None:
+        assert torch.equal(loss(scores, labels.float()), torch_s)
+        with pytest.raises(ValueError, match="expected labels 0 and 1 for a network with one output: state the loss"):
+            loss(scores, labels + 1)
+
+
+@pytest.mark.matrix
+def test_a_network_with_one_output_is_inspected(tmp_path):
+    model = nn.Sequential(nn.Linear(8, 1))
+    loader = DataLoader(TensorDataset(X[:60], Y[:60] % 2), batch_size=6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Opacus' generator
+        made = opacus.PrivacyEngine().make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=loader,
+            noise_multiplier=1e-3,
+            max_grad_norm=1.0,
+        )
+    named = {"epochs": 1, "attacks": ["analytic"], "victims": 2, "trials": 20, "progress": False}
+    run = leakgauge.opacus.inspect(*made, folder=tmp_path, **named).run
+    (found,) = [one for one in run.results.values() if one.cell.attack.name == "analytic"]
+    assert {one.name: one.value for one in found.estimates}["mse"] < 1e-3
 
 
 @pytest.mark.matrix

@@ -97,7 +97,7 @@ def test_what_readers_copy_imports_only_public_names():
         cells = json.loads(path.read_text("utf-8"))["cells"]
         code[path.name] = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     skeletons = (ROOT / "harness" / "integrations" / "skeletons").glob("my_*.py")
-    code |= {path.name: path.read_text("utf-8") for path in skeletons}
+    code |= {path.name: path.read_text("utf-8") for path in (*skeletons, *(ROOT / "examples").rglob("*.py"))}
     assert {"my_defense.py", "my_attack.py", "my_task.py", "audit-my-mechanism.ipynb"} <= set(code)
     assert [place for place, text in code.items() if INNER.search(text)] == []
     assert INNER.search("from leakgauge.defenses.gaussian import Gaussian")

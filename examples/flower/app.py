@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from leakgauge.harness import data
+import leakgauge
 
 CLIENTS, ROUNDS, BATCH = 10, 2, 32
 
@@ -37,7 +37,7 @@ class Net(nn.Module):
 
 def photos():
     """Training and test images of 3x32x32 pixels in [-1, 1]."""
-    found = data.load("photos", None)
+    found = leakgauge.load_data("photos")
     return tuple(TensorDataset(2 * part.x - 1, part.y) for part in (found.train, found.test))
 
 

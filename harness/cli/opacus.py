@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from leakgauge.harness.core.claim import Judgment
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from leakgauge.harness.core.answer import Answer
     from leakgauge.harness.core.result import Run
     from leakgauge.harness.integrations.opacus import Facts, TrainingBound
-    from leakgauge.harness.integrations.opacus_step import Loss
     from leakgauge.harness.integrations.synthetic import Part
 
 
@@ -83,7 +82,7 @@ def inspect(
     folder: str | Path,
     delta: float = 1e-5,
     accountant: str = "prv",
-    loss: Loss = cross_entropy,
+    loss: object = None,
     victims: int = 8,
     attacks: Sequence[Part] | None = None,
     minutes: float = 5.0,
@@ -100,25 +99,34 @@ def inspect(
         epochs: number of epochs of the whole training.
         delta: delta at which the training's epsilon is stated.
         accountant: the engine's accountant: prv (its default), rdp or gdp.
-        loss: loss of scores and labels, averaged over a batch; the attacks assume cross-entropy.
+        loss: what the training minimizes, as for `leakgauge.inspect`; default: cross-entropy, for one output the binary
+            one. Where it is a function of scores and labels, as the data set has them, the attacks assume this default.
         victims: number of records whose gradients are attacked.
         attacks, minutes, progress: as for `leakgauge.inspect`.
         trials: trials of the audit with each input; default: 1000, or more if the proof needs them.
 
     Raises:
-        OpacusError, ValueError: ghost, per-layer or adaptive clipping, or a model that cannot be attacked; the error
-            is one line.
+        OpacusError, ValueError, LookupError: ghost, per-layer or adaptive clipping, a model that cannot be attacked, or
+            a wrong argument; the error is one line.
 
     Source: Abadi et al. 2016, Algorithm 1; Opacus 1.6.
     """
     from leakgauge.harness.audit.standalone import audit
     from leakgauge.harness.cli import inspect as attacked
+    from leakgauge.harness.core.checks import listed, numbers, path_of, positive
     from leakgauge.harness.core.claim import judge
     from leakgauge.harness.core.result import AuditRecord
     from leakgauge.harness.core.rng import Key
     from leakgauge.harness.integrations import opacus as own
     from leakgauge.harness.integrations import opacus_step as steps
+    from leakgauge.harness.integrations.synthetic import part_spec
 
+    numbers((int, np.integer), epochs=epochs, victims=victims, seed=seed)
+    numbers((int, float), delta=delta, minutes=minutes)
+    positive(victims=victims, minutes=minutes)
+    folder, (assumed, minimized) = path_of("folder", folder), steps.loss_of(loss)
+    for attack in [] if attacks is None else listed("attacks", attacks):
+        part_spec("attack", attack)
     facts, network = own.facts_of(optimizer, loader), steps.bare(model)
     claim = own.claim_of(facts, epochs, delta, accountant)
     with steps.stepping(optimizer) as name:
@@ -126,11 +134,14 @@ def inspect(
         run = attacked.inspect(
             network,
             loader.dataset,
-            train_step=lambda _, x, y: steps.gradient_of(model, optimizer, loss, x, steps.shaped_as(loader.dataset, y)),
+            train_step=lambda _, x, y: steps.gradient_of(
+                model, optimizer, minimized, x, steps.shaped_as(loader.dataset, y)
+            ),
             defense={"name": "dp-sgd", "clip": facts.clip, "noise_std": facts.noise, "delta": delta},
             folder=folder,
             victims=victims,
             attacks=attacks,
+            loss=assumed,
             minutes=minutes,
             seed=seed,
             progress=progress,

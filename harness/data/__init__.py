@@ -199,14 +199,14 @@ class Form(NamedTuple):
     options: tuple[str, ...] = ()
 
 
-def load(name: str, root: Path) -> DataSet:
+def load(name: str, root: Path | None = None) -> DataSet:
     """The data set named `name`.
 
     Args:
         name: one of `names()`. Options follow the last `?`, as in `folder:PATH?size=64`; if PATH itself contains a `?`,
             end it with another `?`. `classes=10`: there are 10, and some may have no example. A relative PATH starts at
             the working directory. `module:factory` names code, which is run: see `harness.data.given`.
-        root: folder of the downloaded sets, never written to. `digits`, `photos` and a user's own data do not use it.
+        root: folder of the downloaded sets, never written to; default `LEAKGAUGE_DATA`, or `~/.cache/leakgauge`.
 
     Guarantees:
         The same files give the same tensors, in the same order.
@@ -222,7 +222,7 @@ def load(name: str, root: Path) -> DataSet:
     if form is None:
         known = _sources()
         if name in known:
-            return known[name].read(root)
+            return known[name].read(default_root() if root is None else root)
         raise unknown("data set", name, (listed for listed, _ in names()))
     rest, _, query = rest.rpartition("?") if "?" in rest else (rest, "", "")
     if not rest:

@@ -30,6 +30,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.integrations.opacus import OpacusError
+from leakgauge.harness.learn import losses
 
 STEP = "leakgauge.harness.integrations.opacus_step:Step"
 """The name of `Step` as a defense."""
@@ -431,6 +432,28 @@ def gradient_of(model: nn.Module, optimizer: Any, loss: Loss, x: Tensor, y: Tens
         optimizer.step_hook = hook
         model.train(training)
     return tensors
+
+
+def loss_of(given: object) -> tuple[str | None, Loss]:
+    """What the attacks assume that the training minimizes (None: the usual loss), and the function that it minimizes.
+
+    Raises:
+        UnknownNameError, ValueError: as `text_of`.
+    """
+    text = losses.text_of(given)
+    if text.startswith("given:"):
+        return None, given  # type: ignore[return-value]
+    return text or None, functools.partial(_minimized, losses.parse(text) if text else None)
+
+
+def _minimized(loss: losses.Loss | None, scores: Tensor, y: Tensor) -> Tensor:
+    """A named loss; None: cross-entropy, for one output the binary one."""
+    one = loss is None and scores.shape[-1] == 1
+    if one and not bool(((y == 0) | (y == 1)).all()):
+        raise ValueError("expected labels 0 and 1 for a network with one output: state the loss, as in loss='squared'")
+    return (loss or (losses.BINARY if one else losses.CROSS_ENTROPY)).batch(
+        scores, y[:, 0] if y.shape[1:] == (1,) else y
+    )
 
 
 def shaped_as(data: Any, y: Tensor) -> Tensor:
