@@ -517,6 +517,13 @@ def test_an_inspection_takes_a_loader_and_its_rows_are_those_of_its_data_set(tmp
     assert again.results.keys() == run.results.keys()
 
 
+@by_rows(({"sends": "update", "steps": 10**9}, "at most 6,250,000 steps of 1 records, got 1,000,000,000"))
+def test_a_count_that_fills_memory_is_refused_in_one_line(named, words, tmp_path, small):
+    with pytest.raises(ValueError) as error:
+        inspected(tmp_path, net(), (X, Y), **named)
+    assert words in one_line(error)
+
+
 def endless():
     while True:
         yield X[0], 1

@@ -500,9 +500,10 @@ def test_a_loss_is_that_of_torch_for_labels_with_and_without_an_axis(given, assu
     scores, labels = normal(Key(0).child("scores"), (8, outputs)), torch.arange(8) % 2
     text, loss = loss_of(given)
     assert text == assumed
-    torch_s = nn.functional.cross_entropy(scores, labels)
     if outputs == 1:
         torch_s = nn.functional.binary_cross_entropy_with_logits(scores[:, 0], labels.float())
+    else:
+        torch_s = nn.functional.cross_entropy(scores, labels)
     assert torch.equal(loss(scores, labels), torch_s)
     assert torch.equal(loss(scores, labels[:, None]), torch_s)
     if outputs == 1 and given is None:

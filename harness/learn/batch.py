@@ -47,6 +47,7 @@ Measured on one thread for 784-256-10, 784-64-10 and 784-32-16-10 with batches o
 """
 
 _CACHED = 2**19  # entries of per-record gradients that `vmap` on a CPU materializes for the clients of one chunk
+_MOST_DRAWN = 10**8  # maximum number of rows in the batches of a client's round
 _ENTRIES = 2**26  # maximum number of entries of per-record gradients that `vmap` materializes at once
 
 
@@ -241,7 +242,7 @@ def plan_batches(n: int, plan: LocalPlan, key: Key) -> tuple[Indices, ...]:
     With `plan.poisson` a step's samples are an independent draw, in increasing order, possibly empty.
 
     Raises:
-        ValueError: the client has no data.
+        ValueError: the client has no data, or its batches do not fit in memory.
     """
     if n < 1:
         raise ValueError("expected a client with at least one sample, got none")
@@ -250,6 +251,9 @@ def plan_batches(n: int, plan: LocalPlan, key: Key) -> tuple[Indices, ...]:
     steps = 1 if plan.gradient else plan.steps
     if steps is None:
         steps = per_pass * (plan.epochs or 1)
+    if steps * max(size, 16) > _MOST_DRAWN:  # numpy's own size of a batch is that of 16 rows
+        text = f"expected a client's round with at most {_MOST_DRAWN // max(size, 16):,} steps of {size:,} records"
+        raise ValueError(f"{text}, got {steps:,}: its batches do not fit in memory")
     if plan.poisson:
         # float64, because a draw in [0, 1) rounded to float32 can be 1, but B = n must take all samples
         takes = rng.uniform(key.child("poisson"), (steps, n), dtype=torch.float64) < size / n
