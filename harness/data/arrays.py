@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,8 +82,9 @@ def data_set(
         If all x are in [0, 1], they are not scaled. Otherwise each channel, or each feature of a table, that leaves
         [0, 1] is scaled to [0, 1] by its range in train and test; a constant one becomes 0.
         Integers from 0 are class numbers; some classes may be missing. Other integers, such as -1 and 1, 1 to 10, or 0
-        and 255, become the classes 0, 1, ... in ascending order, and texts in alphabetical order; the class names are
-        the original labels. `DataSet.note` states the changes of inputs and labels, and odd ranges of the inputs.
+        and 255, become the classes 0, 1, ... in ascending order, as do texts that are all numbers, and other texts in
+        alphabetical order; the class names are the original labels. `DataSet.note` states the changes of inputs and
+        labels, and odd ranges of the inputs.
 
     Raises:
         ValueError: the arrays have any other form, or a value is not finite.
@@ -294,6 +296,9 @@ def _integers(names: Sequence[str], ys: Sequence[Array], named: int) -> tuple[li
 
 def _ranked(ys: Sequence[Array]) -> tuple[list[Tensor], tuple[str, ...]]:
     known, places = np.unique(np.concatenate(ys), return_inverse=True)
+    with suppress(ValueError):  # texts that are no numbers stay in alphabetical order
+        order = np.argsort(known.astype(float), kind="stable")
+        known, places = known[order], np.argsort(order)[places]
     parts = np.split(places.astype(np.int64), [len(ys[0])])[: len(ys)]
     return [torch.from_numpy(labels) for labels in parts], tuple(map(str, known.tolist()))
 
