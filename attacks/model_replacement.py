@@ -39,6 +39,8 @@ class ModelReplacement(Attack):
         of `active-membership` (Nguyen et al. 2023) in the model. The combination is ours.
     """
 
+    forges: bool = False
+
     kind: ClassVar[str] = "membership"
     needs: ClassVar[frozenset[str]] = frozenset({"models", "final", "candidates", "auxiliary", "craft"})
 

@@ -372,6 +372,11 @@ class Attack(ABC):
         return CONTINUOUS if self.kind == "reconstruction" else ALL
 
     @property
+    def forges(self) -> bool:
+        """Whether a participant with the grant `craft` sends bytes of its own choice, not what the defense encodes."""
+        return False
+
+    @property
     @abstractmethod
     def needs(self) -> frozenset[str]:
         """Names of what the adversary must see: entries of `SEES`, or grants."""

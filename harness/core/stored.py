@@ -54,6 +54,7 @@ OMITTED: dict[str, object] = {
 """Fields added after results were stored, each with the value at which it is left out."""
 
 PARAMETERS: dict[str, dict[str, Any]] = {
+    "model-replacement": {"forges": False},
     "rmia": {"temperature": 1.0, "variant": "online", "weight": 0.5},
     "sqsgd": {"reclip": True},
 }

@@ -23,6 +23,7 @@ from leakgauge.harness.core.contract import Defense, Examples, Feedback, LocalRu
 from leakgauge.harness.core.result import Dropped, Evaluation
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout, Vector
+from leakgauge.harness.federation.forge import forged
 from leakgauge.harness.federation.round import Client, Collected, Round, client_key
 from leakgauge.harness.learn.batch import Engine, Indices, LocalPlan, Work, train_clients
 from leakgauge.harness.learn.gradients import keep_freed_memory
@@ -34,6 +35,13 @@ _NO_RULE = LocalRule()
 Broadcast = Callable[[Snapshot, float], Vector]
 """A function of a round's model and learning rate: the parameters that a malicious server sends instead, or that a
 malicious participant wants in the next round."""
+
+
+class Craft(NamedTuple):
+    """Where a malicious participant moves the model, and whether it sends bytes of its own choice (`forged`)."""
+
+    aim: Broadcast
+    forges: bool = False
 
 
 class Keep(NamedTuple):
@@ -147,7 +155,7 @@ def train(
     keep: Keep,
     device: str = "cpu",
     broadcasts: Mapping[int, Broadcast] | None = None,
-    crafts: Mapping[int, Broadcast] | None = None,
+    crafts: Mapping[int, Craft] | None = None,
     strict: bool = False,
 ) -> Training:
     """Run the whole federation.
@@ -350,7 +358,7 @@ class _Run:
     keep: Keep
     device: str
     strict: bool
-    crafts: Mapping[int, Broadcast]
+    crafts: Mapping[int, Craft]
     training: Training
 
     def __post_init__(self) -> None:
@@ -392,6 +400,7 @@ class _Run:
             Client.of(Sender(k, self.sizes[k]), update, self.memories.of(k), own)
             for k, update, own in zip(numbers, updates, keys, strict=True)
         ]
+        clients = self._forged(clients, round_)
         collected = round_.collect(clients, key.child("channel"), key.child("server"))
         if collected.dropped:
             self._drop(number, collected.dropped, diverged=not bool(updates.isfinite().all(1).any()))
@@ -419,11 +428,19 @@ class _Run:
 
     def _crafted(self, updates: Tensor, numbers: Sequence[int], model: Snapshot, lr: float) -> Tensor:
         """The updates, of which a malicious participant's moves the mean of all to the parameters that it wants."""
-        if (aim := self.crafts.get(model.round)) is not None and self.numbers[-1] in numbers:
+        if (craft := self.crafts.get(model.round)) is not None and self.numbers[-1] in numbers:
             own, all_of_them = updates[numbers.index(self.numbers[-1])], self.setting.participants
-            moved = (aim(model, lr) - model.params) / (-lr if self.setting.sends == "gradient" else 1.0)
+            moved = (craft.aim(model, lr) - model.params) / (-lr if self.setting.sends == "gradient" else 1.0)
             own += all_of_them * (moved - own)  # the other honest updates are about its own
         return updates
+
+    def _forged(self, clients: list[Client], round_: Round) -> list[Client]:
+        """The clients, of which a malicious participant may send bytes of its own choice."""
+        if (craft := self.crafts.get(round_.number)) is None or not craft.forges:
+            return clients
+        state_of = partial(replay_state, setting=self.setting, feedback=self.training.feedback)
+        last = self.numbers[-1]
+        return [c._replace(own=forged(round_, c, state_of)) if c.sender.number == last else c for c in clients]
 
     def _drop(self, number: int, dropped: Mapping[int, str], *, diverged: bool) -> None:
         """Record the clients that do not count in a round; refuse a training that is strict or diverged."""

@@ -34,13 +34,17 @@ def client_key(key: Key, number: int, client: int) -> Key:
 
 
 class Client(NamedTuple):
-    """One client in a round: its update [d], its memory, and its two keys of the round."""
+    """One client in a round: its update [d], its memory, and its two keys of the round.
+
+    own: the bytes that it sends of its own choice; empty: what the defense encodes.
+    """
 
     sender: Sender
     update: Vector
     memory: Any
     private: Key
     shared: Key
+    own: bytes = b""
 
     @classmethod
     def of(cls, sender: Sender, update: Vector, memory: Any, key: Key) -> Client:
@@ -49,7 +53,7 @@ class Client(NamedTuple):
 
     def silent(self) -> Client:
         """The client with an update of zero."""
-        return self._replace(update=torch.zeros_like(self.update))
+        return self._replace(update=torch.zeros_like(self.update), own=b"")
 
 
 class SealedMessage(NamedTuple):
@@ -142,6 +146,8 @@ class Round:
 
     def encode(self, client: Client) -> tuple[Any, Any]:
         """The client's half alone, without checks: the message that `exchange` transmits, and the new memory."""
+        if client.own:
+            return client.own, client.memory
         link = Link(self.setting, client.sender, client.shared)
         return self.defense.encode(self.state, client.memory, client.update, link, client.private)
 

@@ -33,7 +33,7 @@ from leakgauge.harness.core.stored import canonical, fingerprint, to_data
 from leakgauge.harness.core.threats import Threat, View
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.federation import registry
-from leakgauge.harness.federation.loop import Broadcast, Keep, Training, replay_state, train
+from leakgauge.harness.federation.loop import Broadcast, Craft, Keep, Training, replay_state, train
 from leakgauge.harness.federation.observe import before_rounds
 from leakgauge.harness.federation.recording import RecordedData, Recording
 from leakgauge.harness.federation.round import Round
@@ -187,7 +187,7 @@ def _misfits(ready: Prepared, training: Training) -> list[str]:
 
 def chosen_models(
     spec: TrainingSpec, ready: Prepared, engine: Engine
-) -> tuple[dict[int, Broadcast], dict[int, Broadcast]]:
+) -> tuple[dict[int, Broadcast], dict[int, Craft]]:
     """What a malicious server broadcasts, and where a malicious participant moves the model, by round."""
     if spec.malice is None:
         return {}, {}
@@ -201,7 +201,9 @@ def chosen_models(
     def choose(model: Snapshot, lr: float) -> Vector:
         return attack.broadcast(dataclasses.replace(before, model=model, lr=lr), key)
 
-    return ({}, {target.looks_at[0] - 1: choose}) if crafts else (dict.fromkeys(target.looks_at, choose), {})
+    if crafts:
+        return {}, {target.looks_at[0] - 1: Craft(choose, attack.forges)}
+    return dict.fromkeys(target.looks_at, choose), {}
 
 
 def _audit(ready: Prepared, spec: TrainingSpec, device: str) -> tuple[AuditRecord | None, str]:
