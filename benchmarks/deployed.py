@@ -6,6 +6,7 @@ the row names.
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -105,6 +106,37 @@ ROWS = [
         only="in a round whose clip shrinks by 10 %: ",
     ),
     Row(
+        "Flower `DPFedAvgFixed` (older API, deprecated): the models",
+        "noise multiplier 1, noise by the server; no default clip, here 0.1; 20 clients",
+        "dp-fedavg",
+        {"clip": 0.1, "noise_std": 0.1},
+        False,
+        "Each client's parameters get noise of zC / sqrt(clients), and the mean has equal weights: it is `dp-fedavg`"
+        " with `noise_std` zC if all clients answer, with less if fewer do. Clients clip themselves, and the server"
+        " checks no norm.",
+        _EQUAL,
+    ),
+    Row(
+        "Flower `DPFedAvgFixed` with `server_side_noising=False`: the message",
+        "noise multiplier 1; no default clip, here 0.1; 20 clients",
+        "gaussian",
+        {"clip": 0.1, "noise_std": 0.1 / math.sqrt(_CLIENTS)},
+        False,
+        "A client adds only its share of the noise, 1/4.5 of the clip, so its message hides little. The server then adds"
+        " its own noise all the same: the models have twice the variance of the row above.",
+    ),
+    Row(
+        "Flower `DPFedAvgAdaptive` (older API, deprecated): the models",
+        "first clip 0.1, quantile 0.5, rate 0.2, count noise 1/20 of the clients; noise multiplier 1, 20 clients",
+        "dp-fedavg",
+        {"clip": 0.1, "noise_std": 0.1 * flower_adaptive(1.0, _CLIENTS, rate=0.0).effective},
+        False,
+        "The multiplier is split between count and sum as in the source, noise is added for the clip that was used, and"
+        " the clip moves the right way: multiplier 1 is 1 in each round, whatever the clip. Clients clip themselves and"
+        " state whether they did.",
+        _EQUAL,
+    ),
+    Row(
         "Flower SecAgg+ (`SecAggPlusWorkflow`)",
         "numbers in [-8, 8] on 2^22 levels",
         function("flower_secagg"),
@@ -129,8 +161,9 @@ ROWS = [
         {"epsilon": 0.5},
         True,
         "Its accountant states 0.1 + 0.1 n for the n numbers sent: here 4 of 36; 10,000 for a million parameters. It"
-        " does not stop at n numbers above the threshold, so the standard proof does not cover it (Lyu et al. 2017 show"
-        " that such variants can leak). At these defaults little is sent besides noise.",
+        " does not stop at n numbers above the threshold, where other variants leak (Lyu et al. 2017), but draws n of"
+        " them, which bounds what they tell: `nvflare_svt` has the proof, which an audit cannot follow, and tests compute"
+        " it for small updates. Scalars are sent as they are. At these defaults little is sent besides noise.",
     ),
     Row(
         "NVFlare `ExcludeVars`",

@@ -1,10 +1,12 @@
 """The mechanisms of Flower and NVFlare by hand; `tests/flower` and `tests/nvflare` compare them with their packages."""
 
+import itertools
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from leakgauge import claim, deployed
 from leakgauge.harness.core.rng import Key, global_generators
@@ -77,6 +79,66 @@ def test_the_sparse_vector_technique_sends_few_numbers_with_laplace_noise():
     assert np.abs(errors).mean() == pytest.approx(2 * 0.5 / 0.1, rel=0.05)
     with pytest.raises(ValueError, match="expected numbers above the threshold, got 0 of 4: NVFlare would not return"):
         deployed.nvflare_svt(update, selection=100.0, gamma=1e-5, tau=1.0)
+
+
+def sparse_vector(values, n, tau, selection, replace):
+    """P(sent positions), and P(all positions above), exactly, of |values| at gamma 1: by threshold, then integrated."""
+    of_threshold, d = selection / (1 + (2 * n) ** (2 / 3)), len(values)
+    scale, noise = 2 * n / (selection - of_threshold), 1 / of_threshold
+    edges = tau + np.concatenate([-np.geomspace(60, 0.1, 12), [0.0], np.geomspace(0.1, 60, 12)]) * max(noise, scale)
+    edges, (x, w) = np.unique([*edges, 0.0, 1.0]), np.polynomial.legendre.leggauss(40)
+    half = np.diff(edges)[:, None] / 2
+    at, weight = (half * x + edges[:-1, None] + half).ravel(), (half * w).ravel()
+    above = stats.laplace.sf(at - np.abs(values)[:, None], scale=scale)
+    below = stats.laplace.cdf(at - np.abs(values)[:, None], scale=scale)
+    reached, drawn = {(): weight * stats.laplace.pdf(at, tau, noise)}, {}
+    for held in (s for k in range(d) for s in itertools.combinations(range(d), k)):
+        if held not in reached or len(held) >= n:
+            continue
+        rest = [i for i in range(d) if i not in held]
+        passes = {}
+        for more in (s for k in range(1, d + 1) for s in itertools.combinations(rest, k)):
+            passes[tuple(sorted(held + more))] = np.prod([(above if i in more else below)[i] for i in rest], axis=0)
+        for to, chance in passes.items():
+            reached[to] = reached.get(to, 0.0) + reached[held] * chance / sum(passes.values())
+    ends = {held: chance.sum() for held, chance in reached.items() if len(held) >= n}
+    for held, chance in ends.items():
+        draws = [*(itertools.product(held, repeat=n) if replace else itertools.combinations(held, n))]
+        for one in draws:
+            drawn[frozenset(one)] = drawn.get(frozenset(one), 0.0) + chance / len(draws)
+    return drawn, ends
+
+
+@pytest.mark.parametrize("replace", [True, False])
+@pytest.mark.parametrize(("d", "n", "tau", "selection"), [(3, 1, 1.0, 10.0), (4, 2, 0.1, 1.0), (4, 2, 3.0, 10.0)])
+def test_the_density_ratio_of_the_sparse_vector_technique_is_within_its_proof(d, n, tau, selection, replace):
+    noise_var, updates = 0.1, [np.array(signs) for signs in itertools.product((-1.0, 0.0, 1.0), repeat=d)]
+    tables = {sizes: sparse_vector(sizes, n, tau, selection, replace) for sizes in itertools.product((0, 1), repeat=d)}
+    assert [sum(one.values()) for table in tables.values() for one in table] == pytest.approx([1.0] * 2 ** (d + 1))
+    most = 0.0
+    for u, v in itertools.product(updates, repeat=2):
+        (p, _), (q, _) = (tables[tuple(np.abs(one).astype(int))] for one in (u, v))
+        released = noise_var / 2 * np.abs(u - v)  # the largest log ratio of the noise, of scale 2 / noise_var
+        most = max(most, *(math.log(p[s] / q[s]) + released[[*s]].sum() for s in p))
+    parameters = {"fraction": n / d, "selection": selection}
+    answer = claim("function:leakgauge.deployed.nvflare_svt", parameters, {"dim": d}, 1, None)
+    assert answer["proved"]["epsilon"] == pytest.approx(selection + n * noise_var)
+    assert 0.2 * selection < most <= answer["proved"]["epsilon"]
+
+
+def test_positions_are_sent_as_often_as_is_computed():
+    update, n = np.array([1.0, 0.0, -0.5, 0.0]), 4000
+    sent = drawn(deployed.nvflare_svt, update, n, fraction=0.5, selection=20.0, gamma=1.0, tau=0.5) != 0
+    expected, _ = sparse_vector(update, 2, 0.5, 20.0, True)
+    for positions, chance in expected.items():
+        found = (sent == np.isin(range(4), [*positions])).all(1).mean()
+        assert found == pytest.approx(chance, abs=5.5 * math.sqrt(chance / n))  # ten shares, each wrong at 4e-8
+
+
+def test_to_send_all_numbers_above_the_threshold_would_break_the_proof():
+    half = [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+    (_, p), (_, q) = (sparse_vector(values, 1, 0.5, 10.0, False) for values in (half, half[::-1]))
+    assert max(math.log(p[s] / q[s]) for s in p) > 10.0
 
 
 def test_the_page_states_what_is_claimed_and_proved(monkeypatch):

@@ -24,8 +24,8 @@ TARGET = {"kind": "members", "round": 1, "count": 16, "outside": 32}
 CRAFT = View.parse("participant+craft")
 
 
-def study(defenses=("none",), federation=(), target=(), seed=0):
-    one = {"name": "model-replacement", "threat": "participant+craft", "target": TARGET | dict(target)}
+def study(defenses=("none",), federation=(), target=(), seed=0, **options):
+    one = {"name": "model-replacement", "threat": "participant+craft", "target": TARGET | dict(target), **options}
     return resolve(study_table(FEDERATION | dict(federation), defenses, [one], limit=False, seeds=[seed]))
 
 

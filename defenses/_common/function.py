@@ -100,11 +100,11 @@ class Function(Plain):
             raise ValueError(f"expected 0 <= delta < 1, got delta={self.delta}")
         positive(**facts)
 
-    def fact(self, name: str) -> Any:
+    def fact(self, name: str, *more: Any) -> Any:
         """A parameter; if it is None, what `states` computes from the others."""
-        value, computed = getattr(self, name), getattr(self._function, "facts", {}).get(name)
+        value, computed = getattr(self, name, None), getattr(self._function, "facts", {}).get(name)
         try:
-            return computed(self) if value is None and callable(computed) else value
+            return computed(self, *more) if value is None and callable(computed) else value
         except Exception as error:
             raise ValueError(f"{name} cannot be computed: {type(error).__name__}: {error}") from error
 
@@ -202,6 +202,8 @@ class Function(Plain):
 
     def _proof(self, rounds: int, setting: Setting) -> Proof:
         unit, noise, sensitivity, tight = Unit(self.unit), self.fact("noise"), self.fact("sensitivity"), True
+        if stated := self.fact("proves", setting.dim):
+            return Proof.pure(stated[0], rounds, unit, stated[1], "stated", tight=False)
         if noise is None or self.family == "unknown" or not (self.clip or sensitivity or self.norm == "none"):
             lacks = "nothing is proved without the function's clip, noise and family; state them."
             return Proof(None, unit, "unknown", lacks, tight=False)
@@ -258,6 +260,8 @@ def of(name: str, function: Any) -> type[Function]:
         raise UnknownNameError(f"expected a function of an update for {name!r}, got a {got}") from None
     facts, hints, keywords, fields = getattr(function, "facts", {}), get_type_hints(Function), list[str](), list[Any]()
     for fact, value in facts.items():
+        if fact == "proves":
+            continue
         if fact not in _STATED:
             raise UnknownNameError(f"{name} states {fact!r}{suggestion(fact, _STATED)}")
         fields.append((fact, hints[fact], dataclasses.field(default=None if callable(value) else value)))

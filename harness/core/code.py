@@ -66,7 +66,8 @@ def states(**facts: Any) -> Callable[[F], F]:
 
     Args:
         facts: parameters of `defenses._common.function.Function`; a value may be a function of that defense, such as
-            the noise of the other parameters.
+            the noise of the other parameters. `proves`: a function of that defense and the length of an update that
+            returns the epsilon that one message has, proved elsewhere, and the reason in one sentence.
     """
 
     def stated(function: F) -> F:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +52,8 @@ def flower_clipping(update: Numbers, clip: float = 0.1) -> Numbers:
 class Adaptive(NamedTuple):
     """Noise of Flower's adaptive clipping: of the count of clipped clients, and of the sum in units of the clip.
 
-    effective: multiplier of a Gaussian mechanism for one round, in which the clip shrinks by all but noise.
+    effective: multiplier of a Gaussian mechanism for one round, in which the clip shrinks by all but noise. As in the
+    source, a client that is left out adds nothing to the sum and a half to the count.
     """
 
     count_noise: float
@@ -69,7 +70,8 @@ def flower_adaptive(
     Flower (1.42) first moves the clip by exp(-rate (clipped - quantile)) and then adds noise of the moved clip, but the
     updates were clipped by the one before: if all clients are clipped, the noise is exp(-rate (1 - quantile)) of that.
     Its `clipped` is the share that was clipped, where the source and Flower's older `DPFedAvgAdaptive` take the share
-    that was not; so the clip shrinks if it is too small.
+    that was not; so the clip shrinks if it is too small. `DPFedAvgAdaptive` also adds noise of the clip that was used:
+    its numbers are those of rate 0.
     """
     count = sampled / 20 if count is None else count
     update = (multiplier**-2 - (2 * count) ** -2) ** -0.5
@@ -94,7 +96,13 @@ def nvflare_percentile(update: Numbers, percentile: float = 10, gamma: float = 0
     return np.where(np.abs(each) < np.percentile(np.abs(each), percentile), 0, np.clip(each, -gamma, gamma)) * steps
 
 
-@states(delta=0.0, family="unknown")
+def _svt(of: Any, size: int) -> tuple[float, str]:
+    """The accountant's epsilon: `nvflare_svt` has the proof."""
+    why = "the numbers above the noisy threshold among which some are drawn cost no more than a stop at as many."
+    return of.selection + math.ceil(size * of.fraction) * of.noise_var, why
+
+
+@states(delta=0.0, family="unknown", proves=_svt)
 def nvflare_svt(
     update: Numbers,
     fraction: float = 0.1,
@@ -107,8 +115,13 @@ def nvflare_svt(
     """NVFlare's `SVTPrivacy`: a share of the numbers is drawn among those above a noisy threshold, and sent with noise.
 
     `selection` is NVFlare's `epsilon`; its accountant adds n `noise_var` for the n numbers that are sent. The standard
-    technique stops at n numbers above the threshold (Lyu et al. 2017, Alg. 1). This one goes through all, and repeats
-    until there are n, so its proof does not follow from theirs.
+    technique stops at n numbers above the threshold (Lyu et al. 2017, Alg. 1). This one goes through all, repeats until
+    there are n, and draws n of them. The accountant's epsilon holds all the same, for any two updates. Proof: a draw is
+    the first number above the threshold in a random order. Fix the orders, the draws and the number of passes, which
+    NVFlare sends too, and compare one update at threshold t with the other at t + gamma; this costs the threshold's
+    epsilon. The numbers before a draw are never above, and fewer than n are above before the last pass: both get no
+    less likely. Only the draws, and with replacement the numbers that complete n, must be above once: n numbers, each
+    at a factor exp(2 gamma / scale). Sending all numbers above would cost more.
     """
     sent, values = math.ceil(update.size * fraction), np.clip(update, -gamma, gamma)
     of_threshold = selection / (1 + (2 * sent) ** (2 / 3))

@@ -185,9 +185,7 @@ def _misfits(ready: Prepared, training: Training) -> list[str]:
     return found
 
 
-def chosen_models(
-    spec: TrainingSpec, ready: Prepared, engine: Engine
-) -> tuple[dict[int, Broadcast], dict[int, Craft]]:
+def chosen_models(spec: TrainingSpec, ready: Prepared, engine: Engine) -> tuple[dict[int, Broadcast], dict[int, Craft]]:
     """What a malicious server broadcasts, and where a malicious participant moves the model, by round."""
     if spec.malice is None:
         return {}, {}

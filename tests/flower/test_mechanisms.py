@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
+from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.common.secure_aggregation.quantization import dequantize, quantize
+from flwr.compat.client.dpfedavg_numpy_client import DPFedAvgNumPyClient
+from flwr.server.strategy import DPFedAvgAdaptive, DPFedAvgFixed
+from flwr.server.strategy import FedAvg as OlderFedAvg
 from flwr.serverapp import strategy as strategies
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.privacy_accounting import (
@@ -132,6 +136,49 @@ def test_adaptive_clipping_moves_the_clip_the_wrong_way_and_adds_the_noise_of_th
     assert (moved < clip) == (norm > clip)  # a clip that cuts all gets smaller, one that cuts none gets larger
     expected = np.random.normal(0, stated.sum_noise * moved / CLIENTS, D)
     np.testing.assert_allclose(noise, expected, rtol=1e-6, atol=1e-9)
+
+
+def older(kind, seed, norm, **options):
+    """A strategy of the older API after a round of clients that wrap theirs, and what it made of the sum of updates."""
+    inner = OlderFedAvg(min_fit_clients=CLIENTS, min_available_clients=CLIENTS)
+    strategy = kind(inner, CLIENTS, **options)
+    clip, update = strategy.clip_norm, np.zeros(D)
+    update[0] = norm
+    proxies = [SimpleNamespace(cid=str(k)) for k in range(CLIENTS)]
+    manager = SimpleNamespace(num_available=lambda: CLIENTS, sample=lambda **_: proxies)
+    asked = strategy.configure_fit(1, ndarrays_to_parameters([BASE]), manager)
+    results, status = [], Status(Code.OK, "")
+    np.random.seed(seed)
+    for k, (proxy, ins) in enumerate(asked):
+        client = SimpleNamespace(fit=lambda arrays, config, k=k: ([BASE + update], 1 + k, {}))  # of unequal sizes
+        arrays, samples, metrics = DPFedAvgNumPyClient(client).fit([BASE], ins.config)
+        results.append((proxy, FitRes(status, ndarrays_to_parameters(arrays), samples, metrics)))
+    parameters, _ = strategy.aggregate_fit(1, results, [])
+    update[0] = min(norm, clip)
+    return strategy, (parameters_to_ndarrays(parameters)[0] - BASE - update) * CLIENTS
+
+
+@pytest.mark.parametrize("on_server", [True, False])
+def test_the_older_strategy_adds_noise_to_each_client_s_parameters_whoever_adds_it(on_server):
+    clip, z = 0.1, 1.0
+    _, noise = older(DPFedAvgFixed, 5, 3.0, clip_norm=clip, noise_multiplier=z, server_side_noising=on_server)
+    np.random.seed(5)
+    draws = np.random.normal(0, z * clip / math.sqrt(CLIENTS), (CLIENTS * (1 if on_server else 2), D))
+    np.testing.assert_allclose(noise, draws.sum(0), rtol=1e-6, atol=1e-9)  # of 20 draws, the variance is (zC)^2
+
+
+@pytest.mark.parametrize("norm", [0.01, 5.0])
+def test_the_older_adaptive_strategy_adds_the_noise_of_the_clip_that_was_used_and_moves_it_the_right_way(norm):
+    clip, stated = 0.1, flower_adaptive(1.0, CLIENTS, rate=0.0)
+    strategy, noise = older(DPFedAvgAdaptive, 6, norm)
+    assert (strategy.clip_count_stddev, strategy.noise_multiplier) == (stated.count_noise, stated.sum_noise)
+    assert stated.effective == pytest.approx(1.0)
+    np.random.seed(6)
+    draws = np.random.normal(0, stated.sum_noise * clip / math.sqrt(CLIENTS), (CLIENTS, D))
+    np.testing.assert_allclose(noise, draws.sum(0), rtol=1e-6, atol=1e-9)
+    share = np.random.normal(CLIENTS * (norm <= clip), stated.count_noise) / CLIENTS
+    assert strategy.clip_norm == pytest.approx(clip * math.exp(-0.2 * (share - 0.5)))
+    assert (strategy.clip_norm < clip) == (norm <= clip)
 
 
 def test_flower_s_accountant_returns_more_than_the_exact_epsilon_of_equal_weights():
