@@ -23,20 +23,29 @@ class ModelReplacement(Attack):
     mean update of clients who trained it, in which the gradient of a candidate stands out. The score is the log
     likelihood ratio that the record is in this mean. Nobody needs to see a message.
 
-    Must know: the models of the attacked round and of the next one, or the final model after the last round; the
-    candidates with their labels; auxiliary data of the same kind. It chooses the update of its client (grant `craft`).
+    Behind a clip or noise of the clients, the honest encoder holds such an update back. With `forges`, the participant
+    encodes with parameters of its own: less noise, another clip, a longer update. Of these messages it sends the one
+    that the server accepts and decodes to the nearest vector (`federation.forge`). Its own noise is then no obstacle,
+    and a bound that leaves room for noise leaves it to the participant; what the decoder adds or cuts remains.
 
-    Cannot: move the model there if the defense clips updates, refuses long ones or makes errors in proportion to their
-    length, as quantizers do; the score is then at chance. It sends its update as the defense encodes it. Clients with
-    different numbers of samples count as if all had the same number. The owner of a record stays unknown, and
-    models without a dense ReLU layer before another dense layer are refused.
+    Args:
+        forges: sends the best message of the search, not what the defense encodes of the update.
+
+    Must know: the models of the attacked round and of the next one, or the final model after the last round; the
+    candidates with their labels; auxiliary data of the same kind. It chooses what its client sends (grant `craft`).
+
+    Cannot: move the model there if the server refuses long updates, decodes to a bounded vector or makes large errors
+    in proportion to length, as quantizers of few bits do; the score is then at chance, and so it is where the noise of
+    the others hides their gradients. Codes that no encoder makes are not tried. Clients with different numbers of
+    samples count as if all had the same number. The owner of a record stays unknown, and models without a dense ReLU
+    layer before another dense layer are refused.
 
     Raises:
         ValueError: in `broadcast`: the model has no such layers, its loss is not softmax cross-entropy, or there are
             fewer than two auxiliary inputs; in `run`: the model after the attacked round was not kept.
 
     Source: the replacement of Bagdasaryan et al. 2020, "How to backdoor federated learning", sec. 4.2, with the neurons
-        of `active-membership` (Nguyen et al. 2023) in the model. The combination is ours.
+        of `active-membership` (Nguyen et al. 2023) in the model. The combination and the search of bytes are ours.
     """
 
     forges: bool = False

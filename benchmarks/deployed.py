@@ -122,8 +122,8 @@ ROWS = [
         "gaussian",
         {"clip": 0.1, "noise_std": 0.1 / math.sqrt(_CLIENTS)},
         False,
-        "A client adds only its share of the noise, 1/4.5 of the clip, so its message hides little. The server then adds"
-        " its own noise all the same: the models have twice the variance of the row above.",
+        "A client adds only its share of the noise, 1/4.5 of the clip, so its message hides little. The server then"
+        " adds its own noise all the same: the models have twice the variance of the row above.",
     ),
     Row(
         "Flower `DPFedAvgAdaptive` (older API, deprecated): the models",
@@ -162,8 +162,8 @@ ROWS = [
         True,
         "Its accountant states 0.1 + 0.1 n for the n numbers sent: here 4 of 36; 10,000 for a million parameters. It"
         " does not stop at n numbers above the threshold, where other variants leak (Lyu et al. 2017), but draws n of"
-        " them, which bounds what they tell: `nvflare_svt` has the proof, which an audit cannot follow, and tests compute"
-        " it for small updates. Scalars are sent as they are. At these defaults little is sent besides noise.",
+        " them, which bounds what they tell: `nvflare_svt` has the proof, which an audit cannot follow, and tests"
+        " compute it for small updates. Scalars are sent as they are. At these defaults little is sent besides noise.",
     ),
     Row(
         "NVFlare `ExcludeVars`",

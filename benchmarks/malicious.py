@@ -4,8 +4,8 @@ Each table is a study: `trap-weights` in one round and over twenty (CIFAR-10, th
 32 (CIFAR-10, `mlp`), `quantile-biases` in batches of 8 and 16, and `active-membership` in one round with clients of 8
 records (MNIST, `mlp-small`), compared with the floor or an honest server; `norm` is `active-membership` from only the
 numbers that are sent in the clear. `steps` is the same with two and five local steps, and with `model-replacement` by
-an active participant. Prints the value with its 95 % interval, n, and the share of clients that notice.
-Needs `cifar10` and `mnist` (see README); a part of them suffices.
+an active participant, who sends its update or bytes of its own choice. Prints the value with its 95 % interval, n, and
+the share of clients that notice. Needs `cifar10` and `mnist` (see README); a part of them suffices.
 
     python benchmarks/malicious.py [FOLDER] [--only TABLE] [--seeds 11,12]
 """
@@ -92,12 +92,14 @@ TABLES: dict[str, dict[str, Any]] = {
             for steps in ({"local_steps": 2, "batch": 0, "lr": 0.05}, {"local_steps": 5, "batch": 10, "lr": 0.2})
         ],
         "defenses": [
-            {"name": ["none", "jopeq", "cepam-gaussian", "top-k", "dp-fedavg"]},
+            {"name": ["none", "jopeq", "sdq", "t-noise", "cepam-gaussian", "top-k", "dp-fedavg"]},
             {"name": "gaussian", "epsilon": 8.0},
+            {"name": "laplace", "epsilon": 1e5},
         ],
         "attacks": [
             {"name": "active-membership", "target": AFTER_ONE},
             {"name": "model-replacement", "threat": "participant+craft", "target": AFTER_ONE},
+            {"name": "model-replacement", "forges": True, "threat": "participant+craft", "target": AFTER_ONE},
             {"name": "loss-trajectory", "threat": "participant", "target": AFTER_ONE},
         ],
     },
@@ -126,7 +128,7 @@ def main() -> None:
                 line += [f"{above}/{main.n} above {RECOGNIZABLE}"] if main.name == "ssim" else []
                 line += [f"noticed by {found['detectable'].value:.0%}"] if "detectable" in found else []
                 task, target = cell.training.task, cell.target
-                where = f"{cell.attack.name}, {target.rounds or 1} rounds, seed {cell.training.seed}"
+                where = f"{cell.attack.key}, {target.rounds or 1} rounds, seed {cell.training.seed}"
                 steps = cell.training.federation.local_steps or 1
                 where = f"{task.data}, {task.model}, batch {target.batch}, {steps} steps, {where}"
                 print(f"{cell.training.defense.name:<15} {where:<70} {', '.join(line)}", flush=True)

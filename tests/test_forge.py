@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import pytest
 import torch
 
 from leakgauge.harness.core.contract import Link
@@ -48,7 +47,7 @@ def test_the_server_accepts_a_chosen_message_which_is_no_further_from_the_aim(de
 
 @every_defense
 def test_a_chosen_message_moves_the_mean_by_what_the_participant_can_subtract_whatever_the_others_send(defense):
-    """So an epsilon against participants holds for chosen messages: they see the same mean, shifted by what they know."""
+    """So an epsilon against participants holds for chosen messages: they see the same mean, shifted as they know."""
     round_, means = a_round(defense), {}
     aim = client(round_, 3, 30 * UPDATE)
     for others in (1, 2):

@@ -59,9 +59,9 @@ EAVESDROPPERS = seeing(LISTED - {"shared"}, some={"messages"})
 GRANTS = frozenset({"labels", "broadcast", "craft", "lineup", "mates"})
 """Side knowledge or powers that a study grants to an adversary by name, as in `server+labels`.
 
-`craft`: the adversary is the last client, and chooses its update in the round before the attacked ones. `lineup`: for
-each record behind a message, candidates of the same label, one of which is the record. `mates`: all other records of
-the message; then only its first record is in question.
+`craft`: the adversary is the last client, and chooses its update, or the bytes that it sends, in the round before the
+attacked ones. `lineup`: for each record behind a message, candidates of the same label, one of which is the record.
+`mates`: all other records of the message; then only its first record is in question.
 """
 
 # A grant that names the data set of the (unlabeled) auxiliary data, as in `server+auxiliary=fashion_mnist`
