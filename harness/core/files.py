@@ -39,18 +39,20 @@ def regular(path: Path, most: int = MOST, *, links: bool = True) -> int:
     return status.st_size
 
 
-def content(path: Path, most: int = MOST, *, links: bool = True, size: int = -1, sha256: str = "") -> bytes:
+def content(
+    path: Path, most: int = MOST, *, links: bool = True, size: int | None = None, sha256: str | None = None
+) -> bytes:
     """The bytes of a file; errors as in `regular`.
 
     Args:
         size, sha256: what a list says of the file, if it does; raises Damaged if the file differs.
     """
     found = regular(path, most, links=links)
-    if size not in (-1, found):  # before anything is read
+    if size not in (None, found):  # before anything is read
         raise Damaged(f"has {found:,} bytes, not {size:,} as in the list")
     with path.open("rb") as file:
         data = file.read(found)  # no more, although it may grow
-    if sha256 and hashlib.sha256(data).hexdigest() != sha256:
+    if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
         raise Damaged("has changed: its SHA-256 differs from the list")
     return data
 

@@ -60,7 +60,7 @@ _BEAT, _STALE = 10.0, 120.0
 """Seconds between two touches of a lock, and seconds after which an untouched lock of another host is free."""
 
 
-def load(path: Path, parse: Callable[[bytes], T], faults: dict[str, str], sha256: str = "") -> T | None:
+def load(path: Path, parse: Callable[[bytes], T], faults: dict[str, str], sha256: str | None = None) -> T | None:
     """The result of `parse` on a stored file, or None with the reason in `faults`; only this reads stored files."""
     most = 2**28 if path.suffix == ".json" else 2**40
     return attempt(path, lambda file: parse(content_of(file, most, sha256=sha256)), faults)
@@ -308,7 +308,7 @@ class Store:
     def read_arrays(self, path: Path) -> dict[str, npt.NDArray[Any]] | None:
         """The arrays of an npz; None if it is missing or does not match its manifest."""
         manifest = self._manifest(path.parent, {})
-        return manifest and load(path, _arrays, {}, manifest.files.get(path.name, "none"))
+        return manifest and load(path, _arrays, {}, manifest.files.get(path.name, ""))
 
     def pictures(self, cell_id: str) -> Pictures | None:
         """The pictures of a cell; None if it has none."""
