@@ -18,7 +18,7 @@ from leakgauge.harness.core.vec import Vector
 
 _ROUNDING = 2e-7  # of a row space: singular values below this share of the largest one are rounding
 _QUIET = 8  # directions that the rows of absent tokens have in common if the words' tensor is also the output layer
-_APART = 5.0  # a state of another text is at least this many times as far as the b-th nearest
+_FAR = 0.05  # about the distance of a state of another text; the bound is the geometric mean with the b-th nearest
 _SPARE = 4  # prefixes kept for each text
 _STATES = 2**24  # numbers of hidden states that are held at once
 
@@ -148,8 +148,8 @@ class Exact(NamedTuple):
     def _likely(self, off: Tensor, most: int | None = None) -> Tensor:
         """The nearest candidates, by distances [n]."""
         order = off.argsort()[:most]
-        bound = _APART * off[order[min(self.texts, len(order)) - 1]]
-        return order[off[order] <= bound]
+        nearest = off[order[min(self.texts, len(order)) - 1]]
+        return order[off[order] <= torch.maximum(nearest, (nearest * _FAR).sqrt())]
 
     def _off(self, texts: Tensor, spans: Sequence[Span]) -> Tensor:
         """[n] distances of the last states of prefixes [n, k] from the spans, their geometric mean."""

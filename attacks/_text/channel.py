@@ -1,0 +1,134 @@
+"""What a defense leaves of a text, measured on messages that the adversary makes from its own texts."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from leakgauge.attacks._engine.imitation import own_messages, own_updates
+from leakgauge.attacks._engine.objective import received_gradients, update_per_gradient
+from leakgauge.attacks._text.chances import Chances
+from leakgauge.attacks._text.network import Network
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import Examples, Observation, ObservedRound
+from leakgauge.harness.core.rng import Key
+
+_FITTED, _KEPT = 24, 8  # own messages for the fits, and for their calibration
+_ABSENT = 150  # rows of absent tokens of each own message
+_ALL = 0.98  # the share of coordinates that differ from zero, below which a defense leaves coordinates out
+_EXACT = 1e-4  # relative error of an estimate that counts as none
+_SLOPES = torch.linspace(0, 1.2, 13, dtype=torch.float64)
+
+
+class _Normal(NamedTuple):
+    """A normal distribution of rows [d] with a shrunken covariance."""
+
+    mean: Tensor
+    inverse: Tensor
+    log_det: Tensor
+
+    @classmethod
+    def of(cls, rows: Tensor) -> _Normal:
+        """Fitted to rows [n, d]; few rows count less than their mean variance."""
+        (n, d), mean = rows.shape, rows.mean(0)
+        spread, share = torch.cov(rows.T).view(d, d), d / (n + d)
+        level = spread.diagonal().mean().clamp(min=1e-300)
+        whole = (1 - share) * spread + share * level * torch.eye(d, dtype=rows.dtype)
+        return cls(mean, torch.linalg.inv(whole), torch.logdet(whole))
+
+    def log_density(self, rows: Tensor) -> Tensor:
+        off = rows - self.mean
+        return -0.5 * ((off @ self.inverse * off).sum(1) + self.log_det)
+
+
+class Channel:
+    """One attacked round.
+
+    Attributes:
+        exact: whether estimates are the gradients themselves.
+        informed: by how many nats the rows of words tell more of a text than its prior does.
+    """
+
+    def __init__(self, seen: Observation, observed: ObservedRound, network: Network, chances: Chances, key: Key):
+        self.seen, self.observed, self.network, self.chances, self.key = seen, observed, network, chances, key
+        self.factor = update_per_gradient(seen.setting, observed)[0]
+        updates, estimates, _ = self._own(0)
+        self.exact = bool((estimates - updates).norm() < _EXACT * updates.norm())
+        if not self.exact:
+            self._fit()
+
+    def _own(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradient [d] of an own batch, what its message reveals [d], and its ids [b, T]."""
+        own, b = self.seen.auxiliary, self.observed.messages[0].images
+        assert own is not None
+        rows = torch.from_numpy(rng.integers(self.key.child("rows", number), b, len(own.y)))
+        batch = Examples(own.x[rows][None], own.y[rows][None])
+        updates, made = own_messages(self.seen, self.observed, batch, number, self.key.child("own"))
+        read = received_gradients(self.seen, made, numbers=True)[0]
+        return updates.sum(1)[0] / self.factor, read, own.x[rows].long()
+
+    def _fit(self) -> None:
+        """Fit the distributions of rows and of errors."""
+        layout, size = self.seen.setting.layout, len(self.chances.token)
+        present, absent, kept, sums = [], [], [], torch.zeros(3, len(layout.sizes), dtype=torch.float64)
+        pairs = []
+        for number in range(_FITTED + _KEPT):
+            gradient, read, ids = self._own(number)
+            rows, on = layout.split(read)[self.network.words].double(), torch.zeros(size, dtype=torch.bool)
+            on[ids] = True
+            if number >= _FITTED:
+                kept.append((rows, on))
+                continue
+            off = (~on).nonzero()[:, 0]
+            some = rng.subset(self.key.child("absent", number), len(off), min(_ABSENT, len(off)))
+            present.append(rows[on])
+            absent.append(rows[off[torch.from_numpy(some)]])
+            sent = read != 0
+            pairs.append((float((read * gradient * sent).sum()), float((gradient.square() * sent).sum())))
+            sums += self._errors(gradient, read)
+        self.shrink = sum(a for a, _ in pairs) / max(1e-300, sum(b for _, b in pairs))
+        self.omits = bool(sums[2].sum() < _ALL * _FITTED * layout.dim)
+        count = sums[2].clamp(min=1)
+        self.width, self.variance = (sums[0] / count).clamp(min=1e-30), (sums[1] / count).clamp(min=1e-60)
+        laplace = (count * (2 * math.e * self.width).log()).sum()
+        normal = (count * (2 * math.pi * math.e * self.variance).log() / 2).sum()
+        self.heavy = bool(laplace < normal)
+        self.present, self.absent = _Normal.of(torch.cat(present)), _Normal.of(torch.cat(absent))
+        self._calibrate(kept)
+
+    def _errors(self, gradient: Tensor, read: Tensor) -> Tensor:
+        """[3, tensors]: sums of the errors' sizes and squares, and of the coordinates that were sent."""
+        layout = self.seen.setting.layout
+        error, sent = (read - gradient).double(), (read != 0).double()
+        parts = zip(layout.split(error * sent), layout.split(sent), strict=True)
+        return torch.stack([torch.stack([e.abs().sum(), e.square().sum(), s.sum()]) for e, s in parts], 1)
+
+    def _calibrate(self, kept: list[tuple[Tensor, Tensor]]) -> None:
+        """The weight of the rows against the prior, by own messages that were not fitted."""
+        ratios = torch.stack([self.present.log_density(rows) - self.absent.log_density(rows) for rows, _ in kept])
+        sign = torch.stack([on for _, on in kept]).double() * 2 - 1
+        gains = torch.stack([logsigmoid(sign * (s * ratios + self.chances.first)).sum() for s in _SLOPES]) / len(kept)
+        self.slope, self.informed = float(_SLOPES[gains.argmax()]), float(gains.max() - gains[0])
+
+    def words(self, estimate: Tensor) -> Tensor:
+        """[V] log likelihood ratios that a token occurs, from what a message reveals [d]."""
+        rows = self.seen.setting.layout.split(estimate)[self.network.words].double()
+        return self.slope * (self.present.log_density(rows) - self.absent.log_density(rows))
+
+    def updates(self, x: Tensor, y: Tensor) -> Tensor:
+        """[m, users, d]: of clients with texts x [m, b, T] and labels y [b]."""
+        return own_updates(self.seen, self.observed, Examples(x.float(), y.expand(len(x), *y.shape)))
+
+    def misfit(self, estimate: Tensor, updates: Tensor) -> Tensor:
+        """[m] -log likelihoods of `updates` by the errors' fitted distribution."""
+        layout = self.seen.setting.layout
+        off = estimate - self.shrink * updates.sum(1) / self.factor
+        off = off * (estimate != 0) if self.omits else off
+        each = layout.split(off.abs())
+        if self.heavy:
+            return sum(e.flatten(1).sum(1).double() / w for e, w in zip(each, self.width, strict=True))
+        return sum(e.flatten(1).square().sum(1).double() / (2 * w) for e, w in zip(each, self.variance, strict=True))

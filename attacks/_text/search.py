@@ -1,0 +1,89 @@
+"""A search over texts by exchanges of single tokens, swaps and shifts, many of which are evaluated at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from leakgauge.attacks._text.chances import Chances
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.rng import Key
+
+_TOKENS = 16  # tokens that are tried at each place
+_TRIED = 512  # moves of which the energy is computed in each sweep
+_JOINED = 16  # most moves that are joined
+_WARM = 2.0  # nats by which a random draw may prefer a less likely move
+_IDLE = 2  # sweeps without a gain before the search ends
+
+
+class Found(NamedTuple):
+    """ids [b, T], their energy, and the number of evaluations."""
+
+    x: Tensor
+    energy: float
+    evaluations: int
+
+
+def search(
+    energy: Callable[[Tensor], Tensor], chances: Chances, words: Tensor, start: Tensor, sweeps: int, key: Key
+) -> Found:
+    """The text with the lowest energy that moves from `start` [b, T] reach.
+
+    Args:
+        energy: of texts [m, b, T]: minus their log probabilities [m], prior included.
+        words: [V] log likelihood ratios of tokens, by which moves are proposed.
+    """
+    x, used, idle = start, 0, 0
+    best = float(energy(x[None])[0])
+    for number in range(sweeps):
+        tried = _moves(x, chances, words)
+        hope = chances.of_texts(tried) + words[tried].sum((1, 2))
+        draws = rng.uniform(key.child(number), (len(tried),), dtype=torch.float64)
+        tried = tried[(hope - _WARM * (-draws.log()).log()).topk(min(_TRIED, len(tried))).indices]
+        values = energy(tried)
+        joined = _joined(x, tried[values.argsort()[: int((values < best).sum())]])
+        used += len(tried) + len(joined)
+        if not len(joined):
+            idle += 1
+            if idle == _IDLE:
+                break
+            continue
+        values, idle = energy(joined), 0
+        best, x = float(values.min()), joined[values.argmin()]
+    return Found(x, best, used)
+
+
+def _moves(x: Tensor, chances: Chances, words: Tensor) -> Tensor:
+    """[m, b, T] texts that differ from x [b, T] by one move."""
+    b, t = x.shape
+    likely = (chances.at_places(x) + words[:, None, None]).topk(min(_TOKENS, len(words)), 0).indices
+    text, place = torch.arange(b).repeat_interleave(t), torch.arange(t).repeat(b)
+    new = x.repeat(len(likely), b * t, 1, 1)
+    new[:, torch.arange(b * t), text, place] = likely.flatten(1)
+    every, order = [new.flatten(0, 1)], torch.arange(t)
+    first, second = torch.triu_indices(t, t, 1)
+    swapped = order.repeat(len(first), 1)
+    swapped[torch.arange(len(first)), first], swapped[torch.arange(len(first)), second] = second, first
+    shifts = [torch.cat([order[:i], order[i + 1 : j + 1], order[i : i + 1], order[j + 1 :]])
+              for i in range(t) for j in range(i + 2, t)]  # fmt: skip
+    orders = torch.cat([swapped, torch.stack(shifts), torch.stack(shifts).argsort(1)]) if shifts else swapped
+    for row in range(b):
+        turned = x.repeat(len(orders), 1, 1)
+        turned[:, row] = x[row][orders]
+        every.append(turned)
+    moves = torch.cat(every)
+    return moves[(moves != x).flatten(1).any(1)]
+
+
+def _joined(x: Tensor, better: Tensor) -> Tensor:
+    """[m, b, T] x after the first of these moves, after the first two that fit together, and so on."""
+    rows, touched = list[Tensor](), torch.zeros_like(x, dtype=torch.bool)
+    for moved in better:
+        changed = moved != x
+        if not bool((changed & touched).any()) and len(rows) < _JOINED:
+            touched |= changed
+            rows.append(torch.where(changed, moved, rows[-1] if rows else x))
+    return torch.stack(rows) if rows else better[:0]
