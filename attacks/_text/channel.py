@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import NamedTuple
 
@@ -14,13 +15,14 @@ from leakgauge.attacks._engine.objective import received_gradients, update_per_g
 from leakgauge.attacks._text.chances import Chances
 from leakgauge.attacks._text.network import Network
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Examples, Observation, ObservedRound
+from leakgauge.harness.core.contract import Examples, Message, Observation, ObservedRound
 from leakgauge.harness.core.rng import Key
 
 _FITTED, _KEPT = 24, 8  # own messages for the fits, and for their calibration
 _ABSENT = 150  # rows of absent tokens of each own message
 _ALL = 0.98  # the share of coordinates that differ from zero, below which a defense leaves coordinates out
 _EXACT = 1e-4  # relative error of an estimate that counts as none
+_TOGETHER = 64  # batches of texts whose gradients are computed at once
 _SLOPES = torch.linspace(0, 1.2, 13, dtype=torch.float64)
 
 
@@ -50,13 +52,14 @@ class Channel:
 
     Attributes:
         exact: whether estimates are the gradients themselves.
-        informed: by how many nats the rows of words tell more of a text than its prior does.
+        told: by how many nats messages tell more of a batch than its prior: the rows of words, or all coordinates.
     """
 
     def __init__(self, seen: Observation, observed: ObservedRound, network: Network, chances: Chances, key: Key):
         self.seen, self.observed, self.network, self.chances, self.key = seen, observed, network, chances, key
         self.factor = update_per_gradient(seen.setting, observed)[0]
         updates, estimates, _ = self._own(0)
+        self.estimate = received_gradients(seen, observed, numbers=True)[0]
         self.exact = bool((estimates - updates).norm() < _EXACT * updates.norm())
         if not self.exact:
             self._fit()
@@ -75,13 +78,14 @@ class Channel:
         """Fit the distributions of rows and of errors."""
         layout, size = self.seen.setting.layout, len(self.chances.token)
         present, absent, kept, sums = [], [], [], torch.zeros(3, len(layout.sizes), dtype=torch.float64)
-        pairs = []
+        pairs, held = [], []
         for number in range(_FITTED + _KEPT):
             gradient, read, ids = self._own(number)
             rows, on = layout.split(read)[self.network.words].double(), torch.zeros(size, dtype=torch.bool)
             on[ids] = True
             if number >= _FITTED:
                 kept.append((rows, on))
+                held.append((gradient, read))
                 continue
             off = (~on).nonzero()[:, 0]
             some = rng.subset(self.key.child("absent", number), len(off), min(_ABSENT, len(off)))
@@ -99,6 +103,9 @@ class Channel:
         self.heavy = bool(laplace < normal)
         self.present, self.absent = _Normal.of(torch.cat(present)), _Normal.of(torch.cat(absent))
         self._calibrate(kept)
+        gradients = torch.stack([gradient for gradient, _ in held])
+        misfits = torch.stack([self._off(read, gradients) for _, read in held])
+        self.told = max(self.told, float((misfits - misfits.diagonal()[:, None]).mean()) * _KEPT / (_KEPT - 1))
 
     def _errors(self, gradient: Tensor, read: Tensor) -> Tensor:
         """[3, tensors]: sums of the errors' sizes and squares, and of the coordinates that were sent."""
@@ -112,23 +119,36 @@ class Channel:
         ratios = torch.stack([self.present.log_density(rows) - self.absent.log_density(rows) for rows, _ in kept])
         sign = torch.stack([on for _, on in kept]).double() * 2 - 1
         gains = torch.stack([logsigmoid(sign * (s * ratios + self.chances.first)).sum() for s in _SLOPES]) / len(kept)
-        self.slope, self.informed = float(_SLOPES[gains.argmax()]), float(gains.max() - gains[0])
+        self.slope, self.told = float(_SLOPES[gains.argmax()]), float(gains.max() - gains[0])
 
-    def words(self, estimate: Tensor) -> Tensor:
-        """[V] log likelihood ratios that a token occurs, from what a message reveals [d]."""
-        rows = self.seen.setting.layout.split(estimate)[self.network.words].double()
+    def of(self, message: Message) -> Channel:
+        """The same for another message."""
+        other = copy.copy(self)
+        other.observed = self.observed._replace(messages=(message,))
+        other.estimate = received_gradients(self.seen, other.observed, numbers=True)[0]
+        return other
+
+    def words(self) -> Tensor:
+        """[V] log likelihood ratios that a token occurs."""
+        rows = self.seen.setting.layout.split(self.estimate)[self.network.words].double()
         return self.slope * (self.present.log_density(rows) - self.absent.log_density(rows))
 
-    def updates(self, x: Tensor, y: Tensor) -> Tensor:
-        """[m, users, d]: of clients with texts x [m, b, T] and labels y [b]."""
-        return own_updates(self.seen, self.observed, Examples(x.float(), y.expand(len(x), *y.shape)))
+    def misfit(self, x: Tensor, y: Tensor) -> Tensor:
+        """[m] minus the log likelihoods of texts x [m, b, T] with labels y [b], by the errors' distribution."""
+        rows = []
+        for part in x.float().split(_TOGETHER):
+            updates = own_updates(self.seen, self.observed, Examples(part, y.expand(len(part), *y.shape)))
+            rows.append(self._off(self.estimate, updates.sum(1) / self.factor))
+        return torch.cat(rows)
 
-    def misfit(self, estimate: Tensor, updates: Tensor) -> Tensor:
-        """[m] -log likelihoods of `updates` by the errors' fitted distribution."""
-        layout = self.seen.setting.layout
-        off = estimate - self.shrink * updates.sum(1) / self.factor
-        off = off * (estimate != 0) if self.omits else off
-        each = layout.split(off.abs())
+    def _off(self, estimate: Tensor, gradients: Tensor) -> Tensor:
+        """[m] misfits of gradients [m, d] of what a message reveals [d]."""
+        off = (estimate - self.shrink * gradients).abs()
+        each = self.seen.setting.layout.split(off * (estimate != 0) if self.omits else off)
         if self.heavy:
-            return sum(e.flatten(1).sum(1).double() / w for e, w in zip(each, self.width, strict=True))
-        return sum(e.flatten(1).square().sum(1).double() / (2 * w) for e, w in zip(each, self.variance, strict=True))
+            parts = [e.flatten(1).sum(1).double() / w for e, w in zip(each, self.width, strict=True)]
+        else:
+            parts = [
+                e.flatten(1).square().sum(1).double() / (2 * w) for e, w in zip(each, self.variance, strict=True)
+            ]
+        return torch.stack(parts).sum(0)

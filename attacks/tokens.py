@@ -1,0 +1,144 @@
+"""Reads the text behind a message: its words, their order, and whole texts, with or without a defense."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from leakgauge.attacks._engine.labels import restore
+from leakgauge.attacks._engine.objective import received_gradients
+from leakgauge.attacks._engine.reconstruct import failed, unusable
+from leakgauge.attacks._text.channel import Channel
+from leakgauge.attacks._text.chances import Chances
+from leakgauge.attacks._text.network import Network
+from leakgauge.attacks._text.search import search
+from leakgauge.attacks._text.spans import Exact
+from leakgauge.harness.core.contract import Attack, Guess, Observation, Reconstruction
+from leakgauge.harness.core.form import Tokens as Form
+from leakgauge.harness.core.rng import Key
+
+_TOLD = 0.5  # nats a token that messages must tell; below, the most frequent tokens are the guess
+_LABELS = 20  # most classes that are tried out for a single text
+
+_PRIOR = "frequencies of tokens and of pairs of neighbors in the auxiliary texts"
+
+
+@dataclass(frozen=True)
+class Tokens(Attack):
+    """Reads texts from gradients of a network whose first layer is a table of words.
+
+    If the defense leaves gradients as they are, words follow from the rows of that table that are not zero, and their
+    places from equations or from the span of the layers' gradients. Behind a defense, messages of the adversary's own
+    texts show how rows of absent and of present words look and how large errors are; a search then exchanges, swaps and
+    shifts tokens for the likeliest text.
+
+    Must know: one message of each victim, the model of its round, the defense with its parameters, and texts of the
+    same kind; a server or an eavesdropper does. The likelihoods of several rounds add up.
+
+    Cannot: read networks without an `nn.Embedding` that is called with the ids; tell the last token of a text from a
+    span, if it is only predicted. An update of several steps counts as a gradient of their total length, except in the
+    search. Labels that cannot be inferred are tried out, for single texts of few classes.
+
+    Args:
+        sweeps: most sweeps of the search, each of about 500 texts; 0: no search.
+
+    Raises:
+        ValueError: sweeps < 0.
+
+    Source: the rows of embeddings: Melis et al. 2019, Gupta et al. 2022 (FILM); spans: Petrov et al. 2024 (DAGER).
+        Likelihood ratios of rows, errors fitted through the defense and joint moves are ours.
+    """
+
+    kind: ClassVar[str] = "reconstruction"
+    aware: ClassVar[bool] = True
+    needs: ClassVar[frozenset[str]] = frozenset({"messages", "models", "auxiliary"})
+    forms: ClassVar[frozenset[str]] = frozenset({"tokens"})
+
+    sweeps: int = 20
+
+    def __post_init__(self) -> None:
+        if self.sweeps < 0:
+            raise ValueError(f"expected sweeps >= 0, got sweeps={self.sweeps}")
+
+    def at_once(self, dim: int) -> int:
+        """A few victims, because each has a search of its own."""
+        return 4
+
+    def run(self, seen: Observation, key: Key) -> Reconstruction:
+        """Ids and labels; the objective is minus the log likelihood and the log prior, or 0 for an exact solution."""
+        task, messages, form = seen.task, seen.observed_rounds[0].messages, seen.task.form
+        assert isinstance(form, Form)
+        assert seen.auxiliary is not None
+        try:
+            network = Network.of(task, seen.observed_rounds[0].model.params)
+        except ValueError as error:
+            return Reconstruction(tuple(failed(task, message, str(error)) for message in messages))
+        guesses = list[Guess]()
+        known: dict[int, tuple[Chances, list[Channel]]] = {}
+        for victim, message in enumerate(messages):
+            texts = message.images
+            if texts not in known:
+                chances = Chances.of(seen.auxiliary.x, form.vocabulary.size, texts)
+                alone = [(n, o._replace(messages=(o.messages[victim],))) for n, o in enumerate(seen.observed_rounds)]
+                channels = [Channel(seen, o, network, chances, key.child("own", texts, n)) for n, o in alone]
+                known[texts] = chances, channels
+            chances, channels = known[texts]
+            each = [channel.of(o.messages[victim]) for channel, o in zip(channels, seen.observed_rounds, strict=True)]
+            victims_key = key.child(message.sender.number)
+            estimate = received_gradients(seen, each[0].observed, numbers=True)[0]
+            if why := unusable(estimate):
+                guesses.append(failed(task, message, why))
+                continue
+            labels = _labels(seen, each[0], estimate, victims_key.child("labels"))
+            guesses.append(self._guess(each, network, chances, labels, victims_key))
+        return Reconstruction(tuple(guesses), _PRIOR)
+
+    def _guess(
+        self, channels: list[Channel], network: Network, chances: Chances, labels: list[Tensor], key: Key
+    ) -> Guess:
+        """The guess for one victim, of whose labels there are one or several candidates [b]."""
+        first = channels[0]
+        b, t = first.observed.messages[0].images, first.seen.task.input_shape[0]
+        estimate, x = first.estimate, None
+        if first.exact:
+            tensors = first.seen.task.layout.split(estimate)
+            x = Exact(network, first.observed.model.params, tensors, b, t).solve()
+        if x is not None:
+            return Guess(x.float(), labels[0], 0.0, 0)
+        words = torch.stack([channel.words() for channel in channels]).sum(0)
+        start = _start(words + chances.first, b, t)
+        if not self.sweeps or max(channel.told for channel in channels) < _TOLD * b * t:
+            return Guess(start.float(), labels[0], 0.0, 0)
+
+        def energy(x: Tensor, y: Tensor) -> Tensor:
+            return torch.stack([channel.misfit(x, y) for channel in channels]).sum(0) - chances.of_texts(x)
+
+        y = min(labels, key=lambda y: float(energy(start[None], y)[0]))
+        found = search(lambda x: energy(x, y), chances, words, start, self.sweeps, key)
+        return Guess(found.x.float(), y, found.energy, found.evaluations)
+
+
+def _start(score: Tensor, b: int, t: int) -> Tensor:
+    """[b, t] the likeliest tokens: different ones in each text, as far as they are likelier present than absent."""
+    order = score.argsort(descending=True)
+    likely = order[: max(t, min(b * t, int((score > 0).sum())))]
+    rows = [torch.cat([likely[i::b], order])[:t] for i in range(b)]
+    return torch.stack(rows)
+
+
+def _labels(seen: Observation, channel: Channel, estimate: Tensor, key: Key) -> list[Tensor]:
+    """Candidates [b] of a victim's labels: the inferred ones, or all for a single text whose label cannot be."""
+    task, texts = seen.task, channel.observed.messages[0].images
+    if seen.labels is not None:
+        return [seen.labels[channel.victim]]
+    if task.numbers or task.classes == 1 or seen.auxiliary is None or not bool(seen.auxiliary.y.any()):
+        return [seen.auxiliary.y[:1].expand(texts)] if seen.auxiliary is not None else []
+    try:
+        params = channel.observed.model.params
+        return [restore(task, params, estimate[None], [texts], key, seen.auxiliary)[0]]
+    except ValueError:
+        few = torch.arange(min(task.classes, _LABELS))
+        return list(few[:, None]) if texts == 1 else [few[:1].expand(texts)]
