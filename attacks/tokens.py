@@ -57,7 +57,7 @@ class Tokens(Attack):
     needs: ClassVar[frozenset[str]] = frozenset({"messages", "models", "auxiliary"})
     forms: ClassVar[frozenset[str]] = frozenset({"tokens"})
 
-    sweeps: int = 20
+    sweeps: int = 12
 
     def __post_init__(self) -> None:
         if self.sweeps < 0:
@@ -104,8 +104,8 @@ class Tokens(Attack):
         b, t = first.observed.messages[0].images, first.seen.task.input_shape[0]
         estimate, x = first.estimate, None
         if first.exact:
-            tensors = first.seen.task.layout.split(estimate)
-            x = Exact(network, first.observed.model.params, tensors, b, t).solve()
+            exact = Exact(network, first.observed.model.params, estimate, labels[0], t)
+            x = exact.solve(chances, self.sweeps, key.child("spans"))
         if x is not None:
             return Guess(x.float(), labels[0], 0.0, 0)
         words = torch.stack([channel.words() for channel in channels]).sum(0)

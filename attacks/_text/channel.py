@@ -97,10 +97,12 @@ class Channel:
         self.shrink = sum(a for a, _ in pairs) / max(1e-300, sum(b for _, b in pairs))
         self.omits = bool(sums[2].sum() < _ALL * _FITTED * layout.dim)
         count = sums[2].clamp(min=1)
-        self.width, self.variance = (sums[0] / count).clamp(min=1e-30), (sums[1] / count).clamp(min=1e-60)
-        laplace = (count * (2 * math.e * self.width).log()).sum()
-        normal = (count * (2 * math.pi * math.e * self.variance).log() / 2).sum()
+        width, variance = (sums[0] / count).clamp(min=1e-30), (sums[1] / count).clamp(min=1e-60)
+        laplace = (count * (2 * math.e * width).log()).sum()
+        normal = (count * (2 * math.pi * math.e * variance).log() / 2).sum()
         self.heavy = bool(laplace < normal)
+        each = 1 / width if self.heavy else 0.5 / variance
+        self.precision = torch.cat([p.expand(n) for p, n in zip(each, layout.sizes, strict=True)]).float()
         self.present, self.absent = _Normal.of(torch.cat(present)), _Normal.of(torch.cat(absent))
         self._calibrate(kept)
         gradients = torch.stack([gradient for gradient, _ in held])
@@ -138,17 +140,12 @@ class Channel:
         rows = []
         for part in x.float().split(_TOGETHER):
             updates = own_updates(self.seen, self.observed, Examples(part, y.expand(len(part), *y.shape)))
-            rows.append(self._off(self.estimate, updates.sum(1) / self.factor))
+            whole = updates[:, 0] if updates.shape[1] == 1 else updates.sum(1)
+            rows.append(self._off(self.estimate, whole / self.factor))
         return torch.cat(rows)
 
     def _off(self, estimate: Tensor, gradients: Tensor) -> Tensor:
-        """[m] misfits of gradients [m, d] of what a message reveals [d]."""
-        off = (estimate - self.shrink * gradients).abs()
-        each = self.seen.setting.layout.split(off * (estimate != 0) if self.omits else off)
-        if self.heavy:
-            parts = [e.flatten(1).sum(1).double() / w for e, w in zip(each, self.width, strict=True)]
-        else:
-            parts = [
-                e.flatten(1).square().sum(1).double() / (2 * w) for e, w in zip(each, self.variance, strict=True)
-            ]
-        return torch.stack(parts).sum(0)
+        """[m] misfits of gradients [m, d] of what a message reveals [d]; the scale of its errors is the likeliest one."""
+        off, sent = torch.sub(estimate, gradients, alpha=self.shrink), (estimate != 0) | (not self.omits)
+        total = (off.abs_() if self.heavy else off.square_()) @ (self.precision * sent)
+        return int(sent.sum()) * (1.0 if self.heavy else 0.5) * total.double().clamp(min=1e-30).log()

@@ -16,7 +16,7 @@ _TOKENS = 16  # tokens that are tried at each place
 _TRIED = 512  # moves of which the energy is computed in each sweep
 _JOINED = 16  # most moves that are joined
 _WARM = 2.0  # nats by which a random draw may prefer a less likely move
-_IDLE = 2  # sweeps without a gain before the search ends
+_KICKS, _AMONG = 3, 24  # moves without a gain that are joined if no move gains, and among how many they are drawn
 
 
 class Found(NamedTuple):
@@ -36,24 +36,27 @@ def search(
         energy: of texts [m, b, T]: minus their log probabilities [m], prior included.
         words: [V] log likelihood ratios of tokens, by which moves are proposed.
     """
-    x, used, idle = start, 0, 0
-    best = float(energy(x[None])[0])
+    x, used, found = start, 0, Found(start, float(energy(start[None])[0]), 0)
+    best = found.energy
     for number in range(sweeps):
-        tried = _moves(x, chances, words)
+        tried, own = _moves(x, chances, words), key.child(number)
         hope = chances.of_texts(tried) + words[tried].sum((1, 2))
-        draws = rng.uniform(key.child(number), (len(tried),), dtype=torch.float64)
+        draws = rng.uniform(own.child("draws"), (len(tried),), dtype=torch.float64)
         tried = tried[(hope - _WARM * (-draws.log()).log()).topk(min(_TRIED, len(tried))).indices]
         values = energy(tried)
-        joined = _joined(x, tried[values.argsort()[: int((values < best).sum())]])
-        used += len(tried) + len(joined)
-        if not len(joined):
-            idle += 1
-            if idle == _IDLE:
-                break
-            continue
-        values, idle = energy(joined), 0
-        best, x = float(values.min()), joined[values.argmin()]
-    return Found(x, best, used)
+        order, gains = values.argsort(), int((values < best).sum())
+        if gains:
+            joined = _joined(x, tried[order[:gains]], _JOINED)
+            values = energy(joined)
+            best, x = float(values.min()), joined[values.argmin()]
+            used += len(joined)
+        else:
+            turn = torch.from_numpy(rng.permutation(own.child("kick"), min(_AMONG, len(order))))
+            x = _joined(x, tried[order[turn]], _KICKS)[-1]
+            best = float(energy(x[None])[0])
+        used += len(tried)
+        found = Found(x, best, used) if best < found.energy else found._replace(evaluations=used)
+    return found
 
 
 def _moves(x: Tensor, chances: Chances, words: Tensor) -> Tensor:
@@ -78,12 +81,12 @@ def _moves(x: Tensor, chances: Chances, words: Tensor) -> Tensor:
     return moves[(moves != x).flatten(1).any(1)]
 
 
-def _joined(x: Tensor, better: Tensor) -> Tensor:
+def _joined(x: Tensor, better: Tensor, most: int) -> Tensor:
     """[m, b, T] x after the first of these moves, after the first two that fit together, and so on."""
     rows, touched = list[Tensor](), torch.zeros_like(x, dtype=torch.bool)
     for moved in better:
         changed = moved != x
-        if not bool((changed & touched).any()) and len(rows) < _JOINED:
+        if not bool((changed & touched).any()) and len(rows) < most:
             touched |= changed
             rows.append(torch.where(changed, moved, rows[-1] if rows else x))
     return torch.stack(rows) if rows else better[:0]

@@ -7,18 +7,26 @@ not the second block alone; thresholds follow from the number of texts; for enco
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from leakgauge.attacks._text.chances import Chances
 from leakgauge.attacks._text.network import Network, Site
+from leakgauge.attacks._text.search import Found, search
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
+from leakgauge.harness.learn.gradients import gradients, targets_of
 
 _ROUNDING = 2e-7  # of a row space: singular values below this share of the largest one are rounding
 _QUIET = 8  # directions that the rows of absent tokens have in common if the words' tensor is also the output layer
 _FAR = 0.05  # about the distance of a state of another text; the bound is the geometric mean with the b-th nearest
+_MISFIT = 1e-2  # of the equations of one token a place, up to which they hold
+_STARTS, _ABSENT, _OLD = 3, 30.0, 2.0  # searches a text; nats against tokens that do not occur, or occur in a found text
 _SPARE = 4  # prefixes kept for each text
 _STATES = 2**24  # numbers of hidden states that are held at once
 
@@ -82,68 +90,77 @@ def in_places(rows: Tensor, places: Tensor) -> tuple[Tensor, float]:
 
 
 class Exact(NamedTuple):
-    """An exact gradient of b texts of T tokens: tensors in the layout's shapes."""
+    """An exact gradient [d] of b texts of T tokens with labels y [b]."""
 
     network: Network
     params: Vector
-    tensors: Sequence[Tensor]
-    texts: int
+    gradient: Vector
+    y: Tensor
     length: int
 
-    def solve(self) -> Tensor | None:
-        """[b, T] ids; None: nothing is known."""
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The gradient in the layout's shapes."""
+        return self.network.task.layout.split(self.gradient)
+
+    @property
+    def texts(self) -> int:
+        """b."""
+        return len(self.y)
+
+    def solve(self, chances: Chances, sweeps: int, key: Key) -> Tensor | None:
+        """[b, T] ids; None: nothing is known. Chances and sweeps: of the search for texts that are read both ways."""
         network = self.network
         pool = bag(network, self.tensors, (2 if network.tied else 1) * self.texts * self.length)
         if not len(pool):
             return None
-        if self.texts == 1 and network.places is not None and not network.tied:
-            number, at = network.places
-            table = self.tensors[number].reshape(-1, self.tensors[network.words].shape[1])[at].double()
-            place, misfit = in_places(self.tensors[network.words][pool].double(), network.scale * table)
-            if misfit < 1e-2:
-                return pool[place][None]
         spans = [Span.of(site, self.tensors) for site in network.sites]
-        spans = [span for span in spans if not span.full]
-        near = self._near(pool, spans)
-        ahead = [span for span in spans if span.site.causal and not span.site.local and self._heard(span)]
-        if ahead:
-            return self._prefixes(pool, near, ahead[:2])
-        if self.texts == 1 and near is not None:
-            return pool[near.argmin(0)][None]
-        return None
+        local = next((span for span in spans if span.site.local), None)
+        heard = torch.ones(self.length, dtype=torch.bool) if local is None else local.site.heard
+        found = self._placed(pool) if self.texts == 1 and network.places is not None and not network.tied else None
+        if found is None:
+            rest = [span for span in spans if not (span.full or span.site.local) and 2 * span.site.heard.sum() > len(heard)]
+            rest.sort(key=lambda span: -int(span.site.heard.sum()))
+            ahead = [span for span in rest if span.site.causal]
+            near = None if local is None or local.full else self._near(pool, local)
+            if ahead:
+                heard = heard & ahead[0].site.heard
+                found = self._prefixes(pool, near, ahead[:2], heard)
+            elif self.texts == 1 and near is not None and float(near.std(1).max()) > 0:
+                found = pool[near.argmin(0)][None]
+            elif rest:
+                found = self._whole(pool, rest[:2], chances, sweeps, key)
+        return found if found is None or bool(heard.all()) else self._unheard(found, heard)
 
-    def _heard(self, span: Span) -> bool:
-        first = next((site for site in self.network.sites if site.local), span.site)
-        return bool((span.site.heard >= first.heard).all())
+    def _placed(self, pool: Tensor) -> Tensor | None:
+        """[1, T] one token a place, if the equations hold."""
+        rows = self.tensors[self.network.words][pool].double()
+        assert self.network.places is not None
+        number, at = self.network.places
+        table = self.tensors[number].reshape(-1, rows.shape[1])[at].double()
+        place, misfit = in_places(rows, self.network.scale * table)
+        return pool[place][None] if misfit < _MISFIT else None
 
-    def _near(self, pool: Tensor, spans: Sequence[Span]) -> Tensor | None:
-        """[C, T] distances of each token at each place from the first layer's span; None: unknown."""
-        local = [span for span in spans if span.site.local]
-        if not local:
-            return None
-        size = max(1, _STATES // (self.length * local[0].site.width))
-        parts = [
-            local[0].distance(self.network.states(self.params, some[:, None].repeat(1, self.length), [local[0].site])[0])
-            for some in pool.split(size)
-        ]
-        return torch.cat(parts)
+    def _near(self, pool: Tensor, span: Span) -> Tensor:
+        """[C, T] distances of each token at each place from the first layer's span."""
+        size = max(1, _STATES // (self.length * span.site.width))
+        every = [some[:, None].repeat(1, self.length) for some in pool.split(size)]
+        return torch.cat([span.distance(self.network.states(self.params, x, [span.site])[0]) for x in every])
 
-    def _prefixes(self, pool: Tensor, near: Tensor | None, spans: Sequence[Span]) -> Tensor:
+    def _prefixes(self, pool: Tensor, near: Tensor | None, spans: Sequence[Span], heard: Tensor) -> Tensor:
         """[b, T] the texts whose every prefix has states in all spans."""
-        heard = int(spans[0].site.heard.sum())
         texts, scores = pool.new_zeros(1, 0), torch.zeros(1)
         for at in range(self.length):
+            if not heard[at]:
+                texts = torch.cat([texts, pool[:1].expand(len(texts), 1)], 1)
+                continue
             tokens = pool if near is None else pool[self._likely(near[:, at])]
             longer = torch.cat([texts.repeat_interleave(len(tokens), 0), tokens.repeat(len(texts))[:, None]], 1)
-            if at >= heard:
-                texts, scores = longer[:: len(tokens)], scores
-                continue
-            off = self._off(longer, spans)
-            kept = self._likely(off, _SPARE * self.texts)
-            texts, scores = longer[kept], (scores.repeat_interleave(len(tokens)) + off.log())[kept]
+            off = self._off(longer, spans)[:, -1]
+            kept = self._likely(off.exp(), _SPARE * self.texts)
+            texts, scores = longer[kept], (scores.repeat_interleave(len(tokens)) + off)[kept]
         order = scores.argsort()
-        order = order[torch.arange(self.texts) % len(order)]
-        return texts[order]
+        return texts[order[torch.arange(self.texts) % len(order)]]
 
     def _likely(self, off: Tensor, most: int | None = None) -> Tensor:
         """The nearest candidates, by distances [n]."""
@@ -152,15 +169,64 @@ class Exact(NamedTuple):
         return order[off[order] <= torch.maximum(nearest, (nearest * _FAR).sqrt())]
 
     def _off(self, texts: Tensor, spans: Sequence[Span]) -> Tensor:
-        """[n] distances of the last states of prefixes [n, k] from the spans, their geometric mean."""
-        count = texts.shape[1]
-        ids = texts
-        if not self.network.short:
+        """[n, k] log distances of the states of texts or prefixes [n, k] from the spans, their mean."""
+        count, ids = texts.shape[1], texts
+        if not self.network.short and count < self.length:
             ids = torch.cat([texts, texts[:, -1:].expand(-1, self.length - count)], 1)
-        size = max(1, _STATES // (8 * ids.shape[1] * max(span.site.width for span in spans)))
         rows = []
-        for part in ids.split(size):
+        for part in ids.split(max(1, _STATES // (8 * ids.shape[1] * max(span.site.width for span in spans)))):
             states = self.network.states(self.params, part, [span.site for span in spans])
-            each = [span.distance(h[:, count - 1]).log() for span, h in zip(spans, states, strict=True)]
+            each = [span.distance(h[:, :count]).log() for span, h in zip(spans, states, strict=True)]
             rows.append(torch.stack(each).mean(0))
-        return torch.cat(rows).exp()
+        return torch.cat(rows)
+
+    def _whole(self, pool: Tensor, spans: Sequence[Span], chances: Chances, sweeps: int, key: Key) -> Tensor:
+        """[b, T] the texts all of whose states are nearest to the spans, by searches from different tokens."""
+        found = list[Found]()
+        for number in range(_STARTS * self.texts):
+            words, own = torch.full((len(chances.token),), -_ABSENT, dtype=torch.float64), key.child(number)
+            words[pool] = 0.0
+            read = {tuple(each.x[0].tolist()): each for each in found if each.energy < self.length * math.log(_FAR) * 2}
+            if len(read) >= self.texts:
+                break
+            old = torch.isin(pool, torch.tensor([token for text in read for token in text], dtype=torch.int64))
+            words[pool[old]] -= _OLD
+            draws = rng.uniform(own.child("start"), (len(pool),), dtype=torch.float64)
+            order = pool[(draws + old.double()).argsort()]
+            start = order[torch.arange(self.length) % len(order)][None]
+            found.append(
+                search(lambda x: self._off(x[:, 0], spans).sum(1).double(), chances, words, start, sweeps, own)
+            )
+        best = {tuple(each.x[0].tolist()): each.x[0] for each in sorted(found, key=lambda each: each.energy)}
+        texts = list(best.values())
+        return torch.stack([texts[i % len(texts)] for i in range(self.texts)])
+
+    def _unheard(self, texts: Tensor, heard: Tensor) -> Tensor:
+        """The texts with the tokens that are predicted but not read, by the rows of tensors over the vocabulary."""
+        task, size, b = self.network.task, len(self.tensors[self.network.words]), self.texts
+        over = [at for at, shape in enumerate(task.layout.shapes) if shape[0] == size]
+
+        def rows(gradients: Tensor, at: Tensor | slice) -> Tensor:
+            tensors = task.layout.split(gradients)
+            return torch.cat([tensors[n][:, at].flatten(2) for n in over], 2)
+
+        def records(x: Tensor, y: Tensor) -> Tensor:
+            with torch.no_grad():
+                return gradients(task, self.params, x.float()[:, None], targets_of(task, y, torch.float32)[:, None])
+
+        for place in (~heard).nonzero()[:, 0].tolist():
+            old = records(texts, self.y)
+            rest = rows((b * self.gradient - old.sum(0))[None], slice(None))[0]
+            tokens = torch.unique(torch.cat([rest.norm(dim=1).topk(min(size, 4 * b + 4)).indices, texts[:, place]]))
+            rest, moves = rest[tokens], list[Tensor]()
+            for text, label, own in zip(texts, self.y, old, strict=True):
+                tried = text.repeat(len(tokens), 1)
+                tried[:, place] = tokens
+                moves.append(rows(records(tried, label.expand(len(tokens))) - own, tokens))
+            chosen = [moved.new_zeros(moved.shape[1:]) for moved in moves]
+            for turn in range(3 * b):
+                text = turn % b
+                off = (rest + chosen[text] - moves[text]).square().flatten(1).sum(1)
+                rest = rest + chosen[text] - moves[text][off.argmin()]
+                chosen[text], texts[text, place] = moves[text][off.argmin()], tokens[off.argmin()]
+        return texts
