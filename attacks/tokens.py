@@ -11,14 +11,15 @@ from torch import Tensor
 from leakgauge.attacks._engine.labels import restore
 from leakgauge.attacks._engine.objective import received_gradients
 from leakgauge.attacks._engine.reconstruct import failed, unusable
-from leakgauge.attacks._text.channel import Channel
 from leakgauge.attacks._text.chances import Chances
+from leakgauge.attacks._text.channel import Channel
 from leakgauge.attacks._text.network import Network
 from leakgauge.attacks._text.search import search
 from leakgauge.attacks._text.spans import Exact
 from leakgauge.harness.core.contract import Attack, Guess, Observation, Reconstruction
 from leakgauge.harness.core.form import Tokens as Form
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.learn.tasks import ModelTask
 
 _TOLD = 0.5  # nats a token that messages must tell; below, the most frequent tokens are the guess
 _LABELS = 20  # most classes that are tried out for a single text
@@ -71,6 +72,7 @@ class Tokens(Attack):
         """Ids and labels; the objective is minus the log likelihood and the log prior, or 0 for an exact solution."""
         task, messages, form = seen.task, seen.observed_rounds[0].messages, seen.task.form
         assert isinstance(form, Form)
+        assert isinstance(task, ModelTask)
         assert seen.auxiliary is not None
         try:
             network = Network.of(task, seen.observed_rounds[0].model.params)
@@ -92,7 +94,8 @@ class Tokens(Attack):
             if why := unusable(estimate):
                 guesses.append(failed(task, message, why))
                 continue
-            labels = _labels(seen, each[0], estimate, victims_key.child("labels"))
+            inferred = _labels(seen, each[0], estimate, victims_key.child("labels"))
+            labels = inferred if seen.labels is None else [seen.labels[victim]]
             guesses.append(self._guess(each, network, chances, labels, victims_key))
         return Reconstruction(tuple(guesses), _PRIOR)
 
@@ -132,8 +135,6 @@ def _start(score: Tensor, b: int, t: int) -> Tensor:
 def _labels(seen: Observation, channel: Channel, estimate: Tensor, key: Key) -> list[Tensor]:
     """Candidates [b] of a victim's labels: the inferred ones, or all for a single text whose label cannot be."""
     task, texts = seen.task, channel.observed.messages[0].images
-    if seen.labels is not None:
-        return [seen.labels[channel.victim]]
     if task.numbers or task.classes == 1 or seen.auxiliary is None or not bool(seen.auxiliary.y.any()):
         return [seen.auxiliary.y[:1].expand(texts)] if seen.auxiliary is not None else []
     try:

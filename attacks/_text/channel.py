@@ -14,6 +14,7 @@ from leakgauge.attacks._engine.imitation import own_messages, own_updates
 from leakgauge.attacks._engine.objective import received_gradients, update_per_gradient
 from leakgauge.attacks._text.chances import Chances
 from leakgauge.attacks._text.network import Network
+from leakgauge.attacks._text.spans import bag
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Examples, Message, Observation, ObservedRound
 from leakgauge.harness.core.rng import Key
@@ -21,6 +22,7 @@ from leakgauge.harness.core.rng import Key
 _FITTED, _KEPT = 24, 8  # own messages for the fits, and for their calibration
 _ABSENT = 150  # rows of absent tokens of each own message
 _ALL = 0.98  # the share of coordinates that differ from zero, below which a defense leaves coordinates out
+_SURE = 30.0  # nats for or against tokens, if rows are exact
 _EXACT = 1e-4  # relative error of an estimate that counts as none
 _TOGETHER = 64  # batches of texts whose gradients are computed at once
 _SLOPES = torch.linspace(0, 1.2, 13, dtype=torch.float64)
@@ -60,6 +62,8 @@ class Channel:
         self.factor = update_per_gradient(seen.setting, observed)[0]
         updates, estimates, _ = self._own(0)
         self.estimate = received_gradients(seen, observed, numbers=True)[0]
+        self.slope, self.told, self.shrink, self.omits, self.heavy = 1.0, math.inf, 1.0, False, False
+        self.precision = torch.ones(seen.setting.dim)
         self.exact = bool((estimates - updates).norm() < _EXACT * updates.norm())
         if not self.exact:
             self._fit()
@@ -132,20 +136,24 @@ class Channel:
 
     def words(self) -> Tensor:
         """[V] log likelihood ratios that a token occurs."""
+        if self.exact:
+            b, t = self.observed.messages[0].images, self.seen.task.input_shape[0]
+            found = bag(self.network, self.seen.task.layout.split(self.estimate), (1 + self.network.tied) * b * t)
+            return torch.full((len(self.chances.token),), -_SURE, dtype=torch.float64).index_fill_(0, found, _SURE)
         rows = self.seen.setting.layout.split(self.estimate)[self.network.words].double()
         return self.slope * (self.present.log_density(rows) - self.absent.log_density(rows))
 
     def misfit(self, x: Tensor, y: Tensor) -> Tensor:
         """[m] minus the log likelihoods of texts x [m, b, T] with labels y [b], by the errors' distribution."""
         rows = []
-        for part in x.float().split(_TOGETHER):
+        for part in torch.split(x.float(), _TOGETHER):
             updates = own_updates(self.seen, self.observed, Examples(part, y.expand(len(part), *y.shape)))
             whole = updates[:, 0] if updates.shape[1] == 1 else updates.sum(1)
             rows.append(self._off(self.estimate, whole / self.factor))
         return torch.cat(rows)
 
     def _off(self, estimate: Tensor, gradients: Tensor) -> Tensor:
-        """[m] misfits of gradients [m, d] of what a message reveals [d]; the scale of its errors is the likeliest one."""
+        """[m] misfits of gradients [m, d] of what a message reveals [d], with the likeliest scale of its errors."""
         off, sent = torch.sub(estimate, gradients, alpha=self.shrink), (estimate != 0) | (not self.omits)
         total = (off.abs_() if self.heavy else off.square_()) @ (self.precision * sent)
         return int(sent.sum()) * (1.0 if self.heavy else 0.5) * total.double().clamp(min=1e-30).log()

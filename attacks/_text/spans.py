@@ -1,8 +1,8 @@
 """Texts behind an exact gradient: bags from rows, places by equations, and spans of weight gradients.
 
 Source: Petrov et al. 2024 (DAGER) for the check that a hidden state lies in the row space of a weight's gradient.
-Differs: rows count by their singular value, not by a rank; all layers whose states depend on the tokens before are used,
-not the second block alone; thresholds follow from the number of texts; for encoders, whole texts are searched.
+Differs: directions count by their singular value, not by a rank; all layers whose states depend on the tokens before
+are used, not the second block alone; thresholds follow from the number of texts; texts of encoders are searched.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ _ROUNDING = 2e-7  # of a row space: singular values below this share of the larg
 _QUIET = 8  # directions that the rows of absent tokens have in common if the words' tensor is also the output layer
 _FAR = 0.05  # about the distance of a state of another text; the bound is the geometric mean with the b-th nearest
 _MISFIT = 1e-2  # of the equations of one token a place, up to which they hold
-_STARTS, _ABSENT, _OLD = 3, 30.0, 2.0  # searches a text; nats against tokens that do not occur, or occur in a found text
+_STARTS, _ABSENT, _OLD = (
+    3,
+    30.0,
+    2.0,
+)  # searches a text; nats against tokens that do not occur, or occur in a found text
 _SPARE = 4  # prefixes kept for each text
 _STATES = 2**24  # numbers of hidden states that are held at once
 
@@ -43,19 +47,21 @@ class Span(NamedTuple):
         """From the gradients of all tensors."""
         _, values, right = torch.linalg.svd(site.rows(tensors).double(), full_matrices=False)
         squares = values.square()
-        return cls(site, right.float(), (squares / (squares + (_ROUNDING * values[0]).square())).nan_to_num(0.0).float())
+        strength = squares / (squares + (_ROUNDING * values[0]).square().clamp(min=1e-300))
+        return cls(site, right.float(), strength.float())
 
     @property
     def full(self) -> bool:
         """Whether it says nothing, because it has all directions."""
-        return float(self.strength.sum()) > self.site.width - 1
+        return float(self.strength.sum()) > self.directions.shape[1] - 1
 
     def distance(self, states: Tensor) -> Tensor:
         """[...] relative distances of hidden states [..., width]."""
         unit = states / states.norm(dim=-1, keepdim=True).clamp(min=1e-30)
         inside = unit @ self.directions.T
         off = unit - (inside * self.strength) @ self.directions
-        return off.norm(dim=-1).clamp(min=1e-7)
+        distances: Tensor = off.norm(dim=-1).clamp(min=1e-7)
+        return distances
 
 
 def bag(network: Network, tensors: Sequence[Tensor], most: int) -> Tensor:
@@ -68,7 +74,8 @@ def bag(network: Network, tensors: Sequence[Tensor], most: int) -> Tensor:
         common = right[:_QUIET]
         norms = (rows - rows @ common.T @ common).norm(dim=1)
     count = most if network.tied else min(most, int((norms > _ROUNDING * norms.max()).sum()))
-    return norms.topk(min(count, len(norms))).indices
+    found: Tensor = norms.topk(min(count, len(norms))).indices
+    return found
 
 
 def in_places(rows: Tensor, places: Tensor) -> tuple[Tensor, float]:
@@ -119,7 +126,9 @@ class Exact(NamedTuple):
         heard = torch.ones(self.length, dtype=torch.bool) if local is None else local.site.heard
         found = self._placed(pool) if self.texts == 1 and network.places is not None and not network.tied else None
         if found is None:
-            rest = [span for span in spans if not (span.full or span.site.local) and 2 * span.site.heard.sum() > len(heard)]
+            rest = [
+                span for span in spans if not (span.full or span.site.local) and 2 * span.site.heard.sum() > len(heard)
+            ]
             rest.sort(key=lambda span: -int(span.site.heard.sum()))
             ahead = [span for span in rest if span.site.causal]
             near = None if local is None or local.full else self._near(pool, local)
@@ -143,8 +152,8 @@ class Exact(NamedTuple):
 
     def _near(self, pool: Tensor, span: Span) -> Tensor:
         """[C, T] distances of each token at each place from the first layer's span."""
-        size = max(1, _STATES // (self.length * span.site.width))
-        every = [some[:, None].repeat(1, self.length) for some in pool.split(size)]
+        size = max(1, _STATES // (self.length * span.directions.shape[1]))
+        every = [some[:, None].repeat(1, self.length) for some in torch.split(pool, size)]
         return torch.cat([span.distance(self.network.states(self.params, x, [span.site])[0]) for x in every])
 
     def _prefixes(self, pool: Tensor, near: Tensor | None, spans: Sequence[Span], heard: Tensor) -> Tensor:
@@ -174,7 +183,7 @@ class Exact(NamedTuple):
         if not self.network.short and count < self.length:
             ids = torch.cat([texts, texts[:, -1:].expand(-1, self.length - count)], 1)
         rows = []
-        for part in ids.split(max(1, _STATES // (8 * ids.shape[1] * max(span.site.width for span in spans)))):
+        for part in torch.split(ids, max(1, _STATES // (8 * ids.shape[1] * max(s.directions.shape[1] for s in spans)))):
             states = self.network.states(self.params, part, [span.site for span in spans])
             each = [span.distance(h[:, :count]).log() for span, h in zip(spans, states, strict=True)]
             rows.append(torch.stack(each).mean(0))
@@ -208,7 +217,8 @@ class Exact(NamedTuple):
 
         def rows(gradients: Tensor, at: Tensor | slice) -> Tensor:
             tensors = task.layout.split(gradients)
-            return torch.cat([tensors[n][:, at].flatten(2) for n in over], 2)
+            parts = [tensors[n][:, at] for n in over]
+            return torch.cat([part.reshape(*part.shape[:2], -1) for part in parts], 2)
 
         def records(x: Tensor, y: Tensor) -> Tensor:
             with torch.no_grad():
