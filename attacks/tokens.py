@@ -70,33 +70,37 @@ class Tokens(Attack):
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
         """Ids and labels; the objective is minus the log likelihood and the log prior, or 0 for an exact solution."""
-        task, messages, form = seen.task, seen.observed_rounds[0].messages, seen.task.form
-        assert isinstance(form, Form)
-        assert isinstance(task, ModelTask)
+        task, rounds = seen.task, seen.observed_rounds
+        if not isinstance(task, ModelTask) or not isinstance(task.form, Form):
+            raise ValueError(f"expected texts of token ids, got inputs of the form {task.form.name}")
         assert seen.auxiliary is not None
+        own, size, params = seen.auxiliary.x, task.form.vocabulary.size, rounds[0].model.params
         try:
-            network = Network.of(task, seen.observed_rounds[0].model.params)
+            if not all(bool(observed.model.params.isfinite().all()) for observed in rounds):
+                raise ValueError("the model is not finite")
+            network = Network.of(task, params)
         except ValueError as error:
-            return Reconstruction(tuple(failed(task, message, str(error)) for message in messages))
-        guesses = list[Guess]()
-        known: dict[int, tuple[Chances, list[Channel]]] = {}
-        for victim, message in enumerate(messages):
-            texts = message.images
-            if texts not in known:
-                chances = Chances.of(seen.auxiliary.x, form.vocabulary.size, texts)
-                alone = [(n, o._replace(messages=(o.messages[victim],))) for n, o in enumerate(seen.observed_rounds)]
-                channels = [Channel(seen, o, network, chances, key.child("own", texts, n)) for n, o in alone]
-                known[texts] = chances, channels
-            chances, channels = known[texts]
-            each = [channel.of(o.messages[victim]) for channel, o in zip(channels, seen.observed_rounds, strict=True)]
-            victims_key = key.child(message.sender.number)
-            estimate = received_gradients(seen, each[0].observed, numbers=True)[0]
+            return Reconstruction(tuple(failed(task, message, str(error)) for message in rounds[0].messages))
+        guesses, known = list[Guess](), dict[int, tuple[Chances, list[Channel]]]()
+        for victim, (message, estimate) in enumerate(
+            zip(rounds[0].messages, received_gradients(seen, numbers=True), strict=True)
+        ):
             if why := unusable(estimate):
                 guesses.append(failed(task, message, why))
                 continue
-            inferred = _labels(seen, each[0], estimate, victims_key.child("labels"))
-            labels = inferred if seen.labels is None else [seen.labels[victim]]
-            guesses.append(self._guess(each, network, chances, labels, victims_key))
+            single, texts = [o._replace(messages=(o.messages[victim],)) for o in rounds], message.images
+            if texts not in known:
+                chances = Chances.of(own, size, texts)
+                keys = [key.child("own", texts, number) for number in range(len(rounds))]
+                channels = [Channel(seen, o, network, chances, k) for o, k in zip(single, keys, strict=True)]
+                known[texts] = chances, channels
+            chances, channels = known[texts]
+            each = [channel.of(o.messages[0]) for channel, o in zip(channels, single, strict=True)]
+            own_key = key.child(message.sender.number)
+            labels = (
+                [seen.labels[victim]] if seen.labels is not None else _labels(seen, each[0], own_key.child("labels"))
+            )
+            guesses.append(self._guess(each, network, chances, labels, own_key))
         return Reconstruction(tuple(guesses), _PRIOR)
 
     def _guess(
@@ -132,14 +136,14 @@ def _start(score: Tensor, b: int, t: int) -> Tensor:
     return torch.stack(rows)
 
 
-def _labels(seen: Observation, channel: Channel, estimate: Tensor, key: Key) -> list[Tensor]:
+def _labels(seen: Observation, channel: Channel, key: Key) -> list[Tensor]:
     """Candidates [b] of a victim's labels: the inferred ones, or all for a single text whose label cannot be."""
     task, texts = seen.task, channel.observed.messages[0].images
     if task.numbers or task.classes == 1 or seen.auxiliary is None or not bool(seen.auxiliary.y.any()):
         return [seen.auxiliary.y[:1].expand(texts)] if seen.auxiliary is not None else []
     try:
         params = channel.observed.model.params
-        return [restore(task, params, estimate[None], [texts], key, seen.auxiliary)[0]]
+        return [restore(task, params, channel.estimate[None], [texts], key, seen.auxiliary)[0]]
     except ValueError:
         few = torch.arange(min(task.classes, _LABELS))
         return list(few[:, None]) if texts == 1 else [few[:1].expand(texts)]

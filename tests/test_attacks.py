@@ -28,7 +28,7 @@ from tests.doubles import function_task, small_task
 from tests.victims import KEY, LENET, SHAPE, Case, Says, make, only
 
 CHEAP = {name: {"evaluations": 30} for name in ("dlg", "idlg", "map", "inverting-gradients")}
-CHEAP |= {"learned": {"samples": 60, "epochs": 2}, "regressed": {"samples": 60}}
+CHEAP |= {"learned": {"samples": 60, "epochs": 2}, "regressed": {"samples": 60}, "tokens": {"sweeps": 1}}
 """Parameters that make the checks fast."""
 
 every_attack = pytest.mark.parametrize("attack", registry.classes("attack"))

@@ -18,7 +18,9 @@ CHEAP |= {"learned": {"samples": 60, "epochs": 2}, "regressed": {"samples": 60},
 NAMES = [
     name
     for name in registry.classes("attack")
-    if (attack := registry.build("attack", name, {})).kind == "reconstruction" and not attack.floor
+    if (attack := registry.build("attack", name, {})).kind == "reconstruction"
+    and not attack.floor
+    and "image" in attack.forms
 ]
 every = pytest.mark.parametrize("name", NAMES)
 labeled = pytest.mark.parametrize("name", [name for name in NAMES if "labels" in registry.defaults("attack", name)])

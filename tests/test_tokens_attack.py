@@ -3,6 +3,7 @@
 Victims and the adversary have different halves of Python's help texts, without doubles.
 """
 
+import dataclasses
 import math
 import re
 from pydoc_data.topics import topics
@@ -30,6 +31,8 @@ from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
 from leakgauge.harness.learn.language import Decoder, Encoder, Gru, Lstm
 from leakgauge.harness.study.prepare import make_task
 from leakgauge.harness.study.score import match
+from tests.doubles import small_task
+from tests.victims import make
 
 KEY = Key(0, ("tokens attack",))
 T, V = 16, 1000
@@ -72,6 +75,7 @@ def observed(network, defense="none", *, victims=3, texts=1, length=T, size=V, p
     for number, part in enumerate(x):
         work = Work(Examples(part, labels(part, predicts)), KEY.child("train", number))
         update = train_clients(task, params, [work], plan, "loop").updates[0]
+        update = update * (not how.get("silent", False))
         client = Client.of(Sender(number, texts), update, mechanism.remember(setting), KEY.child("message", number))
         (wire,) = server.among_silent([client], KEY.child("channel", number)).received
         messages.append(Message(0, client.sender, wire, client.shared, texts, setting.steps))
@@ -184,6 +188,18 @@ def test_a_network_without_an_embedding_of_ids_is_a_failure():
     assert {guess.failure for guess in Tokens().run(seen, Key(1)).guesses} == {
         "expected an nn.Embedding that the network calls with the ids"
     }
+
+
+def test_what_cannot_be_read_is_a_failure_or_refused():
+    seen, _ = observed(encoder, victims=2)
+    model = seen.model._replace(params=seen.model.params * math.nan)
+    (first, second) = Tokens().run(dataclasses.replace(seen, model=model), Key(1)).guesses
+    assert (first.failure, second.failure) == ("the model is not finite",) * 2
+    silent, _ = observed(encoder, "none", victims=2, silent=True)
+    for guess in Tokens().run(silent, Key(1)).guesses:
+        assert (guess.failure, guess.evaluations) == ("the gradient is zero", 0)
+    with pytest.raises(ValueError, match="expected texts of token ids, got inputs of the form image"):
+        Tokens().run(make(small_task("mlp-small")).seen, Key(1))
 
 
 def test_one_token_a_place_follows_from_sums_of_rows_of_places():

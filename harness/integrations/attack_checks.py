@@ -83,6 +83,11 @@ class AttackUnderTest:
         target = TARGETS.get(self.attack.kind) or Target(count=self.effort.victims)
         return dataclasses.replace(target, round=1) if "craft" in self.attack.needs else target
 
+    @property
+    def reads_images(self) -> bool:
+        """Whether it reads images; otherwise it is tested on texts."""
+        return "image" in self.attack.forms
+
     @functools.cached_property
     def views(self) -> list[View]:
         """The adversaries that see what the attack needs, the server first; side knowledge is granted."""
@@ -92,8 +97,9 @@ class AttackUnderTest:
 
     @functools.cached_property
     def federation(self) -> TrainedFederation:
-        """A training on digits without a defense; the attack may take part in it."""
-        spec = TrainingSpec(TaskSpec("digits", "mlp-small"), FederationSpec(**CLIENTS), PartSpec("none"), seed=0)
+        """A training on digits, or texts, without a defense; the attack may take part in it."""
+        task = TaskSpec("digits", "mlp-small") if self.reads_images else TaskSpec("help", "text-encoder")
+        spec = TrainingSpec(task, FederationSpec(**CLIENTS), PartSpec("none"), seed=0)
         if self.attack.needs & {"broadcast", "craft"}:
             spec = dataclasses.replace(
                 spec, malice=Malice(PartSpec(self.part.name, self.attack.parameters()), self.target)
@@ -278,7 +284,7 @@ def _extremes(observation: Observation) -> Iterator[tuple[str, Observation]]:
 
 
 def check_floor(tested: AttackUnderTest) -> str:
-    """The attack beats the floor attack, which observes nothing, on undefended digits."""
+    """The attack beats the floor attack, which observes nothing, on undefended digits or texts."""
     attack = tested.attack
     if attack.floor:
         raise Skip("it is a floor itself")
@@ -299,12 +305,12 @@ def check_floor(tested: AttackUnderTest) -> str:
                 raise Skip(text)
             raise Fault(text)
         return f"{share.value:.2f} {name} of {share.n}, chance is {chance:.2f}"
-    name, metric, more = _FLOORS[attack.kind]
+    name, metric, more = _FLOORS[attack.kind] if tested.reads_images else ("prior", "words", True)
     blind: Any = registry.build("attack", name, {}).run(tested.look(View(Threat.SERVER))[0], Key(0))
     floor = {e.name: e for e in scored(blind, truth, None, tested.federation.task.form)[0]}
     ours, least = (math.nan if e[metric].value is None else float(e[metric].value or 0) for e in (numbers, floor))
     shown = f"{metric} {ours:.3g}, the floor has {least:.3g}"
-    if attack.kind == "reconstruction":
+    if metric == "mse":
         shown += f"; SSIM {numbers['ssim'].value or 0:.2f}, the floor {floor['ssim'].value or 0:.2f}"
     if not (ours > least if more else ours < least):
         raise Fault(f"{shown}: on undefended digits the attack is no better than one that observes nothing")
