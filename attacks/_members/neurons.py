@@ -16,14 +16,18 @@ from leakgauge.harness.core.vec import Vector
 
 _RIDGE = 0.3  # ridge added to the variance of each input of the neurons, in units of the mean variance
 
-_QUIET, _LOUD = 1e-9, 1e3
-"""Output of a firing neuron, and slope of the scores over a later unit: the scores hardly move, the gradients do."""
+_FREE = 1e-9, 1e3, 100.0
+"""Output of a firing neuron, slope of the scores over a later unit, and about the length of a candidate's gradient over
+that of all other layers together: the scores hardly move, the gradients do."""
 
-_STEADY = 0.3, 0.1
-"""The same for neurons that fire for the same records after others have moved the parameters."""
+_STEADY = 0.3, 0.1, 30.0
+"""The same for neurons that fire for the same records after others have moved the parameters.
+
+Short gradients move the neurons less, and the model is nearer: for a length of 100, AUC after five local steps fell
+from 1.0 to 0.8. Behind noise that grows with the update, longer ones are seen better.
+"""
 
 _LEAST = 0.2  # least weight of a message's records, in units of the largest weight that a message of the round shows
-_LENGTH = 100.0  # approximate length of a candidate's gradient over that of the gradient of all other layers together
 
 FIRES = 0.85
 """Threshold of a neuron, for which an average record scores 0 and its candidates 1."""
@@ -55,8 +59,9 @@ def firing_for_candidates(
     structure, front, head = neurons_of(task, params, attack)
     made = [torch.zeros_like(tensor) for tensor in head]
     like, candidates = front(seen.auxiliary.x), front(seen.candidates.x)
-    quiet, loud = _STEADY if steady else (_QUIET, _LOUD)
+    quiet, loud, length = _STEADY if steady else _FREE
     made[0], made[1], gain = _neurons(like, candidates, len(head[0]), fires, quiet, key.child("groups"))
+    gain *= length
     if varied:
         gain *= (1 + rng.uniform(key.child("lengths"), (len(gain),))).sqrt()
     for middle in made[2:-2:2]:
@@ -72,7 +77,7 @@ def _neurons(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Weight [hidden, p] and bias [hidden]: each candidate fires one neuron; the inputs `like` hardly fire any.
 
-    The third result is the gains [hidden] behind the neurons, which make the candidates' gradients about equally long.
+    The third result is the gains [hidden] behind the neurons, which make the candidates' gradients about of length 1.
 
     Args:
         like: [m, p]; candidates: [n, p], spread over the neurons at random.
@@ -90,7 +95,7 @@ def _neurons(
         gram += (1e-6 * gram.diagonal().mean() + 1e-12) * torch.eye(len(group)).double()  # for copies, or the mean
         w = toward[group].T @ torch.linalg.solve(gram, torch.ones(len(group)).double())
         weight[neuron], bias[neuron] = scale * w, -scale * (fires + float(w @ mean))
-        gain[neuron] = _LENGTH * (1 + candidates[group].square().sum(1).mean()).rsqrt()
+        gain[neuron] = (1 + candidates[group].square().sum(1).mean()).rsqrt()
     return weight, bias, gain
 
 

@@ -202,8 +202,13 @@ class Function(Plain):
 
     def _proof(self, rounds: int, setting: Setting) -> Proof:
         unit, noise, sensitivity, tight = Unit(self.unit), self.fact("noise"), self.fact("sensitivity"), True
-        if stated := self.fact("proves", setting.dim):
-            return Proof.pure(stated[0], rounds, unit, stated[1], "stated", tight=False)
+        match self.fact("proves", setting.dim):
+            case None:
+                pass
+            case (float() | int() as epsilon, str(why)) if epsilon > 0:
+                return Proof.pure(epsilon, rounds, unit, why, "stated", tight=False)
+            case other:
+                raise ValueError(f"expected an epsilon above 0 and its reason from proves, got {other!r:.80}")
         if noise is None or self.family == "unknown" or not (self.clip or sensitivity or self.norm == "none"):
             lacks = "nothing is proved without the function's clip, noise and family; state them."
             return Proof(None, unit, "unknown", lacks, tight=False)
