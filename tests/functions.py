@@ -69,6 +69,16 @@ def of_tensors(update: "list[np.ndarray]"):
     return [part * min(1.0, CLIP / max(size, 1e-12)) + np.random.normal(0.0, NOISE, part.shape) for part in update]
 
 
+@states(family="unknown", delta=0.0, proves=lambda of, size: (of.each * size, "as is shown elsewhere."))
+def proved_elsewhere(update, each=0.1):
+    return clipped(update, 1.0) + np.random.laplace(0.0, 1.0 / each, len(update))
+
+
+@states(proves=lambda of, size: of.answer or (0.0, "nothing is sent."))
+def proved_wrongly(update, answer=2.0):
+    return clipped(update, 1.0)
+
+
 @states(norm="none", noise=NOISE, epsilon=5.0)
 def noise_alone(update):
     return update + NOISE * torch.randn(len(update))

@@ -239,6 +239,15 @@ def test_a_stated_gaussian_function_has_the_likelihood_and_the_proof_of_the_ship
         made("no_clip").likelihood(None, [wire], links)
 
 
+def test_a_proof_from_elsewhere_depends_on_the_length_of_an_update():
+    found = claim_of(made("proved_elsewhere"), [None] * 3, SETTING).proved
+    assert found.epsilon(0.0) == pytest.approx(3 * 0.1 * 24)
+    assert (found.reason, found.tight) == ("as is shown elsewhere.", False)
+    for wrong in (2.0, 0.0):
+        with pytest.raises(ValueError, match="expected an epsilon above 0 and its reason from proves, got"):
+            claim_of(made("proved_wrongly", answer=wrong), [None], SETTING)
+
+
 @by_rows(
     ({}, 2.0),
     ({"unit": "client", "relation": "add-remove"}, 1.0),

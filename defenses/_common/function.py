@@ -202,13 +202,11 @@ class Function(Plain):
 
     def _proof(self, rounds: int, setting: Setting) -> Proof:
         unit, noise, sensitivity, tight = Unit(self.unit), self.fact("noise"), self.fact("sensitivity"), True
-        match self.fact("proves", setting.dim):
-            case None:
-                pass
-            case (float() | int() as epsilon, str(why)) if epsilon > 0:
-                return Proof.pure(epsilon, rounds, unit, why, "stated", tight=False)
-            case other:
-                raise ValueError(f"expected an epsilon above 0 and its reason from proves, got {other!r:.80}")
+        if (stated := self.fact("proves", setting.dim)) is not None:
+            size, why = stated if isinstance(stated, tuple) and len(stated) == 2 else (stated, None)
+            if not isinstance(size, int | float) or not size > 0 or not isinstance(why, str):
+                raise ValueError(f"expected an epsilon above 0 and its reason from proves, got {stated!r:.80}")
+            return Proof.pure(size, rounds, unit, why, "stated", tight=False)
         if noise is None or self.family == "unknown" or not (self.clip or sensitivity or self.norm == "none"):
             lacks = "nothing is proved without the function's clip, noise and family; state them."
             return Proof(None, unit, "unknown", lacks, tight=False)
