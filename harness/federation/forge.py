@@ -52,8 +52,9 @@ def forged(round_: Round, client: Client, state_of: Callable[[Defense[Any, Any]]
 
 def _changed(defense: Defense[Any, Any], factor: float) -> Iterator[Defense[Any, Any]]:
     """The defense with little noise, and with one of its real numbers multiplied, for each of them."""
-    if quiet := defense.low_noise_variant():
-        yield quiet
+    with suppress(ValueError, ArithmeticError):
+        if quiet := defense.low_noise_variant():
+            yield quiet
     for field in dataclasses.fields(defense):
         value = getattr(defense, field.name)
         numbers = [value * factor] if type(value) is float else []
