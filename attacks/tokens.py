@@ -113,10 +113,12 @@ class Tokens(Attack):
         if first.exact:
             exact = Exact(network, first.observed.model.params, estimate, labels[0], t)
             x = exact.solve(chances, self.sweeps, key.child("spans"))
-        if x is not None:
+        # a search would move labels that are paired with other texts
+        mixed = bool((labels[0] != labels[0][:1]).any())
+        if x is not None and (mixed or first.explains(x, labels[0])):
             return Guess(x.float(), labels[0], 0.0, 0)
         words = torch.stack([channel.words() for channel in channels]).sum(0)
-        start = _start(words + chances.first, b, t)
+        start = _start(words + chances.first, b, t) if x is None else x
         if not self.sweeps or max(channel.told for channel in channels) < _TOLD * b * t:
             return Guess(start.float(), labels[0], 0.0, 0)
 

@@ -24,6 +24,7 @@ _ABSENT = 150  # rows of absent tokens of each own message
 _ALL = 0.98  # the share of coordinates that differ from zero, below which a defense leaves coordinates out
 _SURE = 30.0  # nats for or against tokens, if rows are exact
 _EXACT = 1e-4  # relative error of an estimate that counts as none
+_EXPLAINED = 1e-2  # relative distance of gradients up to which a text is right
 _TOGETHER = 64  # batches of texts whose gradients are computed at once
 _SLOPES = torch.linspace(0, 1.2, 13, dtype=torch.float64)
 
@@ -151,6 +152,11 @@ class Channel:
             whole = updates[:, 0] if updates.shape[1] == 1 else updates.sum(1)
             rows.append(self._off(self.estimate, whole / self.factor))
         return torch.cat(rows)
+
+    def explains(self, x: Tensor, y: Tensor) -> bool:
+        """Whether texts x [b, T] with labels y [b] have the gradient that the message reveals."""
+        updates = own_updates(self.seen, self.observed, Examples(x.float()[None], y[None])).sum(1)[0]
+        return bool((self.estimate - updates / self.factor).norm() < _EXPLAINED * self.estimate.norm())
 
     def _off(self, estimate: Tensor, gradients: Tensor) -> Tensor:
         """[m] misfits of gradients [m, d] of what a message reveals [d], with the likeliest scale of its errors."""

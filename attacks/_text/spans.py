@@ -23,6 +23,7 @@ from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.gradients import gradients, targets_of
 
 _ROUNDING = 2e-7  # of a row space: singular values below this share of the largest one are rounding
+_LEAST = 64  # tokens that are tried where the words' tensor is also the output layer
 _QUIET = 8  # directions that the rows of absent tokens have in common if the words' tensor is also the output layer
 _FAR = 0.05  # about the distance of a state of another text; the bound is the geometric mean with the b-th nearest
 _MISFIT = 1e-2  # of the equations of one token a place, up to which they hold
@@ -71,7 +72,7 @@ def bag(network: Network, tensors: Sequence[Tensor], most: int) -> Tensor:
     if network.tied:
         quiet = rows[norms <= norms.median()]
         _, _, right = torch.linalg.svd(quiet, full_matrices=False)
-        common = right[:_QUIET]
+        common = right[: min(_QUIET, rows.shape[1] // 4)]
         norms = (rows - rows @ common.T @ common).norm(dim=1)
     count = most if network.tied else min(most, int((norms > _ROUNDING * norms.max()).sum()))
     found: Tensor = norms.topk(min(count, len(norms))).indices
@@ -118,13 +119,20 @@ class Exact(NamedTuple):
     def solve(self, chances: Chances, sweeps: int, key: Key) -> Tensor | None:
         """[b, T] ids; None: nothing is known. Chances and sweeps: of the search for texts that are read both ways."""
         network = self.network
-        pool = bag(network, self.tensors, (2 if network.tied else 1) * self.texts * self.length)
+        pool = bag(
+            network,
+            self.tensors,
+            max(_LEAST, 2 * self.texts * self.length) if network.tied else self.texts * self.length,
+        )
         if not len(pool):
             return None
         spans = [Span.of(site, self.tensors) for site in network.sites]
         local = next((span for span in spans if span.site.local), None)
         heard = torch.ones(self.length, dtype=torch.bool) if local is None else local.site.heard
-        found = self._placed(pool) if self.texts == 1 and network.places is not None and not network.tied else None
+        found = placed = None
+        if self.texts == 1 and network.places is not None and not network.tied:
+            placed, misfit = self._placed(pool)
+            found = placed if misfit < _MISFIT else None
         if found is None:
             rest = [
                 span for span in spans if not (span.full or span.site.local) and 2 * span.site.heard.sum() > len(heard)
@@ -139,16 +147,17 @@ class Exact(NamedTuple):
                 found = pool[near.argmin(0)][None]
             elif rest:
                 found = self._whole(pool, rest[:2], chances, sweeps, key)
+        found = placed if found is None else found
         return found if found is None or bool(heard.all()) else self._unheard(found, heard)
 
-    def _placed(self, pool: Tensor) -> Tensor | None:
-        """[1, T] one token a place, if the equations hold."""
+    def _placed(self, pool: Tensor) -> tuple[Tensor, float]:
+        """[1, T] one token a place, and the misfit of the equations."""
         rows = self.tensors[self.network.words][pool].double()
         assert self.network.places is not None
         number, at = self.network.places
         table = self.tensors[number].reshape(-1, rows.shape[1])[at].double()
         place, misfit = in_places(rows, self.network.scale * table)
-        return pool[place][None] if misfit < _MISFIT else None
+        return pool[place][None], misfit
 
     def _near(self, pool: Tensor, span: Span) -> Tensor:
         """[C, T] distances of each token at each place from the first layer's span."""
