@@ -55,6 +55,7 @@ LONG = (
     "rounds",
     "sums",
     "tabular",
+    "text",
     "local-steps",
     "trained-models",
 )
