@@ -24,6 +24,7 @@ _ABSENT = 150  # rows of absent tokens of each own message
 _ALL = 0.98  # the share of coordinates that differ from zero, below which a defense leaves coordinates out
 _SURE = 30.0  # nats for or against tokens, if rows are exact
 _EXACT = 1e-4  # relative error of an estimate that counts as none
+_LEAST = 1e-6  # weight of a tensor's errors, as a share of the largest weight
 _EXPLAINED = 1e-2  # relative distance of gradients up to which a text is right
 _TOGETHER = 64  # batches of texts whose gradients are computed at once
 _SLOPES = torch.linspace(0, 1.2, 13, dtype=torch.float64)
@@ -102,11 +103,12 @@ class Channel:
         self.shrink = sum(a for a, _ in pairs) / max(1e-300, sum(b for _, b in pairs))
         self.omits = bool(sums[2].sum() < _ALL * _FITTED * layout.dim)
         count = sums[2].clamp(min=1)
-        width, variance = (sums[0] / count).clamp(min=1e-30), (sums[1] / count).clamp(min=1e-60)
+        width, variance = (sums[:2] / count).clamp(min=1e-30)
         laplace = (count * (2 * math.e * width).log()).sum()
         normal = (count * (2 * math.pi * math.e * variance).log() / 2).sum()
         self.heavy = bool(laplace < normal)
-        each = 1 / width if self.heavy else 0.5 / variance
+        each = 1 / width if self.heavy else 1 / variance
+        each = (each / each.max()).clamp(min=_LEAST)  # the scale of all errors together is fitted to each message
         self.precision = torch.cat([p.expand(n) for p, n in zip(each, layout.sizes, strict=True)]).float()
         self.present, self.absent = _Normal.of(torch.cat(present)), _Normal.of(torch.cat(absent))
         self._calibrate(kept)
