@@ -81,8 +81,8 @@ def _labels(ids: Sequence[Array], given: Sequence[object]) -> list[Array]:
     ]
 
 
-def help_texts(root: Path) -> DataSet:
-    """Python's own help texts, cut into texts of 16 of the 1,000 commonest tokens; a token is a word or a sign.
+def help_texts(root: Path, length: int = LENGTH, size: int = SIZE) -> DataSet:
+    """Python's own help texts, cut into texts of `length` of the `size` commonest tokens; a token is a word or a sign.
 
     Labels say whether a topic is about types or about the language. Equal texts count once. Every fifth text is for
     testing. The texts differ a little between versions of Python.
@@ -91,22 +91,22 @@ def help_texts(root: Path) -> DataSet:
 
     split = {topic: re.findall(r"[a-z]+|[0-9]+|[^\sa-z0-9]", text.lower()) for topic, text in sorted(topics.items())}
     counts = Counter(word for words in split.values() for word in words)
-    known = [word for word, _ in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[: SIZE - 1]]
+    known = [word for word, _ in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[: size - 1]]
     number = {word: place for place, word in enumerate(known, start=1)}
     labels: dict[tuple[int, ...], int] = {}
     for topic, words in split.items():
         of_data = re.split(r"[^a-z]|names", topic)[0] in _OF_DATA.split()
         ids = [number.get(word, 0) for word in words]
-        for start in range(0, len(ids) - LENGTH + 1, LENGTH):
-            labels.setdefault(tuple(ids[start : start + LENGTH]), int(of_data))
+        for start in range(0, len(ids) - length + 1, length):
+            labels.setdefault(tuple(ids[start : start + length]), int(of_data))
     arrays = Arrays(np.array([*labels]), np.array([*labels.values()]))
-    vocabulary = Vocabulary(SIZE, (_UNKNOWN, *known), unknown=0)
+    vocabulary = Vocabulary(size, (_UNKNOWN, *known), unknown=0)
     return replace(data_set("help", arrays, None, ("language", "types"), form=vocabulary), public=True)
 
 
-def help_without_labels(root: Path) -> DataSet:
+def help_without_labels(root: Path, length: int = LENGTH, size: int = SIZE) -> DataSet:
     """The same texts without labels, for models that predict the next token."""
-    data = help_texts(root)
+    data = help_texts(root, length, size)
     train, test = (part._replace(y=torch.zeros(len(part.y))) for part in (data.train, data.test))
     return replace(data, name="help-next", train=train, test=test, classes=())
 

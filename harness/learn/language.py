@@ -15,18 +15,20 @@ _WIDTH, _HEADS, _LAYERS = 64, 4, 3
 class _Blocks(nn.Module):
     """Blocks of attention with the norm before each part, as in GPT-2 (Radford et al. 2019); no dropout."""
 
-    def __init__(self, vocabulary: int, input_shape: tuple[int, ...], classes: int, *, causal: bool) -> None:
+    def __init__(
+        self, vocabulary: int, input_shape: tuple[int, ...], classes: int, *, causal: bool, width: int = _WIDTH
+    ) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(vocabulary, _WIDTH), nn.Embedding(input_shape[0], _WIDTH)
+        self.words, self.places = nn.Embedding(vocabulary, width), nn.Embedding(input_shape[0], width)
         for table in (self.words, self.places):
             nn.init.normal_(table.weight, std=0.02)
-        sizes = _WIDTH, _HEADS, 2 * _WIDTH
+        sizes = width, _HEADS, 2 * width
         self.blocks = nn.ModuleList(
             nn.TransformerEncoderLayer(*sizes, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
             for _ in range(_LAYERS)
         )
-        self.norm, self.causal = nn.LayerNorm(_WIDTH), causal
-        self.head = nn.Linear(_WIDTH, classes) if classes else None
+        self.norm, self.causal = nn.LayerNorm(width), causal
+        self.head = nn.Linear(width, classes) if classes else None
 
     def forward(self, ids: Tensor) -> Tensor:
         """Scores; see the module."""
@@ -43,19 +45,19 @@ class _Blocks(nn.Module):
 
 
 class Decoder(_Blocks):
-    """Three causal blocks of width 64; the last place is classified, or each place predicts the next token."""
+    """Three causal blocks; the last place is classified, or each place predicts the next token."""
 
-    def __init__(self, vocabulary: int, input_shape: tuple[int, ...], classes: int) -> None:
-        super().__init__(vocabulary, input_shape, classes, causal=True)
+    def __init__(self, vocabulary: int, input_shape: tuple[int, ...], classes: int, width: int = _WIDTH) -> None:
+        super().__init__(vocabulary, input_shape, classes, causal=True, width=width)
 
 
 class Encoder(_Blocks):
-    """Three blocks of width 64 that look both ways; the mean over the places is classified."""
+    """Three blocks that look both ways; the mean over the places is classified."""
 
-    def __init__(self, vocabulary: int, input_shape: tuple[int, ...], classes: int) -> None:
+    def __init__(self, vocabulary: int, input_shape: tuple[int, ...], classes: int, width: int = _WIDTH) -> None:
         if not classes:
             raise ValueError("an encoder sees the next token: expected classes, or take text-decoder")
-        super().__init__(vocabulary, input_shape, classes, causal=False)
+        super().__init__(vocabulary, input_shape, classes, causal=False, width=width)
 
 
 class _Recurrent(nn.Module):
