@@ -27,11 +27,8 @@ _LEAST = 64  # tokens that are tried where the words' tensor is also the output 
 _QUIET = 8  # directions that the rows of absent tokens have in common if the words' tensor is also the output layer
 _FAR = 0.05  # about the distance of a state of another text; the bound is the geometric mean with the b-th nearest
 _MISFIT = 1e-2  # of the equations of one token a place, up to which they hold
-_STARTS, _ABSENT, _OLD = (
-    3,
-    30.0,
-    2.0,
-)  # searches a text; nats against tokens that do not occur, or occur in a found text
+_STARTS = 3  # searches a text
+_ABSENT, _OLD = 30.0, 2.0  # nats against tokens that do not occur, or that occur in a text that is found
 _SPARE = 4  # prefixes kept for each text
 _STATES = 2**24  # numbers of hidden states that are held at once
 
