@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -127,6 +128,8 @@ class Tokens(Attack):
 
         y = min(labels, key=lambda y: float(energy(start[None], y)[0]))
         found = search(lambda x: energy(x, y), chances, words, start, self.sweeps, key)
+        if not math.isfinite(found.energy):
+            return failed(first.seen.task, first.observed.messages[0], "the likelihood of the texts is not finite")
         return Guess(found.x.float(), y, found.energy, found.evaluations)
 
 

@@ -17,7 +17,7 @@ from PIL import Image
 from leakgauge.harness import data
 from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.core.errors import UnknownNameError
-from leakgauge.harness.data import DataMissing, DataSet, DataUnreadable, embedded
+from leakgauge.harness.data import DataMissing, DataSet, DataUnreadable, embedded, sequences
 from tests.by_rows import by_rows
 from tests.data_files import REAL, one_line, pixels
 
@@ -25,7 +25,7 @@ from tests.data_files import REAL, one_line, pixels
 def test_every_name_has_a_summary_and_a_reader(tmp_path):
     for name, summary in data.names():
         assert summary
-        if name not in embedded.SETS:
+        if name not in embedded.SETS | sequences.SETS:
             with pytest.raises(UnknownNameError if name in ("given:NAME", "module:factory") else DataMissing):
                 data.load(name.replace("PATH", str(tmp_path / "nothing")), tmp_path)
 
@@ -77,7 +77,7 @@ def test_the_digest_is_sha256_of_every_pixel_and_label_of_both_splits():
     (torch.full((4, 1, 2, 2), 1.5), torch.zeros(4).long(), "in [0, 1], got 1.5 to 1.5"),
     (torch.full((4, 1, 2, 2), torch.nan), torch.zeros(4).long(), "in [0, 1], got nan to nan"),
     (torch.zeros(4, 1, 2, 2), torch.tensor([0, 1, 2, -1]), "labels from 0 to 1, got -1 to 2"),
-    (torch.zeros(4, 2, 2), torch.zeros(4).long(), "expected 2 or 4 axes in train x, got (4, 2, 2)"),
+    (torch.zeros(4, 1, 1, 2, 2), torch.zeros(4).long(), "expected 2, 3 or 4 axes in train x, got (4, 1, 1, 2, 2)"),
     (torch.zeros(4, 1, 2, 3), torch.zeros(4).long(), "one shape, got (1, 2, 3) and (1, 2, 2)"),
 )
 def test_examples_that_are_not_as_declared_are_refused(x, y, message):

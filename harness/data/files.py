@@ -101,8 +101,9 @@ def _form(name: str, xs: Sequence[Array]) -> InputForm | Vocabulary | None:
     """The form of a name."""
     if name not in ("", "tokens", "series"):
         raise ValueError(f"expected form=tokens or form=series, got form={name}")
-    tops = [int(x.max()) for x in xs if x.dtype.kind in "iuf" and x.size]
-    return Vocabulary(1 + max(0, *tops)) if name == "tokens" else SERIES if name else None
+    if name == "tokens":
+        return Vocabulary(1 + max(int(np.nan_to_num(x).max(initial=0)) if x.dtype.kind in "iuf" else 0 for x in xs))
+    return SERIES if name else None
 
 
 def _keys(keys: Sequence[str], options: Mapping[str, str]) -> dict[str, str]:
