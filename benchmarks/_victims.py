@@ -24,6 +24,7 @@ from leakgauge.harness.core.contract import (
     Setting,
     Snapshot,
 )
+from leakgauge.harness.core.form import SUCCESS
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.core.vec import Vector
@@ -33,7 +34,7 @@ from leakgauge.harness.federation.round import Client, Round
 from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
-from leakgauge.harness.study.score import SUCCESS, score_reconstruction
+from leakgauge.harness.study.score import score_reconstruction
 
 AUXILIARY = 3000
 """Number of images that the attacker has."""

@@ -203,9 +203,9 @@ def _of_case(run: Run, case: Case) -> Iterable[Measure]:
 
 
 def _items(run: Run, case: Case, metric: Metric, problem: str) -> Iterable[Measure]:
-    """A metric with a value for each item; nothing if a finished result lacks it (records that are not images)."""
+    """A metric with a value for each item; nothing if a finished result lacks it (other inputs have other scores)."""
     estimates = case.estimates(metric.name)
-    if not problem and len(estimates) < len(case.cells):
+    if len(estimates) < len(case.cells) and not (problem and (estimates or metric.headline)):
         return
     values = _rounded(metric, (value for estimate in estimates for value in estimate.values))
     lost = sum(value is None for value in values)
