@@ -26,7 +26,8 @@ def test_the_quickstart_is_tapped_by_at_most_five_changed_lines_and_inspected(tm
     assert 0 < len(changed) <= 5
     assert [line for line in difflib.ndiff(plain, tapped) if line.startswith("- ")] == ["- client_app = ClientApp()"]
     said = run(tmp_path, str(APP / "tapped.py"))
-    assert "leakgauge" not in said
+    # the environment's own folder may be named after the project, and Ray's warnings name it
+    assert not [line for line in said.splitlines() if "leakgauge" in line and "site-packages" not in line]
     recording = read(tmp_path / "recording")
     assert recording.closed
     assert recording.sent == {0: tuple(range(10))}
