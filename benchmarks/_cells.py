@@ -1,15 +1,22 @@
-"""Equal cells for benchmarks of schedules and engines: each cell computes for some seconds on one core."""
+"""Cells for benchmarks: those of a study with their seconds, and equal ones, which compute for some seconds each."""
 
 from __future__ import annotations
 
+import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import torch
 
+from leakgauge.harness.core.cell import Cell
 from leakgauge.harness.core.contract import Attack, Membership, Observation
+from leakgauge.harness.core.result import Estimate
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.study.attack import run_attack
+from leakgauge.harness.study.jobs import Job, RunContext, perform
 from leakgauge.harness.study.study import Study, resolve
 
 
@@ -33,6 +40,19 @@ class Busy(Attack):
         while time.process_time() < end:
             x @ x
         return Membership(torch.zeros(len(seen.candidates.y)))
+
+
+def attacked(study: Study, root: Path) -> Iterator[tuple[Cell, dict[str, Estimate], float]]:
+    """Each cell of a study with its estimates by name, and processor seconds of a victim without the training."""
+    with tempfile.TemporaryDirectory() as folder:
+        context = RunContext(Path(folder), root)
+        for spec in study.trainings:
+            outcome = perform(Job("training", spec, study.cells_of[spec.id]), context)
+            assert not outcome.error, outcome.error
+        for cell in study.cells:
+            start = time.process_time()
+            found = {one.name: one for one in run_attack(cell, context).estimates}
+            yield cell, found, (time.process_time() - start) / cell.target.count
 
 
 def equal(cells: int, seconds: float) -> Study:

@@ -12,17 +12,14 @@ Needs `cifar10` (see README).
 from __future__ import annotations
 
 import argparse
-import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from _cells import attacked
 
 from leakgauge.harness.data import default_root
 from leakgauge.harness.data.torchvision_shim import classifier
-from leakgauge.harness.study.attack import run_attack
-from leakgauge.harness.study.jobs import Job, RunContext, perform
 from leakgauge.harness.study.study import resolve
 
 LENET = {"data": "cifar10", "model": "lenet-dlg", "init": "dlg"}
@@ -83,18 +80,11 @@ def main() -> None:
         if given.only not in ("", name):
             continue
         study = resolve({"name": name, **shared, **parts}, allow_code=True)
-        with tempfile.TemporaryDirectory() as folder:
-            context = RunContext(Path(folder), given.folder)
-            for spec in study.trainings:
-                outcome = perform(Job("training", spec, study.cells_of[spec.id]), context)
-                assert not outcome.error, outcome.error
-            for cell in study.cells:
-                start, target = time.process_time(), cell.target
-                found = {one.name: one for one in run_attack(cell, context).estimates}
-                seconds, named = (time.process_time() - start) / target.count, found["named"]
-                where = f"batch {target.batch}, {target.rounds} rounds, {target.users} users, seed {cell.training.seed}"
-                rate = f"{named.value:.3f} [{named.low:.3f}, {named.high:.3f}], n = {named.n}"
-                print(f"{name:<8} {cell.training.defense.name:<15} {where:<45} {rate}, {seconds:.1f} s", flush=True)
+        for cell, found, seconds in attacked(study, given.folder):
+            named, target = found["named"], cell.target
+            where = f"batch {target.batch}, {target.rounds} rounds, {target.users} users, seed {cell.training.seed}"
+            rate = f"{named.value:.3f} [{named.low:.3f}, {named.high:.3f}], n = {named.n}"
+            print(f"{name:<8} {cell.training.defense.name:<15} {where:<45} {rate}, {seconds:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

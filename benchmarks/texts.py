@@ -11,20 +11,17 @@ victim, the first of which pays for the start.
 from __future__ import annotations
 
 import argparse
-import tempfile
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from _cells import attacked
 from torch import nn
 
 from leakgauge.harness.data import DataSet
 from leakgauge.harness.data.sequences import help_texts, help_without_labels
 from leakgauge.harness.learn.language import Decoder, Encoder
-from leakgauge.harness.study.attack import run_attack
-from leakgauge.harness.study.jobs import Job, RunContext, perform
 from leakgauge.harness.study.study import resolve
 
 STILL = {"clients": 10, "rounds": 1, "algorithm": "fedsgd", "batch": 0, "samples": 1000, "test_samples": 300}
@@ -113,21 +110,13 @@ def main() -> None:
     for name, tables in studies().items():
         for parts in tables if given.only in ("", name) else ():
             study = resolve({"name": name, **shared, **parts}, allow_code=True)
-            with tempfile.TemporaryDirectory() as folder:
-                context = RunContext(Path(folder), Path())
-                for spec in study.trainings:
-                    outcome = perform(Job("training", spec, study.cells_of[spec.id]), context)
-                    assert not outcome.error, outcome.error
-                for cell in study.cells:
-                    start, target = time.process_time(), cell.target
-                    found = {one.name: one for one in run_attack(cell, context).estimates}
-                    seconds, pairs = (time.process_time() - start) / target.count, found["rouge2"]
-                    task, epsilon = cell.training.task, cell.training.defense.parameters.get("epsilon", "")
-                    where = f"{task.data} {task.model} batch {target.batch}, {cell.attack.name}"
-                    rate = f"words {found['words'].value:.3f}, ROUGE-2 {pairs.value:.3f} [{pairs.low}, {pairs.high}]"
-                    exact = f"exact {found['exact_text'].value:.3f}, n = {pairs.n}, {seconds:.2f} s"
-                    label = f"{cell.training.defense.name} {epsilon}"
-                    print(f"{name:<8} {label:<20} {where:<50} {rate}, {exact}", flush=True)
+            for cell, found, seconds in attacked(study, Path()):
+                task, pairs = cell.training.task, found["rouge2"]
+                label = f"{cell.training.defense.name} {cell.training.defense.parameters.get('epsilon', '')}"
+                where = f"{task.data} {task.model} batch {cell.target.batch}, {cell.attack.name}"
+                rate = f"words {found['words'].value:.3f}, ROUGE-2 {pairs.value:.3f} [{pairs.low}, {pairs.high}]"
+                exact = f"exact {found['exact_text'].value:.3f}, n = {pairs.n}, {seconds:.2f} s"
+                print(f"{name:<8} {label:<20} {where:<50} {rate}, {exact}", flush=True)
 
 
 if __name__ == "__main__":

@@ -134,11 +134,11 @@ def test_what_is_no_form_is_refused_in_one_line(vocabulary, words):
 
 def test_help_texts_are_different_texts_of_two_classes():
     data = load("help", Path())
-    assert isinstance(data.kind, Tokens)
+    assert isinstance(data.form, Tokens)
     texts = [tuple(row) for part in (data.train, data.test) for row in part.x.tolist()]
     assert len(set(texts)) == len(texts) > 6000
     assert 0.4 < float(data.train.y.float().mean()) < 0.6
-    words = data.kind.vocabulary.texts(data.train.x[0])
+    words = data.form.vocabulary.texts(data.train.x[0])
     assert all(re.fullmatch(r"<unk>|[a-z]+|[0-9]+|\S", word) for word in words)
     assert load("help-next", Path()).classes == ()
 
@@ -317,7 +317,7 @@ def test_the_limit_of_a_text_is_the_power_of_the_test_of_two_texts(monkeypatch):
     network = nn.Sequential(nn.Embedding(v, 2), nn.Flatten(), nn.Linear(2 * t, 2))
     x, y = torch.from_numpy(integers(KEY.child("text"), t, v)).view(1, t).float(), torch.tensor([1])
     form = Tokens(Vocabulary(v), (v - 1,) * t)
-    task = ModelTask(build(modules.given("few tokens", network), (t,), 2, form=form), kind=form)
+    task = ModelTask(build(modules.given("few tokens", network), (t,), 2, form=form), stated=form)
     seen, truth = federation(1, Gaussian(clip=clip, noise_std=std), task, x[None])
     others = torch.from_numpy(integers(KEY.child("others"), 300, v)).view(-1, t).float()
     seen = replace(

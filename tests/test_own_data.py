@@ -301,7 +301,7 @@ def test_every_form_of_the_same_images_is_the_same_data_set(form):
     mine = loaded(FORMS[form])
     assert mine.digest == loaded(FORMS["arrays"]).digest
     assert mine.classes == (("no", "yes") if form in ("texts", "classes") else ("0", "1"))
-    assert (mine.name, mine.public, mine.note, mine.form) == ("given:mine", False, "", None)
+    assert (mine.name, mine.public, mine.note, mine.stated) == ("given:mine", False, "", None)
     again = loaded(mine, "again")
     assert (again.digest, again.name) == (mine.digest, "given:again")
 

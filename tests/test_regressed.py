@@ -170,7 +170,7 @@ def test_the_users_of_a_sum_are_estimated():
 
 def test_records_of_a_table_are_estimated():
     adult = real("adult")
-    task = ModelTask(build("mlp-small", adult.input_shape, 2), kind=adult.kind)
+    task = ModelTask(build("mlp-small", adult.input_shape, 2), stated=adult.form)
     data, aside = Examples(*(part[:12] for part in adult.test)), Examples(*(part[:600] for part in adult.train))
     seen = seen_of(task, data, aside)
     guesses = GIVEN.run(seen, KEY).guesses

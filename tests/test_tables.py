@@ -29,7 +29,7 @@ from tests.victims import sent
 
 COLUMNS = (Column("age", 1, 0.05), Column("color", 3), Column("shape", 4), Column("size", 1, 0.1))
 WIDTH = 9
-TASK = ModelTask(build("mlp-small", (WIDTH,), 2), kind=Table(COLUMNS))
+TASK = ModelTask(build("mlp-small", (WIDTH,), 2), stated=Table(COLUMNS))
 
 
 def table(n, key=0):
@@ -104,14 +104,14 @@ def test_the_weight_within_the_tolerance_decides():
 
 def test_without_columns_there_is_no_majority():
     with pytest.raises(ValueError, match="expected data with known columns, such as adult, for guess 'majority'"):
-        Prior(guess="majority").run(seen(NoDefense(), table(2), replace(TASK, kind=None)), Key(0))
+        Prior(guess="majority").run(seen(NoDefense(), table(2), replace(TASK, stated=None)), Key(0))
 
 
 def test_columns_must_fit_the_inputs():
     data = Examples(table(4), torch.tensor([0, 1, 0, 1]))
-    assert DataSet("mine", data, data, ("a", "b"), public=True, form=Table(COLUMNS)).kind.columns == COLUMNS
+    assert DataSet("mine", data, data, ("a", "b"), public=True, stated=Table(COLUMNS)).form.columns == COLUMNS
     with pytest.raises(ValueError, match=r"expected columns for inputs \(9,\), got 3 of another width"):
-        DataSet("mine", data, data, ("a", "b"), public=True, form=Table(COLUMNS[:3]))
+        DataSet("mine", data, data, ("a", "b"), public=True, stated=Table(COLUMNS[:3]))
 
 
 def test_scores_have_every_column_and_a_failed_record_is_wrong():

@@ -124,7 +124,7 @@ def limits(seen: Observation, truth: Sequence[Examples], key: Key, only: range |
     assert seen.auxiliary is not None
     assert seen.model is not None
     if not seen.task.form.continuous:
-        return [_of_text(seen, truth[number], number, key) for number in only or range(len(truth))]
+        return [_of_text(seen, truth[n], n, key) for n in (range(len(truth)) if only is None else only)]
     try:
         prior = gaussian_prior(seen.auxiliary.x, 0.0)
     except ValueError as error:

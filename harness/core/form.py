@@ -16,9 +16,8 @@ from torch import Tensor
 
 from leakgauge.harness.core import rng, table
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.table import Column
-
-Numbers = npt.NDArray[np.float64]
 
 SUCCESS = 1e-3
 """MSE below which a reconstruction counts as a success."""
@@ -36,12 +35,12 @@ class Form:
 
     Attributes:
         name: as in `Attack.forms`.
-        axes: number of axes of one input; None: any.
+        axes: number of axes of one input.
         scores: names of the metrics of `score`, in the order of a report; `mse` is a median, others are means.
     """
 
     name: ClassVar[str] = "vector"
-    axes: ClassVar[int | None] = 1
+    axes: ClassVar[int] = 1
     scores: ClassVar[tuple[str, ...]] = ("mse",)
 
     @property
@@ -56,7 +55,7 @@ class Form:
 
     def problem(self, x: Tensor) -> str:
         """Why x [n, *input_shape] has not this form; empty: it has."""
-        if self.axes is not None and x.ndim != 1 + self.axes:
+        if x.ndim != 1 + self.axes:
             return f"expected inputs with {self.axes} axes for the form {self.name}, got shape {tuple(x.shape[1:])}"
         low, high = x.aminmax()
         return "" if low >= 0 and high <= 1 else f"expected x in [0, 1], got {low:g} to {high:g}"
@@ -99,7 +98,7 @@ class Series(Form):
     """[channels, time] numbers in [0, 1]."""
 
     name: ClassVar[str] = "series"
-    axes: ClassVar[int | None] = 2
+    axes: ClassVar[int] = 2
     scores: ClassVar[tuple[str, ...]] = ("correlation", "mse")
 
     def score(self, truth: Tensor, guess: Tensor) -> dict[str, Numbers]:
@@ -114,7 +113,7 @@ class Picture(Form):
     """[channels, height, width] numbers in [0, 1]."""
 
     name: ClassVar[str] = "image"
-    axes: ClassVar[int | None] = 3
+    axes: ClassVar[int] = 3
     scores: ClassVar[tuple[str, ...]] = ("ssim", "mse", "psnr")
 
     def valid(self, x: Tensor) -> Tensor:
@@ -136,7 +135,7 @@ class Picture(Form):
 
         side = min(7, *truth.shape[2:])
         window = side if side % 2 else side - 1
-        x, clipped = _array(truth), _array(guess).clip(0, 1)
+        x, clipped = numbers_of(truth), numbers_of(guess).clip(0, 1)
         ssim = [
             structural_similarity(a, b, win_size=window, data_range=1.0, channel_axis=0)  # type: ignore[no-untyped-call]
             for a, b in zip(x, clipped, strict=True)
@@ -336,12 +335,13 @@ def form_of(input_shape: tuple[int, ...]) -> Form:
 
 
 def _mse(truth: Tensor, guess: Tensor) -> Numbers:
-    return np.asarray(np.mean((_array(truth) - _array(guess)).reshape(len(truth), -1) ** 2, axis=1), np.float64)
+    return np.asarray(np.mean((numbers_of(truth) - numbers_of(guess)).reshape(len(truth), -1) ** 2, axis=1), np.float64)
 
 
 def _flat(x: Tensor) -> Tensor:
     return x.detach().cpu().double().reshape(len(x), math.prod(x.shape[1:]))
 
 
-def _array(x: Tensor) -> Numbers:
+def numbers_of(x: Tensor) -> Numbers:
+    """A tensor as an array of float64 on the CPU."""
     return np.asarray(x.detach().cpu().double().numpy(), np.float64)

@@ -54,7 +54,7 @@ class DataSet:
         classes: class names, in the order of the labels; empty for a regression.
         public: whether a report may show its images by default.
         note: a remark for the reader about this copy, e.g. that a part is missing; usually empty.
-        form: what inputs are; None: an image, a series or a vector, by the shape.
+        stated: the form of inputs; None: an image, a series or a vector, by the shape.
         places: whether a label [places] is a class for each place, as in a segmentation, as float32 numbers.
         low, span: float32, of the shape of one input or with axes of length 1, if x was scaled to [0, 1]; a model gets
             x * span + low. None: x is not scaled.
@@ -69,14 +69,14 @@ class DataSet:
     classes: tuple[str, ...]
     public: bool
     note: str = ""
-    form: InputForm | None = None
+    stated: InputForm | None = None
     places: bool = False
     low: torch.Tensor | None = None
     span: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         for split, examples in (("train", self.train), ("test", self.test)):
-            _check(split, examples, self.classes, self.kind)
+            _check(split, examples, self.classes, self.form)
         if self.train.x.shape[1:] != self.test.x.shape[1:]:
             raise ValueError(
                 f"expected train and test of one shape, got {self.input_shape} and {tuple(self.test.x.shape[1:])}"
@@ -85,9 +85,9 @@ class DataSet:
             raise ValueError("expected low and span, or neither, got one of them")
 
     @property
-    def kind(self) -> InputForm:
+    def form(self) -> InputForm:
         """The form of the inputs."""
-        return self.form or form_of(self.input_shape)
+        return self.stated or form_of(self.input_shape)
 
     def original(self, x: torch.Tensor) -> torch.Tensor:
         """Inputs x [n, *input_shape] in [0, 1], such as a reconstruction, in the units of the data."""
@@ -127,7 +127,7 @@ class DataSet:
             raise ValueError(f"expected inputs {other.input_shape}, got {self.input_shape}")
         x, y = self.original(self.train.x), self.train.y
         x = x if other.low is None or other.span is None else (x - other.low) / other.span
-        if self.kind.continuous and not -1 <= float(x.min()) <= float(x.max()) <= 2:
+        if self.form.continuous and not -1 <= float(x.min()) <= float(x.max()) <= 2:
             ranges = ("{:.3g} to {:.3g}".format(*data.original(data.train.x).aminmax()) for data in (other, self))
             raise ValueError("expected inputs on one scale with the other data, {}, got {}".format(*ranges))
         places = {name: place for place, name in enumerate(other.classes)}
@@ -135,7 +135,7 @@ class DataSet:
             if unknown := [name for name in self.classes if name not in places]:
                 raise ValueError(f"expected classes of the other data, {', '.join(places):.40}, got {unknown[0]}")
             y = torch.tensor([places[name] for name in self.classes])[y]
-        return Examples(self.kind.valid(x) if not self.kind.continuous else x.clamp(0, 1), y)
+        return Examples(self.form.valid(x) if not self.form.continuous else x.clamp(0, 1), y)
 
     @property
     def input_shape(self) -> tuple[int, ...]:

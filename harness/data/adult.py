@@ -61,7 +61,7 @@ def adult(root: Path) -> DataSet:
             columns.append(Column(name, train_x[-1].shape[1], TOLERANCE * spread))
         x = [torch.from_numpy(np.concatenate(parts, axis=1).astype(np.float32)) for parts in (train_x, test_x)]
         train, test = Examples(x[0], train_y), Examples(x[1], test_y)
-        return DataSet("adult", train, test, CLASSES, public=True, form=Table(tuple(columns)))
+        return DataSet("adult", train, test, CLASSES, public=True, stated=Table(tuple(columns)))
 
 
 def _rows(root: Path, name: str) -> tuple[Columns, torch.Tensor]:

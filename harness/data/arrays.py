@@ -116,7 +116,7 @@ def data_set(
     low, span = (None, None) if scale is None else (torch.from_numpy(array.astype(np.float32)) for array in scale)
     kind = form if isinstance(form, Form) else None
     places = _of_places([split.y for split in parts])
-    return DataSet(name, *both, names, public=False, note=note, form=kind, places=places, low=low, span=span)
+    return DataSet(name, *both, names, public=False, note=note, stated=kind, places=places, low=low, span=span)
 
 
 def check_size(items: int, entries: int) -> None:

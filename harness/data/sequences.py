@@ -46,7 +46,7 @@ def tokens(
         ValueError: x are no ids, labels do not fit, or `words` are fewer than the ids.
 
     Example:
-        >>> tokens([[0, 2, 1], [2, 1, 1], [1, 0, 2]] * 5, words=("a", "b", "c")).kind.name
+        >>> tokens([[0, 2, 1], [2, 1, 1], [1, 0, 2]] * 5, words=("a", "b", "c")).form.name
         'tokens'
     """
     ids = [as_array(each) for each in (x, x_test) if each is not None]

@@ -210,7 +210,7 @@ def _victims(data: object, auxiliary: object, source: Sources, how: How, root: P
     sizes = [len(each) for each in rows] if rows is not None else [how.batch] * len(source.messages or ())
     if auxiliary is not None:
         try:
-            test = _read(auxiliary, root, lambda x: loaded.form)[0].like(loaded)
+            test = _read(auxiliary, root, lambda x: loaded.stated)[0].like(loaded)
         except ValueError as error:
             raise ValueError(f"auxiliary: {error}") from error
         odd = odd_ranges(*[[part.x.numpy() for part in (loaded.train, test)]] * 2)
@@ -266,7 +266,7 @@ def _loaded(data: object, root: Path, model: str, classes: int | None, form_of: 
     classes: as stated; None: as many as the outputs of a given network; 0: labels are numbers, for squared loss.
     """
     found, has_test = _read(data, root, form_of)
-    width = modules.width(model, found.input_shape, found.kind)
+    width = modules.width(model, found.input_shape, found.form)
     if width == 1 and found.classes:
         if len(found.classes) == 2:
             return found, has_test
@@ -284,7 +284,7 @@ def _usual_loss(loaded: DataSet, model: str, classes: int | None) -> str:
     values: list[float] = []
     if not loaded.classes and classes != 0 and loaded.train.y.ndim == 1:
         values = torch.unique(loaded.train.y).tolist()
-    if len(values) != 2 or modules.width(model, loaded.input_shape, loaded.kind) != 1:
+    if len(values) != 2 or modules.width(model, loaded.input_shape, loaded.form) != 1:
         return ""
     if values != [0.0, 1.0]:
         text = f"expected 0 and 1 as the labels of two classes, got {values[0]:g} and {values[1]:g}"

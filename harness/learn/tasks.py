@@ -29,7 +29,7 @@ class ModelTask(Task):
         initialization: `default`: weights and biases uniform in +-1/sqrt(fan_in), a norm's scale 1 and bias 0, as in
             torch; `dlg`: all uniform in +-0.5, except a norm's scale 1. A user's network: by `default` with its own
             initialization, by `dlg` with all weights uniform in +-0.5. `zero`: all 0.
-        kind: the form of the inputs, see `DataSet`; None: the usual one of their shape.
+        stated: the form of the inputs, see `DataSet`; None: the usual one of their shape.
 
     Raises:
         ValueError: the initialization is unknown.
@@ -37,7 +37,7 @@ class ModelTask(Task):
 
     model: Model
     initialization: Initialization = "default"
-    kind: Form | None = None
+    stated: Form | None = None
 
     def __post_init__(self) -> None:
         known = get_args(Initialization)
@@ -57,7 +57,7 @@ class ModelTask(Task):
     @property
     def form(self) -> Form:
         """What an input is."""
-        return self.kind or form_of(self.input_shape)
+        return self.stated or form_of(self.input_shape)
 
     @property
     def input_shape(self) -> tuple[int, ...]:

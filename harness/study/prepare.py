@@ -90,7 +90,7 @@ def make_task(spec: TaskSpec, loaded: DataSet, federation: FederationSpec | None
         raise ValueError(f"{text}; if several labels may hold, state loss=binary-cross-entropy")
     classes, numbers = (0, y.shape[1]) if y.ndim == 2 else (len(loaded.classes), 1)
     loss = spec.loss or ("binary-cross-entropy" if y.ndim == 2 and loaded.classes else "")
-    form = loaded.kind
+    form = loaded.form
     if loaded.places and not loss:
         loss = "cross-entropy-per-place"
     if not form.continuous and not loss and not loaded.classes and not bool(y.any()):

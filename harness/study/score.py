@@ -20,10 +20,11 @@ from leakgauge.harness.audit.attacked import LEVEL, Promised, Proved, shown_by_i
 from leakgauge.harness.audit.limit import Limit
 from leakgauge.harness.core import rng, stats
 from leakgauge.harness.core.contract import Answer, Candidates, Guess, Membership, Named, Traced
-from leakgauge.harness.core.form import PICTURE, Form, Numbers, Tokens, form_of
+from leakgauge.harness.core.form import PICTURE, Form, Tokens, form_of, numbers_of
 from leakgauge.harness.core.metrics import RECOGNIZABLE
 from leakgauge.harness.core.result import Estimate, Pictures
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.table import Column, columns_right
 from leakgauge.harness.federation.observe import Truth
 
@@ -267,7 +268,7 @@ def score_membership(
     Raises:
         ValueError: the shapes differ, a score is not finite, or a side is empty.
     """
-    s, truth = _array(torch.as_tensor(scores)), _array(torch.as_tensor(is_member)) > 0
+    s, truth = numbers_of(torch.as_tensor(scores)), numbers_of(torch.as_tensor(is_member)) > 0
     if s.shape != truth.shape or s.ndim != 1:
         raise ValueError(f"expected scores [n] and is_member [n], got shapes {s.shape} and {truth.shape}")
     bad = int(np.sum(~np.isfinite(s)))
@@ -352,7 +353,7 @@ def score_traced(answer: Traced, sources: Tensor, linked: bool) -> tuple[Estimat
     Raises:
         ValueError: not one row for each source.
     """
-    scores, known = _array(answer.scores), _array(sources).astype(np.int64)
+    scores, known = numbers_of(answer.scores), numbers_of(sources).astype(np.int64)
     n, clients = scores.shape
     if len(known) != n:
         raise ValueError(f"expected one row for each of {len(known)} sources, got {n}")
@@ -389,7 +390,7 @@ def score_property(scores: Tensor, has: Tensor) -> tuple[Estimate, ...]:
     Returns:
         `property_auc`, and `property_p`, the p-value of the rank-sum test that there is no difference.
     """
-    many, few = (_array(scores[has == side]) for side in (True, False))
+    many, few = (numbers_of(scores[has == side]) for side in (True, False))
     p = float(mannwhitneyu(many, few, alternative="greater").pvalue)
     return (
         dataclasses.replace(stats.auc(many, few), name="property_auc"),
@@ -409,7 +410,7 @@ class _Place(NamedTuple):
 
     @classmethod
     def of(cls, candidates: Candidates, place: int) -> _Place:
-        scores, fits = _array(candidates.scores), _array(candidates.fits)
+        scores, fits = numbers_of(candidates.scores), numbers_of(candidates.fits)
         rivals = np.delete(scores, place)
         among = np.argsort(-scores, kind="stable")
         best = [int(among[0]), int(next(i for i in among if i != place))]
@@ -526,7 +527,3 @@ def _pictures(truth_x: Sequence[Tensor], scores: Sequence[_Scores | None], form:
     stacked = (torch.stack([x.detach().cpu() for x in images]).float().clamp(0, 1) for images in (truth_x, guesses))
     # from [victims, batch, c, h, w] to [victims, batch, h, w, c]
     return Pictures(*(np.ascontiguousarray(images.movedim(2, -1).numpy()) for images in stacked))
-
-
-def _array(x: Tensor) -> Numbers:
-    return x.detach().cpu().double().numpy()

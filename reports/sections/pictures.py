@@ -74,6 +74,10 @@ def data_uri(pixels: Pixels) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
+def _what(shown: Pixels) -> str:
+    return "text" if shown.dtype.kind == "U" else "image"
+
+
 def _flat(batches: Pixels) -> Pixels:
     """[victims, batch, ...] as [images, ...]."""
     return batches.reshape(-1, *batches.shape[2:])
@@ -108,7 +112,7 @@ def _tile(shown: _Shown, at: int, original: Pixels, name: str, withheld: bool) -
     if ssim is None or not (shown.pictures.of_text or np.isfinite(guesses[at]).all()):
         return Tile("", f"{name}: failed", "failed", "no reconstruction")
     is_recognizable = at < len(shown.seen) and shown.seen[at]
-    what, score = ("text", "ROUGE-1") if shown.pictures.of_text else ("image", "SSIM")
+    what, score = _what(original), "ROUGE-1" if shown.pictures.of_text else "SSIM"
     seen = ", recognizable" if is_recognizable else ""
     alt = f"{name}: reconstruction of {what} {at + 1}, {score} {fixed(ssim, 2)}{seen}"
     if withheld:
@@ -144,7 +148,7 @@ def _rows(
 ) -> Iterator[tuple[str, tuple[Tile, ...]]]:
     names = [analysis.defenses[shown.group.defense].text for shown in columns]
     for at, original in enumerate(originals[:MOST_IMAGES]):
-        what = "text" if original.dtype.kind == "U" else "image"
+        what = _what(original)
         alt = f"original of {what} {at + 1}"
         tiles = [_tile(shown, at, original, name, withheld) for shown, name in zip(columns, names, strict=True)]
         row = (Tile("", alt, "withheld") if withheld else Tile.of(original, original, alt), *tiles)
@@ -184,15 +188,17 @@ def _grid(analysis: Analysis, setting: str, budget: int) -> dict[str, Any] | Non
         notes.append(f"Pictures are withheld: {why}. The numbers below them are unchanged.")
     rows = tuple(_rows(analysis, columns, originals, withheld, budget))
     if not rows:
-        notes.append("The images are too large for this page.")
+        notes.append(f"The {_what(originals)}s are too large for this page.")
     elif len(rows) < len(originals):
-        notes.append(f"The first {len(rows)} of {counted(len(originals), 'image')}, in the order of the victims.")
+        shown = counted(len(originals), _what(originals))
+        notes.append(f"The first {len(rows)} of {shown}, in the order of the victims.")
     if len(chosen) < len(defenses):
         notes.append(f"{len(chosen)} of {len(defenses)} defenses are shown: those with the highest mean SSIM.")
     parts = [(analysis.defenses[row[0].defense], row) for row in chosen]
     parts += [(Label("floor", "", ""), (floor,))] if floor is not None else []
     return {
         "setting": analysis.settings[setting],
+        "what": _what(originals).capitalize(),
         "where": where(target),
         "seed": seed,
         "heads": [{"defense": label, "columns": [_column(analysis, group) for group in row]} for label, row in parts],
