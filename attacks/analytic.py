@@ -25,17 +25,19 @@ class Analytic(Attack):
     """Solves for a message's single image by linear equations, layer by layer from the last, without a search.
 
     Must know: one message of each victim, with one image, and the model of its round: `lenet-dlg`, or any model whose
-    first layer is dense with a bias (`linear`, `mlp`, `mlp-small`); a server or an eavesdropper does. Without the
-    shared key, it uses an outsider's estimate. The defense's estimate is treated as the gradient itself. A common
-    factor, for example from a clip, changes nothing.
+    first layer is dense with a bias (`linear`, `mlp`, `mlp-small`), or a user's network that projects patches of the
+    image and adds a trained position to each (a vision transformer); a server or an eavesdropper does. Without the
+    shared key, it uses an outsider's estimate. The defense's estimate is treated as the gradient itself; for patches,
+    the gradients also show the noise. A common factor, for example from a clip, changes nothing.
 
     Cannot: solve for batches, or behind max-pooling, group norm or ReLU convolutions; it then returns a `failure`, and
     `map` and `idlg` can be used. Each convolution magnifies the noise; a dense first layer averages it over its units.
     An update is treated as its mean step, which is exact for one step.
 
     Edge cases, each a guess with a `failure`: a gradient that is zero, not finite, or not of a single label; no active
-    unit in a dense first layer; an image that the model does not determine (`lenet-dlg` above 38 x 38); a non-finite
-    model.
+    unit in a dense first layer; an image that the model does not determine (`lenet-dlg` above 38 x 38); positions whose
+    gradient is zero, as behind a head of zeros; a non-finite model. A projection narrower than the number of patches
+    leaves the image open in part; the guess is then the likeliest smooth one.
 
     Args:
         ridge: added to the squares of a first convolution's output equations, as a share of the largest square. The
@@ -45,7 +47,7 @@ class Analytic(Attack):
         ValueError: ridge is not in (0, 1); in `run`: a last layer that is not dense.
 
     Source: Zhu and Blaschko 2021 (R-GAP), for sigmoid and with weighted equations (see `attacks._engine.closed_form`);
-        for dense layers, Phong et al. 2017 and Geiping et al. 2020, Prop. 3.1.
+        for dense layers, Phong et al. 2017 and Geiping et al. 2020, Prop. 3.1; for patches, Lu et al. 2022 (APRIL).
     """
 
     kind: ClassVar[str] = "reconstruction"
@@ -85,7 +87,7 @@ def _solved(
         raise Unsolvable("the model is not finite")
     if form is None:
         expected = "expected lenet-dlg or a dense first layer with trained bias, got another model"
-        raise Unsolvable(f"{expected}; use map or idlg instead")
+        raise Unsolvable(f"{expected} (nor patches with trained positions); use map or idlg instead")
     if message.images != 1:
         raise Unsolvable(f"expected one image per message, got {message.images}; use map or idlg instead")
     if failure := unusable(target):

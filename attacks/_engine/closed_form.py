@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, conv_transpose2d, unfold
 
+from leakgauge.attacks._engine.patches import PatchForm
 from leakgauge.harness.core.contract import Task
 from leakgauge.harness.core.rng import Key, normal, uniform
 from leakgauge.harness.core.vec import Vector
@@ -75,6 +76,8 @@ def closed_form(task: Task, params: Tensor, ridge: float) -> ClosedForm | None:
     exact, shape = params.double(), task.input_shape
     if (at := entrance(task, exact)) is not None:
         return DenseForm(task.model, at)
+    if (patches := PatchForm.of(task, exact)) is not None:
+        return patches
     if len(shape) == 3 and task.classes > 1:
         lenet = build("lenet-dlg", shape, task.classes).structure
         assert lenet is not None

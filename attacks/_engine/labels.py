@@ -187,7 +187,8 @@ def restore(
 
     Guarantees:
         Every label is in range, for any gradient.
-        One input and no noise: the label is right if h.mean(h) > 0, as behind a sigmoid or ReLU.
+        One input and no noise: the label is right with a cross-entropy and a bias, or more than two classes; otherwise,
+            if h.mean(h) > 0, as behind a sigmoid or ReLU.
         Several inputs and no noise: a label with a negative bias entry, beyond rounding, is returned.
 
     Cannot: count all labels behind a trained model, where an input that is predicted correctly and with certainty
@@ -244,7 +245,8 @@ def _explained(layer: LastLayer, params: Vector, gradients: Tensor, images: Sequ
     activation, rows, sizes = layer.mean_input(params, x), layer.rows(gradients), torch.tensor(images)
     projection = rows @ (activation / activation.square().sum())
     # for one input, the sign of p - [y = i] decides; subtracting the mean p would only blur it
-    single = one_hot(projection.argmin(dim=1), task.classes)
+    single, sure = projection.argmin(dim=1), _single(layer, rows, noise_of(task, rows))
+    single = one_hot(torch.where(sure.any(1), sure.int().argmax(1), single), task.classes)
     if not task.linked:
         return single
     with torch.no_grad():
@@ -347,7 +349,8 @@ def label_chances(
         readings.append(rows[..., -1])
         squares.append(torch.ones(classes, dtype=torch.float64))
     value, square = torch.cat(readings, dim=1), torch.cat(squares)
-    proven, kinds = _proven(rows, noise, to, layer), _kinds(shown, to, share, layer)
+    kinds, sizes = _kinds(shown, to, share, layer), torch.tensor(images)
+    proven = _proven(rows, noise, to, layer, sizes)
     for size in sorted(set(images)):
         which = [i for i, count in enumerate(images) if count == size and usable[i]]
         sums = _Sums(size * value[which], (size * noise[which, None]).square() * square, proven[which])
@@ -363,7 +366,7 @@ def expected_share(auxiliary: Examples, classes: int) -> Tensor:
     return counts / counts.sum()
 
 
-def _proven(rows: Tensor, noise: Tensor, to: _Directions, layer: LastLayer) -> Tensor:
+def _proven(rows: Tensor, noise: Tensor, to: _Directions, layer: LastLayer, images: Tensor) -> Tensor:
     """[n, classes]: labels that certainly occur, because p - e is negative only at an input's own label."""
     proven = torch.zeros(rows.shape[:2], dtype=torch.bool)
     if not layer.task.bounded:
@@ -371,8 +374,30 @@ def _proven(rows: Tensor, noise: Tensor, to: _Directions, layer: LastLayer) -> T
     if layer.biased:
         proven = rows[..., -1] < -_SURE * noise[:, None]
     if bool((to.on_usual >= 0).all()):
-        proven = proven | (rows @ to.usual < -_SURE * noise[:, None] * to.usual.norm())
-    return proven
+        more = proven | (rows @ to.usual < -_SURE * noise[:, None] * to.usual.norm())
+        # too many: the victim's h has a negative product with the usual one
+        proven = torch.where(more.sum(1, keepdim=True) > images[:, None], proven, more)
+    single = _single(layer, rows, noise)
+    return torch.where((images[:, None] == 1) & single.any(1, keepdim=True), single, proven)
+
+
+def _single(layer: LastLayer, rows: Tensor, noise: Tensor) -> Tensor:
+    """[n, classes]: the label behind each gradient [n, classes, m] of a single input, if noise [n] cannot hide it.
+
+    With softmax, the sizes of the rows of other labels sum to the size of the label's row, whatever the sign of h.
+    """
+    found = torch.zeros(rows.shape[:2], dtype=torch.bool)
+    if not layer.task.balanced:
+        return found
+    if rows.shape[1] > 2:
+        sizes = rows.norm(dim=2)
+        largest = sizes.topk(2, dim=1).values
+        found[torch.arange(len(rows)), sizes.argmax(1)] = largest[:, 0] - largest[:, 1] > 2 * _SURE * noise
+    if not layer.biased:
+        return found
+    bias = rows[..., -1]
+    shown = (bias == bias.amin(1, keepdim=True)) & (bias < -_SURE * noise[:, None])
+    return torch.where(shown.any(1, keepdim=True), shown, found)
 
 
 def _shown(layer: LastLayer, params: Vector, auxiliary: Examples) -> _Shown:
