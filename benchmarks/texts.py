@@ -5,23 +5,33 @@
 Prints words, ROUGE-2 with its 95 % interval, the share of texts that are exactly right, n, and processor seconds for a
 victim, the first of which pays for the start.
 
+Where the published span check fails, it stands beside: it draws texts for as long as `tokens` takes.
+
     python benchmarks/texts.py [--only TABLE] [--seeds 0,1]
 """
 
 from __future__ import annotations
 
 import argparse
+import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from _cells import attacked
-from torch import nn
+from torch import Tensor, nn
 
+from leakgauge.attacks._engine.objective import received_gradients
+from leakgauge.attacks._text.network import Network, Site
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import Attack, Guess, Observation, Reconstruction
+from leakgauge.harness.core.rng import Key
 from leakgauge.harness.data import DataSet
 from leakgauge.harness.data.sequences import help_texts, help_without_labels
 from leakgauge.harness.learn.language import Decoder, Encoder
+from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.study import resolve
 
 STILL = {"clients": 10, "rounds": 1, "algorithm": "fedsgd", "batch": 0, "samples": 1000, "test_samples": 300}
@@ -46,6 +56,76 @@ def next_words() -> DataSet:
 def network(make: type[Decoder | Encoder], width: int, vocabulary: int, input_shape: Any, classes: int) -> nn.Module:
     """A network of this width."""
     return make(vocabulary, input_shape, classes, width)
+
+
+_FIRST, _SECOND = 1e-5, 1e-3  # published distances from the spans of the first and the second layer
+_MOST = 512  # texts that are kept, or drawn at once
+
+
+@dataclass(frozen=True)
+class Published(Attack):
+    """The span check of texts without a defense, with the published thresholds.
+
+    Tokens of a place are those whose first hidden state lies in the span of the first layer's gradient. Decoders extend
+    prefixes by the second layer; encoders try products of the places' tokens, at random, until the time is over.
+
+    Source: Petrov et al. 2024, "DAGER: exact gradient inversion for large language models", algorithms 1 and 2.
+    """
+
+    kind: ClassVar[str] = "reconstruction"
+    needs: ClassVar[frozenset[str]] = frozenset({"messages", "models", "labels"})
+    forms: ClassVar[frozenset[str]] = frozenset({"tokens"})
+
+    seconds: float = 30.0
+
+    def run(self, seen: Observation, key: Key) -> Reconstruction:
+        """Ids and the granted labels."""
+        task, params = seen.task, seen.observed_rounds[0].model.params
+        assert isinstance(task, ModelTask) and seen.labels is not None
+        network, guesses = Network.of(task, params), []
+        for number, (gradient, y) in enumerate(zip(received_gradients(seen), seen.labels, strict=True)):
+            x = self._read(network, params, task.layout.split(gradient), len(y), key.child(number))
+            guesses.append(Guess(x.float(), y, 0.0, 0))
+        return Reconstruction(tuple(guesses))
+
+    def _read(self, network: Network, params: Tensor, tensors: list[Tensor], b: int, key: Key) -> Tensor:
+        """[b, T] ids."""
+        start, length = time.process_time(), network.task.input_shape[0]
+        first, second = (
+            [site for site in network.sites if site.local][:1],
+            [s for s in network.sites if not s.local][:1],
+        )
+        pool = tensors[network.words].any(1).nonzero()[:, 0]
+        near = _distance(network, params, first[0], tensors, pool[:, None].repeat(1, length)).T
+        places = [pool[off.argsort()[: max(1, int((off < _FIRST).sum()))]] for off in near]
+        texts = pool.new_zeros(1, 0)
+        if second[0].causal:
+            for tokens in places:
+                texts = torch.cat([texts.repeat_interleave(len(tokens), 0), tokens.repeat(len(texts))[:, None]], 1)
+                rest = texts[:, -1:].expand(-1, length - texts.shape[1])
+                off = _distance(network, params, second[0], tensors, torch.cat([texts, rest], 1))[:, texts.shape[1] - 1]
+                texts = texts[off.argsort()[: min(_MOST, max(b, int((off < _SECOND).sum())))]]
+            return texts[torch.arange(b) % len(texts)]
+        best, found, turn = torch.zeros(0), pool.new_zeros(0, length), 0
+        while turn == 0 or time.process_time() - start < self.seconds:
+            draws = rng.uniform(key.child(turn), (_MOST, length))
+            drawn = torch.stack([p[(draws[:, at] * len(p)).long()] for at, p in enumerate(places)], 1)
+            found = torch.cat([found, drawn])
+            best = torch.cat([best, _distance(network, params, second[0], tensors, drawn).mean(1)])
+            kept = best.argsort()[:b]
+            best, found, turn = best[kept], found[kept], turn + 1
+        return found
+
+
+def _distance(network: Network, params: Tensor, site: Site, tensors: list[Tensor], x: Tensor) -> Tensor:
+    """[n, T] relative distances of hidden states from the span of a site's gradient."""
+    rows = site.rows(tensors)
+    _, values, right = torch.linalg.svd(rows.double(), full_matrices=False)
+    basis = right[values > max(rows.shape) * torch.finfo(rows.dtype).eps * values[0]].float()
+    parts = [network.states(params, part, [site])[0] for part in torch.split(x, 64)]
+    states = torch.cat([h / h.norm(dim=-1, keepdim=True) for h in parts])
+    off: Tensor = (states - states @ basis.T @ basis).norm(dim=-1)
+    return off
 
 
 decoder, encoder = partial(network, Decoder, 128), partial(network, Encoder, 128)
@@ -80,7 +160,8 @@ def studies() -> dict[str, list[dict[str, Any]]]:
                 "federations": [federation],
                 "defenses": [{"name": "none"}],
                 "attacks": [
-                    {"name": "tokens", "target": {"count": count, "batch": batch, "round": federation["rounds"] - 1}}
+                    {"name": attack, "target": {"count": count, "batch": batch, "round": federation["rounds"] - 1}}
+                    for attack in ("tokens", "texts:Published")
                 ],
             }
             for data, model, batch, count in EXACT

@@ -225,12 +225,21 @@ def _chances(
     layer = last_layer(task)
     if not task.linked and max(images, default=0) > 1:
         raise ValueError("with this loss, labels are inferred from messages of one record only: give them")
-    alike = bool((task.weights(torch.arange(task.classes)) == 1).all())
+    rows = layer.rows(gradients)
+    sure = _single(layer, rows, noise_of(task, rows)) & (torch.tensor(images) == 1)[:, None]
+    chances, rest = list(sure[:, :, None].double()), (~sure.any(1)).nonzero()[:, 0].tolist()
+    alike, left = bool((task.weights(torch.arange(task.classes)) == 1).all()), [images[i] for i in rest]
+    if not rest:
+        return chances
     if auxiliary is not None and len(auxiliary.y) and task.linked and alike:
-        keys = [key.child("draws", number) for number in numbers]
-        return label_chances(layer, params, gradients, images, auxiliary, keys)
-    counts = _explained(layer, params, gradients, images, key)
-    return [(row[:, None] >= torch.arange(1, size + 1)).double() for row, size in zip(counts, images, strict=True)]
+        keys = [key.child("draws", numbers[i]) for i in rest]
+        found = label_chances(layer, params, gradients[rest], left, auxiliary, keys)
+    else:
+        counts = _explained(layer, params, gradients[rest], left, key)
+        found = [(n[:, None] >= torch.arange(1, size + 1)).double() for n, size in zip(counts, left, strict=True)]
+    for i, chance in zip(rest, found, strict=True):
+        chances[i] = chance
+    return chances
 
 
 def _explained(layer: LastLayer, params: Vector, gradients: Tensor, images: Sequence[int], key: Key) -> Tensor:
@@ -245,8 +254,7 @@ def _explained(layer: LastLayer, params: Vector, gradients: Tensor, images: Sequ
     activation, rows, sizes = layer.mean_input(params, x), layer.rows(gradients), torch.tensor(images)
     projection = rows @ (activation / activation.square().sum())
     # for one input, the sign of p - [y = i] decides; subtracting the mean p would only blur it
-    single, sure = projection.argmin(dim=1), _single(layer, rows, noise_of(task, rows))
-    single = one_hot(torch.where(sure.any(1), sure.int().argmax(1), single), task.classes)
+    single = one_hot(projection.argmin(dim=1), task.classes)
     if not task.linked:
         return single
     with torch.no_grad():
@@ -375,10 +383,9 @@ def _proven(rows: Tensor, noise: Tensor, to: _Directions, layer: LastLayer, imag
         proven = rows[..., -1] < -_SURE * noise[:, None]
     if bool((to.on_usual >= 0).all()):
         more = proven | (rows @ to.usual < -_SURE * noise[:, None] * to.usual.norm())
-        # too many: the victim's h has a negative product with the usual one
+        # too many labels: the inputs' h have a negative product with the usual one
         proven = torch.where(more.sum(1, keepdim=True) > images[:, None], proven, more)
-    single = _single(layer, rows, noise)
-    return torch.where((images[:, None] == 1) & single.any(1, keepdim=True), single, proven)
+    return proven
 
 
 def _single(layer: LastLayer, rows: Tensor, noise: Tensor) -> Tensor:

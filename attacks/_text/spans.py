@@ -123,18 +123,17 @@ class Exact(NamedTuple):
         )
         if not len(pool):
             return None
-        spans = [Span.of(site, self.tensors) for site in network.sites]
-        local = next((span for span in spans if span.site.local), None)
-        heard = torch.ones(self.length, dtype=torch.bool) if local is None else local.site.heard
+        first = next((site for site in network.sites if site.local), None)
+        heard = torch.ones(self.length, dtype=torch.bool) if first is None else first.heard
         found = placed = None
         if self.texts == 1 and network.places is not None and not network.tied:
             placed, misfit = self._placed(pool)
             found = placed if misfit < _MISFIT else None
         if found is None:
-            rest = [
-                span for span in spans if not (span.full or span.site.local) and 2 * span.site.heard.sum() > len(heard)
-            ]
-            rest.sort(key=lambda span: -int(span.site.heard.sum()))
+            local = None if first is None else Span.of(first, self.tensors)
+            sites = [site for site in network.sites if not site.local and 2 * site.heard.sum() > len(heard)]
+            sites.sort(key=lambda site: -int(site.heard.sum()))
+            rest = [span for span in (Span.of(site, self.tensors) for site in sites) if not span.full]
             ahead = [span for span in rest if span.site.causal]
             near = None if local is None or local.full else self._near(pool, local)
             if ahead:
