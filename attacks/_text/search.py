@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -28,19 +29,27 @@ class Found(NamedTuple):
 
 
 def search(
-    energy: Callable[[Tensor], Tensor], chances: Chances, words: Tensor, start: Tensor, sweeps: int, key: Key
+    energy: Callable[[Tensor], Tensor],
+    chances: Chances,
+    words: Tensor,
+    start: Tensor,
+    sweeps: int,
+    key: Key,
+    enough: float = -math.inf,
 ) -> Found:
-    """The text with the lowest energy that moves from `start` [b, T] reach.
+    """The text with the lowest energy that moves from `start` [b, T] reach; one with less than `enough` ends it.
 
     Args:
         energy: of texts [m, b, T]: minus their log probabilities [m], prior included.
-        words: [V] log likelihood ratios of tokens, by which moves are proposed.
+        words: [V] log likelihood ratios of tokens, or [V, T] of tokens at places, by which moves are proposed.
     """
+    at = torch.arange(start.shape[1])
+    words = words if words.ndim == 2 else words[:, None].expand(-1, len(at))
     x, used, found = start, 0, Found(start, float(energy(start[None])[0]), 0)
     best = found.energy
     for number in range(sweeps):
         tried, own = _moves(x, chances, words), key.child(number)
-        hope = chances.of_texts(tried) + words[tried].sum((1, 2))
+        hope = chances.of_texts(tried) + words[tried, at].sum((1, 2))
         draws = rng.uniform(own.child("draws"), (len(tried),), dtype=torch.float64)
         tried = tried[(hope - _WARM * (-draws.log()).log()).topk(min(_TRIED, len(tried))).indices]
         values = energy(tried)
@@ -56,13 +65,15 @@ def search(
             best = float(energy(x[None])[0])
         used += len(tried)
         found = Found(x, best, used) if best < found.energy else found._replace(evaluations=used)
+        if best < enough:
+            break
     return found
 
 
 def _moves(x: Tensor, chances: Chances, words: Tensor) -> Tensor:
     """[m, b, T] texts that differ from x [b, T] by one move."""
     b, t = x.shape
-    likely = (chances.at_places(x) + words[:, None, None]).topk(min(_TOKENS, len(words)), 0).indices
+    likely = (chances.at_places(x) + words[:, None]).topk(min(_TOKENS, len(words)), 0).indices
     text, place = torch.arange(b).repeat_interleave(t), torch.arange(t).repeat(b)
     new = x.repeat(len(likely), b * t, 1, 1)
     new[:, torch.arange(b * t), text, place] = likely.flatten(1)

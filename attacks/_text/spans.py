@@ -28,7 +28,9 @@ _QUIET = 8  # directions that the rows of absent tokens have in common if the wo
 _FAR = 0.05  # about the distance of a state of another text; the bound is the geometric mean with the b-th nearest
 _MISFIT = 1e-2  # of the equations of one token a place, up to which they hold
 _STARTS = 3  # searches a text
-_ABSENT, _OLD = 30.0, 2.0  # nats against tokens that do not occur, or that occur in a text that is found
+_ABSENT, _OLD = 30.0, 3.0  # nats against tokens that do not occur, or that a text that is found has at the place
+_TOLD, _SHARE = 2.0, 0.02  # nats a factor of e in a token's share of a place, and the least share
+_ZERO = 1e-6  # of a singular value of tokens' slopes
 _SPARE = 4  # prefixes kept for each text
 _STATES = 2**24  # numbers of hidden states that are held at once
 
@@ -148,11 +150,7 @@ class Exact(NamedTuple):
 
     def _placed(self, pool: Tensor) -> tuple[Tensor, float]:
         """[1, T] one token a place, and the misfit of the equations."""
-        rows = self.tensors[self.network.words][pool].double()
-        assert self.network.places is not None
-        number, at = self.network.places
-        table = self.tensors[number].reshape(-1, rows.shape[1])[at].double()
-        place, misfit = in_places(rows, self.network.scale * table)
+        place, misfit = in_places(*self._rows(pool))
         return pool[place][None], misfit
 
     def _near(self, pool: Tensor, span: Span) -> Tensor:
@@ -196,24 +194,42 @@ class Exact(NamedTuple):
 
     def _whole(self, pool: Tensor, spans: Sequence[Span], chances: Chances, sweeps: int, key: Key) -> Tensor:
         """[b, T] the texts all of whose states are nearest to the spans, by searches from different tokens."""
-        found = list[Found]()
+        found, at, enough = dict[tuple[int, ...], Found](), torch.arange(self.length), 2 * self.length * math.log(_FAR)
+        words = torch.full((len(chances.token), self.length), -_ABSENT, dtype=torch.float64)
+        words[pool] = _TOLD * self._shares(pool).clamp(min=_SHARE).log()
         for number in range(_STARTS * self.texts):
-            words, own = torch.full((len(chances.token),), -_ABSENT, dtype=torch.float64), key.child(number)
-            words[pool] = 0.0
-            read = {tuple(each.x[0].tolist()): each for each in found if each.energy < self.length * math.log(_FAR) * 2}
-            if len(read) >= self.texts:
-                break
-            old = torch.isin(pool, torch.tensor([token for text in read for token in text], dtype=torch.int64))
-            words[pool[old]] -= _OLD
-            draws = rng.uniform(own.child("start"), (len(pool),), dtype=torch.float64)
-            order = pool[(draws + old.double()).argsort()]
-            start = order[torch.arange(self.length) % len(order)][None]
-            found.append(
-                search(lambda x: self._off(x[:, 0], spans).sum(1).double(), chances, words, start, sweeps, own)
+            own = key.child(number)
+            draws = rng.uniform(own.child("start"), (len(pool), self.length), dtype=torch.float64)
+            start = pool[(words[pool] - (-draws.log()).log()).argmax(0)][None]
+            best = search(
+                lambda x: self._off(x[:, 0], spans).sum(1).double(), chances, words, start, sweeps, own, enough
             )
-        best = {tuple(each.x[0].tolist()): each.x[0] for each in sorted(found, key=lambda each: each.energy)}
-        texts = list(best.values())
+            if best.energy < enough and tuple(best.x[0].tolist()) not in found:
+                words[best.x[0], at] -= _OLD
+            found[tuple(best.x[0].tolist())] = best
+            if sum(each.energy < enough for each in found.values()) >= self.texts:
+                break
+        texts = [each.x[0] for each in sorted(found.values(), key=lambda each: each.energy)]
         return torch.stack([texts[i % len(texts)] for i in range(self.texts)])
+
+    def _shares(self, pool: Tensor) -> Tensor:
+        """[C, T] about 1 for a token that is at a place and nowhere else, 0 for one that is not there.
+
+        A token's slopes are the sum over its occurrences, a place's slopes the sum over its tokens: these are solved
+        for how much of each token's slopes each place has. Equal for all tokens where places have no rows.
+        """
+        network = self.network
+        if network.places is None or network.tied:
+            return torch.ones(len(pool), self.length, dtype=torch.float64)
+        rows, places = self._rows(pool)
+        return (places @ torch.linalg.pinv(rows, rtol=_ZERO)).T
+
+    def _rows(self, pool: Tensor) -> tuple[Tensor, Tensor]:
+        """The slopes [C, d] of tokens and [T, d] of places, which there are."""
+        rows = self.tensors[self.network.words][pool].double()
+        assert self.network.places is not None
+        number, at = self.network.places
+        return rows, self.network.scale * self.tensors[number].reshape(-1, rows.shape[1])[at].double()
 
     def _unheard(self, texts: Tensor, heard: Tensor) -> Tensor:
         """The texts with the tokens that are predicted but not read, by the rows of tensors over the vocabulary."""
