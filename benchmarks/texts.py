@@ -35,7 +35,7 @@ from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.study import resolve
 
 STILL = {"clients": 10, "rounds": 1, "algorithm": "fedsgd", "batch": 0, "samples": 1000, "test_samples": 300}
-TRAINED = {**STILL, "rounds": 60, "batch": 32, "lr": 1.0}
+TRAINED = {**STILL, "rounds": 60, "batch": 32, "lr": 0.3}
 
 
 def long_texts() -> DataSet:
@@ -81,7 +81,8 @@ class Published(Attack):
     def run(self, seen: Observation, key: Key) -> Reconstruction:
         """Ids and the granted labels."""
         task, params = seen.task, seen.observed_rounds[0].model.params
-        assert isinstance(task, ModelTask) and seen.labels is not None
+        assert isinstance(task, ModelTask)
+        assert seen.labels is not None
         network, guesses = Network.of(task, params), []
         for number, (gradient, y) in enumerate(zip(received_gradients(seen), seen.labels, strict=True)):
             x = self._read(network, params, task.layout.split(gradient), len(y), key.child(number))
@@ -154,14 +155,15 @@ def studies() -> dict[str, list[dict[str, Any]]]:
     """The studies of each table."""
     tables: dict[str, list[dict[str, Any]]] = {}
     for name, federation in (("exact", STILL), ("trained", TRAINED)):
+        at = federation["rounds"] - 1
         tables[name] = [
             {
                 "tasks": [{"data": f"texts:{data}", "model": f"texts:{model}"}],
                 "federations": [federation],
                 "defenses": [{"name": "none"}],
                 "attacks": [
-                    {"name": attack, "target": {"count": count, "batch": batch, "round": federation["rounds"] - 1}}
-                    for attack in ("tokens", "texts:Published")
+                    {"name": attack, "threat": threat, "target": {"count": count, "batch": batch, "round": at}}
+                    for attack, threat in (("tokens", "server"), ("texts:Published", "server+labels"))
                 ],
             }
             for data, model, batch, count in EXACT

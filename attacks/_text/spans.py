@@ -27,8 +27,8 @@ _LEAST = 64  # tokens that are tried where the words' tensor is also the output 
 _QUIET = 8  # directions that the rows of absent tokens have in common if the words' tensor is also the output layer
 _FAR = 0.05  # about the distance of a state of another text; the bound is the geometric mean with the b-th nearest
 _MISFIT = 1e-2  # of the equations of one token a place, up to which they hold
-_STARTS = 3  # searches a text
-_ABSENT, _OLD = 30.0, 3.0  # nats against tokens that do not occur, or that a text that is found has at the place
+_STARTS = 6  # searches for a text of a batch
+_ABSENT = 30.0  # nats against tokens that do not occur
 _TOLD, _SHARE = 2.0, 0.02  # nats a factor of e in a token's share of a place, and the least share
 _ZERO = 1e-6  # of a singular value of tokens' slopes
 _SPARE = 4  # prefixes kept for each text
@@ -144,7 +144,7 @@ class Exact(NamedTuple):
             elif self.texts == 1 and near is not None and float(near.std(1).max()) > 0:
                 found = pool[near.argmin(0)][None]
             elif rest:
-                found = self._whole(pool, rest[:2], chances, sweeps, key)
+                found = self._peeled(pool, rest[:2], chances, sweeps, key)
         found = placed if found is None else found
         return found if found is None or bool(heard.all()) else self._unheard(found, heard)
 
@@ -192,25 +192,55 @@ class Exact(NamedTuple):
             rows.append(torch.stack(each).mean(0))
         return torch.cat(rows)
 
-    def _whole(self, pool: Tensor, spans: Sequence[Span], chances: Chances, sweeps: int, key: Key) -> Tensor:
-        """[b, T] the texts all of whose states are nearest to the spans, by searches from different tokens."""
-        found, at, enough = dict[tuple[int, ...], Found](), torch.arange(self.length), 2 * self.length * math.log(_FAR)
+    def _peeled(self, pool: Tensor, spans: Sequence[Span], chances: Chances, sweeps: int, key: Key) -> Tensor:
+        """[b, T] a text in the spans at the place of its label, and those behind the gradient without this text."""
+        found = self._whole(pool, spans, chances, sweeps, key)
+        if self.texts == 1 or found.energy >= self._enough:
+            return found.x.repeat(self.texts, 1)
+        task, shares = self.network.task, self.network.task.weights(self.y).to(self.gradient)
+        shares = shares / shares.sum()
+        tried = [i for i, y in enumerate(self.y) if not bool((self.y[:i] == y).any())]
+        y = targets_of(task, self.y[tried], torch.float32)[:, None]
+        with torch.no_grad():
+            own = gradients(task, self.params, found.x.float().repeat(len(tried), 1, 1), y) * shares[tried, None]
+        rest = self.gradient - own
+        # with the right label, nothing is left in the rows of the text's own words
+        left = [task.layout.split(each)[self.network.words][found.x[0]].norm() for each in rest]
+        best = int(torch.stack(left).argmin())
+        at = tried[best]
+        others = self._replace(gradient=rest[best] / (1 - shares[at]), y=torch.cat([self.y[:at], self.y[at + 1 :]]))
+        texts = others.solve(chances, sweeps, key.child("rest"))
+        texts = found.x.repeat(len(others.y), 1) if texts is None else texts
+        return torch.cat([texts[:at], found.x, texts[at:]])
+
+    @property
+    def _enough(self) -> float:
+        """The sum of a text's log distances from spans, below which it is taken as right."""
+        return 2 * self.length * math.log(_FAR)
+
+    def _whole(self, pool: Tensor, spans: Sequence[Span], chances: Chances, sweeps: int, key: Key) -> Found:
+        """The text all of whose states are nearest to the spans, by searches from different tokens."""
         words = torch.full((len(chances.token), self.length), -_ABSENT, dtype=torch.float64)
         words[pool] = _TOLD * self._shares(pool).clamp(min=_SHARE).log()
-        for number in range(_STARTS * self.texts):
+        found = list[Found]()
+        for number in range(_STARTS):
             own = key.child(number)
             draws = rng.uniform(own.child("start"), (len(pool), self.length), dtype=torch.float64)
             start = pool[(words[pool] - (-draws.log()).log()).argmax(0)][None]
-            best = search(
-                lambda x: self._off(x[:, 0], spans).sum(1).double(), chances, words, start, sweeps, own, enough
+            found.append(
+                search(
+                    lambda x: self._off(x[:, 0], spans).sum(1).double(),
+                    chances,
+                    words,
+                    start,
+                    sweeps,
+                    own,
+                    self._enough,
+                )
             )
-            if best.energy < enough and tuple(best.x[0].tolist()) not in found:
-                words[best.x[0], at] -= _OLD
-            found[tuple(best.x[0].tolist())] = best
-            if sum(each.energy < enough for each in found.values()) >= self.texts:
+            if found[-1].energy < self._enough:
                 break
-        texts = [each.x[0] for each in sorted(found.values(), key=lambda each: each.energy)]
-        return torch.stack([texts[i % len(texts)] for i in range(self.texts)])
+        return min(found, key=lambda each: each.energy)
 
     def _shares(self, pool: Tensor) -> Tensor:
         """[C, T] about 1 for a token that is at a place and nowhere else, 0 for one that is not there.
