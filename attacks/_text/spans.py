@@ -31,6 +31,7 @@ _STARTS = 6  # searches for a text of a batch
 _ABSENT = 30.0  # nats against tokens that do not occur
 _TOLD, _SHARE = 2.0, 0.02  # nats a factor of e in a token's share of a place, and the least share
 _ZERO = 1e-6  # of a singular value of tokens' slopes
+_TURNS, _SMALL = 3, 1e-12  # changes of a text's token, and the least gain, relative to the square of a change
 _SPARE = 4  # prefixes kept for each text
 _STATES = 2**24  # numbers of hidden states that are held at once
 
@@ -279,15 +280,35 @@ class Exact(NamedTuple):
             old = records(texts, self.y)
             rest = rows((b * self.gradient - old.sum(0))[None], slice(None))[0]
             tokens = torch.unique(torch.cat([rest.norm(dim=1).topk(min(size, 4 * b + 4)).indices, texts[:, place]]))
-            rest, moves = rest[tokens], list[Tensor]()
+            moves = list[Tensor]()
             for text, label, own in zip(texts, self.y, old, strict=True):
                 tried = text.repeat(len(tokens), 1)
                 tried[:, place] = tokens
-                moves.append(rows(records(tried, label.expand(len(tokens))) - own, tokens))
-            chosen = [moved.new_zeros(moved.shape[1:]) for moved in moves]
-            for turn in range(3 * b):
-                text = turn % b
-                off = (rest + chosen[text] - moves[text]).square().flatten(1).sum(1)
-                rest = rest + chosen[text] - moves[text][off.argmin()]
-                chosen[text], texts[text, place] = moves[text][off.argmin()], tokens[off.argmin()]
+                moves.append(rows(records(tried, label.expand(len(tokens))) - own, tokens).flatten(1))
+            start = (tokens == texts[:, place, None]).int().argmax(1)
+            texts[:, place] = tokens[_chosen(torch.stack(moves).double(), rest[tokens].flatten().double(), start)]
         return texts
+
+
+def _chosen(moves: Tensor, goal: Tensor, start: Tensor) -> Tensor:
+    """[b] which of k vectors [b, k, D] of each text to take so that their sum is nearest to the goal [D].
+
+    From `start` [b], two texts change at a time, as long as the sum comes nearer.
+    """
+    (b, k, _), every = moves.shape, moves.flatten(0, 1)
+    gram, toward, first = every @ every.T, every @ goal, torch.arange(b) * k
+    taken, same = first + start, torch.block_diag(*[torch.ones(k, k, dtype=torch.bool)] * b)
+    for _ in range(_TURNS * b):
+        own = taken.repeat_interleave(k)
+        between = gram - gram[own] - gram[:, own] + gram[own][:, own]
+        left = toward - gram[:, taken].sum(1)
+        gain = between.diagonal() - 2 * (left - left[own])
+        # a text that changes with itself changes alone
+        both = torch.where(same, gain[:, None].expand(-1, b * k), gain[:, None] + gain + 2 * between)
+        best = int(both.argmin())
+        if not float(both.flatten()[best]) < -_SMALL * float(gram.diagonal().mean()):
+            break
+        one, other = divmod(best, b * k)
+        taken[other // k] = other
+        taken[one // k] = one
+    return taken - first
