@@ -1,5 +1,6 @@
 """Shared by all tests: one thread, and the folder of the real data."""
 
+import functools
 import gc
 import importlib.util
 import os
@@ -32,6 +33,26 @@ def real_data() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _made_once():
+    """What gives the same in every test is made once: digits of a text, templates, the names in a source.
+
+    Nothing waits for the disk, because no test loses power; tests of this set `os.fsync` themselves.
+    """
+    import sklearn.datasets
+
+    from leakgauge.harness.study import environment
+    from leakgauge.reports import html
+
+    named = environment._named
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        patch.setattr(sklearn.datasets, "load_digits", functools.cache(sklearn.datasets.load_digits))
+        patch.setattr(html, "_environment", functools.cache(html._environment))
+        patch.setattr(environment, "_named", functools.cache(lambda *given: tuple(named(*given))))
+        yield
+
+
 @pytest.fixture(scope="module")
 def digits():
     from leakgauge.harness.data import load
@@ -45,16 +66,45 @@ def without_fit(monkeypatch):
     monkeypatch.setattr("leakgauge.harness.audit.standalone.check_fit", lambda *_: None)
 
 
+@pytest.fixture
+def young(request, monkeypatch):
+    """In rows that are not slow, audits follow a client for 100 messages instead of 10,000.
+
+    For liars: whatever is found so, a whole audit finds, too. Honest code has whole audits elsewhere.
+    """
+    if request.node.get_closest_marker("slow") is None:
+        monkeypatch.setattr("leakgauge.harness.audit.keys._LATE", (100,))
+
+
+def _named(ci: pytest.Mark) -> set[str]:
+    return {row for row in (*ci.args, *ci.kwargs.get("without", ())) if isinstance(row, str)}
+
+
+def _in_ci(ci: pytest.Mark, item: pytest.Item, number: int) -> bool:
+    """Whether CI runs this row, the one of this number."""
+    if ci.args and isinstance(ci.args[0], int):
+        return number % ci.args[0] == 0
+    named = item.nodeid.partition("[")[2][:-1] in _named(ci)
+    return named != ("without" in ci.kwargs)
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the rows of a test with `table(n)`, all but each n-th are of the matrix. What takes longest comes first."""
-    seen = Counter[str]()
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Rows of tests with `table` or `ci` get their markers. What takes longest comes first."""
+    seen, missing = Counter[str](), set[str]()
     for item in items:
-        table, name = item.get_closest_marker("table"), item.nodeid.partition("[")[0]
-        if table is not None:
-            if seen[name] % table.args[0]:
-                item.add_marker(pytest.mark.matrix)
-            seen[name] += 1
+        name = item.nodeid.partition("[")[0]
+        table, ci = item.get_closest_marker("table"), item.get_closest_marker("ci")
+        if table is not None and seen[name] % table.args[0]:
+            item.add_marker(pytest.mark.matrix)
+        if ci is not None:
+            missing |= set() if seen[name] else {f"{name}[{row}]" for row in _named(ci)}
+            if not _in_ci(ci, item, seen[name]):
+                item.add_marker(pytest.mark.slow)
+        seen[name] += 1
+        missing.discard(item.nodeid)
+    if missing and not any("::" in given for given in config.args):
+        raise pytest.UsageError(f"ci names rows that do not exist: {', '.join(sorted(missing))}")
     items.sort(key=lambda item: not item.nodeid.startswith(_LONG))  # so that no process is left alone with it
 
 

@@ -427,6 +427,7 @@ def test_many_sampled_laplace_steps_are_near_their_normal_limit():
 @pytest.mark.parametrize("noise", [0.05, 0.3])
 @pytest.mark.parametrize("share", [1e-6, 0.5, 0.999, 1.0])
 @pytest.mark.parametrize("count", [1, 1_000_000])
+@pytest.mark.ci(2)
 def test_little_noise_and_large_shares_have_a_bound_at_once(noise, share, count):
     asked = repeat(dp.PoissonSampledDpEvent(share, dp.GaussianDpEvent(noise)), count)
     whole = gaussian_epsilon(math.sqrt(count) / noise, 1e-5)

@@ -68,6 +68,7 @@ def test_members_are_found_in_one_round_where_a_passive_attack_finds_few(digits,
 
 @pytest.mark.parametrize("defense", [JoPEQ(), JoPEQ(scale="vector"), CepamGaussian()], ids=repr)
 @pytest.mark.parametrize("sends", ["gradient", "update"])
+@pytest.mark.ci(2)
 def test_the_numbers_in_clear_are_enough(digits, defense, sends):
     seen, is_member = watched(digits, defense, attack=NORM, sends=sends)
     assert found(seen, is_member, NORM) >= 0.99

@@ -102,6 +102,7 @@ def test_the_played_adversaries_are_maximal_and_together_see_what_each_named_one
 
 @pytest.mark.table(8)
 @pytest.mark.parametrize("some", SETS, ids=words)
+@pytest.mark.ci(4)
 def test_a_quarter_of_the_noise_is_broken_against_every_set_of_adversaries(some):
     found = audited(some)
     assert (found["verdict"], found["audited"]["verdict"]) == ("BROKEN", "CONTRADICTED")
@@ -170,6 +171,7 @@ def test_one_who_sees_the_final_model_only_is_shown_no_model_of_a_round():
 @pytest.mark.usefixtures("without_fit")
 @by_rows(("dp-sgd", 2), ("dp-fedavg", 2), ("dp-sgd", 10), ("dp-fedavg", 10))
 @pytest.mark.table(2)
+@pytest.mark.ci("dp-sgd-10", "dp-fedavg-2")
 def test_the_final_model_alone_shows_most_of_what_is_proved_for_all_rounds(name, rounds):
     # noise is scaled to the rounds; pairs that push the same way in each round move the sum as far as all rounds do
     found = audit(name, {}, {}, rounds, threat="public", trials=600, seed=0)

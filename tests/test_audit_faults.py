@@ -268,6 +268,7 @@ SLOW = {"jopeq-t", "sqsgd", "vqsgd", "t-noise", "cepam-clip, averages"}
     ],
 )
 @pytest.mark.table(5)
+@pytest.mark.ci(without=[f"half the noise-{name}" for name in ("cepam-gaussian", "cepam-laplace", "jopeq-sound")])
 def test_a_fault_is_above_what_is_proved_and_without_it_nothing_is(fault, name):
     seeded = FAULTS[fault][name]
     assert above_proof(*audited(seeded))

@@ -78,6 +78,7 @@ def naive_and_aware(name):
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 )
 @pytest.mark.table(7)
+@pytest.mark.ci(2)
 def test_the_aware_attack_does_no_worse_than_the_naive_one(name):
     naive, aware = naive_and_aware(name)
     low = stats.mean_interval(np.subtract(naive, aware)).low

@@ -202,6 +202,7 @@ def test_the_gaussian_route_holds_for_gaussians_by_exact_sums(mu):
 @pytest.mark.parametrize("mu", [0.0, 0.3, 2.0, 8.0])
 @pytest.mark.parametrize("shape", [(3, 3), (40, 25)])
 @pytest.mark.table(4)
+@pytest.mark.ci(3)
 def test_gaussian_scores_err_as_often_as_they_say(mu, shape):
     runs, (n, m) = 4000, shape
     zeros, ones = (normal(ROOT.child("scores", shape, mu, k), (runs, k), torch.float64).numpy() for k in (n, m + 1))
@@ -488,6 +489,7 @@ def test_sampled_steps_show_nothing_without_a_difference_or_with_few_trials():
 
 @pytest.mark.matrix
 @by_rows((0.25, 4, 1 / 0.7477, 0.95), (0.05, 20, 1.0, 0.999))
+@pytest.mark.ci("0.05-20-1.0-0.999")
 def test_at_most_as_many_bounds_of_sampled_steps_as_stated_lie_above_the_truth(share, steps, mu, confidence):
     n, runs, above, sampled = 300, 1000, 0, SampledSteps(share, steps, False)
     for run in range(runs):

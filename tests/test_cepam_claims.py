@@ -233,6 +233,7 @@ def revealed(n, distances, count=200_000):
 
 
 @pytest.mark.parametrize("moved", [1, 4])
+@pytest.mark.ci("1")
 def test_messages_of_many_sub_vectors_change_as_often_as_if_each_had_its_own_dithers(moved):
     # a rejected dither of a sub-vector changes the later dithers of the others
     count, keys, n = 12, 1000, 3

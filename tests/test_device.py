@@ -63,6 +63,7 @@ def test_the_simulated_device_refuses_tensors_of_the_cpu_and_counts_reads():
 )
 @pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.table(3)
+@pytest.mark.ci(2)
 def test_a_search_on_another_device_has_the_results_of_the_cpu(attack, changes, kernels, monkeypatch):
     if not kernels:
         for module in (matching, features):
@@ -217,6 +218,7 @@ def audited(name, asked, device):
 
 
 @pytest.mark.parametrize(("name", "asked"), AUDITS)
+@pytest.mark.ci("dp-sgd-asked1")
 def test_an_audit_on_the_device_counts_what_the_cpu_counts(name, asked, monkeypatch):
     monkeypatch.setattr(standalone, "available", lambda device: True)
     here = audited(name, asked, None)
@@ -262,6 +264,7 @@ def test_a_study_audits_on_the_device_of_its_training(tmp_path, monkeypatch):
 
 
 @pytest.mark.matrix
+@pytest.mark.ci("True-MAP")
 @pytest.mark.parametrize("kind", [IDLG, InvertingGradients, MAP])
 @pytest.mark.parametrize("kernels", [True, False])
 def test_a_search_on_an_accelerator_seldom_waits_for_its_numbers(kind, kernels, monkeypatch):

@@ -55,6 +55,7 @@ NETWORKS = {
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 @pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.ci(without=("compiled inside",))
 def test_wrapped_networks_and_results_of_several_parts_are_inspected_like_plain_ones(kind, tmp_path):
     model = NETWORKS[kind]()
     run = inspected(tmp_path, model, (X, Y))

@@ -87,11 +87,11 @@ def test_a_budget_without_a_noise_is_refused_with_advice():
 
 @pytest.mark.matrix
 @by_rows(
-    ({}, {"batch": 5, "steps": 4}, 1),
-    ({"noise_std": 1.0}, {"batch": 5, "steps": 4}, 1),
-    ({}, {"batch": 2}, 10),
+    pytest.param({}, {"batch": 5, "steps": 4}, 1, marks=pytest.mark.slow),
+    pytest.param({"noise_std": 1.0}, {"batch": 5, "steps": 4}, 1, marks=pytest.mark.slow),
+    pytest.param({}, {"batch": 2}, 10, marks=pytest.mark.slow),
     ({"noise_std": 1.0}, {"batch": 10}, 3),
-    ({"noise_std": 3.0}, {"batch": 5, "samples": 50}, 20),
+    pytest.param({"noise_std": 3.0}, {"batch": 5, "samples": 50}, 20, marks=pytest.mark.slow),
 )
 def test_sampled_steps_are_audited_at_six_tenths_of_their_proof(parameters, setting, rounds):
     found = audit("dp-sgd", parameters, setting, rounds, seed=0)["audited"]

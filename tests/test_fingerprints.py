@@ -59,6 +59,7 @@ def here(cells):
     ({"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}, "plain"),
     ({"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "AVX2"}, "compiled"),
 )
+@pytest.mark.ci("kernels1-compiled")
 def test_other_kernels_give_the_same_fingerprints(kernels, loops, cells, here):
     env = {**os.environ, **kernels, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", SCRIPT, cells, loops], capture_output=True, text=True, env=env)
@@ -87,6 +88,7 @@ WEAKER = {
 
 @pytest.mark.parametrize("name", WEAKER)
 @pytest.mark.table(3)
+@pytest.mark.ci(2)
 def test_a_weaker_attack_has_another_fingerprint(name, cells, here, monkeypatch):
     WEAKER[name](monkeypatch)
     found = fingerprints.take([one for one in load_study(cells).cells if one.training.task.model == "mlp-small"])

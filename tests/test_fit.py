@@ -98,6 +98,7 @@ def one_hot_of(scores, y):
 
 @by_rows(dense, relu, conv)
 @pytest.mark.parametrize("rows", [ROWS, FOUR], ids=["one", "four"])
+@pytest.mark.ci("one-conv", "four-relu")
 def test_messages_that_fit_raise_no_alarm(make, tmp_path, rows):
     model, made = make(), gradients(make(), rows=rows)
     for number, messages in enumerate(
@@ -180,6 +181,7 @@ def test_two_steps_and_momentum_raise_no_alarm(tmp_path):
     (lambda model: [[t.sign() for t in one] for one in gradients(model)], "Adam"),
 )
 @pytest.mark.parametrize("make", [dense, relu, conv])
+@pytest.mark.ci(3)  # each fault behind one of the networks
 def test_a_gradient_that_is_another_one_is_named(messages, named, tmp_path, make):
     (text,) = shown(tmp_path, make(), messages(make()))
     assert named in text

@@ -203,6 +203,7 @@ ITEMS = [{"input_ids": row, "attention_mask": row * 0 + 1, "labels": row.clone()
         leakgauge.tokens(ids(40, 6, 30, "items"), x_test=ids(20, 6, 30, "test")),
     ],
 )
+@pytest.mark.ci(2)
 def test_a_users_language_model_is_inspected(data, tmp_path):
     run = leakgauge.inspect(Tied(), data, folder=tmp_path, victims=3, attacks=["prior"], lr=0.1)
     found = {one.cell.attack.name: {e.name: e.value for e in one.estimates} for one in run.results.values()}
@@ -280,6 +281,7 @@ class Segments(nn.Module):
 
 
 @pytest.mark.parametrize("items", [False, True])
+@pytest.mark.ci("True")
 def test_labels_of_many_places_are_segmentations(items, tmp_path):
     x = uniform(KEY.child("maps"), (60, 1, 8, 8))
     y = (3 * x[:, 0]).long().clamp(0, 2)

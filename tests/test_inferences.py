@@ -90,6 +90,7 @@ def test_records_are_traced_to_their_client_behind_these_defenses(defense, parti
 
 
 @by_rows(("none", 0.85), ("jopeq", 0.7), ("sdq-lattice", 0.7))
+@pytest.mark.ci("none-0.85", "jopeq-0.7")
 def test_a_property_of_the_records_is_found_behind_these_defenses(defense, least, trained):
     found = told(trained(defense, samples=400))
     assert found["property_auc"].value >= least

@@ -60,6 +60,7 @@ def observations(names=DEFENSES, **changes):
     (MAP(evaluations=12, objective="l2", prior="tv"), {"task": MLP}),
 )
 @pytest.mark.table(4)
+@pytest.mark.ci(without=("attack9-changes9",))
 def test_in_a_batch_every_victim_has_the_guess_of_its_own_cell(attack, changes):
     # in single precision, a search carries differences of last digits on to other inputs
     seens = [seen.double() for seen in observations(**changes)]
@@ -172,6 +173,7 @@ def test_the_seconds_of_a_batch_are_shared_among_its_cells(stored):
 
 
 @pytest.mark.parametrize("room", [True, False])
+@pytest.mark.ci("True")
 def test_a_study_on_a_device_attacks_cells_of_the_first_model_together(tmp_path, monkeypatch, room):
     made = resolve(study_table(FEDERATION, NAMED, ATTACKS, threats=["server+labels"], limit=False))
     here = run_study(made, tmp_path / "here", workers=0)

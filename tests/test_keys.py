@@ -37,6 +37,7 @@ def parameters(name):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.ci("gaussian", "jopeq", "mvu", "ota-orthogonal", "udp", "vqsgd", "gaussian+sdq-lattice")  # others: audits
 def test_honest_code_has_no_finding(name):
     for given in parameters(name):
         for seed in range(2):
@@ -215,6 +216,7 @@ def base(name, epsilon):
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])
 @pytest.mark.parametrize("fault", ADDITIVE)
 @pytest.mark.parametrize("name", ["gaussian", "laplace"])
+@pytest.mark.ci(2)
 def test_a_liar_with_additive_noise_is_found(name, fault, epsilon):
     liar = lying(base(name, epsilon), ADDITIVE[fault])
     assert check_keys(liar, LIKE, Key(3)).faults
@@ -265,6 +267,7 @@ DISCRETE = {
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])
 @pytest.mark.parametrize("fault", DISCRETE)
 @pytest.mark.parametrize("name", DISCRETE_NAMES)
+@pytest.mark.ci(2)
 def test_a_liar_with_discrete_messages_is_found(name, fault, epsilon):
     try:
         honest = base(name, epsilon)

@@ -128,6 +128,7 @@ def test_unknown_records_of_a_batch_are_noise(trained):
 
 
 @pytest.mark.parametrize("defense", ["none", "jopeq"])
+@pytest.mark.ci("none")
 def test_local_steps_are_simulated(trained, defense):
     federation = trained(defense, algorithm="fedavg", local_steps=5, batch=0)
     found, answer = estimates_of(federation, among=30)

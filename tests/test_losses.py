@@ -187,6 +187,12 @@ def first(loss):
     return lambda scores, y: loss(scores[:, 0], y.float())
 
 
+LONG = (
+    *("10-same-focal-focal-conv", "10-same-made_by0-cross-entropy?smoothing=0.2-conv", "10-same-<lambda>-loss1-conv"),
+    *("1-half-<lambda>-None-conv", "1-tenth-<lambda>-None-conv", "3-several-mse_loss-None-conv"),
+)
+
+
 @functools.cache
 def plain(conv, folder):
     return found(folder, net(10, conv=conv), same, functional.cross_entropy, None)[0]
@@ -205,6 +211,7 @@ def plain(conv, folder):
     (3, several, functional.mse_loss, None),
     (4, marks, logistic, nn.BCEWithLogitsLoss()),
 )
+@pytest.mark.ci(without=LONG)
 def test_records_behind_any_loss_are_found_as_behind_cross_entropy(
     k, labels, made_by, loss, conv, tmp_path, tmp_path_factory
 ):

@@ -59,6 +59,7 @@ def test_the_objective_is_not_above_the_printed_one(case, printed):
 
 @every_design
 @pytest.mark.matrix
+@pytest.mark.ci(2)
 def test_every_constraint_holds_to_rounding_and_the_whole_of_epsilon_is_used(case):
     epsilon, bits_in, bits_out = case
     P, alpha = design(*case)

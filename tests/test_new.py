@@ -81,6 +81,7 @@ def test_the_study_beside_a_skeleton_finds_its_module_there_once_it_may(kind, mo
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(("kind", "cells"), [("attack", "whole_attack:MyAttack"), ("task", "under prior")])
+@pytest.mark.ci("task-under prior")
 def test_the_study_beside_a_skeleton_runs_in_worker_processes(kind, cells):
     # all of a defense's: docs/how-to/own-defense.md
     new(kind, f"whole_{kind}.py")

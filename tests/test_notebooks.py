@@ -21,6 +21,7 @@ def words(notebook):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.ci("audit-my-mechanism")
 def test_a_notebook_runs_and_prints_the_same_words(path, tmp_path):
     stored = nbformat.read(path, 4)
     before = words(stored)

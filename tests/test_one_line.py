@@ -108,6 +108,7 @@ def test_a_row_of_the_download_has_the_terms_of_its_own_number(seed):
     "command",
     ["dp-fedavg", "udp-crd --rounds 3", "sqsgd", "dp-sgd --rounds 2", "jopeq-t", "ota --threat colluding-server"],
 )
+@pytest.mark.ci("udp-crd --rounds 3", "dp-sgd --rounds 2", "ota --threat colluding-server")
 def test_the_three_lines_of_a_command_have_one_unit_delta_and_horizon(command):
     found = call("audit", *command.split(), "--trials", "60")
     lines = {line.split()[0]: line for line in found.output.splitlines() if line.split()[:1]}

@@ -186,24 +186,26 @@ def audited(optimizer, seed=0, trials=100):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("strong", [True, False], ids=["strong", "mild"])
+@pytest.mark.ci(2)  # the mild ones
+@pytest.mark.parametrize("strong", [False, True], ids=["mild", "strong"])
 @pytest.mark.parametrize("liar", LIARS)
-def test_an_optimizer_that_lies_is_contradicted(liar, strong):
+def test_an_optimizer_that_lies_is_contradicted(liar, strong, young):
     optimizer = private()
     optimizer.__class__, optimizer.strong = liar, strong
     assert audited(optimizer)["verdict"] == "CONTRADICTED"
 
 
 @pytest.mark.matrix
-def test_the_same_optimizer_in_other_words_is_consistent():
+def test_the_same_optimizer_in_other_words_is_consistent(young):
     optimizer = private()
     optimizer.__class__ = Honest
     assert audited(optimizer)["verdict"] == "CONSISTENT"
 
 
 @pytest.mark.matrix
+@pytest.mark.ci("function")
 @pytest.mark.parametrize("bound", [True, False], ids=["method", "function"])
-def test_a_method_that_was_replaced_on_the_object_is_audited_and_stays_in_place(bound):
+def test_a_method_that_was_replaced_on_the_object_is_audited_and_stays_in_place(bound, young):
     optimizer = private()
 
     def bare(self):
@@ -244,8 +246,9 @@ def honest(named):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("named", HONEST)
-def test_an_honest_optimizer_with_documented_arguments_is_consistent(named):
+@pytest.mark.ci("poisson_sampling,batch", "max_grad_norm,noise_multiplier", "sizes,noise_generator,loss_reduction")
+@pytest.mark.parametrize("named", HONEST, ids=lambda named: ",".join(named) or "defaults")
+def test_an_honest_optimizer_with_documented_arguments_is_consistent(named, young):
     found = audited(honest(named))
     assert found["verdict"] == "CONSISTENT", found["contradictions"]
 

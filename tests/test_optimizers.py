@@ -157,6 +157,7 @@ def plain(make, steps, folder):
 
 
 @pytest.mark.matrix
+@pytest.mark.ci("dense-proximal-3", "dense-momentum-1", "relu-both-1", "conv-decay-1")
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("name", ["momentum", "decay", "proximal", "both"])
 @by_rows(dense, relu, conv)
@@ -166,6 +167,7 @@ def test_records_behind_decay_and_proximal_steps_are_found_as_behind_sgd(make, n
 
 
 @pytest.mark.matrix
+@pytest.mark.ci("dense-0.96-adam-decay", "relu-0.75-adam", "conv-0.68-adamw")
 @pytest.mark.parametrize("name", ["adam", "adam-decay", "adamw"])
 @by_rows((dense, 0.96), (relu, 0.75), (conv, 0.68))
 def test_records_behind_a_step_of_adam_are_found(make, least, name, tmp_path):

@@ -280,6 +280,7 @@ def summed(losses, chances, count, delta, step=2e-5):
     ("sdq", 3, {"noise_std": 2.0, "delta": 1e-3}),
     ("sdq-lattice", 2, {}),
 )
+@pytest.mark.ci(3)
 def test_normal_noise_before_a_quantizer_attains_almost_the_epsilon_of_an_even_change(second, bits, parameters, rounds):
     defense, _, _, claim = case(f"gaussian+{second}", parameters | {"bits": bits}, rounds)
     first = defense.first
@@ -408,6 +409,7 @@ def test_jopeq_with_t_noise_is_not_proved_below_its_outermost_row_of_cells(nomin
 
 @pytest.mark.parametrize("rounds", [1, 4])
 @pytest.mark.parametrize(("eps", "bits"), [(4.0, 1), (1.0, 1), (0.1, 2), (2.0, 2), (8.0, 2), (2.0, 3), (24.0, 3)])
+@pytest.mark.ci(without=("2.0-3-1",))
 def test_mvu_is_not_proved_below_the_largest_ratio_of_its_channel(eps, bits, rounds):
     defense, states, setting, claim = case("mvu", {"epsilon": eps, "bits": bits}, rounds)
     inputs = torch.linspace(-1, 1, 12)

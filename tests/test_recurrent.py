@@ -281,6 +281,7 @@ def test_the_relu_of_a_recurrent_layer_is_softened():
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.ci("GRU")
 def test_a_lineup_names_records_of_long_series_behind_defenses(kind, tmp_path):
     x, y = rng.uniform(KEY.child("series"), (240, 2, 64)), torch.arange(240) % 3
     data = leakgauge.given_data("long series", leakgauge.series(x, y))

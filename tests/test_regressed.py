@@ -239,6 +239,7 @@ def test_a_batch_may_be_larger_than_the_auxiliary_data_but_one_input_is_too_few(
 
 @by_rows(small_task("resnet20", SHAPE), small_task("resnet20-bn", SHAPE), ids=["residual", "batch norm"])
 @pytest.mark.matrix
+@pytest.mark.ci("residual")
 def test_map_is_never_worse_than_regression_where_searches_fail(task):
     seen, x = ramps(task, labels=ONE)
     attack = MAP(labels="given", evaluations=20, warm=20)

@@ -31,6 +31,9 @@ def is_slow(page):
 @pytest.mark.parametrize(
     "page", [pytest.param(page, id=name_of(page), marks=[pytest.mark.matrix] * is_slow(page)) for page in PLAYED]
 )
+@pytest.mark.ci(
+    without=("docs/tutorial.md", "docs/how-to/own-defense.md", "docs/how-to/opacus.md", "docs/how-to/ci-elsewhere.md")
+)
 def test_a_page_runs_as_printed(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     play(page, tmp_path)

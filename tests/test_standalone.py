@@ -286,6 +286,7 @@ def half_if(when):
     ("90 senders", lambda link: link.setting.participants == 90),
     ("7,777 records", lambda link: link.sender.samples == 7777),
 )
+@pytest.mark.ci("a tensor-<lambda>", "90 senders-<lambda>")
 def test_half_of_the_noise_at_the_size_of_a_study_alone_is_found_there(name, when):
     liar = half_if(when)
     assert not check_fit(liar, setting_of(36), KEY).rejects, name

@@ -64,6 +64,7 @@ def others(name):
 @pytest.mark.table(2)
 @pytest.mark.parametrize(("rounds", "setting"), [(1, {}), (10, {}), (10, {"batch": 5, "steps": 4})])
 @pytest.mark.parametrize("name", EVERY)
+@pytest.mark.ci(without=("dp-sgd-10-setting2",))
 def test_every_proof_follows_from_the_stated_distribution(name, rounds, setting):
     for parameters in others(name):
         federation = prepared(name, parameters, rounds, **setting)
@@ -271,6 +272,7 @@ def streams(count):
 
 
 @pytest.mark.parametrize("count", [2**14, 2**16])
+@pytest.mark.ci("65536")
 def test_one_of_few_streams_of_noise_is_found_by_messages_of_trials_that_repeat(count, monkeypatch):
     liar = lying(registry.build("defense", "gaussian", {}), streams(count))
     monkeypatch.setattr(registry, "build", lambda *_: liar)

@@ -353,6 +353,7 @@ def test_no_uncaught_exception_has_the_code_of_the_gate(error, tmp_path, monkeyp
 
 @pytest.mark.parametrize("asked", ["list defenses", "gate --help"])
 @pytest.mark.matrix
+@pytest.mark.ci(without=("list defenses",))
 def test_a_reader_that_goes_away_is_no_leak(asked):
     words = [sys.executable, "-c", "from leakgauge.harness.cli.main import main; main()", *asked.split()]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -8,7 +8,7 @@ import pytest
 
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.harness.federation import registry
-from leakgauge.harness.integrations.parts import named
+from leakgauge.harness.integrations.parts import built, named
 from leakgauge.harness.integrations.suite import examine
 from leakgauge.testing import ConformanceError, Effort, check_attack, check_defense, check_task, checks_of
 from tests import planted
@@ -125,8 +125,17 @@ def test_every_check_has_a_fault():
     assert set(ALONE) == {(kind, name) for kind in ("defense", "attack") for name, _ in checks_of(kind)}
 
 
+@pytest.mark.parametrize(("kind", "check"), ALONE, ids=map(" ".join, ALONE))
+def test_a_check_finds_its_fault(kind, check, tmp_path):
+    part = named(str(fault(tmp_path, kind, ALONE[kind, check][0])), PARAMETERS[kind])
+    with pytest.raises(ConformanceError) as caught:
+        dict(checks_of(kind, QUICK))[check](built(part) if check != "class" else part.code)
+    assert [finding.name for finding in caught.value.findings] == [check]
+
+
 @pytest.mark.matrix
-@pytest.mark.parametrize(("kind", "check"), ALONE, ids="-".join)
+@pytest.mark.ci(6)
+@pytest.mark.parametrize(("kind", "check"), ALONE, ids=map(" ".join, ALONE))
 def test_a_check_finds_a_fault_that_no_other_check_finds(kind, check, tmp_path):
     replaced, also = ALONE[kind, check]
     findings = examine(str(fault(tmp_path, kind, replaced)), PARAMETERS[kind], QUICK)
@@ -261,6 +270,7 @@ def test_it():
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("text", [STATEFUL, MEAN], ids=["a defense with a state", "an attack"])
+@pytest.mark.ci("an attack")
 def test_a_new_part_is_one_file_that_passes_every_check_by_command_and_by_pytest(text, tmp_path):
     path = tmp_path / f"stranger_{next(NUMBERS)}.py"
     path.write_text(text, encoding="utf-8")

@@ -117,6 +117,7 @@ BROADCASTS = {"imprint": Imprint(), "active-membership": ActiveMembership(), "tr
 @pytest.mark.parametrize("form", ["sequential", "forward"])
 @pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.table(2)
+@pytest.mark.ci(3)
 def test_a_shipped_model_is_attacked_alike_however_it_is_written(name, form, scale):
     found = []
     for task in map(moved, twins(name, form)) if scale else twins(name, form):
@@ -163,6 +164,9 @@ COLLECTED = [
 @pytest.mark.parametrize("attack", COLLECTED)
 @pytest.mark.parametrize("name", ["mlp-small", "cnn2"])
 @pytest.mark.table(2)
+@pytest.mark.ci(
+    without=("mlp-small-property", "mlp-small-linkability", "mlp-small-source", "cnn2-map", "cnn2-property")
+)
 def test_a_federation_of_a_users_network_is_attacked_like_that_of_the_shipped_model(name, attack):
     shipped, own = twins(name, "forward")
     start = shipped.structure.join(own.structure.split(own.init(KEY)))

@@ -315,6 +315,7 @@ def estimates(model, data, folder):
 
 
 @pytest.mark.parametrize("data", ["digits", "tests.test_users_networks:standardized"])
+@pytest.mark.ci(without=("digits",))
 def test_a_study_attacks_a_users_twin_with_the_results_of_the_shipped_model(data, tmp_path):
     shipped, _ = estimates("mlp-small", data, tmp_path / "shipped")
     mine, failed = estimates("tests.test_users_networks:mlp", data, tmp_path / "mine")
@@ -347,6 +348,7 @@ def sigmoid(classes):
 
 
 @pytest.mark.parametrize("factory", [sigmoid, tanh])
+@pytest.mark.ci(without=("sigmoid",))
 def test_inspect_and_its_recording_are_solved_behind_a_dense_first_layer_of_any_activation(factory, tmp_path):
     torch.manual_seed(1)
     how = {"victims": 2, "minutes": 0.02, "limit": False, "progress": False}

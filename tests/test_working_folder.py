@@ -113,6 +113,7 @@ def test_the_doctor_of_a_shipped_part_does_not_either(here):
     (("-E", "-m", "leakgauge", "run", "../s.toml", "-o", "../out", "--workers", "1"), ""),
     ((*CONSOLE, "run", "../s.toml", "-o", "../out", "--workers", "1"), os.pathsep),
 )
+@pytest.mark.ci("words0-", "words2-:")
 def test_it_does_not_matter_how_python_was_started(words, path, here):
     unharmed(here, *words, PYTHONPATH=path)
 
