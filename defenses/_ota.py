@@ -333,12 +333,7 @@ def noise_powers(gains: str, power: float, epsilon: float, delta: float) -> dict
     squared = tuple(float(gain) for gain in gains.split(","))
     powers = allocate(Channel(squared, power, 1.0), (epsilon,) * len(squared), delta, 1.0)
     needed = max(0.0, powers.aligned_power / (claimed_mu(epsilon, delta) / 2) ** 2 - 1.0)
-    return {
-        "noise": list(powers.noise),
-        "sum": math.fsum(powers.noise),
-        "needed": needed,
-        "claimed": powers.epsilon,
-    }
+    return {"noise": list(powers.noise), "sum": math.fsum(powers.noise), "needed": needed, "claimed": powers.epsilon}
 
 
 def convergence_bound(

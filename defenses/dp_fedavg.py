@@ -113,10 +113,7 @@ class DPFedAvg(Clipped, Plain):
         """(epsilon, delta) for one client over these rounds, against adversaries that see only models."""
         rounds, share = len(history), setting.participants / setting.clients
         multiplier = self.sigma(setting) / self.clip
-        assumes: tuple[str, ...] = (
-            "the server is honest and reveals no message",
-            _FIXED,
-        )
+        assumes: tuple[str, ...] = ("the server is honest and reveals no message", _FIXED)
         if share == 1:
             reason = "one client moves the sum by the clip, over a fixed denominator; rounds compose exactly."
             proved = Proof.gaussian(multiplier, rounds, Unit.CLIENT, reason)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from leakgauge.harness.core.cases import Case, cases, headline_estimate
+from leakgauge.harness.core.cases import Case, cases
 from leakgauge.harness.core.cell import Cell, Target
 from leakgauge.harness.core.labels import (
     UNDEFENDED,
@@ -166,12 +166,6 @@ def best(groups: Sequence[Group]) -> Group | None:
     return max(known, key=lambda group: group.value or 0.0, default=None)
 
 
-def _pooled(case: Case) -> Estimate | None:
-    estimates = [estimate for result in case.results if (estimate := headline_estimate(result, case.kind)) is not None]
-    known = [estimate for estimate in estimates if estimate.name == headline(case.kind)] or estimates
-    return pool([estimate for estimate in known if estimate.name == known[0].name]) if known else None
-
-
 class Analysis:
     """The groups of a run, and what its report shall show. Every part is computed once.
 
@@ -203,7 +197,7 @@ class Analysis:
     def groups(self) -> tuple[Group, ...]:
         """All groups, in the study's order."""
         return tuple(
-            Group(case, setting_key(case.training.task, case.training.federation), _pooled(case))
+            Group(case, setting_key(case.training.task, case.training.federation), case.pooled)
             for case in cases(self.run)
         )
 

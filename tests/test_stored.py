@@ -46,39 +46,10 @@ def test_the_ids_of_stored_results_stay(name):
 
 
 def test_every_entry_of_the_tables_names_a_field():
-    for name in [*stored.NAMES, *stored.OMITTED]:
+    for name in stored.OMITTED:
         kind, field = name.split(".")
         owner = globals().get(kind) or getattr(result, kind)
         assert field in {one.name for one in dataclasses.fields(owner)}, name
-
-
-def test_a_renamed_field_keeps_id_and_file(monkeypatch):
-    before = to_data(Cell(PLAIN, PartSpec("prior"), Target(count=3), "server"))
-
-    @dataclasses.dataclass(frozen=True)
-    class Target_:  # noqa: N801 - stands for a later `Target`
-        kind: str
-        round: int | None
-        victims: int
-        batch: int
-        rounds: int
-        users: int
-        client: int | None
-        outside: int | None
-
-    @dataclasses.dataclass(frozen=True)
-    class Later:
-        training: TrainingSpec
-        attack: PartSpec
-        targets: tuple[Target_, ...]
-        threat: str
-
-    monkeypatch.setitem(globals(), "Target_", Target_)
-    Later.__annotations__ |= {"targets": tuple[Target_, ...]}
-    monkeypatch.setattr(stored, "NAMES", {"Target_.victims": "count", "Later.targets": "target"})
-    now = Later(PLAIN, PartSpec("prior"), (Target_("probe", 0, 3, 1, 1, 1, None, None),), "server")
-    assert to_data(now) == before | {"target": [before["target"]]}
-    assert from_data(Later, to_data(now)) == now
 
 
 def test_only_values_at_their_first_default_are_left_out():

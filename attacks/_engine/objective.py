@@ -69,11 +69,7 @@ def update_per_gradient(setting: Setting, observed: ObservedRound) -> Tensor:
 
 
 def received_gradients(
-    observation: Observation,
-    observed: ObservedRound | None = None,
-    *,
-    numbers: bool = False,
-    softmax: bool = False,
+    observation: Observation, observed: ObservedRound | None = None, *, numbers: bool = False, softmax: bool = False
 ) -> Tensor:
     """[n, d]: the defense's own estimate of the gradient behind each message of a round, in the model's dtype.
 

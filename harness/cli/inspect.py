@@ -113,9 +113,7 @@ def inspect(
     positive(minutes=minutes)
     folder, threats = path_of("folder", folder), listed("threats", threats, str)
     place = default_root() if root is None else path_of("root", root)
-    how = How(
-        *map(plain, (sends, lr, steps, batch, momentum, victims, seed, optimizer, weight_decay, proximal)),
-    )
+    how = How(*map(plain, (sends, lr, steps, batch, momentum, victims, seed, optimizer, weight_decay, proximal)))
     parts = PartSpec("none") if defense is None else part_spec("defense", defense)
     named = None if attacks is None else [part_spec("attack", attack) for attack in listed("attacks", attacks)]
     source = Sources(

@@ -65,6 +65,15 @@ class Case:
         """The estimates of this name, one per result that has it."""
         return [estimate for result in self.results for estimate in result.estimates if estimate.name == name]
 
+    @property
+    def pooled(self) -> Estimate | None:
+        """The headline over the seeds; of several metrics the usual one of this kind, else the first; None: none."""
+        from leakgauge.harness.core.stats import pool  # scipy, which a claim does not need
+
+        found = [estimate for result in self.results if (estimate := headline_estimate(result, self.kind)) is not None]
+        known = [estimate for estimate in found if estimate.name == headline(self.kind)] or found
+        return pool([estimate for estimate in known if estimate.name == known[0].name]) if known else None
+
 
 def headline_estimate(result: Result, kind: str) -> Estimate | None:
     """The headline metric of this kind of attack, or the first metric whose higher value means more leakage."""

@@ -229,17 +229,8 @@ class Target:
             raise ValueError(f"expected `round`, the first round, with rounds={self.rounds}, got none")
         if not members and (self.client, self.outside) != (None, None):
             raise ValueError(f"expected no client and no outside with kind={self.kind!r}")
-        least_values = {
-            "round": 0,
-            "client": 0,
-            "count": 1,
-            "batch": 1,
-            "rounds": 1,
-            "users": 1,
-            "outside": 1,
-            "among": 2,
-        }
-        for name, least in least_values.items():
+        positive = dict.fromkeys(("count", "batch", "rounds", "users", "outside"), 1)
+        for name, least in {"round": 0, "client": 0, **positive, "among": 2}.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"expected {name} >= {least}, got {name}={value}")

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from leakgauge.harness.core.cases import Case, cases, gathered, headline_estimate
+from leakgauge.harness.core.cases import Case, cases, gathered
 from leakgauge.harness.core.cell import Cell, TrainingSpec
 from leakgauge.harness.core.labels import counted, label_parts, part_text, server_text, unpromised, where
 from leakgauge.harness.core.result import AuditRecord, ClaimRecord, Flag, ProofRecord, Run, TrainingRecord
 from leakgauge.harness.core.sinks import element
-from leakgauge.harness.core.stats import STRICT, clopper_pearson, pool
+from leakgauge.harness.core.stats import STRICT, clopper_pearson
 from leakgauge.harness.core.stored import number
 
 if TYPE_CHECKING:
@@ -113,11 +113,8 @@ _SUMMARY = ("defense", "attack", "adversary", "target", "metric", "value", "95 %
 def _numbers(case: Case, run: Run) -> list[str]:
     known = [r.accuracy for cell in case.cells if (r := run.trainings.get(cell.training.id)) and r.accuracy is not None]
     accuracy = f"{np.mean(known):.1%}" if known else ""
-    headlines = [headline_estimate(result, case.kind) for result in case.results]
-    estimates = [estimate for estimate in headlines if estimate is not None]
-    if not estimates:
+    if (pooled := case.pooled) is None:
         return ["", "no result", "", "", accuracy]
-    pooled = pool([estimate for estimate in estimates if estimate.name == estimates[0].name])
     ends = "" if pooled.low is None or pooled.high is None else f"{pooled.low:.3f} to {pooled.high:.3f}"
     return [pooled.name, "n/a" if pooled.value is None else f"{pooled.value:.3f}", ends, str(pooled.n), accuracy]
 

@@ -1,8 +1,7 @@
 """The stored form of questions and records: names on disk, their version, and the ids that follow from them.
 
-Only here names in code become names on disk. A field that gets another name in code keeps its stored name by an entry
-in `NAMES`, and a field that is added later is left out at its first default by an entry in `OMITTED`: ids, draws and
-stored results stay valid.
+Only here names in code become names on disk. A field that is added later is left out at its first default by an entry
+in `OMITTED`: ids, draws and stored results stay valid.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ import functools
 import hashlib
 import json
 import math
-import types
-import typing
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,9 +24,6 @@ VERSION = 2
 
 READS = (1, 2)
 """The versions that `upgraded` reads."""
-
-NAMES: dict[str, str] = {}
-"""The stored name of a field `Class.field`, if it differs from its name in code."""
 
 OMITTED: dict[str, object] = {
     "TaskSpec.inputs": "unit",
@@ -103,7 +97,7 @@ def number(value: float | None) -> float:
 
 
 def to_data(value: Any, *, infinity: str | None = None) -> Any:
-    """A question or a record as plain data for JSON, with stored names.
+    """A question or a record as plain data for JSON.
 
     Args:
         infinity: the text for an infinite number, also for None in `INFINITE`, in JSON for readers; None: in files.
@@ -114,7 +108,7 @@ def to_data(value: Any, *, infinity: str | None = None) -> Any:
             name, inner = f"{kind}.{field.name}", getattr(value, field.name)
             if name not in OMITTED or inner != OMITTED[name]:
                 infinite = inner is None and name in INFINITE
-                data[NAMES.get(name, field.name)] = infinity if infinite else to_data(inner, infinity=infinity)
+                data[field.name] = infinity if infinite else to_data(inner, infinity=infinity)
         return data
     if isinstance(value, Mapping):
         return {key: to_data(inner, infinity=infinity) for key, inner in value.items()}
@@ -129,7 +123,7 @@ def from_data(kind: type[T], data: Any) -> T:
     Raises:
         ValidationError: the data do not fit.
     """
-    value: T = _adapter(kind).validate_json(json.dumps(_in_code(kind, data)))  # type: ignore[arg-type]  # hashable
+    value: T = _adapter(kind).validate_json(json.dumps(data))  # type: ignore[arg-type]  # hashable
     return value
 
 
@@ -139,26 +133,6 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter  # .1 s, which `leakgauge --help` does not need
 
     return TypeAdapter(kind)
-
-
-def _in_code(kind: Any, data: Any) -> Any:
-    if not NAMES:
-        return data
-    inner, outer = typing.get_args(kind), typing.get_origin(kind)
-    if outer in (types.UnionType, typing.Union):
-        kind = next((each for each in inner if dataclasses.is_dataclass(each)), None)
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(data, dict):
-        hints = _hints(kind)
-        in_code = {NAMES.get(f"{kind.__name__}.{name}", name): name for name in hints}
-        return {in_code.get(key, key): _in_code(hints.get(in_code.get(key, "")), value) for key, value in data.items()}
-    if outer in (tuple, list) and isinstance(data, list):
-        return [_in_code(inner[0], value) for value in data]
-    return data
-
-
-@functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return {field.name: typing.get_type_hints(kind)[field.name] for field in dataclasses.fields(kind)}
 
 
 def upgraded(data: dict[str, Any]) -> dict[str, Any]:

@@ -22,9 +22,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.linalg import vector_norm
-from torch.nn.functional import conv2d, group_norm, linear, pad
+from torch.nn.functional import conv2d, group_norm, linear
 from torch.nn.grad import conv2d_weight
 
+from leakgauge.harness.learn import convolution
 from leakgauge.harness.learn.tasks import ModelTask
 
 Squares = Callable[[torch.dtype], Tensor]
@@ -208,7 +209,7 @@ class _Kernel:
         pieces = [torch.split(maps, max(1, _CACHE // largest)) for maps in (self.deltas.flatten(2), self.inputs)]
         squares, stored = [], []
         for deltas, inputs in zip(*pieces, strict=True):
-            patches = self._patches(inputs)
+            patches = convolution.patches(inputs[:, :, None], self.shape[2:], self.stride, self.padding)
             if by_gram:
                 grams = [torch.bmm(piece.transpose(1, 2), piece) for piece in (deltas.to(dtype), patches.to(dtype))]
                 # rounding may give a negative sum
@@ -227,13 +228,6 @@ class _Kernel:
             return [(factors @ self.kept).view(self.shape)]
         weighted = self.deltas * factors[:, None, None, None]
         return [_kernel_gradient(self.inputs, self.shape, weighted, self.stride, self.padding)]
-
-    def _patches(self, inputs: Tensor) -> Tensor:
-        """[b, entries of a patch, positions]; a copy of a strided view takes half the time of torch's `unfold`."""
-        high, wide = self.padding
-        padded = pad(inputs, (wide, wide, high, high)) if high or wide else inputs
-        windows = padded.unfold(2, self.shape[2], self.stride[0]).unfold(3, self.shape[3], self.stride[1])
-        return windows.permute(0, 1, 4, 5, 2, 3).flatten(4).flatten(1, 3)
 
 
 _PerRecord = _Rows | _Outer | _Kernel

@@ -11,7 +11,6 @@ place y + k // stride of phase k % stride. Backward, place q of phase f reads th
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, product
@@ -19,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import fold, pad
 
 from leakgauge.harness.core.native import Library, library_for
 from leakgauge.harness.learn.layers import Conv
@@ -27,32 +26,10 @@ from leakgauge.harness.learn.layers import Conv
 Shape = tuple[int, ...]
 
 
-class Scratch:
-    """Allocates memory with the type and device of a tensor."""
-
-    def __init__(self, like: Tensor) -> None:
-        self.like = like.new_empty(0)
-        self.spare = self.like
-
-    def new(self, *shape: int) -> Tensor:
-        """Zeros [*shape]."""
-        return self.like.new_zeros(shape)
-
-    def shared(self, *shape: int) -> Tensor:
-        """[*shape], one block for all callers: only for results that the next operation consumes."""
-        if self.spare.numel() < math.prod(shape):
-            self.spare = self.new(math.prod(shape))
-        return self.spare[: math.prod(shape)].view(shape)
-
-
-def conv_maker(layer: Conv, own: Sequence[Tensor]) -> Callable[[Shape, Scratch], _NativeConvStep | _PatchConvStep]:
-    """The maker of the steps of a convolution with these tensors; what is the same in every step is computed here."""
+def conv_maker(layer: Conv, own: Sequence[Tensor]) -> Callable[[Shape, Tensor], _NativeConvStep | _PatchConvStep]:
+    """The maker of the steps of a convolution with these tensors."""
     native = library_for(own[0])
-    return (
-        partial(_PatchConvStep, _Filters(layer, *own))
-        if native is None
-        else partial(_NativeConvStep, native, layer, own)
-    )
+    return partial(_PatchConvStep, layer, own) if native is None else partial(_NativeConvStep, native, layer, own)
 
 
 class _Rows(NamedTuple):
@@ -72,16 +49,16 @@ _NOTHING = _Rows(None, 0)
 class _NativeConvStep:
     """A `Step` of `harness.learn.kernels`, by compiled loops."""
 
-    def __init__(self, native: Library, layer: Conv, own: Sequence[Tensor], shape: Shape, scratch: Scratch) -> None:
-        (m, ins, b, *_), new = shape, scratch.new
+    def __init__(self, native: Library, layer: Conv, own: Sequence[Tensor], shape: Shape, like: Tensor) -> None:
+        m, ins, b, *_ = shape
         self.native, self.m, self.plans, self.biased = native, m, _plans(layer, native.lanes, *shape[1:]), layer.bias
         self.shape: Shape = (m, layer.outputs, b, *self.plans.sides)
         self.own = [tensor.contiguous() for tensor in own]
         self.weight, *bias = (_Rows(tensor.data_ptr(), 0) for tensor in self.own)
         self.bias = bias[0] if self.biased else _NOTHING
-        self.ahead, self.ahead_of_t = (new(m * ins * b, self.plans.ahead) for _ in range(2))
-        self.behind, self.behind_of_a = (new(m * layer.outputs * b, self.plans.behind) for _ in range(2))
-        self.out, self.moved, self.back = new(*self.shape), new(*self.shape), new(*shape)
+        self.ahead, self.ahead_of_t = (like.new_zeros(m * ins * b, self.plans.ahead) for _ in range(2))
+        self.behind, self.behind_of_a = (like.new_zeros(m * layer.outputs * b, self.plans.behind) for _ in range(2))
+        self.out, self.moved, self.back = (like.new_zeros(each) for each in (self.shape, self.shape, shape))
 
     def forward(self, h: Tensor) -> Tensor:
         self._pad(self.plans.spread, h, self.ahead)
@@ -265,156 +242,54 @@ def _plans(layer: Conv, lanes: int, ins: int, b: int, height: int, width: int) -
 
 
 class _PatchConvStep:
-    """A convolution as products of weights with patches of its input maps [m, inputs, b, height, width]."""
+    """A `Step` of `harness.learn.kernels`, by products of weights with patches of its inputs."""
 
-    def __init__(self, filters: _Filters, shape: Shape, scratch: Scratch) -> None:
-        layer, (m, inputs, b, *sides) = filters.layer, shape
-        after = [(side + 2 * layer.padding - layer.kernel) // layer.stride + 1 for side in sides]
-        self.filters, self.shape = filters, (m, layer.outputs, b, *after)
-        self.bias = filters.bias
-        self.forth, self.back = (matrix.expand(m, -1, -1) for matrix in (filters.forth, filters.back))
-        margins = [(layer.padding, layer.padding)] * 2
-        self.patches, self.patches_of_t = (
-            _Windows(shape, margins, layer.kernel, layer.stride, scratch, keep) for keep in (True, False)
-        )
-        self.patches_back, self.patches_of_a = (
-            filters.behind(self.shape, sides, scratch, keep) for keep in (True, False)
-        )
-        square = (layer.kernel, layer.kernel)
-        self.weights = scratch.shared(m, *filters.forth.shape[1:])
-        self.in_order = self.weights.view(m, layer.outputs, *square, inputs).permute(0, 1, 4, 2, 3)
-        self.padded = scratch.new(m, filters.forth.numel() + 1)  # the last entry stays zero
-        self.along = self.padded[:, :-1].view(self.weights.shape)
-        self.along_in_order = self.along.view(m, layer.outputs, *square, inputs).permute(0, 1, 4, 2, 3)
-        self.turned = scratch.new(m, *filters.back.shape[1:])
-        columns = (m, layer.outputs, b * math.prod(after))
-        self.out, self.moved = scratch.new(*columns), scratch.new(*columns)
-        self.product = scratch.new(m, filters.back.shape[1], self.patches_back.positions)
-        self.unphased = filters.unphased(b, sides)
-        self.maps = self.product.view(shape) if self.unphased is None else scratch.new(*shape)
+    def __init__(self, layer: Conv, own: Sequence[Tensor], shape: Shape, like: Tensor) -> None:
+        after = ((side + 2 * layer.padding - layer.kernel) // layer.stride + 1 for side in shape[3:])
+        self.layer, self.before, self.shape = layer, shape, (shape[0], layer.outputs, shape[2], *after)
+        self.weight = own[0].flatten(1).expand(shape[0], -1, -1)
+        self.bias = own[1][:, None] if layer.bias else like.new_zeros(1)
 
     def forward(self, h: Tensor) -> Tensor:
-        if self.bias is None:
-            torch.bmm(self.forth, self.patches(h), out=self.out)
-        else:
-            torch.baddbmm(self.bias, self.forth, self.patches(h), out=self.out)
-        return self.out.view(self.shape)
+        self.columns = self._patches(h)
+        return torch.baddbmm(self.bias, self.weight, self.columns).view(self.shape)
 
     def backward(self, d: Tensor, into: Sequence[Tensor], on: bool) -> Tensor:
-        columns = d.flatten(2)
-        torch.bmm(columns, self.patches.rows, out=self.weights)
-        into[0].copy_(self.in_order)
-        if self.bias is not None:
-            torch.sum(columns, dim=2, out=into[1])
-        torch.bmm(self.back, self.patches_back(d), out=self.product) if on else self.patches_back(d)
-        return self._unphase() if on else d
+        self.d = d.flatten(2)
+        torch.bmm(self.d, self.columns.mT, out=into[0].view(self.weight.shape))
+        if self.layer.bias:
+            torch.sum(self.d, dim=2, out=into[1])
+        return self._maps(torch.bmm(self.weight.mT, self.d)) if on else d
 
     def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
-        self.along_in_order.copy_(along[0])
-        if self.bias is None:
-            torch.bmm(self.along, self.patches.columns, out=self.moved)
-        else:
-            torch.baddbmm(along[1][:, :, None], self.along, self.patches.columns, out=self.moved)
+        self.along = along[0].flatten(2)
+        moved = torch.baddbmm(along[1][:, :, None] if self.layer.bias else self.bias, self.along, self.columns)
         if t is not None:
-            self.moved.baddbmm_(self.forth, self.patches_of_t(t))
-        return self.moved.view(self.shape)
+            moved.baddbmm_(self.weight, self._patches(t))
+        return moved.view(self.shape)
 
     def reverse(self, a: Tensor) -> Tensor:
-        torch.index_select(self.padded, 1, self.filters.turned, out=self.turned.flatten(1))
-        torch.bmm(self.turned, self.patches_back.columns, out=self.product)
-        self.product.baddbmm_(self.back, self.patches_of_a(a))
-        return self._unphase()
+        return self._maps(torch.bmm(self.along.mT, self.d).baddbmm_(self.weight.mT, a.flatten(2)))
 
-    def _unphase(self) -> Tensor:
-        """The product as maps with the input's height and width."""
-        if self.unphased is not None:
-            torch.index_select(self.product.flatten(1), 1, self.unphased, out=self.maps.flatten(1))
-        return self.maps
+    def _patches(self, maps: Tensor) -> Tensor:
+        kernel, stride, padding = ((side, side) for side in (self.layer.kernel, self.layer.stride, self.layer.padding))
+        return patches(maps, kernel, stride, padding)
+
+    def _maps(self, columns: Tensor) -> Tensor:
+        """The sums of patches, given as columns, where they overlap: maps with the input's height and width."""
+        m, channels, b, height, width = self.before
+        images = columns.view(m, -1, b, columns.shape[2] // b).transpose(1, 2).flatten(0, 1)
+        layer = self.layer
+        maps = fold(images, (height, width), layer.kernel, padding=layer.padding, stride=layer.stride)
+        return maps.view(m, b, channels, height, width).transpose(1, 2)
 
 
-class _Filters:
-    """A convolution's weights as matrices that multiply patches.
+def patches(maps: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> Tensor:
+    """[m, entries of a patch, b * positions] of maps [m, channels, b, height, width]; sizes are (rows, columns).
 
-    In the backward pass, input u (counted with the padding) contributes to the outputs o with u = stride o + k, k in
-    the kernel. With u = stride q + phase and k = stride j + phase, o is q - j: windows of `reach` outputs, one product
-    for all phases. Entries are reordered by `index_select` from a list of their places, which takes a third to a tenth
-    of the time of copying the permuted view.
-
-    Attributes:
-        forth: [1, outputs, kernel * kernel * inputs].
-        back: [1, stride * stride * inputs, reach * reach * outputs], for the backward product.
-        turned: the place of each entry of `back` in `forth` with a zero appended.
+    A copy of a strided view takes half the time of torch's `unfold`.
     """
-
-    def __init__(self, layer: Conv, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.layer, self.bias = layer, None if bias is None else bias[:, None]
-        self.reach = -(-layer.kernel // layer.stride)
-        self.start = layer.padding // layer.stride
-        self.forth = weight.permute(0, 2, 3, 1).reshape(1, layer.outputs, -1)
-        places = torch.arange(weight.numel(), device=weight.device).view(layer.outputs, *weight.shape[2:], -1)
-        missing = layer.stride * self.reach - layer.kernel
-        full = pad(places.permute(0, 3, 1, 2), (0, missing, 0, missing), value=places.numel())
-        phases = full.view(*full.shape[:2], self.reach, layer.stride, self.reach, layer.stride).flip(2, 4)
-        self.turned = phases.permute(3, 5, 1, 2, 4, 0).flatten()
-        zeroed = torch.cat([self.forth.flatten(), weight.new_zeros(1)])
-        self.back = zeroed[self.turned].view(1, layer.stride**2 * layer.inputs, -1)
-        self._unphased: dict[tuple[int, ...], Tensor] = {}
-
-    def behind(self, shape: Shape, sides: Sequence[int], scratch: Scratch, keep: bool) -> _Windows:
-        """The patches of outputs, [m, reach * reach * outputs, positions of the input / stride].
-
-        sides: height and width of the input.
-        """
-        before = self.reach - 1 - self.start
-        margins = [(before, self._end(side) - have) for side, have in zip(sides, shape[3:], strict=True)]
-        return _Windows(shape, margins, self.reach, 1, scratch, keep)
-
-    def unphased(self, b: int, sides: Sequence[int]) -> Tensor | None:
-        """The place in the backward product of each entry of the maps [inputs, b, *sides]; None: the same place."""
-        stride, skipped = self.layer.stride, self.layer.padding % self.layer.stride
-        if stride == 1:
-            return None
-        if (b, *sides) not in self._unphased:
-            counts = [self._end(side) - self.start for side in sides]
-            count = stride**2 * self.layer.inputs * b * math.prod(counts)
-            places = torch.arange(count, device=self.turned.device)
-            phases = places.view(stride, stride, self.layer.inputs, b, *counts)
-            full = phases.permute(2, 3, 4, 0, 5, 1).flatten(4).flatten(2, 3)
-            inside = full[..., skipped : skipped + sides[0], skipped : skipped + sides[1]]
-            self._unphased[b, *sides] = inside.flatten()
-        return self._unphased[b, *sides]
-
-    def _end(self, side: int) -> int:
-        """One past the last q of an input with this height or width."""
-        return (self.layer.padding + side - 1) // self.layer.stride + 1
-
-
-class _Windows:
-    """All windows of maps [m, channels, b, height, width] in margins of zeros (before, after) of rows and columns.
-
-    Channels come last in the padded maps, so runs of kernel * channels entries are copied: a fifth of the time of
-    torch's `unfold`.
-
-    Attributes:
-        rows: [m, b * positions, kernel * kernel * channels], windows of the last maps.
-        columns: the same, transposed.
-    """
-
-    def __init__(
-        self, shape: Shape, margins: Sequence[tuple[int, int]], kernel: int, stride: int, scratch: Scratch, keep: bool
-    ) -> None:
-        m, channels, b, height, width = shape
-        (top, bottom), (left, right) = margins
-        padded = scratch.new(m, b, top + height + bottom, left + width + right, channels)
-        self._inside = padded[:, :, top : top + height, left : left + width].permute(0, 4, 1, 2, 3)
-        self._all = padded.unfold(2, kernel, stride).unfold(3, kernel, stride).permute(0, 1, 2, 3, 5, 6, 4)
-        self._copy = (scratch.new if keep else scratch.shared)(*self._all.shape)
-        self.positions = b * math.prod(self._all.shape[2:4])
-        self.rows = self._copy.view(m, self.positions, -1)
-        self.columns = self.rows.transpose(1, 2)
-
-    def __call__(self, maps: Tensor) -> Tensor:
-        """`columns` of these maps."""
-        self._inside.copy_(maps)
-        self._copy.copy_(self._all)
-        return self.columns
+    high, wide = padding
+    padded = pad(maps, (wide, wide, high, high)) if high or wide else maps
+    windows = padded.unfold(3, kernel[0], stride[0]).unfold(4, kernel[1], stride[1])
+    return windows.permute(0, 1, 5, 6, 2, 3, 4).flatten(4).flatten(1, 3)

@@ -75,10 +75,10 @@ def kernel_of(task: Task, params: Vector, images: int, *, blocks: bool = False) 
 
     Time of `vmap` over time by hand, measured on one CPU core, 3x32x32, 2 to 8 instances, with the compiled loops of
     `learn.convolution` (`benchmarks/matching.py`): 4 for the LeNet of DLG with one image and 3 with four, 4 for `cnn2`
-    with one or four, 3 for `lenet5`. Without them: 2.4 and 1.6 for the LeNet, 1.5 to 1.7 for `cnn2` and `lenet5` with
-    one image, but 0.8 with four: a first convolution of stride 1 has a window per pixel, and few channels share the
-    cost of copying it. `mlp`: 3 to 6 (in smaller chunks by hand). A ResNet-20: with the loops 1.8 with one image, 1.2
-    to 1.6 with 8; without them 1.2 with one image, and with four only if it has batch norms.
+    with one or four, 3 for `lenet5`. Without them: 2.0 to 2.5 for the LeNet with one image and 1.2 with four, 2.1 to
+    2.5 for `cnn2` and `lenet5` with one image and 1.2 to 1.5 with four. `mlp`: 3 to 6 (in smaller chunks by hand). A
+    ResNet-20: with the loops 1.8 with one image, 1.2 to 1.6 with 8; without them 1.1 to 1.5 with one image, and less
+    than 1 with four.
 
     On an NVIDIA H200 (`benchmarks/gpu.py`) with one image: 3.4 and 5.2 for the LeNet with 8 and 256 instances, 5.7 for
     `mlp`, 6.5 for a ResNet-20.

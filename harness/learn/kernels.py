@@ -21,7 +21,7 @@ from torch.nn.functional import linear, max_pool2d, softplus
 
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn import layers
-from leakgauge.harness.learn.convolution import Scratch, Shape, conv_maker
+from leakgauge.harness.learn.convolution import Shape, conv_maker
 from leakgauge.harness.learn.layers import Layer
 from leakgauge.harness.learn.structure import Structure
 
@@ -106,9 +106,9 @@ class Kernel:
         for place, tape in enumerate(self._free):
             if tape.shape == x.shape:
                 return self._free.pop(place)
-        shape, steps, scratch = (len(x), x.shape[2], x.shape[1], *x.shape[3:]), [], Scratch(x)
+        shape, steps, like = (len(x), x.shape[2], x.shape[1], *x.shape[3:]), [], x.new_empty(0)
         for make in self._makers:
-            steps.append(make(shape, scratch))
+            steps.append(make(shape, like))
             shape = steps[-1].shape
         return _Tape(x.shape, steps)
 
@@ -224,7 +224,7 @@ class Step(Protocol):
         """The slope of <v, g> in the input, from a, its slope in the output."""
 
 
-Maker = Callable[[Shape, Scratch], Step]
+Maker = Callable[[Shape, Tensor], Step]
 """Makes a layer's step from the shape of its input, [m, channels, b, ...]."""
 
 
@@ -253,9 +253,9 @@ def maker_of(layer: Layer, tensors: Iterator[Tensor]) -> Maker:
 class _DenseStep:
     """A dense layer."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, shape: Shape, scratch: Scratch) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, shape: Shape, like: Tensor) -> None:
         self.weight, self.bias, self.shape = weight, bias, (*shape[:2], len(weight))
-        self.moved, self.back = scratch.new(*self.shape), scratch.new(*shape)
+        self.moved, self.back = like.new_zeros(self.shape), like.new_zeros(shape)
         self.product = True
         """Whether the next backward pass computes the weights' gradient."""
 
@@ -286,9 +286,9 @@ class _DenseStep:
 
 
 class _Smooth:
-    def __init__(self, shape: Shape, scratch: Scratch) -> None:
-        self.shape, self.unit = shape, scratch.new().fill_(1.0)
-        self.h, self.slope, self.d, self.t, self.a, self.bend = (scratch.new(*shape) for _ in range(6))
+    def __init__(self, shape: Shape, like: Tensor) -> None:
+        self.shape, self.unit = shape, like.new_zeros(()).fill_(1.0)
+        self.h, self.slope, self.d, self.t, self.a, self.bend = (like.new_zeros(shape) for _ in range(6))
         self.bent = False
         """Whether `bend` holds h'' t times the loss's slope in the output; False before the first layer with weights,
         where t is zero."""
@@ -336,8 +336,8 @@ class _TanhStep(_Smooth):
 class _SoftReluStep(_Smooth):
     """softplus(z / width) width, whose slope is the sigmoid of z / width."""
 
-    def __init__(self, layer: layers.SoftRelu, shape: Shape, scratch: Scratch) -> None:
-        super().__init__(shape, scratch)
+    def __init__(self, layer: layers.SoftRelu, shape: Shape, like: Tensor) -> None:
+        super().__init__(shape, like)
         self.width = layer.width
 
     def forward(self, h: Tensor) -> Tensor:
@@ -382,7 +382,7 @@ class _FixedStep:
 class _MaxPoolStep(_FixedStep):
     """The maximum of each window; the choice of the entry is treated as constant."""
 
-    def __init__(self, layer: layers.MaxPool, shape: Shape, scratch: Scratch) -> None:
+    def __init__(self, layer: layers.MaxPool, shape: Shape, like: Tensor) -> None:
         self.layer, self.before, self.shape = layer, shape, _pooled(layer, shape)
 
     def forward(self, h: Tensor) -> Tensor:
@@ -406,7 +406,7 @@ class _MaxPoolStep(_FixedStep):
 
 
 class _FlattenStep(_FixedStep):
-    def __init__(self, shape: Shape, scratch: Scratch) -> None:
+    def __init__(self, shape: Shape, like: Tensor) -> None:
         self.before = (shape[0], shape[2], shape[1], *shape[3:])
         self.shape = (*self.before[:2], math.prod(self.before[2:]))
 
@@ -420,7 +420,7 @@ class _FlattenStep(_FixedStep):
 class _MeanStep(_FixedStep):
     """Turns maps into rows of their means."""
 
-    def __init__(self, shape: Shape, scratch: Scratch) -> None:
+    def __init__(self, shape: Shape, like: Tensor) -> None:
         self.before, self.entries = shape, math.prod(shape[3:])
         self.shape: Shape = (shape[0], shape[2], shape[1])
 
@@ -432,9 +432,9 @@ class _MeanStep(_FixedStep):
 
 
 class _MeanPoolStep(_FixedStep):
-    def __init__(self, layer: layers.MeanPool, shape: Shape, scratch: Scratch) -> None:
+    def __init__(self, layer: layers.MeanPool, shape: Shape, like: Tensor) -> None:
         self.layer, self.window = layer, [[side, side] for side in (layer.size, layer.stride, layer.padding)]
-        self.before, self.shape = scratch.new(*shape), _pooled(layer, shape)
+        self.before, self.shape = like.new_zeros(shape), _pooled(layer, shape)
 
     def forward(self, h: Tensor) -> Tensor:
         return self.layer.apply(h.flatten(0, 1)).view(self.shape)
@@ -446,7 +446,7 @@ class _MeanPoolStep(_FixedStep):
 
 
 class _WidenStep(_FixedStep):
-    def __init__(self, layer: layers.Widen, shape: Shape, scratch: Scratch) -> None:
+    def __init__(self, layer: layers.Widen, shape: Shape, like: Tensor) -> None:
         m, channels, b, *sides = self.before = shape
         self.stride, self.inner = layer.stride, slice(layer.before, layer.before + channels)
         sides = [-(-side // layer.stride) for side in sides]
@@ -470,7 +470,7 @@ class _NormStep:
     along an error e and a tangent t, both held fixed, is -(u mean(e J t) + mean(u t) J e + mean(u e) J t) / deviation.
     """
 
-    def __init__(self, layer: layers.Norm, tensors: Sequence[Tensor], shape: Shape, scratch: Scratch) -> None:
+    def __init__(self, layer: layers.Norm, tensors: Sequence[Tensor], shape: Shape, like: Tensor) -> None:
         self.shape, self.running, m = shape, tensors[2:], shape[0]
         self.scale, self.bias = (tensor[:, None, None, None] for tensor in tensors[:2])
         self.sets = (m, layer.groups or layer.channels, -1, shape[2], math.prod(shape[3:]))
@@ -522,12 +522,12 @@ class _NormStep:
 
 
 class _BlockStep:
-    def __init__(self, paths: Sequence[Sequence[tuple[Maker, int]]], shape: Shape, scratch: Scratch) -> None:
+    def __init__(self, paths: Sequence[Sequence[tuple[Maker, int]]], shape: Shape, like: Tensor) -> None:
         self.before, self.paths, start = shape, list[list[tuple[Step, slice]]](), 0
         for path in paths:
             steps, self.shape = list[tuple[Step, slice]](), shape
             for make, owns in path:
-                steps.append((make(self.shape, scratch), slice(start, start + owns)))
+                steps.append((make(self.shape, like), slice(start, start + owns)))
                 self.shape, start = steps[-1][0].shape, start + owns
             self.paths.append(steps)
 

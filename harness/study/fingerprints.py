@@ -18,15 +18,7 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.cases import training_identity
 from leakgauge.harness.core.cell import Cell, Target, TrainingSpec
 from leakgauge.harness.core.claim import Claim
-from leakgauge.harness.core.contract import (
-    Answer,
-    Attack,
-    Feedback,
-    LocalRule,
-    Observation,
-    claim_of,
-    likelihood_of,
-)
+from leakgauge.harness.core.contract import Answer, Attack, Feedback, LocalRule, Observation, claim_of, likelihood_of
 from leakgauge.harness.core.errors import NoLikelihood, StudyError
 from leakgauge.harness.core.fingerprints import DRAWN, DRAWS, STATISTICS, Fingerprint
 from leakgauge.harness.core.labels import UNDEFENDED

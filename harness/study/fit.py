@@ -292,9 +292,7 @@ def _only(said: Said, at: int) -> Said:
 
 
 def _by_loss(
-    said: Said,
-    loss: Callable[[Tensor, Tensor], Tensor],
-    scores_of: Callable[[Tensor, Tensor], Tensor] | None = None,
+    said: Said, loss: Callable[[Tensor, Tensor], Tensor], scores_of: Callable[[Tensor, Tensor], Tensor] | None = None
 ) -> Tensor:
     """[n, d] float64: the gradients, at each message's records, of a loss of scores [b, classes] and labels [b]."""
     rows = []
