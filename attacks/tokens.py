@@ -18,6 +18,7 @@ from leakgauge.attacks._text.network import Network
 from leakgauge.attacks._text.search import search
 from leakgauge.attacks._text.spans import Exact
 from leakgauge.harness.core.contract import Attack, Guess, Observation, Reconstruction
+from leakgauge.harness.core.errors import NoLikelihood
 from leakgauge.harness.core.form import Tokens as Form
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn.tasks import ModelTask
@@ -35,7 +36,7 @@ class Tokens(Attack):
     If the defense leaves gradients as they are, words follow from the rows of that table that are not zero, and their
     places from equations or from the span of the layers' gradients. Behind a defense, messages of the adversary's own
     texts show how rows of absent and of present words look and how large errors are; a search then exchanges, swaps and
-    shifts tokens for the likeliest text.
+    shifts tokens for the likeliest text, by these errors first and by the defense's own likelihood in the end.
 
     Must know: one message of each victim, the model of its round, the defense with its parameters, and texts of the
     same kind; a server or an eavesdropper does. The likelihoods of several rounds add up.
@@ -45,13 +46,15 @@ class Tokens(Attack):
     search. Labels that cannot be inferred are tried out, for single texts of few classes.
 
     Args:
-        sweeps: most sweeps of the search, each of about 500 texts; 0: no search.
+        sweeps: sweeps of the search by fitted errors, each of about 500 texts, before half as many by the defense's own
+            likelihood; 0: no search.
 
     Raises:
         ValueError: sweeps < 0.
 
     Source: the rows of embeddings: Melis et al. 2019, Gupta et al. 2022 (FILM); spans: Petrov et al. 2024 (DAGER).
-        Likelihood ratios of rows, errors fitted through the defense and joint moves are ours.
+        Likelihood ratios of rows, errors fitted through the defense, joint moves and
+        the defense's likelihood are ours.
     """
 
     kind: ClassVar[str] = "reconstruction"
@@ -59,7 +62,7 @@ class Tokens(Attack):
     needs: ClassVar[frozenset[str]] = frozenset({"messages", "models", "auxiliary"})
     forms: ClassVar[frozenset[str]] = frozenset({"tokens"})
 
-    sweeps: int = 12
+    sweeps: int = 8
 
     def __post_init__(self) -> None:
         if self.sweeps < 0:
@@ -120,14 +123,28 @@ class Tokens(Attack):
             return Guess(x.float(), labels[0], 0.0, 0)
         words = torch.stack([channel.words() for channel in channels]).sum(0)
         start = _start(words + chances.first, b, t) if x is None else x
+        if x is None:
+            exact = Exact(network, first.observed.model.params, estimate, labels[0], t)
+            start = exact.arranged(start)
         if not self.sweeps or max(channel.told for channel in channels) < _TOLD * b * t:
             return Guess(start.float(), labels[0], 0.0, 0)
 
         def energy(x: Tensor, y: Tensor) -> Tensor:
             return torch.stack([channel.misfit(x, y) for channel in channels]).sum(0) - chances.of_texts(x)
 
+        def judged(x: Tensor) -> Tensor:
+            return torch.stack([channel.unlikelihood(x, y) for channel in channels]).sum(0) - chances.of_texts(x)
+
         y = min(labels, key=lambda y: float(energy(start[None], y)[0]))
+        try:
+            judge = judged if bool(judged(start[None]).isfinite()) else None
+        except NoLikelihood:
+            judge = None
         found = search(lambda x: energy(x, y), chances, words, start, self.sweeps, key)
+        if judge is not None:
+            evaluations, more = found.evaluations, math.ceil(self.sweeps / 2)
+            found = search(lambda x: energy(x, y), chances, words, found.x, more, key.child("judged"), judge=judge)
+            found = found._replace(evaluations=evaluations + found.evaluations)
         if not math.isfinite(found.energy):
             return failed(first.seen.task, first.observed.messages[0], "the likelihood of the texts is not finite")
         return Guess(found.x.float(), y, found.energy, found.evaluations)

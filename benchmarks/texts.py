@@ -36,7 +36,7 @@ from leakgauge.harness.study.study import resolve
 
 STILL = {"clients": 10, "rounds": 1, "algorithm": "fedsgd", "batch": 0, "samples": 1000, "test_samples": 300}
 TRAINED = {**STILL, "batch": 32, "rounds": 60, "lr": 0.05}
-PREDICTS = {**TRAINED, "rounds": 200, "lr": 0.5}  # a test loss below that of the tokens' frequencies
+PREDICTS = {**TRAINED, "batch": 6, "rounds": 200, "lr": 0.5}  # a test loss below that of the tokens' frequencies
 
 
 def long_texts() -> DataSet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
@@ -33,6 +34,7 @@ _ROUNDING = 1e-7  # rounding of single precision, as a share of one image's larg
 _TAILS = 4.0  # degrees of freedom of the t distribution; normal noise took too many badly fitting entries as proofs
 _SWEEPS, _DROPPED = 30, 8  # number of passes over the inputs of a batch, and of first passes that are discarded
 _AT_ONCE = 2**22  # maximum number of entries of an intermediate result
+_EXACT = 1e-4  # noise of a gradient, relative to the label's row, up to which it counts as exact
 _SURE = 4.0  # an entry counts as negative if it is at least this many standard deviations below zero
 _DOUBT = 1e-3  # a probability from one round is kept at least this far from 0 and 1
 
@@ -357,8 +359,7 @@ def label_chances(
         readings.append(rows[..., -1])
         squares.append(torch.ones(classes, dtype=torch.float64))
     value, square = torch.cat(readings, dim=1), torch.cat(squares)
-    kinds, sizes = _kinds(shown, to, share, layer), torch.tensor(images)
-    proven = _proven(rows, noise, to, layer, sizes)
+    proven, kinds = _proven(rows, noise, to, layer), _kinds(shown, to, share, layer)
     for size in sorted(set(images)):
         which = [i for i, count in enumerate(images) if count == size and usable[i]]
         sums = _Sums(size * value[which], (size * noise[which, None]).square() * square, proven[which])
@@ -374,7 +375,7 @@ def expected_share(auxiliary: Examples, classes: int) -> Tensor:
     return counts / counts.sum()
 
 
-def _proven(rows: Tensor, noise: Tensor, to: _Directions, layer: LastLayer, images: Tensor) -> Tensor:
+def _proven(rows: Tensor, noise: Tensor, to: _Directions, layer: LastLayer) -> Tensor:
     """[n, classes]: labels that certainly occur, because p - e is negative only at an input's own label."""
     proven = torch.zeros(rows.shape[:2], dtype=torch.bool)
     if not layer.task.bounded:
@@ -382,28 +383,25 @@ def _proven(rows: Tensor, noise: Tensor, to: _Directions, layer: LastLayer, imag
     if layer.biased:
         proven = rows[..., -1] < -_SURE * noise[:, None]
     if bool((to.on_usual >= 0).all()):
-        more = proven | (rows @ to.usual < -_SURE * noise[:, None] * to.usual.norm())
-        # too many labels: the inputs' h have a negative product with the usual one
-        proven = torch.where(more.sum(1, keepdim=True) > images[:, None], proven, more)
+        proven = proven | (rows @ to.usual < -_SURE * noise[:, None] * to.usual.norm())
     return proven
 
 
 def _single(layer: LastLayer, rows: Tensor, noise: Tensor) -> Tensor:
-    """[n, classes]: the label behind each gradient [n, classes, m] of a single input, if noise [n] cannot hide it.
+    """[n, classes]: the label behind each gradient [n, classes, m] of a single input, if there is hardly any noise [n].
 
     With softmax, the sizes of the rows of other labels sum to the size of the label's row, whatever the sign of h.
     """
-    found = torch.zeros(rows.shape[:2], dtype=torch.bool)
-    if not layer.task.balanced:
-        return found
+    found, sizes = torch.zeros(rows.shape[:2], dtype=torch.bool), rows.norm(dim=2)
+    exact = (noise * math.sqrt(rows.shape[2]) < _EXACT * sizes.amax(1)) & layer.task.balanced
     if rows.shape[1] > 2:
-        sizes = rows.norm(dim=2)
         largest = sizes.topk(2, dim=1).values
-        found[torch.arange(len(rows)), sizes.argmax(1)] = largest[:, 0] - largest[:, 1] > 2 * _SURE * noise
+        clear = largest[:, 0] - largest[:, 1] > 2 * _SURE * noise
+        found[torch.arange(len(rows)), sizes.argmax(1)] = exact & clear
     if not layer.biased:
         return found
     bias = rows[..., -1]
-    shown = (bias == bias.amin(1, keepdim=True)) & (bias < -_SURE * noise[:, None])
+    shown = (bias == bias.amin(1, keepdim=True)) & (bias < -_SURE * noise[:, None]) & exact[:, None]
     return torch.where(shown.any(1, keepdim=True), shown, found)
 
 

@@ -16,7 +16,7 @@ from leakgauge.attacks._text.chances import Chances
 from leakgauge.attacks._text.network import Network
 from leakgauge.attacks._text.spans import bag
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Examples, Message, Observation, ObservedRound
+from leakgauge.harness.core.contract import Examples, Link, Message, Observation, ObservedRound, log_likelihoods
 from leakgauge.harness.core.rng import Key
 
 _FITTED, _KEPT = 24, 8  # own messages for the fits, and for their calibration
@@ -26,7 +26,8 @@ _SURE = 30.0  # nats for or against tokens, if rows are exact
 _EXACT = 1e-4  # relative error of an estimate that counts as none
 _LEAST = 1e-6  # weight of a tensor's errors, as a share of the largest weight
 _EXPLAINED = 1e-2  # relative distance of gradients up to which a text is right
-_TOGETHER = 64  # batches of texts whose gradients are computed at once
+_TOGETHER = 2**21  # numbers of gradients that are computed at once: they stay in the cache
+_JUDGED = 16  # texts whose likelihoods are computed at once
 _SLOPES = torch.linspace(0, 1.2, 13, dtype=torch.float64)
 
 
@@ -149,11 +150,23 @@ class Channel:
     def misfit(self, x: Tensor, y: Tensor) -> Tensor:
         """[m] minus the log likelihoods of texts x [m, b, T] with labels y [b], by the errors' distribution."""
         rows = []
-        for part in torch.split(x.float(), _TOGETHER):
+        for part in torch.split(x.float(), max(1, _TOGETHER // self.seen.setting.dim)):
             updates = own_updates(self.seen, self.observed, Examples(part, y.expand(len(part), *y.shape)))
             whole = updates[:, 0] if updates.shape[1] == 1 else updates.sum(1)
             rows.append(self._off(self.estimate, whole / self.factor))
         return torch.cat(rows)
+
+    def unlikelihood(self, x: Tensor, y: Tensor) -> Tensor:
+        """[m] minus the defense's own log likelihoods of texts x [m, b, T] with labels y [b].
+
+        Raises:
+            NoLikelihood: the defense has none.
+        """
+        (message,), model = self.observed.messages, self.observed.model
+        updates = own_updates(self.seen, self.observed, Examples(x.float(), y.expand(len(x), *y.shape)))
+        link = Link(self.seen.setting, message.sender, message.shared)
+        score = log_likelihoods(self.seen.defense, model.state, message.wire, link, min(_JUDGED, len(x)), search=True)
+        return -score(updates if message.users > 1 else updates[:, 0])
 
     def explains(self, x: Tensor, y: Tensor) -> bool:
         """Whether texts x [b, T] with labels y [b] have the gradient that the message reveals."""

@@ -15,6 +15,7 @@ from leakgauge.harness.core.rng import Key
 
 _TOKENS = 16  # tokens that are tried at each place
 _TRIED = 512  # moves of which the energy is computed in each sweep
+_JUDGED = 48  # of these, the ones that are judged
 _JOINED = 16  # most moves that are joined
 _WARM = 2.0  # nats by which a random draw may prefer a less likely move
 _KICKS, _AMONG = 3, 24  # moves without a gain that are joined if no move gains, and among how many they are drawn
@@ -36,33 +37,43 @@ def search(
     sweeps: int,
     key: Key,
     enough: float = -math.inf,
+    judge: Callable[[Tensor], Tensor] | None = None,
 ) -> Found:
     """The text with the lowest energy that moves from `start` [b, T] reach; one with less than `enough` ends it.
 
     Args:
         energy: of texts [m, b, T]: minus their log probabilities [m], prior included.
         words: [V] log likelihood ratios of tokens, or [V, T] of tokens at places, by which moves are proposed.
+        judge: a better energy that takes longer, and decides between the moves of the lowest energies.
     """
+
+    def valued(texts: Tensor) -> Tensor:
+        values = energy(texts)
+        if judge is None:
+            return values
+        few = values.topk(min(_JUDGED, len(values)), largest=False).indices
+        return torch.full_like(values, math.inf).index_copy_(0, few, judge(texts[few]))
+
     at = torch.arange(start.shape[1])
     words = words if words.ndim == 2 else words[:, None].expand(-1, len(at))
-    x, used, found = start, 0, Found(start, float(energy(start[None])[0]), 0)
+    x, used, found = start, 0, Found(start, float(valued(start[None])[0]), 0)
     best = found.energy
     for number in range(sweeps):
         tried, own = _moves(x, chances, words), key.child(number)
         hope = chances.of_texts(tried) + words[tried, at].sum((1, 2))
         draws = rng.uniform(own.child("draws"), (len(tried),), dtype=torch.float64)
         tried = tried[(hope - _WARM * (-draws.log()).log()).topk(min(_TRIED, len(tried))).indices]
-        values = energy(tried)
+        values = valued(tried)
         order, gains = values.argsort(), int((values < best).sum())
         if gains:
             joined = _joined(x, tried[order[:gains]], _JOINED)
-            values = energy(joined)
+            values = valued(joined)
             best, x = float(values.min()), joined[values.argmin()]
             used += len(joined)
         else:
             turn = torch.from_numpy(rng.permutation(own.child("kick"), min(_AMONG, len(order))))
             x = _joined(x, tried[order[turn]], _KICKS)[-1]
-            best = float(energy(x[None])[0])
+            best = float(valued(x[None])[0])
         used += len(tried)
         found = Found(x, best, used) if best < found.energy else found._replace(evaluations=used)
         if best < enough:

@@ -154,6 +154,13 @@ class Exact(NamedTuple):
         place, misfit = in_places(*self._rows(pool))
         return pool[place][None], misfit
 
+    def arranged(self, x: Tensor) -> Tensor:
+        """[1, T] the tokens of a text [1, T] at the places that equations give them."""
+        if self.texts > 1 or self.network.places is None or self.network.tied:
+            return x
+        pool = torch.unique(x)
+        return pool[in_places(*self._rows(pool))[0]][None]
+
     def _near(self, pool: Tensor, span: Span) -> Tensor:
         """[C, T] distances of each token at each place from the first layer's span."""
         size = max(1, _STATES // (self.length * span.directions.shape[1]))

@@ -449,6 +449,7 @@ def _refuse(name: str, why: str, wrapper: object) -> NoReturn:
 
 
 _ROUNDING = 1e-7
+_FORGIVEN = 12.0  # nats that numbers in the clear tell a search at most, about the logarithm of how many texts it tries
 """Assumed standard deviation between the numbers in the clear of a message and those of its update as an adversary
 computes it, as a share of the largest number: measured for gradients of single records, whose largest was 2e-7."""
 
@@ -474,7 +475,7 @@ def likelihood_of(
 
 
 def log_likelihoods(
-    defense: Evidence[Any, Any], state: Any, received: bytes, link: Link, together: int
+    defense: Evidence[Any, Any], state: Any, received: bytes, link: Link, together: int, *, search: bool = False
 ) -> Callable[[Tensor], Tensor]:
     """A function of many updates [n, d], or [n, users, d] of a sum: their log likelihoods [n], up to a constant.
 
@@ -484,15 +485,17 @@ def log_likelihoods(
 
     Args:
         together: the number of updates for which the defense is asked at once.
+        search: take the likelihood for searches, and let numbers in the clear cost at most 12 nats, so that updates
+            that are wrong in part differ by the rest.
 
     Raises:
         NoLikelihood: as `likelihood_of`.
     """
     shared = None if link.shared is None else [link.shared] * together
     links = Links(link.setting, [link.sender] * together, shared)
-    stated = likelihood_of(defense, state, [received] * together, links, exact=True)
+    stated = likelihood_of(defense, state, [received] * together, links, exact=not search)
     clear = defense.read_plaintext_statistic([received], link.setting)
-    deviation = _ROUNDING * float(clear.abs().max()) if clear.any() else math.inf
+    deviation, most = _ROUNDING * float(clear.abs().max()) if clear.any() else math.inf, _FORGIVEN if search else math.inf
 
     def score(updates: Tensor) -> Tensor:
         rows = []
@@ -504,7 +507,7 @@ def log_likelihoods(
                 misfit = stated(whole)
             if deviation < math.inf and part.dim() == 2:
                 differs = defense.plaintext_statistic(whole.double(), link.setting) - clear
-                misfit = misfit + 0.5 * (differs / deviation).square().sum(1)
+                misfit = misfit + (0.5 * (differs / deviation).square().sum(1)).clamp(max=most)
             rows.append(-misfit[: len(part)].double())
         return torch.cat(rows).nan_to_num(-math.inf, -math.inf, -math.inf)
 
