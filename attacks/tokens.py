@@ -20,7 +20,8 @@ from leakgauge.attacks._text.spans import Exact
 from leakgauge.harness.core.contract import Attack, Guess, Observation, Reconstruction
 from leakgauge.harness.core.errors import NoLikelihood
 from leakgauge.harness.core.form import Tokens as Form
-from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.rng import Key, normal
+from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.tasks import ModelTask
 
 _TOLD = 0.5  # nats a token that messages must tell; below, the most frequent tokens are the guess
@@ -48,25 +49,46 @@ class Tokens(Attack):
     Args:
         sweeps: sweeps of the search by fitted errors, each of about 500 texts, before half as many by the defense's own
             likelihood; 0: no search.
+        positions: a malicious server broadcasts random positions of this standard deviation, relative to the words'
+            rows; each place then has slopes of its own, which show the order. About 10; 0: the honest model.
 
     Raises:
-        ValueError: sweeps < 0.
+        ValueError: sweeps < 0, positions < 0 or not finite; in `broadcast`: the network has no trained positions.
 
     Source: the rows of embeddings: Melis et al. 2019, Gupta et al. 2022 (FILM); spans: Petrov et al. 2024 (DAGER).
         Likelihood ratios of rows, errors fitted through the defense, joint moves and
-        the defense's likelihood are ours.
+        the defense's likelihood are ours, and so are the positions of a malicious server.
     """
 
     kind: ClassVar[str] = "reconstruction"
     aware: ClassVar[bool] = True
-    needs: ClassVar[frozenset[str]] = frozenset({"messages", "models", "auxiliary"})
     forms: ClassVar[frozenset[str]] = frozenset({"tokens"})
 
     sweeps: int = 8
+    positions: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.sweeps < 0:
-            raise ValueError(f"expected sweeps >= 0, got sweeps={self.sweeps}")
+        if self.sweeps < 0 or not 0 <= self.positions < math.inf:
+            got = f"sweeps={self.sweeps}, positions={self.positions}"
+            raise ValueError(f"expected sweeps >= 0 and positions >= 0, got {got}")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Messages, the round's model, texts, and the choice of the model if it has other positions."""
+        return frozenset({"messages", "models", "auxiliary"} | ({"broadcast"} if self.positions else set()))
+
+    def broadcast(self, seen: Observation, key: Key) -> Vector:
+        """The honest model with other positions."""
+        task = seen.task
+        if not isinstance(task, ModelTask) or not isinstance(task.form, Form) or seen.model is None:
+            raise ValueError(f"expected texts of token ids, got inputs of the form {task.form.name}")
+        network = Network.of(task, seen.model.params)
+        if network.places is None:
+            raise ValueError("expected a network with trained positions, got one without; use positions = 0")
+        tensors, (number, _) = [*task.layout.split(seen.model.params)], network.places
+        size = self.positions * tensors[network.words].std() * network.scale
+        tensors[number] = size * normal(key.child("positions"), tensors[number].shape)
+        return torch.cat([tensor.flatten() for tensor in tensors])
 
     def at_once(self, dim: int) -> int:
         """A few victims, because each has a search of its own."""
@@ -123,9 +145,6 @@ class Tokens(Attack):
             return Guess(x.float(), labels[0], 0.0, 0)
         words = torch.stack([channel.words() for channel in channels]).sum(0)
         start = _start(words + chances.first, b, t) if x is None else x
-        if x is None:
-            exact = Exact(network, first.observed.model.params, estimate, labels[0], t)
-            start = exact.arranged(start)
         if not self.sweeps or max(channel.told for channel in channels) < _TOLD * b * t:
             return Guess(start.float(), labels[0], 0.0, 0)
 

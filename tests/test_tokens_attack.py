@@ -16,7 +16,7 @@ from torch import nn
 from leakgauge.attacks._text.chances import Chances
 from leakgauge.attacks._text.network import Network
 from leakgauge.attacks._text.search import search
-from leakgauge.attacks._text.spans import in_places
+from leakgauge.attacks._text.spans import _chosen, in_places
 from leakgauge.attacks.tokens import Tokens
 from leakgauge.harness.core.cell import TaskSpec
 from leakgauge.harness.core.contract import Examples, Message, Observation, Sender, Setting, Snapshot
@@ -69,6 +69,12 @@ def observed(network, defense="none", *, victims=3, texts=1, length=T, size=V, p
     task = make_task(TaskSpec("given:x", modules.given("tokens attack", network())), data)
     params, mechanism = task.init(KEY), registry.build("defense", defense, parameters or {})
     setting = Setting(task.layout, 10, 10, 1, how.get("sends", "gradient"), how.get("steps", 1), 0.1, 0, texts)
+    auxiliary = Examples(own, labels(own, predicts))
+    if "crafted" in how:
+        honest = Snapshot(0, params, mechanism.init(setting))
+        view = View.parse("malicious-server")
+        seen = Observation(view, setting, task, mechanism, 0.1, (), honest, auxiliary=auxiliary)
+        params = how["crafted"].broadcast(seen, KEY.child("crafted"))
     x = mine[: victims * texts].view(victims, texts, length)
     plan = LocalPlan.of(setting)
     server, messages = Round(mechanism, setting, mechanism.init(setting)), []
@@ -79,7 +85,6 @@ def observed(network, defense="none", *, victims=3, texts=1, length=T, size=V, p
         client = Client.of(Sender(number, texts), update, mechanism.remember(setting), KEY.child("message", number))
         (wire,) = server.among_silent([client], KEY.child("channel", number)).received
         messages.append(Message(0, client.sender, wire, client.shared, texts, setting.steps))
-    auxiliary = Examples(own, labels(own, predicts))
     model = Snapshot(0, params, mechanism.init(setting))
     seen = Observation(View.parse("server"), setting, task, mechanism, 0.1, tuple(messages), model, auxiliary=auxiliary)
     return seen, x
@@ -159,6 +164,40 @@ def test_undefended_texts_are_read_exactly(network, how):
     assert all(guess.objective == 0 for guess in guesses)
 
 
+@pytest.mark.parametrize("texts", [pytest.param(3, marks=pytest.mark.slow), 4])
+def test_texts_of_a_batch_of_an_encoder_are_read_exactly_each_with_its_label(texts):
+    seen, x = observed(lambda: Encoder(2000, (T,), 2, 128), victims=2, texts=texts, size=2000)
+    for part, guess in zip(x, Tokens().run(seen, Key(1)).guesses, strict=True):
+        assert {tuple(text) for text in guess.x.tolist()} == {tuple(text) for text in part.tolist()}
+        assert torch.equal(guess.y, labels(guess.x, False))
+
+
+def test_positions_of_a_malicious_server_change_nothing_else_and_show_the_order_behind_jopeq():
+    crafted = Tokens(sweeps=1, positions=10.0)
+    seen, x = observed(encoder, "jopeq", victims=1, crafted=crafted)
+    layout, model = seen.task.layout, seen.model.params
+    pairs = list(zip(layout.names, layout.split(model), layout.split(seen.task.init(KEY)), strict=True))
+    assert [name for name, now, before in pairs if not torch.equal(now, before)] == ["places.weight"]
+    words = next(now for name, now, _ in pairs if name == "words.weight")
+    assert float(dict((name, now) for name, now, _ in pairs)["places.weight"].std() / words.std()) == pytest.approx(
+        10, rel=0.1
+    )
+    honest, _ = scores(*observed(encoder, "jopeq", victims=1), Tokens(sweeps=1))
+    found, _ = scores(seen, x, crafted)
+    assert found["in_place"] > honest["in_place"] + 0.1
+    assert crafted.needs - Tokens().needs == {"broadcast"}
+    with pytest.raises(ValueError, match="expected a network with trained positions"):
+        observed(Scaled, crafted=crafted)
+
+
+def test_of_several_vectors_a_text_those_with_the_wanted_sum_are_taken():
+    moves = normal(KEY.child("moves"), (5, 6, 20), torch.float64)
+    moves = moves + 5 * normal(KEY.child("alike"), (1, 6, 20), torch.float64)  # texts have similar effects
+    truth = torch.tensor([3, 0, 5, 2, 2])
+    goal = moves[torch.arange(5), truth].sum(0)
+    assert _chosen(moves, goal, torch.zeros(5, dtype=torch.int64)).tolist() == truth.tolist()
+
+
 def test_the_tensors_of_a_network_are_found_by_what_they_do():
     for network, predicts in ((decoder, False), (encoder, False), (lambda: Decoder(V, (T,), 0), True), (Scaled, False)):
         seen, _ = observed(network, victims=1, predicts=predicts)
@@ -221,6 +260,23 @@ def test_the_search_finds_a_text_by_its_own_energy():
     assert (found.energy, found.x.tolist()) == (0.0, truth.tolist())
 
 
+def test_a_judge_decides_between_the_moves_that_the_energy_proposes():
+    _, own = halves(T, V)
+    chances, words = Chances.of(own, V, 1), torch.zeros(V, dtype=torch.float64)
+    truth, other = own[5].long()[None], own[9].long()[None]
+    words[truth.flatten()] = 10.0
+
+    def wrong(near):
+        return lambda x: (x != near).double().sum((1, 2))
+
+    def misled(x):
+        return wrong(truth)(x) - 3 * (x[:, 0, 0] == other[0, 0]).double()
+
+    assert search(misled, chances, words, other, 20, KEY).x[0, 0] == other[0, 0] != truth[0, 0]
+    found = search(misled, chances, words, other, 20, KEY, judge=wrong(truth))
+    assert (found.energy, found.x.tolist()) == (0.0, truth.tolist())
+
+
 def test_chances_are_those_of_counting():
     x = torch.tensor([[0.0, 1, 2], [0, 1, 1]])
     chances = Chances.of(x, 4, 1)
@@ -271,6 +327,9 @@ def test_the_order_of_words_is_read_behind_jopeq():
     assert rouge.mean() - 1.96 * rouge.std() / math.sqrt(50) > 0.09
 
 
-def test_sweeps_are_checked():
-    with pytest.raises(ValueError, match="expected sweeps >= 0, got sweeps=-1"):
-        Tokens(-1)
+@pytest.mark.parametrize(
+    "wrong", [{"sweeps": -1}, {"positions": -1.0}, {"positions": math.inf}, {"positions": math.nan}]
+)
+def test_parameters_are_checked(wrong):
+    with pytest.raises(ValueError, match="expected sweeps >= 0 and positions >= 0, got"):
+        Tokens(**wrong)

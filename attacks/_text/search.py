@@ -15,7 +15,7 @@ from leakgauge.harness.core.rng import Key
 
 _TOKENS = 16  # tokens that are tried at each place
 _TRIED = 512  # moves of which the energy is computed in each sweep
-_JUDGED = 48  # of these, the ones that are judged
+_JUDGED, _HOPEFUL = 48, 16  # of these, the ones that are judged, and how many of them whatever their energy
 _JOINED = 16  # most moves that are joined
 _WARM = 2.0  # nats by which a random draw may prefer a less likely move
 _KICKS, _AMONG = 3, 24  # moves without a gain that are joined if no move gains, and among how many they are drawn
@@ -51,7 +51,9 @@ def search(
         values = energy(texts)
         if judge is None:
             return values
-        few = values.topk(min(_JUDGED, len(values)), largest=False).indices
+        # the first ones were the most hopeful before any evaluation
+        first = torch.arange(len(values)) < _HOPEFUL
+        few = values.masked_fill(first, -math.inf).topk(min(_JUDGED, len(values)), largest=False).indices
         return torch.full_like(values, math.inf).index_copy_(0, few, judge(texts[few]))
 
     at = torch.arange(start.shape[1])

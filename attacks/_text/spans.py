@@ -154,13 +154,6 @@ class Exact(NamedTuple):
         place, misfit = in_places(*self._rows(pool))
         return pool[place][None], misfit
 
-    def arranged(self, x: Tensor) -> Tensor:
-        """[1, T] the tokens of a text [1, T] at the places that equations give them."""
-        if self.texts > 1 or self.network.places is None or self.network.tied:
-            return x
-        pool = torch.unique(x)
-        return pool[in_places(*self._rows(pool))[0]][None]
-
     def _near(self, pool: Tensor, span: Span) -> Tensor:
         """[C, T] distances of each token at each place from the first layer's span."""
         size = max(1, _STATES // (self.length * span.directions.shape[1]))
@@ -260,7 +253,8 @@ class Exact(NamedTuple):
         if network.places is None or network.tied:
             return torch.ones(len(pool), self.length, dtype=torch.float64)
         rows, places = self._rows(pool)
-        return (places @ torch.linalg.pinv(rows, rtol=_ZERO)).T
+        shares: Tensor = (places @ torch.linalg.pinv(rows, rtol=_ZERO)).T
+        return shares
 
     def _rows(self, pool: Tensor) -> tuple[Tensor, Tensor]:
         """The slopes [C, d] of tokens and [T, d] of places, which there are."""
@@ -304,7 +298,7 @@ def _chosen(moves: Tensor, goal: Tensor, start: Tensor) -> Tensor:
     """
     (b, k, _), every = moves.shape, moves.flatten(0, 1)
     gram, toward, first = every @ every.T, every @ goal, torch.arange(b) * k
-    taken, same = first + start, torch.block_diag(*[torch.ones(k, k, dtype=torch.bool)] * b)
+    taken, same = first + start, torch.eye(b).repeat_interleave(k, 0).repeat_interleave(k, 1).bool()
     for _ in range(_TURNS * b):
         own = taken.repeat_interleave(k)
         between = gram - gram[own] - gram[:, own] + gram[own][:, own]
