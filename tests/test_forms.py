@@ -20,6 +20,8 @@ from leakgauge.harness.core.contract import Examples, Guess
 from leakgauge.harness.core.form import PICTURE, SERIES, VECTOR, Tokens, Vocabulary, form_of
 from leakgauge.harness.core.rng import Key, integers, normal, uniform
 from leakgauge.harness.data import load
+from leakgauge.harness.gate.judge import Rules, Verdict, judge
+from leakgauge.harness.gate.measure import measured
 from leakgauge.harness.learn import modules
 from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
 from leakgauge.harness.learn.language import Decoder
@@ -27,6 +29,7 @@ from leakgauge.harness.learn.models import build, names_for_tokens
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.prepare import make_task
 from leakgauge.harness.study.score import identified, match, score_limits
+from leakgauge.harness.study.store import load_run
 from tests.test_limit import federation
 
 KEY = Key(0, ("forms",))
@@ -348,3 +351,17 @@ def test_the_limit_of_a_text_is_the_power_of_the_test_of_two_texts(monkeypatch):
     uniform, truth = federation(1, SDQ(), task, x[None])
     uniform = replace(uniform, auxiliary=seen.auxiliary)
     refused(lambda: limits(uniform, truth, KEY), "have no Fisher information, which the limit of a text", NoLimit)
+
+
+def test_the_gate_fails_where_more_words_of_texts_are_read_than_before(tmp_path):
+    ids = torch.from_numpy(integers(KEY.child("gate"), 60 * 12, 50)).view(60, 12)
+    network = nn.Sequential(nn.Embedding(50, 8), nn.Flatten(), nn.Linear(96, 2))
+    leakgauge.inspect(network, leakgauge.tokens(ids, ids[:, 0] % 2), attacks=["tokens"], folder=tmp_path / "run")
+    now = measured(load_run(tmp_path / "run"))
+    (words,) = [each for each in now.measures if each.metric == "words" and each.attack.name == "tokens"]
+    assert words.values == (1.0,) * len(words.values)
+    words = replace(words, control="")  # no defense is the ceiling, which is not judged
+    before = replace(now, measures=(replace(words, values=(0.5,) * len(words.values)),))
+    (check,) = judge(replace(now, measures=(words,)), before, Rules()).checks
+    assert check.verdict is Verdict.FAIL
+    assert "words" in check.reason
