@@ -61,7 +61,8 @@ def quality(attack: Attack, seen: Observation, x: Tensor, y: Tensor, batch: int)
     guesses = attack.run(seen, Key(7)).guesses
     seconds = (time.process_time() - start) / len(y)
     (ssim, *_), _ = score_reconstruction(x.split(batch), y.split(batch), guesses)
-    return f"{ssim.value:.3f} [{ssim.low:.3f}, {ssim.high:.3f}], {seconds:.2f} s"
+    ends = "one batch" if ssim.low is None else f"[{ssim.low:.3f}, {ssim.high:.3f}]"
+    return f"{ssim.value:.3f} {ends}, {seconds:.2f} s"
 
 
 def main() -> None:
