@@ -56,7 +56,7 @@ class Channel:
     """One attacked round.
 
     Attributes:
-        exact: whether estimates are the gradients themselves.
+        exact: whether estimates are the gradients themselves, up to a factor.
         told: by how many nats messages tell more of a batch than its prior: the rows of words, or all coordinates.
     """
 
@@ -67,7 +67,7 @@ class Channel:
         self.estimate = received_gradients(seen, observed, numbers=True)[0]
         self.slope, self.told, self.shrink, self.omits, self.heavy = 1.0, math.inf, 1.0, False, False
         self.precision = torch.ones(seen.setting.dim)
-        self.exact = bool((estimates - updates).norm() < _EXACT * updates.norm())
+        self.exact = _parallel(estimates, updates, _EXACT)
         if not self.exact:
             self._fit()
 
@@ -169,12 +169,18 @@ class Channel:
         return -score(updates if message.users > 1 else updates[:, 0])
 
     def explains(self, x: Tensor, y: Tensor) -> bool:
-        """Whether texts x [b, T] with labels y [b] have the gradient that the message reveals."""
+        """Whether texts x [b, T] with labels y [b] have the gradient that the message reveals, up to a factor."""
         updates = own_updates(self.seen, self.observed, Examples(x.float()[None], y[None])).sum(1)[0]
-        return bool((self.estimate - updates / self.factor).norm() < _EXPLAINED * self.estimate.norm())
+        return _parallel(self.estimate, updates / self.factor, _EXPLAINED)
 
     def _off(self, estimate: Tensor, gradients: Tensor) -> Tensor:
         """[m] misfits of gradients [m, d] of what a message reveals [d], with the likeliest scale of its errors."""
         off, sent = torch.sub(estimate, gradients, alpha=self.shrink), (estimate != 0) | (not self.omits)
         total = (off.abs_() if self.heavy else off.square_()) @ (self.precision * sent)
         return int(sent.sum()) * (1.0 if self.heavy else 0.5) * total.double().clamp(min=1e-30).log()
+
+
+def _parallel(rows: Tensor, wanted: Tensor, error: float) -> bool:
+    """Whether a vector is a positive multiple of another one, up to this relative error."""
+    factor = (rows * wanted).sum() / wanted.square().sum().clamp(min=1e-30)
+    return bool(factor > 0) and bool((rows - factor * wanted).norm() < error * rows.norm())

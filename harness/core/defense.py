@@ -495,7 +495,8 @@ def log_likelihoods(
     links = Links(link.setting, [link.sender] * together, shared)
     stated = likelihood_of(defense, state, [received] * together, links, exact=not search)
     clear = defense.read_plaintext_statistic([received], link.setting)
-    deviation, most = _ROUNDING * float(clear.abs().max()) if clear.any() else math.inf, _FORGIVEN if search else math.inf
+    deviation = _ROUNDING * float(clear.abs().max()) if clear.any() else math.inf
+    most = _FORGIVEN if search else math.inf
 
     def score(updates: Tensor) -> Tensor:
         rows = []

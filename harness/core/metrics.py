@@ -105,7 +105,7 @@ _TABLE = (
     Metric("rouge1", "ROUGE-1", "text", "reconstruction", "Student t"),
     Metric("rouge2", "ROUGE-2", "text", "reconstruction", "Student t"),
     Metric("rougeL", "ROUGE-L", "text", "reconstruction", "Student t"),
-    Metric("exact_text", "texts exactly right", "text", "reconstruction", "Student t", gate=GateTest.PAIRED),
+    Metric("exact_text", "texts exactly right", "text", "reconstruction", "Clopper-Pearson", gate=GateTest.PAIRED),
     Metric("limit_wrong", "limit of tokens wrong", "text", "reconstruction", "Student t", higher_leaks=False),
     Metric("correlation", "correlation", "record", "reconstruction", "Student t", low=-1.0),
     Metric("mse", "MSE", "image", "reconstruction", "order statistics", high=None, higher_leaks=False),

@@ -25,7 +25,7 @@ from leakgauge.harness.core.cell import Cell, TrainingSpec
 from leakgauge.harness.core.labels import counted, label_parts, part_text, server_text, unpromised, where
 from leakgauge.harness.core.result import AuditRecord, ClaimRecord, Flag, ProofRecord, Run, TrainingRecord
 from leakgauge.harness.core.sinks import element
-from leakgauge.harness.core.stats import STRICT, clopper_pearson
+from leakgauge.harness.core.stats import STRICT, clopper_pearson, cut
 from leakgauge.harness.core.stored import number
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _of_cell(run: Run, cell: Cell, items: bool) -> Iterator[Row]:
     flags = _codes(() if result is None else result.flags)
     yield {"quantity": "finished", "value": float(result is not None), "n": 1, "note": why, "flags": flags}
     yield from _seconds(run.seconds.get(cell.id))
-    for estimate in () if result is None else result.estimates:
+    for estimate in () if result is None else map(cut, result.estimates):
         row = {"quantity": estimate.name, "value": estimate.value, "n": estimate.n, "unit": estimate.unit}
         if estimate.low is not None:
             row |= {"low": estimate.low, "high": estimate.high, "level": estimate.level, "method": estimate.method}

@@ -120,13 +120,13 @@ def median(name: str, values: Values, *, note: str = "") -> Estimate:
     return _estimate(name, value, median_interval(x), len(x), "median, order statistics", values, note)
 
 
-def of_items(name: str, values: Values) -> Estimate:
+def of_items(name: str, values: Values, *, note: str = "") -> Estimate:
     """The mean of items, with Clopper-Pearson's interval for a share of items that are 0 or 1, else Student's."""
     x = _present(values)
     is_share = metric(name).interval == "Clopper-Pearson"
     if is_share and len(x) and bool(np.isin(x, (0.0, 1.0)).all()):
-        return proportion(name, round(float(x.sum())), len(x), values=values)
-    return mean(name, values)
+        return proportion(name, round(float(x.sum())), len(x), values=values, note=note)
+    return mean(name, values, note=note)
 
 
 def over_batches(estimate: Estimate, sizes: Sequence[int]) -> Estimate:

@@ -136,7 +136,7 @@ def score_reconstruction(
     near = [] if candidate_sets is None else [value == 1 for value in _spread(scores, sizes, "identified")]
     of_lineup = [_share("identification", near, notes)] if near else []
     estimates = [
-        (stats.median if name == "mse" else stats.mean)(name, _spread(scores, sizes, name), note=note)
+        (stats.median if name == "mse" else stats.of_items)(name, _spread(scores, sizes, name), note=note)
         for name in _scored(form, truth_x[0])
     ]
     estimates += [*of_labels, *of_lineup]
@@ -313,7 +313,7 @@ def score_lineup(answer: Named, places: Sequence[Sequence[int]]) -> tuple[Estima
     words = f"among {1 + least}" + ("" if answer.exact else "; a better test may exist: the likelihood is not exact")
 
     def over(name: str, values: Sequence[float], note: str = "") -> Estimate:
-        return stats.over_batches(dataclasses.replace(stats.of_items(name, values), note=note), sizes)
+        return stats.over_batches(stats.of_items(name, values, note=note), sizes)
 
     def shares(name: str, rivals: int) -> Estimate:
         hits = [float((row.own > row.rivals[:rivals]).all()) for row in rows]
@@ -372,7 +372,7 @@ def score_traced(answer: Traced, sources: Tensor, linked: bool) -> tuple[Estimat
     random = counts[np.arange(clients), orders].sum(1)
     p = (1 + int((random >= sum(hits)).sum())) / (1 + _TURNS)
     words = f"{sum(hits):.0f} of {len(hits)} among {clients} clients"
-    share = dataclasses.replace(stats.of_items(name, hits), note=words)
+    share = stats.of_items(name, hits, note=words)
     sizes = [1] * n if linked else np.unique(known, return_counts=True)[1].tolist()
     return (
         stats.over_batches(share, sizes),
