@@ -147,6 +147,7 @@ class Stepwise(nn.Module):
     [
         (encoder, {}),
         (decoder, {}),
+        (encoder, {"defense": "dp-fedavg"}),
         (lambda: Encoder(V, (32,), 2), {"length": 32}),
         (Scaled, {}),
         (decoder, {"texts": 2}),
@@ -155,7 +156,7 @@ class Stepwise(nn.Module):
         (lambda: Lstm(V, 2), {}),
         (lambda: Gru(V, 0), {"predicts": True}),
     ],
-    ids=["encoder", "decoder", "long", "waves", "batch", "steps", "next", "lstm", "next-gru"],
+    ids=["encoder", "decoder", "clip", "long", "waves", "batch", "steps", "next", "lstm", "next-gru"],
 )
 @pytest.mark.ci(without=("long",))
 def test_undefended_texts_are_read_exactly(network, how):
