@@ -39,7 +39,7 @@ def test_every_threat_and_exit_code_is_named():
 def test_every_part_is_named_in_the_catalogue():
     catalogue = (ROOT / "docs" / "catalogue.md").read_text("utf-8")
     names = [*registry.classes("defense"), *registry.classes("attack"), *shipped()]
-    names += [name for name, _ in [*data.names(), recording.FORM, *models.names()]]
+    names += [name for name, _ in [*data.names(), recording.FORM, *models.names(), *models.names_for_tokens()]]
     assert not [name for name in names if f"`{name}`" not in catalogue]
 
 

@@ -54,7 +54,8 @@ def _rows(what: str) -> list[dict[str, Any]]:
     from leakgauge.harness.learn import models
 
     if what == "tasks":
-        tasks = (("data", (*data.names(), recording.FORM)), ("model", (*models.names(), *models.FORMS)))
+        networks = *models.names(), *models.names_for_tokens(), *models.FORMS
+        tasks = (("data", (*data.names(), recording.FORM)), ("model", networks))
         return [{"name": name, "summary": text, "kind": kind} for kind, known in tasks for name, text in known]
     kind: registry.Kind = "defense" if what == "defenses" else "attack"
     return [
