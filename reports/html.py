@@ -7,6 +7,7 @@ import hashlib
 import re
 import traceback
 from collections.abc import Collection, Sequence
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,6 +102,7 @@ def source(name: str) -> Markup:
     return Markup(resources.files("leakgauge.reports").joinpath("templates", name).read_text("utf-8"))
 
 
+@cache
 def _environment() -> Environment:
     """Templates that escape every text, show hidden characters, and stop at an unknown name."""
     environment = Environment(

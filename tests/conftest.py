@@ -35,20 +35,15 @@ def real_data() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _made_once():
-    """What gives the same in every test is made once: digits of a text, templates, the names in a source.
+    """What gives the same in every test is made once: the names in a source.
 
     Nothing waits for the disk, because no test loses power; tests of this set `os.fsync` themselves.
     """
-    import sklearn.datasets
-
     from leakgauge.harness.study import environment
-    from leakgauge.reports import html
 
     named = environment._named
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
-        patch.setattr(sklearn.datasets, "load_digits", functools.cache(sklearn.datasets.load_digits))
-        patch.setattr(html, "_environment", functools.cache(html._environment))
         patch.setattr(environment, "_named", functools.cache(lambda *given: tuple(named(*given))))
         yield
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,12 +41,17 @@ def digits(root: Path) -> DataSet:
 
     Source: Alpaydin and Kaynak 1998, UCI "Optical Recognition of Handwritten Digits" (its test set).
     """
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
+    bunch = _digits()
     x = torch.from_numpy(bunch.images).to(torch.float32).div_(16).unsqueeze(1)
     train, test = split_by_class(x, torch.from_numpy(bunch.target).to(torch.int64))
     return DataSet("digits", train, test, tuple(map(str, bunch.target_names)), public=True)
+
+
+@functools.cache
+def _digits() -> Any:
+    from sklearn.datasets import load_digits
+
+    return load_digits()
 
 
 class Crop(NamedTuple):
