@@ -58,8 +58,8 @@ class Tokens(Attack):
         ValueError: sweeps < 0, positions < 0 or not finite; in `broadcast`: the network has no trained positions.
 
     Source: the rows of embeddings: Melis et al. 2019, Gupta et al. 2022 (FILM); spans: Petrov et al. 2024 (DAGER).
-        Likelihood ratios of rows, errors fitted through the defense, joint moves and
-        the defense's likelihood are ours, and so are the positions of a malicious server.
+        Likelihood ratios of rows, errors fitted through the defense, joint moves, the defense's likelihood
+        and the positions of a malicious server are ours.
     """
 
     kind: ClassVar[str] = "reconstruction"
@@ -72,7 +72,7 @@ class Tokens(Attack):
     def __post_init__(self) -> None:
         if self.sweeps < 0 or not 0 <= self.positions < math.inf:
             got = f"sweeps={self.sweeps}, positions={self.positions}"
-            raise ValueError(f"expected sweeps >= 0 and positions >= 0, got {got}")
+            raise ValueError(f"expected sweeps >= 0 and finite positions >= 0, got {got}")
 
     @property
     def needs(self) -> frozenset[str]:
@@ -82,8 +82,9 @@ class Tokens(Attack):
     def broadcast(self, seen: Observation, key: Key) -> Vector:
         """The honest model with other positions."""
         task = seen.task
-        if not isinstance(task, ModelTask) or not isinstance(task.form, Form) or seen.model is None:
+        if not isinstance(task, ModelTask) or not isinstance(task.form, Form):
             raise ValueError(f"expected texts of token ids, got inputs of the form {task.form.name}")
+        assert seen.model is not None
         network = Network.of(task, seen.model.params)
         if network.places is None:
             raise ValueError("expected a network with trained positions, got one without; use positions = 0")

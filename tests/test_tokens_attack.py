@@ -332,5 +332,5 @@ def test_the_order_of_words_is_read_behind_jopeq():
     "wrong", [{"sweeps": -1}, {"positions": -1.0}, {"positions": math.inf}, {"positions": math.nan}]
 )
 def test_parameters_are_checked(wrong):
-    with pytest.raises(ValueError, match="expected sweeps >= 0 and positions >= 0, got"):
+    with pytest.raises(ValueError, match="expected sweeps >= 0 and finite positions >= 0, got"):
         Tokens(**wrong)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -149,12 +150,12 @@ class Channel:
 
     def misfit(self, x: Tensor, y: Tensor) -> Tensor:
         """[m] minus the log likelihoods of texts x [m, b, T] with labels y [b], by the errors' distribution."""
-        rows = []
+        return torch.cat([self._off(self.estimate, sent.sum(1) / self.factor) for sent in self._updates(x, y)])
+
+    def _updates(self, x: Tensor, y: Tensor) -> Iterator[Tensor]:
+        """[m, users, d] the updates of texts x [m, b, T] with labels y [b], some at a time."""
         for part in torch.split(x.float(), max(1, _TOGETHER // self.seen.setting.dim)):
-            updates = own_updates(self.seen, self.observed, Examples(part, y.expand(len(part), *y.shape)))
-            whole = updates[:, 0] if updates.shape[1] == 1 else updates.sum(1)
-            rows.append(self._off(self.estimate, whole / self.factor))
-        return torch.cat(rows)
+            yield own_updates(self.seen, self.observed, Examples(part, y.expand(len(part), *y.shape)))
 
     def unlikelihood(self, x: Tensor, y: Tensor) -> Tensor:
         """[m] minus the defense's own log likelihoods of texts x [m, b, T] with labels y [b].
@@ -163,10 +164,9 @@ class Channel:
             NoLikelihood: the defense has none.
         """
         (message,), model = self.observed.messages, self.observed.model
-        updates = own_updates(self.seen, self.observed, Examples(x.float(), y.expand(len(x), *y.shape)))
         link = Link(self.seen.setting, message.sender, message.shared)
         score = log_likelihoods(self.seen.defense, model.state, message.wire, link, min(_JUDGED, len(x)), search=True)
-        return -score(updates if message.users > 1 else updates[:, 0])
+        return -torch.cat([score(sent if message.users > 1 else sent[:, 0]) for sent in self._updates(x, y)])
 
     def explains(self, x: Tensor, y: Tensor) -> bool:
         """Whether texts x [b, T] with labels y [b] have the gradient that the message reveals, up to a factor."""

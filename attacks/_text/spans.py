@@ -224,21 +224,15 @@ class Exact(NamedTuple):
         words = torch.full((len(chances.token), self.length), -_ABSENT, dtype=torch.float64)
         words[pool] = _TOLD * self._shares(pool).clamp(min=_SHARE).log()
         found = list[Found]()
+
+        def energy(x: Tensor) -> Tensor:
+            return self._off(x[:, 0], spans).sum(1).double()
+
         for number in range(_STARTS):
             own = key.child(number)
             draws = rng.uniform(own.child("start"), (len(pool), self.length), dtype=torch.float64)
             start = pool[(words[pool] - (-draws.log()).log()).argmax(0)][None]
-            found.append(
-                search(
-                    lambda x: self._off(x[:, 0], spans).sum(1).double(),
-                    chances,
-                    words,
-                    start,
-                    sweeps,
-                    own,
-                    self._enough,
-                )
-            )
+            found.append(search(energy, chances, words, start, sweeps, own, self._enough))
             if found[-1].energy < self._enough:
                 break
         return min(found, key=lambda each: each.energy)

@@ -449,9 +449,11 @@ def _refuse(name: str, why: str, wrapper: object) -> NoReturn:
 
 
 _ROUNDING = 1e-7
-_FORGIVEN = 12.0  # nats that numbers in the clear tell a search at most, about the logarithm of how many texts it tries
 """Assumed standard deviation between the numbers in the clear of a message and those of its update as an adversary
 computes it, as a share of the largest number: measured for gradients of single records, whose largest was 2e-7."""
+
+_FORGIVEN = 12.0
+"""Nats that numbers in the clear tell a search at most: about the logarithm of how many texts it tries."""
 
 
 def likelihood_of(
