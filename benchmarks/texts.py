@@ -106,7 +106,7 @@ class Published(Attack):
         best, found, turn = torch.zeros(0), pool.new_zeros(0, length), 0
         while turn == 0 or time.process_time() - start < self.seconds:
             draws = rng.uniform(key.child(turn), (_MOST, length))
-            drawn = torch.stack([p[(draws[:, at] * len(p)).long()] for at, p in enumerate(places)], 1)
+            drawn = torch.stack([p[(u * len(p)).long() % len(p)] for u, p in zip(draws.T, places, strict=True)], 1)
             found = torch.cat([found, drawn])
             best = torch.cat([best, _distance(network, params, second, tensors, drawn).mean(1)])
             kept = best.argsort()[:b]

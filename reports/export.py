@@ -132,10 +132,22 @@ def _object(analysis: Analysis, cell: Cell) -> dict[str, object]:
         **checked,
         "estimates": {str(estimate.pop("name")): estimate for estimate in estimates},
         "promise": unpromised(cell, training),
+        "rating": _rating(analysis, cell),
         "flags": [to_data(flag) for flag in analysis.flags_of(cell)],
         "seconds": run.seconds.get(cell.id),
         "failure": failed,
     }
+
+
+def _rating(analysis: Analysis, cell: Cell) -> dict[str, object] | None:
+    """The rating of the cell's defense against its adversary, by all attacks; None for a floor alone."""
+    rating = analysis.ratings.of_cell(cell)
+    if rating is None:
+        return None
+    best = rating.people
+    people = None if best is None else {"recognized": best.hits, "of": best.n, "among": best.among}
+    names = ("adversary", "word", "excluded", "reason")
+    return {name: getattr(rating, name) for name in names} | {"people": people}
 
 
 def to_jsonl(analysis: Analysis) -> str:

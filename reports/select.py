@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +22,7 @@ from leakgauge.harness.core.labels import (
     where,
 )
 from leakgauge.harness.core.metrics import Metric, headline, metric
+from leakgauge.harness.core.rating import Finding, Rating, Ratings
 from leakgauge.harness.core.result import Environment, Estimate, Flag, Result, Run, TrainingRecord
 from leakgauge.harness.core.stats import clopper_pearson, cut, mean_interval, pool
 from leakgauge.reports.text.notation import fixed
@@ -31,25 +31,6 @@ if TYPE_CHECKING:
     from leakgauge.reports.sections.changes import Against
 
 Images = Literal["public", "redact", "none"]
-
-HIGH, LOW = 0.5, 0.1
-"""Positions between the floor (0) and the ceiling (1): High from the first value on, Low below the second."""
-
-Word = Literal["High", "Moderate", "leaks", "Low", "at floor", "too weak to tell", "not rated"]
-LEAKING: tuple[Word, ...] = ("Low", "leaks", "Moderate", "High")
-"""The words of a group that beats its floor, the worst one last. `leaks`: without a ceiling to compare it with."""
-
-
-class Rating(NamedTuple):
-    """How much leaks. `place`: 0 at the floor, 1 at the ceiling; `why`: the reason if there is no rating.
-
-    At floor: the interval contains the floor, and no more images are identified than by chance. Too weak to tell: so
-    does the attack without a defense, or it was not measured there.
-    """
-
-    word: Word
-    place: float | None
-    why: str
 
 
 class Recognized(NamedTuple):
@@ -109,18 +90,6 @@ class Group:
         estimates = [estimate for estimate in self.case.estimates(name) if estimate.value is not None]
         return pool(estimates) if estimates else None
 
-    @property
-    def identified(self) -> Estimate | None:
-        """The share of images identified among others, pooled over the seeds; None if no result has it."""
-        estimates = self.case.estimates("identification")
-        return pool(estimates) if estimates else None
-
-    @property
-    def identifies(self) -> bool:
-        """Whether the interval of the identified share is above chance."""
-        share = self.identified
-        return share is not None and (share.low or 0.0) > (metric(share.name).chance or 0.0)
-
 
 def recognizable(result: Result) -> tuple[bool, ...]:
     """Whether each image of a result is recognizable; empty without images."""
@@ -150,14 +119,6 @@ def surely_less(one: Group, other: Group) -> bool:
     pairs = zip(one.estimate.values, other.estimate.values, strict=False)
     low = mean_interval([b - a for a, b in pairs if a is not None and b is not None]).low
     return low is not None and low > 0
-
-
-def beats(group: Group, floor: float) -> bool:
-    """Whether the whole interval of a group is above the floor."""
-    estimate = group.estimate
-    if estimate is None or estimate.value is None:
-        return False
-    return (estimate.value if estimate.low is None else estimate.low) > floor
 
 
 def best(groups: Sequence[Group]) -> Group | None:
@@ -241,57 +202,50 @@ class Analysis:
         """Value of the floor; without a floor, the chance level if it is known."""
         if (floor := self.floor(group)) is not None:
             return floor.value
-        chance = group.pooled(f"{group.metric.name}_chance")  # of the lineups or clients as they were
-        return group.metric.chance if chance is None else chance.value
+        chance = None if group.estimate is None else group.estimate.chance  # of the lineups or clients as they were
+        return group.metric.chance if chance is None else chance
+
+    @cached_property
+    def ratings(self) -> Ratings:
+        """The ratings of the run: how much leaks, in people."""
+        return Ratings(self.run)
 
     def rating(self, group: Group) -> Rating:
-        """The rating of a group between its floor and its ceiling."""
-        ceiling, floor = self.ceiling(group), self.floor_value(group)
-        if group.value is None:
-            return Rating("not rated", None, "no value")
-        if floor is None:
-            return Rating("leaks" if group.identifies else "not rated", None, "no floor was measured")
-        if ceiling is None or ceiling.value is None or not self.beats_floor(ceiling):
-            lost = ceiling is None or ceiling.value is None
-            why = "no ceiling was measured" if lost else "without a defense, the attack does not beat the floor"
-            return Rating("leaks" if self.beats_floor(group) else "too weak to tell", None, why)
-        if group.undefended:
-            return Rating("leaks", 1.0, "")
-        # a ceiling that identifies images may be below the floor
-        place = (group.value - floor) / (ceiling.value - floor) if ceiling.value > floor else None
-        if group.identifies and self._shows_more(group):
-            return Rating("High", place, "")
-        if not beats(group, floor):
-            return Rating("Low" if group.identifies else "at floor", place, "")
-        far = math.inf if place is None else place
-        return Rating("High" if far >= HIGH else "Moderate" if far >= LOW else "Low", place, "")
+        """The rating of a group's defense against its adversary, by all attacks together."""
+        rating = self.ratings.of_cell(group.case.cells[0])
+        assert rating is not None  # a group that is rated is no floor
+        return rating
 
-    def beats_floor(self, group: Group) -> bool:
-        """Whether a group's interval is above its floor, or more images are identified than by chance."""
-        floor = self.floor_value(group)
-        return group.identifies or (floor is not None and beats(group, floor))
+    def overall(self, setting: str, defense: str) -> Rating | None:
+        """The rating of a defense against the adversary who learns most; None: only floors."""
+        return next(iter(self.ratings.of(setting, defense)), None)
 
-    def strongest(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups of one kind that leak most: by their word, then by their value; empty if none beats its floor."""
-        ranked = [((LEAKING.index(w), g.value or 0.0), g) for g in groups if (w := self.rating(g).word) in LEAKING]
-        most = max((rank for rank, _ in ranked), default=None)
-        return [group for rank, group in ranked if rank == most]
+    @cached_property
+    def rated(self) -> tuple[Rating, ...]:
+        """The ratings that the headline counts, one for each defense in each setting; without a defense, of none."""
+        pairs = dict.fromkeys((group.setting, group.defense) for group in self.judged)
+        return tuple(rating for pair in pairs if (rating := self.overall(*pair)) is not None)
+
+    def strongest(self, groups: Sequence[Group]) -> Group | None:
+        """The group whose attack found most beyond chance; None: none did."""
+        found = {each.case: (rank, each) for rank, each in enumerate(self._ranked)}
+        known = [(found[group.case.identity][0], group) for group in groups if group.case.identity in found]
+        return min(known, key=lambda pair: pair[0], default=(0, None))[1]
+
+    @cached_property
+    def _ranked(self) -> list[Finding]:
+        """The first finding of each case that is beyond chance, what counts most first."""
+        firsts = (found[0] for found in self.ratings.findings.values())
+        return sorted((one for one in firsts if one.beyond), key=Finding.rank)
 
     def unpromised(self, group: Group) -> str:
         """See `labels.unpromised`; empty if no training of the group finished."""
         return next(filter(None, (unpromised(c, self.run.trainings.get(c.training.id)) for c in group.case.cells)), "")
 
-    def _shows_more(self, group: Group) -> bool:
-        mine, floor = group.recognized, self.floor(group)
-        guessed = floor.recognized if floor is not None else None
-        return mine is not None and guessed is not None and mine.hits * guessed.of > guessed.hits * mine.of
-
     def is_void(self, group: Group) -> bool:
-        """Whether the attack of a group, measured without a defense, does not beat the floor there."""
+        """Whether the attack of a group finds nothing beyond chance even without a defense."""
         ceiling = self.ceiling(group)
-        if ceiling is None or ceiling.value is None:
-            return False
-        return self.floor_value(ceiling) is not None and not self.beats_floor(ceiling)
+        return ceiling is not None and ceiling.value is not None and self.ratings.of_case(ceiling.case) is None
 
     @cached_property
     def trainings(self) -> dict[tuple[str, str], tuple[TrainingRecord, ...]]:

@@ -75,8 +75,12 @@ class Table:
         lines += [table_row(_marked(row[at], write) for at in shown) for row in self.cells]
         return "\n".join([*lines, "", *(f"- {write(note)}" for note in self.notes)])
 
-    def terminal(self) -> RichTable:
-        """The table for a terminal, with its notes below it."""
+    def terminal(self, width: int = 80) -> RichTable:
+        """The table for a terminal of this many characters, with its notes below it.
+
+        No word is broken: where the columns do not fit, each row is a block of lines.
+        """
+        shown = [at for at, column in enumerate(self.heads) if column.kind != "bar"]
         drawn = RichTable(
             title=styled("\n".join(filter(None, (self.title, self.lead)))),
             caption=styled("\n".join(self.notes)),
@@ -84,14 +88,31 @@ class Table:
             box=box.SIMPLE_HEAD,
             padding=(0, 1),
         )
-        shown = [at for at, column in enumerate(self.heads) if column.kind != "bar"]
-        for at in shown:
-            kind = self.heads[at].kind
-            drawn.add_column(self.heads[at].name, overflow="fold", justify="right" if kind == "num" else "left")
-        for row in self.cells:
-            style = "bold" if any(cell.strong for cell in row) else ""
-            drawn.add_row(*(styled(f"{row[at].text}{_bracketed(row[at].ends)}", style) for at in shown))
+        texts = [[f"{row[at].text}{_bracketed(row[at].ends)}" for at in shown] for row in self.cells]
+        heads = [self.heads[at].name for at in shown]
+        least = [
+            max(len(word) for text in column for word in text.split() or [""])
+            for column in zip(heads, *texts, strict=True)
+        ]
+        narrow = sum(least) + 3 * len(least) + 1 > width
+        for name, at, words in [] if narrow else zip(heads, shown, least, strict=True):
+            side: Literal["left", "right"] = "right" if self.heads[at].kind == "num" else "left"
+            drawn.add_column(name, overflow="fold", justify=side, min_width=words)
+        if narrow:
+            drawn.show_header = False
+            drawn.add_column(overflow="fold")
+        for row, line in zip(self.cells, texts, strict=True):
+            styles = [_STYLES.get(row[at].tone, "") or ("bold" if any(c.strong for c in row) else "") for at in shown]
+            fields = [styled(text, style) for text, style in zip(line, styles, strict=True)]
+            if narrow:
+                named = [styled(f"{name}: ") + text for name, text in zip(heads[1:], fields[1:], strict=True) if text]
+                drawn.add_row(styled("\n").join([fields[0], *named]), end_section=True)
+            else:
+                drawn.add_row(*fields)
         return drawn
+
+
+_STYLES = {"bad": "bold red", "warn": "yellow", "good": "green"}
 
 
 def _bracketed(text: str) -> str:

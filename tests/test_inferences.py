@@ -69,8 +69,8 @@ def told(federation, view=SERVER, **changes):
 def test_messages_of_two_rounds_are_linked_behind_these_defenses(defense, least, trained):
     found = linked(trained(defense))
     assert found["linked"].value >= least
-    assert found["linked_p"].value == 1e-4
-    assert found["linked_chance"].value == 1 / 12
+    assert found["linked"].p == 1e-4
+    assert found["linked"].chance == 1 / 12
 
 
 @by_rows(
@@ -86,7 +86,7 @@ def test_messages_of_two_rounds_are_linked_behind_these_defenses(defense, least,
 def test_records_are_traced_to_their_client_behind_these_defenses(defense, partition, least, trained):
     found = traced(trained(defense, **partition))
     assert found["source"].value >= least
-    assert found["source_p"].value <= 1e-3
+    assert found["source"].p <= 1e-3
 
 
 @by_rows(("none", 0.85), ("jopeq", 0.7), ("sdq-lattice", 0.7))
@@ -94,15 +94,15 @@ def test_records_are_traced_to_their_client_behind_these_defenses(defense, parti
 def test_a_property_of_the_records_is_found_behind_these_defenses(defense, least, trained):
     found = told(trained(defense, samples=400))
     assert found["property_auc"].value >= least
-    assert found["property_p"].value <= 0.02
+    assert found["property_auc"].p <= 0.02
 
 
 def test_noise_above_all_differences_leaves_chance(trained):
     """The defense sqsgd: half a percent of the numbers, with much noise."""
     here = trained("sqsgd", samples=400)
-    assert linked(here)["linked_p"].value > 0.01
-    assert traced(here)["source_p"].value > 0.01
-    assert told(here)["property_p"].value > 0.01
+    assert linked(here)["linked"].p > 0.01
+    assert traced(here)["source"].p > 0.01
+    assert told(here)["property_auc"].p > 0.01
 
 
 def test_local_steps_and_three_rounds_are_linked(trained):
@@ -201,7 +201,7 @@ def test_guesses_have_uniform_p_values():
     for seed in range(200):
         scores = torch.from_numpy(np.random.default_rng(seed).normal(size=(12, 12)))
         shares.append(
-            {e.name: e for e in score_traced(Traced(scores), torch.arange(12), linked=True)}["linked_p"].value
+            {e.name: e for e in score_traced(Traced(scores), torch.arange(12), linked=True)}["linked"].p
         )
     assert 0.01 <= np.mean(np.array(shares) <= 0.1) <= 0.15  # few links are possible, so the test is conservative
 

@@ -21,7 +21,7 @@ from leakgauge.reports.sections.claims import claims
 from leakgauge.reports.sections.leakage import leakage
 from leakgauge.reports.sections.pictures import gallery
 from leakgauge.reports.sections.verdict import verdict
-from leakgauge.reports.select import LEAKING, Analysis
+from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.tables import plain, to_matrix
 from tests import report_fixtures as double
 from tests.by_rows import by_rows

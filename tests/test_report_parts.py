@@ -23,7 +23,7 @@ from leakgauge.reports.sections.tradeoffs import charts
 from leakgauge.reports.sections.verdict import verdict
 from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.notation import fixed, short
-from leakgauge.reports.text.tables import plain, summary
+from leakgauge.reports.text.tables import plain
 from tests import report_fixtures as double
 from tests.by_rows import by_rows
 from tests.report_page import Page, complete, content, full_source, small, ssim_of, with_ssim

@@ -199,6 +199,8 @@ class Target:
         client: for `members`, the client in whose data membership is in question; None: any client.
         outside: for `members`, the number of non-members; None: `count`.
         among: the number of candidates of a lineup, the true record included; fewer if its label has fewer records.
+        skip: for `probe`, the records that are passed over because other victims have them; with fewer records than
+            these and the victims, the last victims have them again, and with fewer than the victims, there are fewer.
         shuffled: for `probe`, whether the victims have new numbers in each later round, as behind a shuffler.
         property: for `probe`, a property of records (see `table.has_property`) that half of the victims have in the
             share `share` of their records, and half in the share 1 - `share`; all victims have the same labels.
@@ -215,6 +217,7 @@ class Target:
     client: int | None = None
     outside: int | None = None
     among: int = 100
+    skip: int = 0
     shuffled: bool = False
     property: str = ""
     share: float = 0.75
@@ -230,7 +233,7 @@ class Target:
         if not members and (self.client, self.outside) != (None, None):
             raise ValueError(f"expected no client and no outside with kind={self.kind!r}")
         positive = dict.fromkeys(("count", "batch", "rounds", "users", "outside"), 1)
-        for name, least in {"round": 0, "client": 0, **positive, "among": 2}.items():
+        for name, least in {"round": 0, "client": 0, "skip": 0, **positive, "among": 2}.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"expected {name} >= {least}, got {name}={value}")

@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
+MANY = 20
+"""Fewest candidates among whom a named record counts as a person who is recognized."""
+
 RECOGNIZABLE = 0.5
 """Minimum SSIM at which a reconstruction that identifies its original counts as recognizable."""
 
@@ -123,7 +126,6 @@ _TABLE = (
     Metric("named@2", "named among 2 candidates", "record", "lineup", chance=0.5),
     Metric("named@10", "named among 10 candidates", "record", "lineup", chance=0.1),
     Metric("named@100", "named among 100 candidates", "record", "lineup", chance=0.01),
-    Metric("named_chance", "named by chance", "record", "lineup", "", higher_leaks=None),
     Metric("named_bound", "proved limit of people named", "record", "lineup"),
     Metric(*("named_epsilon", "epsilon shown by named people", "record", "lineup", ""), high=None),
     Metric("lineup_auc", "rivals less likely than the record", "record", "lineup", "Student t", chance=0.5),
@@ -144,15 +146,10 @@ _TABLE = (
     Metric("tpr@1%", "TPR at 1 % FPR", "member", "membership", gate=GateTest.RATE, false_positives=0.01),
     Metric("membership_epsilon", "epsilon shown by guessed members", "record", "membership", "", high=None),
     Metric(*("source", "records traced to their client", "record", "source"), gate=GateTest.PAIRED, headline=True),
-    Metric("source_chance", "records traced by chance", "record", "source", "", higher_leaks=None),
-    Metric("source_p", "p-value of the traced records", "record", "source", "", higher_leaks=None),
     Metric(
         *("linked", "messages linked to their client", "message", "linkability"), gate=GateTest.PAIRED, headline=True
     ),
-    Metric("linked_chance", "messages linked by chance", "message", "linkability", "", higher_leaks=None),
-    Metric("linked_p", "p-value of the links", "message", "linkability", "", higher_leaks=None),
     Metric(*("property_auc", "AUC of a property", "victim", "property", "DeLong"), headline=True, chance=0.5),
-    Metric("property_p", "p-value of the property", "victim", "property", "", higher_leaks=None),
     Metric(
         *("detectable", "clients that notice the broadcast parameters", "client", "reconstruction"), higher_leaks=None
     ),

@@ -51,6 +51,9 @@ class Estimate:
         method: how the interval is computed.
         values: per item, in the order of the victims; None for a failed item.
         note: why there is no value, or a caveat.
+        chance: the value of blind guessing; None: not known, or that of the metric.
+        p: the one-sided p-value of a test against chance (`stats.against`); None: not tested.
+        sizes: the number of items of each message, which are not independent; empty: one each.
     """
 
     name: str
@@ -64,6 +67,9 @@ class Estimate:
     higher_leaks: bool | None = None
     values: tuple[float | None, ...] = ()
     note: str = ""
+    chance: float | None = None
+    p: float | None = None
+    sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for number in (self.value, self.low, self.high, *self.values):

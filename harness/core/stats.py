@@ -149,7 +149,32 @@ def over_batches(estimate: Estimate, sizes: Sequence[int]) -> Estimate:
         off = np.array([part.sum() - value * len(part) for part in kept])
         half = float(special.stdtrit(k - 1, 0.975)) * math.sqrt(k / (k - 1) * (off @ off)) / sum(map(len, kept))
         ends = Interval(value - half, value + half)
-    return cut(replace(estimate, low=ends.low, high=ends.high, method=f"{name} over {k} batches"))
+    return cut(replace(estimate, low=ends.low, high=ends.high, method=f"{name} over {k} batches", sizes=tuple(sizes)))
+
+
+def firsts(estimate: Estimate) -> list[bool]:
+    """Whether the first item of each message is a hit: items of one message are not independent. A failure is none."""
+    if not estimate.sizes:
+        return [value == 1 for value in estimate.values]
+    return [estimate.values[at] == 1 for at in np.cumsum((0, *estimate.sizes[:-1]))]
+
+
+def against(estimate: Estimate, chance: float) -> Estimate:
+    """A share beside its value by guessing, with the exact binomial test that it is not higher (see `firsts`)."""
+    hits = firsts(estimate)
+    return replace(estimate, chance=chance, p=binomial(sum(hits), len(hits), chance))
+
+
+def binomial(hits: int, n: int, chance: float) -> float:
+    """The probability of at least so many hits among n independent items, each a hit by `chance`."""
+    return float(special.betainc(hits, n - hits + 1, chance)) if hits else 1.0
+
+
+def fisher(hits: int, n: int, others: int, m: int) -> float:
+    """The one-sided p-value of Fisher's exact test that `hits` of n is no higher a share than `others` of m."""
+    from scipy.stats import hypergeom
+
+    return float(hypergeom.sf(hits - 1, n + m, hits + others, n))
 
 
 def pool(estimates: Sequence[Estimate]) -> Estimate:
@@ -160,6 +185,7 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
     | only one, or no value in any | the first, unchanged |
     | means of per-item values | `of_items` of all items |
     | other numbers (an AUC) | the mean of one value per seed, Student's t over the seeds |
+    | p | of a share, the test of all items; of other numbers, Fisher's combination |
 
     `values` keeps the items of all seeds in order. Intervals are cut to the metric's range.
 
@@ -175,14 +201,40 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
     notes = [f"no value in {lost} of {len(estimates)} seeds"] if lost else []
     note = "; ".join(notes + list(dict.fromkeys(estimate.note for estimate in known if estimate.note)))
     values = tuple(value for estimate in estimates for value in estimate.values)
+    chance = max((estimate.chance for estimate in known if estimate.chance is not None), default=None)
     if all(_is_mean(estimate) for estimate in known):
         pooled = of_items(first.name, [value for value in values if value is not None])
-        batches = sum(int(estimate.method.split()[-2]) for estimate in known if estimate.method.endswith(" batches"))
-        size = pooled.n // batches if batches else 1
-        return cut(over_batches(replace(pooled, values=values, note=note), [size] * (len(values) // size)))
-    pooled = mean(first.name, [estimate.value for estimate in known])
-    n, method = sum(estimate.n for estimate in known), f"{pooled.method} over the seeds"
-    return cut(replace(pooled, n=n, method=method, values=values, note=note))
+        sizes = [size for estimate in estimates for size in estimate.sizes or [1] * len(estimate.values)]
+        pooled = cut(over_batches(replace(pooled, values=values, note=note), sizes))
+    else:
+        pooled = mean(first.name, [estimate.value for estimate in known])
+        n, method = sum(estimate.n for estimate in known), f"{pooled.method} over the seeds"
+        pooled = cut(replace(pooled, n=n, method=method, values=values, note=note))
+    tested = [estimate.p for estimate in known if estimate.p is not None]
+    if chance is not None and tested and is_share(pooled):
+        return against(pooled, chance)
+    return replace(pooled, chance=chance, p=_together(tested) if len(tested) == len(known) else None)
+
+
+def rounds_to_name(nats: float, among: int) -> int | None:
+    """After how many messages a record is named among that many candidates with probability one half; None: never.
+
+    The log likelihood ratio to each rival is taken as normal, with twice its mean as the variance, and as independent
+    of the other ratios.
+    """
+    if nats <= 0 or among < 2:
+        return None
+    return math.ceil(2 * float(special.ndtri(0.5 ** (1 / (among - 1)))) ** 2 / nats)
+
+
+def is_share(estimate: Estimate) -> bool:
+    """Whether every item is a hit or none."""
+    return bool(estimate.values) and all(value in (None, 0.0, 1.0) for value in estimate.values)
+
+
+def _together(p: Sequence[float]) -> float:
+    """One p-value of independent ones (Fisher 1925)."""
+    return float(special.chdtrc(2 * len(p), -2 * np.log(np.maximum(p, np.finfo(float).tiny)).sum()))
 
 
 def pool_shares(estimates: Sequence[Estimate]) -> Estimate:
@@ -236,7 +288,7 @@ def auc(members: Numbers, nonmembers: Numbers) -> Estimate:
 
     The interval is DeLong's on the logit scale, which keeps it inside (0, 1). If DeLong's variance is zero or unknown
     (perfect separation, one record on a side), the largest possible variance, A (1 - A) / min(m, n), is used, in
-    Wilson's form.
+    Wilson's form. p is of the rank-sum test, exact for at most 8 scores of a side without ties.
 
     Raises:
         ValueError: a side is empty, or a score is not finite.
@@ -259,7 +311,10 @@ def auc(members: Numbers, nonmembers: Numbers) -> Estimate:
         center, half = value + z * z / (2 * k), z * math.sqrt(value * (1 - value) / k + z * z / (4 * k * k))
         interval = Interval(max(0.0, (center - half) / (1 + z * z / k)), min(1.0, (center + half) / (1 + z * z / k)))
         method = "Mann-Whitney, Wilson with the largest variance"
-    return _estimate("auc", value, interval, len(m) + len(n), method)
+    from scipy.stats import mannwhitneyu
+
+    p = float(mannwhitneyu(m, n, alternative="greater").pvalue)
+    return replace(_estimate("auc", value, interval, len(m) + len(n), method), chance=0.5, p=p)
 
 
 def tpr_at_fpr(members: Numbers, nonmembers: Numbers, fpr: float) -> Estimate:

@@ -40,8 +40,12 @@ OMITTED: dict[str, object] = {
     "TrainingSpec.malice": None,
     "TrainingSpec.strict": False,
     "Cell.limit": True,
+    "Estimate.chance": None,
+    "Estimate.p": None,
+    "Estimate.sizes": (),
     "Target.among": 100,
     "Target.shuffled": False,
+    "Target.skip": 0,
     "Target.property": "",
     "Target.share": 0.75,
 }

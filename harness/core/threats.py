@@ -64,6 +64,9 @@ attacked ones. `lineup`: for each record behind a message, candidates of the sam
 `mates`: all other records of the message; then only its first record is in question.
 """
 
+POWERS = frozenset({"broadcast", "craft"})
+"""The grants that change what is trained, and so make another adversary."""
+
 # A grant that names the data set of the (unlabeled) auxiliary data, as in `server+auxiliary=fashion_mnist`
 _OTHER = "auxiliary="
 

@@ -274,8 +274,8 @@ def _lineups(
 ) -> tuple[tuple[tuple[Examples, ...], ...], tuple[tuple[int, ...], ...], str]:
     """For each record in question: candidates of its label in random order, the place of the record, and a note.
 
-    Rivals are drawn from the training records that no victim sent. The labels of a regression count as equal within a
-    tenth of all records; rows of many values, by their means.
+    Rivals are drawn from the training records that no victim sent, and if these are too few, from those of the others.
+    The labels of a regression count as equal within a tenth of all records; rows of many values, by their means.
     """
     if "lineup" not in view.sees:
         return (), (), ""
@@ -285,16 +285,20 @@ def _lineups(
         labels = kinds if 10 * len(rows_) <= len(labels) else labels.mean(1)
     if labels.is_floating_point():
         labels = torch.bucketize(labels, torch.quantile(labels.double(), torch.linspace(0, 1, 11)[1:-1].double()))
-    free = np.setdiff1d(np.arange(len(labels)), rows)
-    alike = {int(label): free[(labels[free] == label).numpy()] for label in torch.unique(labels[rows])}
+    classes, free = labels.numpy(), np.setdiff1d(np.arange(len(labels)), rows)
     lineups, places, start, copies = list[tuple[Examples, ...]](), list[tuple[int, ...]](), 0, 0
     least = among
     for victim in victims:
-        numbers = rows[start : start + (1 if "mates" in view.sees else len(victim.y))]
+        sent = rows[start : start + len(victim.y)]
+        numbers = sent[:1] if "mates" in view.sees else sent
         asked = list[tuple[Examples, int]]()
         for number in numbers:
-            own, rivals = key.child(int(number)), alike[int(labels[number])]
+            own, rivals = key.child(int(number)), free[classes[free] == classes[number]]
             chosen = rivals[rng.subset(own.child("rivals"), len(rivals), min(among - 1, len(rivals)))]
+            if (lacking := among - 1 - len(chosen)) > 0:
+                others = np.setdiff1d(np.intersect1d(rows, np.flatnonzero(classes == classes[number])), sent)
+                more = others[rng.subset(own.child("others"), len(others), min(lacking, len(others)))]
+                chosen = np.concatenate([chosen, more])
             order = rng.permutation(own.child("order"), 1 + len(chosen))
             lineup = federation.rows(np.append(number, chosen)[order])
             place = int(np.flatnonzero(order == 0)[0])
@@ -331,6 +335,9 @@ def _snapshot(federation: TrainedFederation, number: int) -> Snapshot:
 def _probes(federation: TrainedFederation, view: View, target: Target) -> _Sent:
     """Victims with images of the clients, encoded like real messages; the images depend only on the study's seed."""
     used = np.sort(np.concatenate(list(federation.clients.values())))
+    if target.skip:
+        most = max(1, len(used) // (target.users * target.batch))
+        target = dataclasses.replace(target, count=min(target.count, most))
     if target.images > len(used) and not target.property:
         raise ValueError(
             f"expected at most {len(used)} images, got {target.count} x {target.users} victims x {target.batch}"
@@ -338,7 +345,8 @@ def _probes(federation: TrainedFederation, view: View, target: Target) -> _Sent:
     if target.property:
         rows = _sharing(federation, used, target)
     else:
-        rows = used[rng.permutation(federation.key.child("victims"), len(used))[: target.images]]
+        drawn = np.roll(rng.permutation(federation.key.child("victims"), len(used)), -target.skip)
+        rows = used[drawn[: target.images]]
     defense = _defense(federation, view)
     together = target.users if defense.superposes else 1
     if together > federation.training.setting.participants:

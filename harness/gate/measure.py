@@ -24,8 +24,18 @@ import numpy as np
 from leakgauge.harness.core import stats
 from leakgauge.harness.core.cases import Case, cases, identity, trainings
 from leakgauge.harness.core.cell import Cell, PartSpec, TrainingSpec
-from leakgauge.harness.core.labels import UNDEFENDED, case_text, label_parts, part_text, setting_text, unique, where
+from leakgauge.harness.core.labels import (
+    UNDEFENDED,
+    case_text,
+    label_parts,
+    label_settings,
+    part_text,
+    setting_text,
+    unique,
+    where,
+)
 from leakgauge.harness.core.metrics import GateTest, Metric, gated
+from leakgauge.harness.core.rating import Ratings
 from leakgauge.harness.core.result import AuditRecord, Estimate, Run, Scores, TrainingRecord
 
 DIGITS = 8
@@ -109,6 +119,7 @@ class Measured:
         commit, dirty: of the code; several commits are joined by a comma.
         packages: versions of the packages behind the numbers.
         machine: the kind of machine.
+        ratings: for people: defense, adversary and rating; empty if only a part of the study ran.
     """
 
     study: str
@@ -119,6 +130,7 @@ class Measured:
     packages: dict[str, str]
     machine: str
     measures: tuple[Measure, ...]
+    ratings: tuple[tuple[str, str, str], ...] = ()
 
     def by_key(self) -> dict[str, Measure]:
         """The measures by their keys."""
@@ -146,7 +158,16 @@ def measured(run: Run) -> Measured:
         packages=dict(sorted(packages.items())),
         machine=", ".join(dict.fromkeys(environment.machine for environment in environments)),
         measures=(*(measure for case in cases(run) for measure in _of_case(run, case)), *_of_trainings(run)),
+        ratings=tuple(_ratings(run)),
     )
+
+
+def _ratings(run: Run) -> Iterable[tuple[str, str, str]]:
+    """Each rating in words, with its setting if there are several."""
+    defenses, settings = label_parts(cell.training.defense for cell in run.cells), label_settings(run.cells)
+    for one in Ratings(run).all:
+        place = f" ({settings[one.setting]})" if len(settings) > 1 else ""
+        yield f"{defenses[one.defense].text}{place}", one.adversary, f"{one.text}: {one.reason}"
 
 
 def key_end(cell: Cell) -> str:

@@ -79,6 +79,7 @@ def gate(
     nothing = dataclasses.replace(
         held.measured,
         measures=(),
+        ratings=(),
         commit=made_by.commit,
         dirty=made_by.dirty,
         machine=made_by.machine,
@@ -93,7 +94,7 @@ def gate(
     # a training that runs only for an attack has measures that cannot have moved; the folder may hold other cells
     left, asked = {measure.key for measure in known} - {measure.key for measure in behind}, _ends(cells)
     kept = tuple(measure for measure in ran.measures if measure.key not in left and _end(measure.key) in asked)
-    ran = dataclasses.replace(ran, measures=kept)
+    ran = dataclasses.replace(ran, measures=kept, ratings=ran.ratings if len(cells) == len(study.cells) else ())
     notes = [] if unaccepted else [f"changed, acknowledged ({own.reason}): {line}" for line in changed.lines]
     distributions = distribution_checks(now, held.fingerprints, changed)
     base = dataclasses.replace(held.measured, measures=tuple(behind), study_hash=ran.study_hash)

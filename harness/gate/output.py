@@ -101,6 +101,7 @@ def lines(outcome: Outcome, measured: Measured) -> Iterator[str]:
         if check is not None and check.verdict is not Verdict.PASS:
             yield f"{'':<{widths[0]}}  {clipped(names.get(check.key, check.name))}"
             yield f"{'':<{widths[0]}}  {clipped(check.reason)}"
+    yield from (f"rating  {defense} against {who}: {clipped(rating)}" for defense, who, rating in measured.ratings)
 
 
 def first(outcome: Outcome) -> str:
@@ -180,6 +181,12 @@ def junit(outcome: Outcome, measured: Measured) -> str:
             counts[tag] += 1
             found = ElementTree.SubElement(case, tag, message=clipped(check.reason), type=check.verdict.value)
             found.text = text
+    if measured.ratings:
+        properties = ElementTree.Element("properties")
+        for defense, adversary, rating in measured.ratings:
+            name = line(f"rating of {defense} against {adversary}")
+            ElementTree.SubElement(properties, "property", name=name, value=clipped(rating))
+        suite.insert(0, properties)
     if outcome.warnings:
         ElementTree.SubElement(suite, "system-err").text = "\n".join(map(clipped, outcome.warnings))
     for element in (root, suite):
@@ -204,7 +211,9 @@ def summary(outcome: Outcome, measured: Measured, base: Baseline, *, most: int =
         if len(notes) > _MOST_NOTES:
             head.append(f"- {len(notes) - _MOST_NOTES} more")
     fold = ["", "<details><summary>Details</summary>", ""]
-    tail = [_INTERVAL, "", *_origin(measured, base), "", "</details>", ""]
+    rated = [table_row(map(escaped, rating)) for rating in measured.ratings[:_MOST_NOTES]]
+    rated = ["", *table_head(("Defense", "Adversary", "Rating")), *rated, ""] if rated else []
+    tail = [_INTERVAL, *rated, "", *_origin(measured, base), "", "</details>", ""]
     top = table_head(_HEADER)
     room = most - _size([*head, *top, *fold, *top, *tail]) - _RESERVED
     moved = sum(check.verdict is not Verdict.PASS for check in outcome.checks)
@@ -248,6 +257,7 @@ def as_json(outcome: Outcome, measured: Measured, base: Baseline, *, inconclusiv
         "unaccepted": outcome.unaccepted,
         "unchanged": outcome.unchanged,
         "warnings": outcome.warnings,
+        "ratings": [dict(zip(("defense", "adversary", "rating"), one, strict=True)) for one in measured.ratings],
         "checks": checks,
     }
     return json_text(content)

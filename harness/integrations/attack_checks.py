@@ -298,7 +298,7 @@ def check_floor(tested: AttackUnderTest) -> str:
             )
         return f"AUC {auc.value:.2f} of {auc.n} records, random guessing has 0.50"
     if (name := _SHARES.get(attack.kind)) is not None:
-        share, chance = numbers[name], numbers[f"{name}_chance"].value or 0.0
+        share, chance = numbers[name], numbers[name].chance or 0.0
         if (share.low or 0.0) <= chance:
             text = f"{share.value:.2f} {name} of {share.n} undefended digits, chance is {chance:.2f}"
             if attack.kind == "source":  # most records of a client are not behind its message

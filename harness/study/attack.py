@@ -344,15 +344,19 @@ def _search(
     if size is None or cell.target.whole or observation.messages is None:
         return attack.run(observation, key)
     parts, done = list(known), {number for those, _ in known for number in those}
-    victims = range(len(observation.messages)) if victims is None else victims
+    there = len(observation.messages)  # fewer than planned if the records are too few
+    victims = range(there) if victims is None else range(victims.start, min(victims.stop, there))
     for group in groups(victims, size):
         if not done >= set(group):
             result = attack.run(observation.of(group), key)
             assert isinstance(result, Reconstruction | Named)  # only these have groups
             parts.append((group, result))
-    whole = {number: each for those, part in parts for number, each in zip(those, part[0], strict=True)}
+    if not victims:
+        return Named((), exact=True)
+    whole = {number: each for those, part in parts for number, each in zip(those, part[0], strict=False)}
     results: tuple[Any, ...] = tuple(whole[number] for number in victims)
-    return type(parts[-1][1])(results, parts[-1][1][1])  # type: ignore[arg-type]  # prior, or exact
+    last = next(part for _, part in reversed(parts) if part[0])
+    return type(last)(results, last[1])  # type: ignore[arg-type]  # prior, or exact
 
 
 def _key(cell: Cell) -> Key:

@@ -13,7 +13,6 @@ import numpy.typing as npt
 import torch
 from scipy import special
 from scipy.optimize import linear_sum_assignment
-from scipy.stats import mannwhitneyu
 from torch import Tensor
 
 from leakgauge.harness.audit.attacked import LEVEL, Promised, Proved, shown_by_identification, shown_by_membership
@@ -34,6 +33,8 @@ NATS = 1e3
 """Largest log likelihood ratio that is counted: without noise, ratios have no bound."""
 
 _TURNS, _ORDERS = 9999, Key(0).child("orders")  # random orders of the clients in a permutation test
+
+_NEVER = "no number of messages is foreseen to name the record"
 
 _FAR = 1e300  # stands for infinity where scores are compared
 
@@ -135,6 +136,7 @@ def score_reconstruction(
     of_failed = stats.proportion("failed", failed, len(guesses), values=[float(score is None) for score in scores])
     near = [] if candidate_sets is None else [value == 1 for value in _spread(scores, sizes, "identified")]
     of_lineup = [_share("identification", near, notes)] if near else []
+    among = min((int(score.each["among"].min()) for score in scores if score and "among" in score.each), default=1)
     estimates = [
         (stats.median if name == "mse" else stats.of_items)(name, _spread(scores, sizes, name), note=note)
         for name in _scored(form, truth_x[0])
@@ -146,7 +148,9 @@ def score_reconstruction(
     if len(estimates[0].values) and form.axes != 1:
         estimates.append(_share("success", [value == 1 for value in _spread(scores, sizes, "success")], notes))
     every = *_of_columns(truth_x, scores, form.columns, note), *estimates, of_failed
-    return tuple(stats.over_batches(estimate, sizes) for estimate in every), _pictures(truth_x, scores, form)
+    found = (stats.over_batches(estimate, sizes) for estimate in every)
+    guessed = (stats.against(one, 1 / among) if one.name == "identification" else one for one in found)
+    return tuple(guessed), _pictures(truth_x, scores, form)
 
 
 def _of_columns(
@@ -317,13 +321,13 @@ def score_lineup(answer: Named, places: Sequence[Sequence[int]]) -> tuple[Estima
 
     def shares(name: str, rivals: int) -> Estimate:
         hits = [float((row.own > row.rivals[:rivals]).all()) for row in rows]
-        return over(name, hits, words if name == "named" else "")
+        return stats.against(over(name, hits, words if name == "named" else ""), 1 / (1 + rivals))
 
     nats = np.array([row.nats for row in rows])
-    about = _rounds_to_name(float(nats.mean()), 1 + least)
+    rounds = stats.rounds_to_name(float(nats.mean()), 1 + least)
+    about = f"about {rounds} messages name half of the records among {1 + least}" if rounds else _NEVER
     estimates = [
         shares("named", least),
-        Estimate("named_chance", 1 / (1 + least), None, None, 0, "the size of the lineups", higher_leaks=None),
         *(shares(f"named@{k}", k - 1) for k in (2, 10, 100) if k <= least),
         over("lineup_auc", [row.above for row in rows]),
         over("nats", nats.tolist(), about),
@@ -333,7 +337,8 @@ def score_lineup(answer: Named, places: Sequence[Sequence[int]]) -> tuple[Estima
     for name, at in (("present_auc", "over"), ("present_auc_fit", "fit")):
         with_it, without = (np.array([getattr(row, at)[i] for row in rows]) for i in (0, 1))
         if np.isfinite(with_it).all() and np.isfinite(without).all():
-            estimates.append(dataclasses.replace(stats.auc(with_it, without), name=name))
+            # the two sides are of the same messages: no test for independent ones
+            estimates.append(dataclasses.replace(stats.auc(with_it, without), name=name, p=None))
     return tuple(estimates)
 
 
@@ -346,9 +351,9 @@ def score_traced(answer: Traced, sources: Tensor, linked: bool) -> tuple[Estimat
             once a round; otherwise a row names its likeliest client, and a tie is a miss.
 
     Returns:
-        The share of right names `linked` or `source`; its value by guessing, `..._chance`; and `..._p`: the share of
-        random orders of the clients that are right at least as often. Records of one client are not independent: the
-        interval of `source` is over clients.
+        The share of right names `linked` or `source`, with its value by guessing, and as p the share of random orders
+        of the clients that are right at least as often. Records of one client are not independent: the interval of
+        `source` is over clients.
 
     Raises:
         ValueError: not one row for each source.
@@ -374,11 +379,7 @@ def score_traced(answer: Traced, sources: Tensor, linked: bool) -> tuple[Estimat
     words = f"{sum(hits):.0f} of {len(hits)} among {clients} clients"
     share = stats.of_items(name, hits, note=words)
     sizes = [1] * n if linked else np.unique(known, return_counts=True)[1].tolist()
-    return (
-        stats.over_batches(share, sizes),
-        Estimate(f"{name}_chance", 1 / clients, None, None, 0, "the number of clients", higher_leaks=None),
-        Estimate(f"{name}_p", p, None, None, len(hits), f"{_TURNS} random orders of the clients", higher_leaks=None),
-    )
+    return (dataclasses.replace(stats.over_batches(share, sizes), chance=1 / clients, p=p),)
 
 
 def score_property(scores: Tensor, has: Tensor) -> tuple[Estimate, ...]:
@@ -388,14 +389,10 @@ def score_property(scores: Tensor, has: Tensor) -> tuple[Estimate, ...]:
         scores: [n], higher means in many; has: [n] bool.
 
     Returns:
-        `property_auc`, and `property_p`, the p-value of the rank-sum test that there is no difference.
+        `property_auc`, with the p-value of the rank-sum test that there is no difference.
     """
     many, few = (numbers_of(scores[has == side]) for side in (True, False))
-    p = float(mannwhitneyu(many, few, alternative="greater").pvalue)
-    return (
-        dataclasses.replace(stats.auc(many, few), name="property_auc"),
-        Estimate("property_p", p, None, None, len(scores), "Mann-Whitney", higher_leaks=None),
-    )
+    return (dataclasses.replace(stats.auc(many, few), name="property_auc"),)
 
 
 class _Place(NamedTuple):
@@ -440,18 +437,6 @@ class _Place(NamedTuple):
         return float(posterior[-1] - np.square(posterior).sum())
 
 
-def _rounds_to_name(nats: float, among: int) -> str:
-    """After how many messages a record is named among that many candidates with probability one half, in words.
-
-    The log likelihood ratio to each rival is taken as normal, with twice its mean as the variance, and as independent
-    of the other ratios.
-    """
-    if nats <= 0 or among < 2:
-        return "no number of messages is foreseen to name the record"
-    rounds = math.ceil(2 * float(special.ndtri(0.5 ** (1 / (among - 1)))) ** 2 / nats)
-    return f"about {rounds} messages name half of the records among {among}"
-
-
 def _judge(x: Tensor, y: Tensor, guess: Guess, candidate_set: Tensor | None, form: Form) -> _Scores | None:
     # float32, like the attack's own numbers: an overflow in float32 is a divergence
     if guess.failure or not bool(torch.isfinite(guess.x.float()).all()):
@@ -466,6 +451,7 @@ def _judge(x: Tensor, y: Tensor, guess: Guess, candidate_set: Tensor | None, for
     each = form.score(x, inputs) | {"right": _right(y, labels)}
     if candidate_set is not None:
         each["identified"] = identified(x, inputs, candidate_set, form)
+        each["among"] = np.full(len(x), 1.0 + candidate_set.shape[1])
     return _Scores(inputs, each)
 
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -25,7 +25,7 @@ from leakgauge.harness.core.code import code_allowed, import_from, named_code, t
 from leakgauge.harness.core.errors import StudyError, unknown
 from leakgauge.harness.core.files import text as text_of
 from leakgauge.harness.core.lines import Figure
-from leakgauge.harness.core.metrics import METRICS
+from leakgauge.harness.core.metrics import MANY, METRICS
 from leakgauge.harness.core.points import OF_ROW, flat, of_cell, paths_of
 from leakgauge.harness.core.rows import QUANTITIES
 from leakgauge.harness.core.statements import Statement
@@ -38,6 +38,9 @@ from leakgauge.harness.study.titles import shipped as shipped
 
 T = TypeVar("T")
 Table = dict[str, Any]
+
+OWN = 200
+"""The victims of a lineup that a rating needs: about the fewest for a share that is surely near one half."""
 
 MAX_CELLS = 20_000
 """The most cells of a study, before duplicates are dropped; a study with more is probably a mistake."""
@@ -67,7 +70,7 @@ class _File(BaseModel):
     threats: list[str] = Field(default=["server"], min_length=1)
     audit: int = Field(default=0, ge=0)
     limit: bool = True
-    lineup: bool = True
+    lineup: Annotated[int, Field(ge=0)] | bool = True
     tasks: list[Table] = Field(min_length=1)
     federations: list[Table] = Field(min_length=1)
     defenses: list[Table] = Field(min_length=1)
@@ -204,8 +207,8 @@ def resolve(
         for attack, target, views, malice in attacks
         for view in views
     ]
-    if file.lineup and "attacks" in table:
-        cells += list(_lineups(cells))
+    if file.lineup is not False and "attacks" in table:
+        cells += list(_lineups(cells, OWN if file.lineup is True else file.lineup))
     unique = {cell.id: cell for cell in _not_excluded(cells, file.exclude, source)}
     if spelled and (wrong := _misspelled(figures, claims, unique.values())):
         raise StudyError(source, wrong)
@@ -215,9 +218,13 @@ def resolve(
     )
 
 
-def _lineups(cells: Sequence[Cell]) -> Iterator[Cell]:
-    """A lineup for each target of a reconstruction by an adversary that sees messages of an honest training."""
+def _lineups(cells: Sequence[Cell], own: int) -> Iterator[Cell]:
+    """Lineups for each target of a reconstruction by an adversary that sees messages of an honest training.
+
+    One is on its victims, among many candidates; one on probes of its own, as many as a rating needs, among few.
+    """
     part = PartSpec("lineup", registry.build("attack", "lineup", {}).parameters())
+    passed = max((cell.target.images for cell in cells if cell.target.kind == "probe"), default=0)
     built = {cell.attack.key: registry.build_attack(cell.attack) for cell in cells}
     for cell in cells:
         view = View.parse(cell.threat)
@@ -225,6 +232,9 @@ def _lineups(cells: Sequence[Cell]) -> Iterator[Cell]:
         reads = view.messages and "models" in view.sees and "broadcast" not in view.sees
         if reads and built[cell.attack.key].kind == "reconstruction" and cell.training.malice is None:
             yield Cell(cell.training, part, cell.target, granted.name, limit=False)
+            if own and cell.target.kind == "probe" and not cell.target.property:
+                target = replace(cell.target, count=own, among=MANY, skip=passed, shuffled=False)
+                yield Cell(cell.training, part, target, granted.name, limit=False)
 
 
 def _misspelled(figures: Sequence[Figure], claims: Sequence[Statement], cells: Iterable[Cell]) -> list[str]:

@@ -303,20 +303,21 @@ def broken(analysis: Analysis) -> dict[str, object] | None:
     return {"heading": heading, "sentences": sentences[:MOST_SENTENCES], "more": max(0, count - MOST_SENTENCES)}
 
 
-def brief(one_round: Sequence[ClaimRecord], whole_run: Sequence[ClaimRecord]) -> tuple[str, str]:
-    """One defense's claim in a few short lines for a terminal, and its worst verdict.
+def brief(one_round: Sequence[ClaimRecord], whole_run: Sequence[ClaimRecord]) -> tuple[str, tuple[str, ...], str]:
+    """One defense's claim for one round in a few words with its verdict, further lines, and its worst verdict.
 
-    The numbers are those of the seed with the worst verdict, for one round. The whole run gets a line if its verdict
-    differs.
+    The numbers are those of the seed with the worst verdict. The whole run gets a line if its verdict differs.
     """
     if not one_round or not whole_run:
-        return NO_VALUE, ""
+        return NO_VALUE, (), ""
     first, whole = (max(claims, key=lambda c: (severity(c), c.epsilon or 0.0)) for claims in (one_round, whole_run))
+    worst, name = verdict_of(max(first, whole, key=severity)), verdict_of(first)
     if first.epsilon is None:
-        lines = [f"{INFINITE}: nothing", "promised"]
+        text, lines = "nothing promised", []
     else:
-        lines = [f"{short(first.epsilon)} per {first.unit}", f"{first.horizon}, δ {short(first.delta)}"]
-        lines.append(f"proved {number(first.proved.epsilon)}: {verdict_of(first)}")
-    if verdict_of(whole) != verdict_of(first):
+        text = f"ε {short(first.epsilon)} per {first.unit}: {name}"
+        lines = [f"{first.horizon}, δ {short(first.delta)}, proved {number(first.proved.epsilon)}"]
+    if verdict_of(whole) != name:
         lines.append(f"{whole.horizon}: {verdict_of(whole)}")
-    return "\n".join(lines), verdict_of(max(first, whole, key=severity))
+        text += f"; {whole.horizon}: {verdict_of(whole)}" if severity(whole) > severity(first) else ""
+    return text, tuple(lines), worst

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from leakgauge.harness.core.rating import Finding, Rating
 from leakgauge.harness.core.result import ClaimRecord
 from leakgauge.harness.core.stats import joined
 from leakgauge.reports.charts.figures import Chart, Point, by_defense
 from leakgauge.reports.sections import Section
-from leakgauge.reports.select import Analysis, Group, final_accuracy
+from leakgauge.reports.select import Analysis, final_accuracy
 from leakgauge.reports.table import Cell, Column, Fields, Table
-from leakgauge.reports.text.notation import NO_VALUE, fixed, interval, listing, number, percent, short
+from leakgauge.reports.text.notation import NO_VALUE, fixed, listing, number, percent, short
 
 
 class Standing(NamedTuple):
@@ -18,8 +19,8 @@ class Standing(NamedTuple):
 
     Attributes:
         accuracy: final accuracy, mean over the seeds; low, high: its interval.
-        place: position of the group that leaks most between its floor (0) and its ceiling (1); `worst` is this group.
-        least, most: ends of the interval of `place`.
+        place: how often the best attack is right beyond chance: 0 by guessing, 1 if always; `worst` is what it found.
+        least, most: ends of the interval of `place`, not below 0.
         bits: bits per parameter of a client's message in one round, mean over the seeds.
         claim: claim for the whole run, of the first seed.
     """
@@ -31,7 +32,8 @@ class Standing(NamedTuple):
     place: float
     least: float
     most: float
-    worst: Group
+    worst: Finding
+    rating: Rating
     bits: float
     claim: ClaimRecord
 
@@ -58,38 +60,21 @@ SECTION = Section("frontier", "Choosing a defense", "Choosing", frontier, 50)
 
 
 def standings(analysis: Analysis, setting: str) -> list[Standing]:
-    """The defenses of a setting that have an accuracy, a message and a rated attack, in the study's order."""
+    """The defenses of a setting that have an accuracy, a message and an attack with a chance, in the study's order."""
     rated = []
     for defense in (name for place, name in analysis.pairs if place == setting):
         trainings = analysis.trainings_of(setting, defense)
         accuracy = final_accuracy(trainings)
-        groups = [group for group in analysis.attacked if (group.setting, group.defense) == (setting, defense)]
-        places = [(max(0.0, at), group) for group in groups if (at := analysis.rating(group).place) is not None]
+        rating = analysis.overall(setting, defense)
         bits = [training.bits for training in trainings if training.bits is not None]
-        if accuracy is None or accuracy.value is None or not places or not bits:
+        worst = None if rating is None else rating.people or next(iter(rating.findings), None)
+        if accuracy is None or accuracy.value is None or rating is None or worst is None or not bits:
             continue
-        place, worst = max(places, key=lambda pair: pair[0])
         low, high = (accuracy.value if end is None else end for end in (accuracy.low, accuracy.high))
-        ends = accuracy.value, low, high, place, *_ends(analysis, worst, place)
-        rated.append(Standing(defense, *ends, worst, sum(bits) / len(bits), trainings[0].whole_run))
+        place, least, most = (worst.beyond_chance(v) for v in (worst.value, worst.low, worst.high))
+        ends = accuracy.value, low, high, place, least, most
+        rated.append(Standing(defense, *ends, worst, rating, sum(bits) / len(bits), trainings[0].whole_run))
     return rated
-
-
-def _ends(analysis: Analysis, group: Group, place: float) -> tuple[float, float]:
-    """The ends of the interval of `place`, not below 0, given floor and ceiling; `place` itself without an interval."""
-    ceiling, floor = analysis.ceiling(group), analysis.floor_value(group)
-    estimate = group.estimate
-    if (
-        group.undefended
-        or estimate is None
-        or estimate.low is None
-        or estimate.high is None
-        or ceiling is None
-        or floor is None
-    ):
-        return place, place
-    width = (ceiling.value or 0.0) - floor
-    return max(0.0, (estimate.low - floor) / width), max(0.0, (estimate.high - floor) / width)
 
 
 def dominates(one: Standing, other: Standing) -> bool:
@@ -104,23 +89,18 @@ def dominates(one: Standing, other: Standing) -> bool:
 
 
 def _row(analysis: Analysis, standing: Standing, compared: list[Standing]) -> Fields:
-    value, estimate, proved = (
-        f"{standing.worst.metric.words} {fixed(standing.worst.value)}",
-        standing.worst.estimate,
-        standing.claim.proved,
-    )
-    ends = interval(estimate) if estimate is not None else ""
+    proved = standing.claim.proved
     better = [analysis.defenses[other.defense].text for other in compared if dominates(other, standing)]
     bound = Cell(NO_VALUE, below=("nothing is promised",))
     if standing.claim.epsilon is not None:
         scope = f"per {proved.unit}, {standing.claim.horizon}, δ {short(proved.delta)}"
-        bound = Cell(number(proved.epsilon), below=(joined(scope, analysis.unpromised(standing.worst)),))
+        bound = Cell(number(proved.epsilon), below=(joined(scope, "not promised" if standing.rating.excluded else ""),))
     span = (f"{percent(standing.least, 0)} to {percent(standing.most, 0)}",) if standing.most > standing.least else ()
     return (
         analysis.defenses[standing.defense].text,
         Cell(percent(standing.accuracy), below=(f"{percent(standing.low)} to {percent(standing.high)}",)),
         Cell(percent(standing.place, 0), below=span),
-        f"{analysis.attack_text(standing.worst)}: {value}{f' ({ends})' if ends else ''}",
+        standing.worst.text,
         fixed(standing.bits, 2),
         bound,
         listing(better) or "– on the frontier",
@@ -132,17 +112,17 @@ def frontier_chart(analysis: Analysis, setting: str) -> Chart:
     points, rows = [], []
     for standing in standings(analysis, setting):
         point = Point(100 * standing.place, 100 * standing.accuracy, 100 * standing.low, 100 * standing.high)
-        points.append((standing.worst.case.training.defense.name, point))
+        points.append((analysis.trainings_of(setting, standing.defense)[0].spec.defense.name, point))
         rows.append((analysis.defenses[standing.defense].text, percent(standing.place, 0), percent(standing.accuracy)))
     shown, rest = by_defense(points)
     return Chart(
         name="frontier",
         title="Accuracy against leakage",
-        x_label="leakage under the best attack, % of the way from the floor to the ceiling",
+        x_label="leakage: people recognized by the best attack beyond chance, %",
         y_label="final accuracy, %",
         series=shown,
         better="The best defenses are at the top left.",
-        caption=f"The attack with the highest place between its floor and its ceiling counts. {rest}".strip(),
+        caption=f"The attack that recognizes most people counts; without one, the surest finding. {rest}".strip(),
         header=("Defense", "Leakage", "Final accuracy"),
         rows=tuple(rows),
         joined=False,

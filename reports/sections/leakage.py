@@ -8,7 +8,8 @@ from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.labels import UNDEFENDED, Label, counted, where
 from leakgauge.harness.core.metrics import RECOGNIZABLE
 from leakgauge.reports.sections import Section
-from leakgauge.reports.select import HIGH, LOW, Analysis, Group
+from leakgauge.reports.sections.ratings import WORDS, cell_of, said
+from leakgauge.reports.select import Analysis, Group
 from leakgauge.reports.table import Cell, Fields, Table
 from leakgauge.reports.text.notation import NO_VALUE, first_line, fixed, interval, percent
 
@@ -29,8 +30,6 @@ _EXACT = 1e-6
 """If the MSE of the limit is below this value, a message shows the image."""
 
 _SHOWN = ("identification_epsilon", "named_epsilon", "membership_epsilon")
-
-_TONES = {"High": "bad", "leaks": "bad", "Moderate": "warn", "Low": "good", "at floor": "good"}
 
 
 def _columns(groups: list[Group]) -> list[Group]:
@@ -63,11 +62,12 @@ def _bounds(group: Group) -> list[str]:
 
 
 def _notes(analysis: Analysis, group: Group) -> tuple[str, ...]:
-    notes, recognized, identified = [], group.recognized, group.identified
-    if identified is not None and identified.value is not None:
-        hits = round(identified.value * identified.n)
-        ends = f"{percent(identified.low or 0.0, 0)} to {percent(identified.high or 1.0, 0)}"
-        notes.append(f"{hits}/{identified.n} identified ({ends})")
+    findings = analysis.ratings.findings.get(group.case.identity, ())
+    best = max((one for one in findings if one.people), key=lambda one: one.among, default=None)
+    notes, recognized = [], group.recognized
+    if best is not None:
+        ends = f"{percent(best.low or 0.0, 0)} to {percent(best.high or 1.0, 0)}"
+        notes.append(f"{best.text} ({ends})")
     if recognized is not None and recognized.hits:
         notes.append(f"{recognized.hits}/{recognized.of} recognizable")
     notes += _bounds(group)
@@ -101,9 +101,11 @@ def entry_of(analysis: Analysis, group: Group | None, *, strongest: bool = False
     if group.estimate is None or group.value is None:
         return _lacking(group)
     entry = Entry(fixed(group.value), interval(group.estimate), "", "none", strongest, _notes(analysis, group))
-    rating = analysis.rating(group)
-    notes = filter(None, [analysis.unpromised(group), "" if analysis.is_void(group) else rating.why])
-    return entry._replace(word=rating.word, tone=_TONES.get(rating.word, "none"), notes=(*notes, *entry.notes))
+    word, promise = analysis.ratings.of_case(group.case), analysis.unpromised(group)
+    notes = (*filter(None, [promise]), *entry.notes)
+    if word is None:
+        return entry._replace(word=said(analysis, group), notes=notes)
+    return entry._replace(word=WORDS[word].words.lower(), tone=WORDS[word].tone, notes=notes)
 
 
 def _floor_entry(analysis: Analysis, sample: Group) -> Entry:
@@ -117,7 +119,7 @@ def _floor_entry(analysis: Analysis, sample: Group) -> Entry:
 def _matrix(analysis: Analysis, setting: str, groups: list[Group]) -> dict[str, Any]:
     """The matrix of one setting. The role of a row names a control; `void`: columns whose attack fails undefended."""
     columns, rows_of = _columns(groups), gathered(((group.defense, group.case.kind), group) for group in groups)
-    strongest = {id(group) for row in rows_of.values() if len(row) > 1 for group in analysis.strongest(row)}
+    strongest = {id(analysis.strongest(row)) for row in rows_of.values() if len(row) > 1}
     at = {(group.defense, group.column): group for group in groups}
     heads = [
         {
@@ -134,9 +136,11 @@ def _matrix(analysis: Analysis, setting: str, groups: list[Group]) -> dict[str, 
         in_row = [at.get((defense, column.column)) for column in columns]
         entries = tuple(entry_of(analysis, group, strongest=id(group) in strongest) for group in in_row)
         role = "ceiling" if defense == UNDEFENDED else ""
-        rows.append({"key": defense, "defense": analysis.defenses[defense], "role": role, "entries": entries})
+        rated = [(one.adversary, cell_of(one)) for one in analysis.ratings.of(setting, defense)]
+        row = {"key": defense, "defense": analysis.defenses[defense], "role": role, "entries": entries}
+        rows.append(row | {"ratings": rated})
     floors, role = tuple(_floor_entry(analysis, column) for column in columns), "best guess without protected data"
-    rows.append({"key": "", "defense": Label("floor", "", ""), "role": role, "entries": floors})
+    rows.append({"key": "", "defense": Label("floor", "", ""), "role": role, "entries": floors, "ratings": []})
     void = [analysis.column_text(column) for column in columns if analysis.is_void(column)]
     return {"key": setting, "setting": analysis.settings[setting], "heads": heads, "rows": rows, "void": void}
 
@@ -150,8 +154,6 @@ def leakage(analysis: Analysis) -> dict[str, Any] | None:
     return {
         "matrices": [_matrix(analysis, setting, groups) for setting, groups in grouped.items() if groups],
         "methods": list(dict.fromkeys(f"{e.method} ({100 * e.level:g} %)" for e in estimates)),
-        "high": percent(HIGH, 0),
-        "low": percent(LOW, 0),
         "recognizable": RECOGNIZABLE,
     }
 
@@ -159,17 +161,16 @@ def leakage(analysis: Analysis) -> dict[str, Any] | None:
 def matrices(analysis: Analysis) -> list[Table]:
     """One table per setting: one row per defense and one for the floor, one column per attack and target.
 
-    A cell is the headline number with its 95 % interval; the strongest attack of a row is bold. The last column names
-    the strongest attack of each kind with its rating, or states why there is none, and adversaries without a promise.
+    A cell is the headline number with its 95 % interval; the strongest attack of a row is bold. The last column has
+    the rating against each adversary, with its reason.
     """
     shown, tables = leakage(analysis), []
     for matrix in shown["matrices"] if shown is not None else ():
         heads = [f"{head['attack'].text}, {head['place']} ({head['metric']})" for head in matrix["heads"]]
         rows: list[Fields] = [
-            (row["defense"].text, *map(_short, row["entries"]), _named(analysis, matrix["key"], row["key"]))
-            for row in matrix["rows"]
+            (row["defense"].text, *map(_short, row["entries"]), _named(row["ratings"])) for row in matrix["rows"]
         ]
-        tables.append(Table(matrix["setting"], ("defense", *heads, "strongest"), tuple(rows)))
+        tables.append(Table(matrix["setting"], ("defense", *heads, "rating"), tuple(rows)))
     return tables
 
 
@@ -178,18 +179,9 @@ def _short(entry: Entry) -> Cell:
     return Cell(entry.value, note, strong=entry.strongest)
 
 
-def _named(analysis: Analysis, setting: str, defense: str) -> str:
-    """The strongest attacks on a defense, or a text that no attack beats its floor or is strong enough to tell."""
-    groups = [group for group in analysis.attacked if (group.setting, group.defense) == (setting, defense)]
-    kinds = gathered((group.case.kind, group) for group in groups).values()
-    most = [strongest[0] for kind in kinds if (strongest := analysis.strongest(kind))]
-    texts = [f"{analysis.attack_text(group)} {fixed(group.value)}, {analysis.rating(group).word}" for group in most]
-    ratings = [analysis.rating(group) for group in groups if group.value is not None]
-    words = {rating.word for rating in ratings}
-    if not texts and words:
-        lacking = next((rating.why for rating in ratings if rating.word == "not rated"), "")
-        texts = [lacking or ("nothing beats the floor" if "at floor" in words else "too weak to tell")]
-    return "; ".join([*texts, *dict.fromkeys(filter(None, map(analysis.unpromised, groups)))])
+def _named(rated: list[tuple[str, Cell]]) -> str:
+    """The rating against each adversary, with its reason."""
+    return "; ".join(f"{cell.text} ({', '.join([who, *cell.below])})" for who, cell in rated)
 
 
 SECTION = Section("leakage", "Leakage by defense and attack", "Leakage", leakage, 30, markdown=matrices)

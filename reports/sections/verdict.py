@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from typing import NamedTuple
 
-from leakgauge.harness.core.labels import UNDEFENDED, case_text, counted, where
-from leakgauge.harness.core.metrics import RECOGNIZABLE
+from leakgauge.harness.core.cases import gathered
+from leakgauge.harness.core.labels import UNDEFENDED, counted
+from leakgauge.harness.core.metrics import MANY, RECOGNIZABLE
+from leakgauge.harness.core.rating import Rating, Word
 from leakgauge.reports.sections import Section
 from leakgauge.reports.sections.checked import Badge, broken
-from leakgauge.reports.select import HIGH, LOW, Analysis, Group, Recognized, Word, best, final_accuracy, recognizable
-from leakgauge.reports.text.notation import NO_VALUE, fixed, interval, listing, percent, points
+from leakgauge.reports.sections.ratings import WORDS
+from leakgauge.reports.select import Analysis, Recognized, final_accuracy, recognizable
+from leakgauge.reports.text.notation import NO_VALUE, listing, percent, points
 
 Figure = tuple[str, str, str, str]
 """Title, value and unit of one of the four numbers, and its source."""
@@ -35,20 +39,16 @@ class Verdict(NamedTuple):
     origin: tuple[str, ...]
 
 
-LEAKS = Badge("bad", "✕", "Leaks")
-PARTLY = Badge("warn", "!", "Leaks in part")
-NOTHING_SEEN = Badge("good", "○", "Nothing recognizable")
-NEAR_FLOOR = Badge("good", "○", "Close to the floor")
-NO_VERDICT = Badge("none", "?", "No verdict")
+NOTHING_RATED = Badge("none", "?", "Nothing to rate")
 
 _RULE = (
-    f"“Leaks”: at least one defended case is High: it is at least {percent(HIGH, 0)} of the way from the floor to "
-    f"the ceiling, or has more recognizable images (SSIM ≥ {RECOGNIZABLE}, nearer to the original than to 99 others) "
-    "than the floor; or a case without a ceiling, as in a study without a defense, beats its floor. "
-    f"“Leaks in part”: no case is High, at least one reaches {percent(LOW, 0)} of the way. “Nothing "
-    "recognizable” and “Close to the floor”: all rated cases are below that, or their interval contains the floor (“at "
-    "floor”). The badge is valid only for the attacks and adversaries of this report. It does not depend on claimed "
-    "epsilons."
+    "The worst rating counts, over the defenses and the adversaries against whom they promise something. “Leaks”: "
+    f"people are recognized among at least {MANY} candidates, more often than by chance. “Some leak”: anything else is "
+    "found beyond chance, such as a record among two, its client or a member; or a record would be named within the "
+    "rounds. “Hidden for these records”: at most 60 % of the records are named among two, by its certificate no other "
+    "attack on these messages names more, and the model learned. Otherwise “Too weak to tell”. All tests are exact or "
+    "by ranks, one-sided at 2.5 %, and adjusted together by Holm. A rating is valid only for the adversaries and "
+    "records of this report. It does not depend on claimed epsilons."
 )
 
 
@@ -69,97 +69,85 @@ def recognized_images(analysis: Analysis, *, defended: bool) -> Recognized | Non
 
 
 def _badge(analysis: Analysis) -> Badge:
-    words: set[Word] = {analysis.rating(group).word for group in analysis.judged if group.value is not None}
-    recognized = recognized_images(analysis, defended=bool(analysis.defended))
-    if words & {"High", "leaks"}:
-        return LEAKS
-    if "Moderate" in words:
-        return PARTLY
-    if words & {"Low", "at floor"}:
-        return NOTHING_SEEN if recognized is not None and recognized.hits == 0 else NEAR_FLOOR
-    return LEAKS if recognized is not None and recognized.hits else NO_VERDICT
+    worst = _worst(analysis)
+    return NOTHING_RATED if worst is None else WORDS[worst.word]
 
 
-def _sentence(analysis: Analysis, badge: Badge, worst: Group | None) -> tuple[str, str]:
+def _worst(analysis: Analysis) -> Rating | None:
+    """The rating that decides: of an adversary to whom something is promised, if there is one."""
+    return min(analysis.rated, key=lambda one: (one.excluded, [*Word].index(one.word), _share(one)), default=None)
+
+
+def _share(rating: Rating) -> float:
+    return -(rating.people.value if rating.people is not None else 0.0)
+
+
+def _sentence(analysis: Analysis) -> tuple[str, str]:
     columns = counted(len({group.column for group in analysis.attacked}), "combination")
     frame = f"Measured with {columns} of attack, adversary and target."
     if not analysis.attacked:
         lost = [str(note) for note in analysis.run.study.get("notes", ()) if str(note).startswith("attack ")]
         why = f"Only a floor ran{': ' if lost else ''}{'; '.join(lost)}."
         return "No attack fits this model" if lost else "No attack ran", why
-    if worst is None:
+    worst = _worst(analysis)
+    if worst is None or not any(group.case.results for group in analysis.judged):
         support = "Every cell that counts here failed, is missing or has no value; see “All results”."
         return f"No attack{' on a defense' if analysis.defended else ''} returned a value", support
-    case = worst.case
-    name = case_text(
-        analysis.defenses[worst.defense].text, analysis.attack_text(worst), case.threat, where(case.target)
+    name, promise = (
+        analysis.defenses[worst.defense].text,
+        ", against whom nothing is promised" if worst.excluded else "",
     )
-    most = "The highest value is of" if badge is NO_VERDICT else "The case that leaks most is"
-    value = ", ".join(filter(None, [f"{worst.metric.words} {fixed(worst.value)}", analysis.unpromised(worst)]))
-    support = f"{most} {name}: {value}.{_through(analysis)}"
-    rated = [(group, analysis.rating(group)) for group in analysis.judged]
-    if badge is LEAKS:
-        if not analysis.defended:
-            return "Without a defense, this training leaks", f"{support} {frame}"
-        high = {group.defense for group, rating in rated if rating.word in ("High", "leaks")}
-        high = high or {group.defense for group, _ in rated if group.recognized and group.recognized.hits}
-        return f"{_leaking(analysis, high)} under the attacks that ran", f"{support} {frame}"
-    if badge is PARTLY:
-        moderate = {group.defense for group, rating in rated if rating.word == "Moderate"}
-        return f"{_leaking(analysis, moderate)} in part", f"No case is High. {support} {frame}"
-    if badge is NOTHING_SEEN:
-        scope = f"Criterion: nearest of 100 images and SSIM ≥ {RECOGNIZABLE}, under the attacks that ran."
-        return "No image was recognizable under any defense", f"{scope} {support} {frame}"
-    if badge is NEAR_FLOOR:
-        return "Every defended case is close to the floor", f"Under the attacks that ran. {support} {frame}"
-    reasons = dict.fromkeys(rating.why for group, rating in rated if group.value is not None)
-    weak = "Too weak to tell: no attack beats the floor" if "too weak to tell" in {r.word for _, r in rated} else ""
-    return weak or "The numbers allow no verdict", f"No case is rated: {'; '.join(reasons)}. {support}"
+    support = f"{name}, against {worst.adversary}{promise}: {worst.reason}. {frame}"
+    return _counted(analysis) if analysis.defended else _ALONE[worst.word], support
 
 
-_FOUND = {
-    "reconstruction": "Inputs are reconstructed",
-    "lineup": "People are named",
-    "membership": "Members are found",
-    "labels": "Labels are found",
-    "source": "Records are traced to their client",
-    "linkability": "Messages of one client are linked",
-    "property": "Properties of the data are found",
+_ALONE = {
+    Word.LEAKS: "Without a defense, this training leaks",
+    Word.SOME: "Without a defense, this training leaks in part",
+    Word.WEAK: "Too weak to tell: the attacks on this training without a defense find nothing",
+    Word.HIDDEN: "These records are hidden even without a defense",
 }
 
-
-def _through(analysis: Analysis) -> str:
-    words: dict[str, dict[str, set[Word]]] = {}
-    for group in analysis.judged:
-        found = words.setdefault(analysis.defenses[group.defense].text, {})
-        found.setdefault(group.case.kind, set()).add(analysis.rating(group).word)
-    leaking = {
-        kind: [name for name, kinds in words.items() if kinds.get(kind, set()) & {"High", "Moderate", "leaks"}]
-        for kind in _FOUND
-    }
-    way = "through " if analysis.defended else "with "
-    sentences = [f" {text} {way}{listing(leaking[kind])}." for kind, text in _FOUND.items() if leaking[kind]]
-    quiet = [name for name, kinds in words.items() if set().union(*kinds.values()) <= {"Low", "at floor"}]
-    return "".join([*sentences, f" No attack on {listing(quiet)} gets far above the floor." if quiet else ""])
+_SAID = {
+    Word.LEAKS: ("leaks", "leak"),
+    Word.SOME: ("leaks in part", "leak in part"),
+    Word.HIDDEN: ("hides these records", "hide these records"),
+}
+"""Each rating as a verb, for one defense and for several."""
 
 
-def _leaking(analysis: Analysis, defenses: set[str]) -> str:
-    """`2 of 3 defenses leak`; a defense at several settings counts once, and leaks if it leaks at one setting."""
-    names = {group.defense: group.case.training.defense.name for group in analysis.defended}
-    count, total = len({names[defense] for defense in defenses}), len(set(names.values()))
-    return f"{count} of {counted(total, 'defense')} {'leaks' if count == 1 else 'leak'}"
+def _counted(analysis: Analysis) -> str:
+    """`2 of 7 defenses leak, 1 leaks in part`; a defense counts once, by its worst setting."""
+    of: dict[str, list[Rating]] = gathered((one.defense, one) for one in analysis.rated)
+    worst = {name: min(alike, key=lambda one: (one.excluded, [*Word].index(one.word))) for name, alike in of.items()}
+    counts = Counter(one.word for one in worst.values() if not one.excluded)
+    total, free, parts = counts.total(), len(worst) - counts.total(), list[str]()
+    for word, (one, several) in _SAID.items():
+        if count := counts[word]:
+            of = "" if parts else f" of {counted(total, 'defense')}"
+            parts.append(f"{count}{of} {one if count == 1 else several}")
+    if weak := counts[Word.WEAK]:
+        of = f"{weak} of {counted(total, 'defense')}" if not parts else str(weak)
+        parts.append(f"{'the test' if parts else 'The test'} is too weak to tell about {of}")
+    rest = f"{counted(free, 'defense')} {'promises' if free == 1 else 'promise'} nothing against these adversaries"
+    return "; ".join(filter(None, [", ".join(parts), rest if free else ""]))
 
 
-def _worst_figure(analysis: Analysis, worst: Group | None) -> Figure:
-    title = "Worst defended case" if analysis.defended else "Worst case"
-    if worst is None or worst.estimate is None:
-        return (title, NO_VALUE, "", "No case has a number.")
-    ceiling, floor, ends = analysis.ceiling(worst), analysis.floor_value(worst), interval(worst.estimate)
-    detail = analysis.defenses[worst.defense].text + (f" ({ends})" if ends else "")
-    if not worst.undefended:
-        detail += f"; no defense {fixed(ceiling.value)}" if ceiling is not None else "; no ceiling measured"
-    detail += f", floor {fixed(floor)}" if floor is not None else ", no floor measured"
-    return (title, fixed(worst.value), worst.metric.words, detail)
+def _people_figure(analysis: Analysis) -> Figure:
+    known = [(one.people, one) for one in analysis.rated if one.people is not None]
+    if not known:
+        return ("People recognized", NO_VALUE, "", "No attack picked people out of a lineup.")
+    best, rating = max(known, key=lambda pair: pair[0].value)
+    detail = f"{analysis.defenses[rating.defense].text}, among {best.among}"
+    bare = [one.people for one in analysis.ratings.all if _bare(analysis, one) and one.people is not None]
+    if analysis.defended and bare:
+        most = max(bare, key=lambda one: one.value)
+        detail += f"; no defense: {most.hits} of {most.n}"
+    return ("People recognized", str(best.hits), f"of {best.n}", detail)
+
+
+def _bare(analysis: Analysis, rating: Rating) -> bool:
+    return any(group.undefended and group.defense == rating.defense for group in analysis.groups)
 
 
 def _recognized_figure(analysis: Analysis) -> Figure:
@@ -217,26 +205,15 @@ def _origin(analysis: Analysis) -> tuple[str, ...]:
     )
 
 
-def _worst(analysis: Analysis) -> Group | None:
-    """The judged group that leaks most: the nearest to its ceiling; without ratings, reconstruction comes first."""
-    rated = [(place, group) for group in analysis.judged if (place := analysis.rating(group).place) is not None]
-    if not rated:
-        images = [group for group in analysis.judged if group.case.kind == "reconstruction"]
-        return best(images) or best(analysis.judged)
-    furthest = max(rated, key=lambda pair: pair[0])[1]
-    # ratings only choose the metric: the page shows the highest value of the chosen metric
-    return best([group for _, group in rated if group.metric == furthest.metric])
-
-
 def verdict(analysis: Analysis) -> Verdict:
     """The top of the page."""
-    run, badge, worst = analysis.run, _badge(analysis), _worst(analysis)
-    sentence, support = _sentence(analysis, badge, worst)
+    run, badge = analysis.run, _badge(analysis)
+    sentence, support = _sentence(analysis)
     done = [cell for cell in run.cells if cell.id in run.results]
     warned = sum(any(flag.severity == "warning" for flag in analysis.flags_of(cell)) for cell in done)
     coverage = f"{len(run.failures)} failed, {len(run.missing)} missing, {warned} with a warning"
     figures = (
-        _worst_figure(analysis, worst),
+        _people_figure(analysis),
         _recognized_figure(analysis),
         _accuracy_figure(analysis),
         ("Coverage", str(len(run.results)), f"of {counted(len(run.cells), 'cell')}", coverage),

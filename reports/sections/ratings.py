@@ -1,0 +1,140 @@
+"""The rating of each defense against each adversary, in people, and what each attack found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from leakgauge.harness.core.labels import where
+from leakgauge.harness.core.rating import Finding, Rating, Word
+from leakgauge.harness.core.result import TrainingRecord
+from leakgauge.reports.sections import Section
+from leakgauge.reports.sections.checked import BADGES, UNKEPT, Badge, brief, checked, codes, is_unkept
+from leakgauge.reports.select import Analysis, Group, final_accuracy
+from leakgauge.reports.table import Cell, Column, Fields, Table
+from leakgauge.reports.text.notation import NO_VALUE, fixed, interval, percent
+
+WORDS = {
+    Word.LEAKS: Badge("bad", "✕", "Leaks"),
+    Word.SOME: Badge("warn", "▲", "Some leak"),
+    Word.WEAK: Badge("none", "?", "Too weak to tell"),
+    Word.HIDDEN: Badge("good", "○", "Hidden for these records"),
+}
+"""The badge of each rating, the worst first."""
+
+_CAPTION = (
+    "Leaks: people are recognized among at least 20 candidates. Some leak: anything else is found beyond chance. "
+    "Hidden for these records: at most 60 % are named among two, and no other attack on these messages names more."
+)
+
+
+def ratings(analysis: Analysis) -> list[Table]:
+    """One table per setting, one row per defense and adversary: rating, people, accuracy, claim."""
+    several, tables = len({rating.adversary for rating in analysis.ratings.all}) > 1, list[Table]()
+    for setting, name in analysis.settings.items():
+        defenses = sorted((d for s, d in analysis.pairs if s == setting), key=lambda d: d not in _undefended(analysis))
+        rows = tuple(
+            _row(analysis, rating, several=several, first=not at)
+            for defense in defenses
+            for at, rating in enumerate(analysis.ratings.of(setting, defense))
+        )
+        columns = ("Defense", *(["Adversary"] if several else []), "Rating", *(Column(c, "num") for c in _NUMBERS))
+        if rows:
+            tables.append(Table(name, (*columns, "Claim per round"), rows, notes=(_CAPTION,)))
+    return tables
+
+
+SECTION: Section[Analysis] = Section(
+    "ratings",
+    "Rating of each defense",
+    "Ratings",
+    lambda analysis: ratings(analysis) or None,
+    25,
+    '{% include "tables.html" %}',
+    ratings,
+)
+
+_NUMBERS = ("People", "Accuracy")
+
+
+def cell_of(rating: Rating) -> Cell:
+    """A rating as a field, with its reason below."""
+    badge = WORDS[rating.word]
+    below = ("not promised", rating.reason) if rating.excluded else (rating.reason,)
+    return Cell(badge.words, "not promised" if rating.excluded else "", below, tone=badge.tone)
+
+
+def people(finding: Finding | None) -> Cell:
+    """How many people an attack recognized, of how many."""
+    if finding is None:
+        return Cell(NO_VALUE)
+    ends = f"{percent(finding.low or 0.0, 0)} to {percent(finding.high or 1.0, 0)}"
+    return Cell(f"{finding.hits} of {finding.n}", below=(ends, f"among {finding.among}"))
+
+
+def _undefended(analysis: Analysis) -> set[str]:
+    return {group.defense for group in analysis.groups if group.undefended}
+
+
+def _row(analysis: Analysis, rating: Rating, *, several: bool, first: bool) -> Fields:
+    trainings = analysis.trainings_of(rating.setting, rating.defense)
+    name = analysis.defenses[rating.defense].text
+    who = (rating.adversary,) if several else ()
+    more = (trained(trainings), claimed(trainings)) if first else ("", "")
+    return (name, *who, cell_of(rating), people(rating.people), *more)
+
+
+def trained(trainings: Sequence[TrainingRecord]) -> Cell:
+    """Final accuracy, and what may have spoiled it."""
+    accuracy = final_accuracy(trainings)
+    lost = sum(flag.code == "no-learning" for training in trainings for flag in training.flags)
+    dropped = sum(len(training.dropped) for training in trainings)
+    sizes = [training.bits for training in trainings if training.bits is not None]
+    below = [f"no learning{f' in {lost} of {len(trainings)}' if lost < len(trainings) else ''}"] if lost else []
+    below += [f"{dropped} dropped"] if dropped else []
+    below += [f"{sum(sizes) / len(sizes):.3g} bits per parameter"] if sizes else []
+    value = percent(accuracy.value if accuracy is not None else None)
+    return Cell(value, "no learning" if lost else "", tuple(below))
+
+
+def claimed(trainings: Sequence[TrainingRecord]) -> Cell:
+    """The claim for one round with its verdict, and what the audit and the messages say about it."""
+    pairs = [checked(training) for training in trainings]
+    text, more, worst = brief([one for one, _ in pairs], [whole for _, whole in pairs])
+    marked = any(is_unkept(claim, training) for pair, training in zip(pairs, trainings, strict=True) for claim in pair)
+    code = codes(trainings) if any(training.audited is not None for training in trainings) else ()
+    audits = [f"{state.badge.words} {state.seeds}".rstrip() for state in code]
+    bad = [UNKEPT.words] if marked else []
+    bad += [text for text, state in zip(audits, code, strict=True) if state.badge.tone != "good"]
+    return Cell(text, "; ".join(bad), (*more, *audits, *bad[:marked]), tone=BADGES[worst].tone if worst else "")
+
+
+def found(analysis: Analysis) -> list[Table]:
+    """One row per defense, attack, adversary and target: what was measured, beside floor and ceiling."""
+    rows, several = list[Fields](), len(analysis.settings) > 1
+    for group in sorted(analysis.attacked, key=lambda g: list(analysis.settings).index(g.setting)):
+        name = analysis.defenses[group.defense].text + (f" ({analysis.settings[group.setting]})" if several else "")
+        rows.append((name, *_measured(analysis, group)))
+    columns = ("Defense", "Attack", "Adversary, target", "Found", "Measured", "95 %", "n", "Floor", "Ceiling")
+    return [Table("What each attack found", columns, tuple(rows))] if rows else []
+
+
+def _measured(analysis: Analysis, group: Group) -> Iterator[str]:
+    yield analysis.attack_text(group)
+    yield f"{group.case.threat}, {where(group.case.target)}"
+    yield said(analysis, group)
+    estimate, ceiling = group.estimate, analysis.ceiling(group)
+    yield NO_VALUE if group.value is None else f"{group.metric.words} {fixed(group.value)}"
+    yield interval(estimate) if estimate is not None else ""
+    yield "" if estimate is None else str(estimate.n)
+    yield fixed(analysis.floor_value(group))
+    yield fixed(None if ceiling is None else ceiling.value)
+
+
+def said(analysis: Analysis, group: Group) -> str:
+    """What the attack of a group found beyond chance, or why it says nothing."""
+    findings = analysis.ratings.findings.get(group.case.identity, ())
+    if findings and findings[0].beyond:
+        return findings[0].text
+    if not group.case.results:
+        return f"failed: {group.case.failures[0].message}" if group.case.failures else "not run"
+    return "nothing even without a defense" if analysis.is_void(group) else "nothing beyond chance"
