@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 
 from leakgauge.harness.core.result import Run
 from leakgauge.harness.core.sinks import visible
-from leakgauge.reports.sections import C, Section, sections
+from leakgauge.reports.sections import FOLDED, C, Section, sections
 from leakgauge.reports.select import Analysis, Images
 
 if TYPE_CHECKING:
@@ -68,7 +68,9 @@ def page(name: str, parts: Sequence[Section[C]], content: C, *, linked: bool = F
         linked=linked,
         style=STYLE if linked else style,
         script=SCRIPT if linked else script,
-        sections=[(section, body) for section, body in bodies if body is not None],
+        sections=[(section, body) for section, body in bodies if body is not None and section.place < FOLDED],
+        folded=[(section, body) for section, body in bodies if body is not None and section.place >= FOLDED],
+        origin=getattr(content, "origin", ""),
     )
 
 

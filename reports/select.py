@@ -25,7 +25,7 @@ from leakgauge.harness.core.metrics import Metric, headline, metric
 from leakgauge.harness.core.rating import Finding, Rating, Ratings
 from leakgauge.harness.core.result import Environment, Estimate, Flag, Result, Run, TrainingRecord
 from leakgauge.harness.core.stats import clopper_pearson, cut, mean_interval, pool
-from leakgauge.reports.text.notation import fixed
+from leakgauge.reports.text.notation import fixed, listing
 
 if TYPE_CHECKING:
     from leakgauge.reports.sections.changes import Against
@@ -321,3 +321,16 @@ class Analysis:
     def column_text(self, group: Group) -> str:
         """Attack, adversary and target in one line."""
         return f"{self.attack_text(group)}, {group.case.threat}, {where(group.case.target)}"
+
+    @cached_property
+    def origin(self) -> str:
+        """Data, model, seeds, and what is lacking, in one line."""
+        cells = self.run.cells
+        seeds = sorted({cell.training.seed for cell in cells})
+        shown = ", ".join(map(str, seeds[:6])) + (f" and {len(seeds) - 6} more" if len(seeds) > 6 else "")
+        parts = [
+            listing(dict.fromkeys(getattr(cell.training.task, name) for cell in cells)) for name in ("data", "model")
+        ]
+        parts += [f"{'seed' if len(seeds) == 1 else 'seeds'} {shown}"]
+        counts = ((len(self.run.failures), "failed"), (len(self.run.missing), "missing"))
+        return " · ".join([*parts, *(f"{count} {what}" for count, what in counts if count)])

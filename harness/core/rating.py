@@ -27,7 +27,7 @@ from leakgauge.harness.core import stats
 from leakgauge.harness.core.cases import Case, cases, gathered
 from leakgauge.harness.core.cell import Cell
 from leakgauge.harness.core.labels import UNDEFENDED, counted, setting_key, unpromised
-from leakgauge.harness.core.metrics import MANY
+from leakgauge.harness.core.metrics import MANY, metric
 from leakgauge.harness.core.result import Estimate, Run, TrainingRecord
 from leakgauge.harness.core.threats import POWERS
 
@@ -55,7 +55,7 @@ class Finding:
 
     Attributes:
         case: `Case.identity` of the attack's cells.
-        text: such as `12 of 16 people named among 100`.
+        what: in words, such as `people named`.
         hits, n: independent items that were found, and all; 0 of 0 if nothing is counted.
         value, low, high: the share or the AUC with its 95 % interval.
         chance: its value by guessing.
@@ -64,7 +64,7 @@ class Finding:
     """
 
     case: str
-    text: str
+    what: str
     hits: int
     n: int
     value: float
@@ -73,6 +73,14 @@ class Finding:
     chance: float
     p: float
     among: int = 0
+
+    @property
+    def text(self) -> str:
+        """Such as `12 of 16 people named among 100`."""
+        among = f" among {self.among}" if self.among else ""
+        if self.n:
+            return f"{self.hits} of {self.n} {self.what}{among}"
+        return self.what if self.low is None else f"AUC {self.value:.3f}: {self.what}"
 
     @property
     def people(self) -> bool:
@@ -204,7 +212,7 @@ class Ratings:
         """What a case found, with p-values that are not adjusted yet."""
         for name, what in _KINDS.get(case.kind, {}).items():
             estimates = [one for one in case.estimates(name) if one.value is not None]
-            one = stats.pool(estimates) if estimates else None
+            one = _tested(case, stats.pool(estimates)) if estimates else None
             if one is None or one.value is None or (name == "label_accuracy" and "labels" in case.threat):
                 continue
             floor = self._floor(case, name)
@@ -285,12 +293,19 @@ def _place(cell: Cell) -> tuple[str, str, str]:
     return setting_key(spec.task, spec.federation), spec.defense.key, adversary_of(cell.threat)
 
 
+def _tested(case: Case, one: Estimate) -> Estimate:
+    """The estimate with its test; results of earlier versions hold the share alone."""
+    if one.p is not None or not stats.is_share(one) or one.name not in _AMONG:
+        return one
+    known = [each.value for each in case.estimates(f"{one.name}_chance")]
+    chance = known[0] if known else metric(one.name).chance
+    return one if chance is None else stats.against(one, chance)
+
+
 def _finding(case: Case, one: Estimate, what: str, chance: float, p: float, among: int = 0) -> Finding:
     hits = stats.firsts(one) if stats.is_share(one) else []
     assert one.value is not None
-    count = f"{sum(hits)} of {len(hits)}" if hits else f"AUC {one.value:.3f}:"
-    text = f"{count} {what}{f' among {among}' if among else ''}"
-    return Finding(case.identity, text, sum(hits), len(hits), one.value, one.low, one.high, chance, p, among)
+    return Finding(case.identity, what, sum(hits), len(hits), one.value, one.low, one.high, chance, p, among)
 
 
 def _higher(one: Estimate, other: Estimate) -> float:
@@ -317,9 +332,8 @@ def _foreseen(case: Case) -> Iterator[Finding]:
 
 def _uncertain(alike: Sequence[Case]) -> Iterator[str]:
     """Why lineups on messages of one kind do not certify that records are hidden."""
-    pairs = [
-        one for case in alike for one in case.estimates("named@2") + case.estimates("named") if one.chance == 1 / 2
-    ]
+    pairs = [one for case in alike for one in case.estimates("named@2")]
+    pairs += [one for case in alike for one in case.estimates("named") if one.chance == 1 / 2]
     gaps = [one for case in alike for one in case.estimates("posterior_gap")]
     if len(gaps) < sum(len(case.results) for case in alike):
         yield "the defense's likelihood is not exact: a better attack may exist"

@@ -18,6 +18,10 @@ TABLES = '{% include "tables.html" %}'
 """The template of a section that only has tables."""
 
 
+FOLDED = 40
+"""The place from which on sections are folded behind the first three."""
+
+
 class Section(NamedTuple, Generic[C]):
     """A section of a report.
 
@@ -26,7 +30,7 @@ class Section(NamedTuple, Generic[C]):
         title: heading of the section.
         short: name of the section in the navigation.
         build: returns the content that the template shows; None if this run has none.
-        place: its place on the page: lower is higher up.
+        place: its place on the page: lower is higher up. From `FOLDED` on it is folded, and not printed.
         template: Jinja source of a short section; empty: the file `templates/ID.html`.
         terminal, markdown: the tables that the terminal and the Markdown show of this section.
     """

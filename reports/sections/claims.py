@@ -15,7 +15,10 @@ from leakgauge.reports.text.notation import adversaries, bound, epsilon, grouped
 
 
 class Line(NamedTuple):
-    """One horizon of one defense, or both horizons if all their texts agree; `unkept` marks a broken assumption."""
+    """One horizon of one defense, or both horizons if all their texts agree; `unkept` marks a broken assumption.
+
+    marks: claimed, proved and audited epsilon, of the seed where it is largest; None: none.
+    """
 
     horizon: str
     claimed: judged.Amount
@@ -25,6 +28,13 @@ class Line(NamedTuple):
     codes: tuple[judged.State, ...] = ()
     audited: judged.Amount | None = None
     unkept: tuple[judged.State, ...] = ()
+    unit: str = ""
+    marks: tuple[float | None, float | None, float | None] = (None, None, None)
+
+    @property
+    def tone(self) -> str:
+        """The color of the proved epsilon: that of the worst verdict."""
+        return self.states[0].badge.tone
 
 
 def _distinct(texts: Iterable[str]) -> str:
@@ -80,7 +90,19 @@ def _line(claims: Sequence[ClaimRecord], trainings: Sequence[TrainingRecord]) ->
             for state in verdicts
         )
     amounts = _claimed(claims, digits), _proved(claims, digits)
-    return Line(claims[0].horizon, *amounts, verdicts, first + more, code, unkept=mark)
+    unit = _distinct(claim.unit for claim in claims)
+    marks = _largest([c.epsilon for c in claims], None), _largest([c.proved.epsilon for c in claims], math.inf), None
+    return Line(claims[0].horizon, *amounts, verdicts, first + more, code, None, mark, unit, marks)
+
+
+def _largest(epsilons: Sequence[float | None], unknown: float | None) -> float | None:
+    known = [epsilon for epsilon in epsilons if epsilon is not None]
+    return max(known) if len(known) == len(epsilons) else unknown
+
+
+def place(epsilon: float) -> float:
+    """Where an epsilon lies on the chart, in percent of its width: a log scale from 0.1 to 10^5, then infinity."""
+    return 95.0 if math.isinf(epsilon) else 2 + 14.5 * (math.log10(min(max(epsilon, 0.1), 1e5)) + 1)
 
 
 def _further(claims: Sequence[ClaimRecord]) -> tuple[tuple[str, str, str], ...]:
@@ -122,11 +144,14 @@ def _lines(trainings: Sequence[TrainingRecord]) -> tuple[Line, ...]:
             [judged.audited_claim(both[at][0], a) for a in audits], [t for t in trainings if t.audited in audits]
         )
         named = [names for claim in both[at] for names in (claim.against, claim.proved.against) if names]
+        shown = max(audit.epsilon_lower for audit in audits)
         fits = row[:3] == (one_round, whole)[at][:3] and all(first.threat in names for names in named)
         if fits and lines[at % len(lines)].audited is None:
-            lines[at % len(lines)] = lines[at % len(lines)]._replace(audited=amount)
+            line = lines[at % len(lines)]
+            lines[at % len(lines)] = line._replace(audited=amount, marks=(*line.marks[:2], shown))
         else:
-            more.append(row._replace(horizon=f"{first.horizon}, audit", audited=amount, unkept=()))
+            marks = (*row.marks[:2], shown)
+            more.append(row._replace(horizon=f"{first.horizon}, audit", audited=amount, unkept=(), marks=marks))
     return (*lines, *more)
 
 
@@ -197,6 +222,8 @@ def claims(analysis: Analysis) -> dict[str, Any]:
         "units": list(dict.fromkeys(units)),
         "overview": judged.overview(analysis),
         "audited": any(row["audits"] for row in rows),
+        "place": place,
+        "ticks": [(place(10.0**power), f"{10.0**power:,g}") for power in range(-1, 6)] + [(place(math.inf), "∞")],
     }
 
 

@@ -234,4 +234,59 @@ def gallery(analysis: Analysis) -> dict[str, Any] | None:
     return {"grids": grids, "withheld": withheld, "recognizable": RECOGNIZABLE}
 
 
+def strip(analysis: Analysis, setting: str) -> list[dict[str, Any]]:
+    """One record under each defense, or without a defense several records; empty without pictures.
+
+    The picture is that of the attack with the highest mean score, the flag that of the attack that identifies most
+    people. The record is the first whose flags agree with each defense's majority: it is never chosen by eye.
+    """
+    found = None if analysis.images == "none" else _candidates(analysis, setting)
+    if found is None:
+        return []
+    chosen = _choose(found[1])[: _STRIP - 1]
+    seed = next(result.cell.training.seed for row in found[1] for group in row for result in group.case.results)
+    columns = [(_shown(analysis, best(row) or row[0], seed), _flags(row, seed)) for row in chosen]
+    originals = next((_flat(shown.pictures.original) for shown, _ in columns if shown.pictures is not None), None)
+    if originals is None:
+        return []
+    data = chosen[0][0].case.training.task.data
+    withheld = analysis.images == "redact" or data not in analysis.run.public_data
+    usual = [2 * sum(flags) >= len(flags) for _, flags in columns]
+    agree = (
+        at
+        for at in range(len(originals))
+        if all(at < len(flags) and flags[at] == word for (_, flags), word in zip(columns, usual, strict=True))
+    )
+    at = next(agree, 0)
+    alone = len(chosen) == 1
+    tiles = list[dict[str, Any]]()
+    for record in range(min(_STRIP // 2, len(originals))) if alone else [at]:
+        original = originals[record]
+        alt = f"original of {_what(original)} {record + 1}"
+        first = Tile("", alt, "withheld") if withheld else Tile.of(original, original, alt)
+        tiles.append({"tile": first, "name": "original", "flag": None, "people": "never sent"})
+        for shown, flags in columns:
+            name = analysis.defenses[shown.group.defense].text
+            tile, rating = _tile(shown, record, original, name, withheld), analysis.rating(shown.group)
+            flag = flags[record] if record < len(flags) else None
+            people = "" if rating.people is None else f"{rating.people.hits} of {rating.people.n} people"
+            tiles.append({"tile": tile, "name": name, "flag": flag, "people": people})
+    return tiles
+
+
+_STRIP = 9  # pictures in a row
+
+
+def _flags(row: tuple[Group, ...], seed: int) -> list[bool]:
+    """Whether each record is identified, by the attack on this defense that identifies most."""
+    each = [
+        [value == 1 for value in estimate.values]
+        for group in row
+        for result in group.case.results
+        for estimate in result.estimates
+        if estimate.name == "identification" and result.cell.training.seed == seed
+    ]
+    return max(each, key=sum, default=[])
+
+
 SECTION = Section("pictures", "Originals and reconstructions", "Reconstructions", gallery, 40)

@@ -21,6 +21,9 @@ WORDS = {
 }
 """The badge of each rating, the worst first."""
 
+STATES = {Word.LEAKS: "leaks", Word.SOME: "some", Word.WEAK: "weak", Word.HIDDEN: "hides"}
+"""The class of each rating on the page."""
+
 _CAPTION = (
     "Leaks: people are recognized among at least 20 candidates. Some leak: anything else is found beyond chance. "
     "Hidden for these records: at most 60 % are named among two, and no other attack on these messages names more."
@@ -43,15 +46,8 @@ def ratings(analysis: Analysis) -> list[Table]:
     return tables
 
 
-SECTION: Section[Analysis] = Section(
-    "ratings",
-    "Rating of each defense",
-    "Ratings",
-    lambda analysis: ratings(analysis) or None,
-    25,
-    '{% include "tables.html" %}',
-    ratings,
-)
+# the page shows them in its answer and its matrix
+SECTION: Section[Analysis] = Section("ratings", "Ratings", "", lambda _: None, terminal=ratings, markdown=ratings)
 
 _NUMBERS = ("People", "Accuracy")
 

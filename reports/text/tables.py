@@ -12,9 +12,9 @@ from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.result import Run
 from leakgauge.harness.core.sinks import styled
 from leakgauge.reports.sections import Section, sections
+from leakgauge.reports.sections.answer import headline
 from leakgauge.reports.sections.checked import stated
 from leakgauge.reports.sections.ratings import found
-from leakgauge.reports.sections.verdict import verdict
 from leakgauge.reports.select import Analysis
 from leakgauge.reports.table import Table
 
@@ -31,12 +31,11 @@ def printed(run: Run, width: int = NARROW, *, details: bool = False) -> RichGrou
     counts = [(len(run.failures), "failed"), (len(run.missing), "missing")]
     lacking = "".join(f", {count} {word}" for count, word in counts if count)
     title = f"{run.name}: {len(run.results)} of {counted(len(run.cells), 'cell')}{lacking}"
-    answer = verdict(analysis)
     tables = [table for section in sections() for table in _tables(section, analysis)]
     tables += found(analysis) if details else []
     rest = [*_audits(analysis), *([] if details else ["Each attack, with its interval and floor: --details."])]
     drawn = (table.terminal(width) for table in tables)
-    return RichGroup(styled(title), styled(answer.sentence, "bold"), *drawn, *map(styled, rest))
+    return RichGroup(styled(title), styled(headline(analysis)[0], "bold"), *drawn, *map(styled, rest))
 
 
 def _audits(analysis: Analysis) -> Iterator[str]:
