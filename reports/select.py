@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from leakgauge.harness.core.cases import Case, cases
+from leakgauge.harness.core.cases import Case
 from leakgauge.harness.core.cell import Cell, Target
 from leakgauge.harness.core.labels import (
     UNDEFENDED,
@@ -159,7 +159,7 @@ class Analysis:
         """All groups, in the study's order."""
         return tuple(
             Group(case, setting_key(case.training.task, case.training.federation), case.pooled)
-            for case in cases(self.run)
+            for case in self.ratings.cases
         )
 
     @cached_property

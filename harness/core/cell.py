@@ -171,7 +171,7 @@ class PartSpec:
         stated = {key: value for key, value in self.parameters.items() if key not in later or value != later[key]}
         object.__setattr__(self, "parameters", stated)
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """The part as one text, `name(key=value, ...)` with sorted keys: equal parts have equal keys."""
         inside = ", ".join(f"{key}={value}" for key, value in sorted(self.parameters.items()) if value is not None)

@@ -154,14 +154,14 @@ class Ratings:
     """The ratings of a run, in the study's order: by setting, defense and adversary.
 
     Attributes:
-        run: the run.
+        run, cases: the run and all its cases.
     """
 
     def __init__(self, run: Run) -> None:
-        self.run, found = run, cases(run)
-        self._cases = [case for case in found if not case.info.floor]
-        floors = (((_place(case.cells[0])[0], case.kind, case.target), case) for case in found if case.info.floor)
-        self._floors = gathered(floors)
+        self.run, self.cases = run, cases(run)
+        self._cases = [case for case in self.cases if not case.info.floor]
+        floors = [case for case in self.cases if case.info.floor]
+        self._floors = gathered(((_place(case.cells[0])[0], case.kind, case.target), case) for case in floors)
 
     @cached_property
     def all(self) -> tuple[Rating, ...]:
@@ -178,7 +178,7 @@ class Ratings:
 
     def of(self, setting: str, defense: str) -> tuple[Rating, ...]:
         """The ratings of a defense in a setting, the worst one first; those of excluded adversaries last."""
-        alike = [one for one in self.all if (one.setting, one.defense) == (setting, defense)]
+        alike = self._by_defense.get((setting, defense), [])
         return tuple(sorted(alike, key=lambda one: (one.excluded, [*Word].index(one.word))))
 
     def of_cell(self, cell: Cell) -> Rating | None:
@@ -193,6 +193,10 @@ class Ratings:
     @cached_property
     def _places(self) -> dict[tuple[str, str, str], list[Case]]:
         return gathered((_place(case.cells[0]), case) for case in self._cases)
+
+    @cached_property
+    def _by_defense(self) -> dict[tuple[str, str], list[Rating]]:
+        return gathered(((one.setting, one.defense), one) for one in self.all)
 
     @cached_property
     def _by_place(self) -> dict[tuple[str, str, str], Rating]:

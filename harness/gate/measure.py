@@ -22,7 +22,7 @@ from typing import Literal
 import numpy as np
 
 from leakgauge.harness.core import stats
-from leakgauge.harness.core.cases import Case, cases, identity, trainings
+from leakgauge.harness.core.cases import Case, identity, trainings
 from leakgauge.harness.core.cell import Cell, PartSpec, TrainingSpec
 from leakgauge.harness.core.labels import (
     UNDEFENDED,
@@ -146,7 +146,7 @@ def measured(run: Run) -> Measured:
     """The measures of a run, in the study's order: first of the attacks, then of the trainings."""
     environments = [record.environment for record in run.trainings.values()]
     environments += [result.environment for result in run.results.values()]
-    packages: dict[str, str] = {}
+    packages, rated = dict[str, str](), Ratings(run)
     for environment in environments:
         packages |= environment.packages | {"python": environment.python}
     return Measured(
@@ -157,15 +157,16 @@ def measured(run: Run) -> Measured:
         dirty=any(environment.dirty for environment in environments),
         packages=dict(sorted(packages.items())),
         machine=", ".join(dict.fromkeys(environment.machine for environment in environments)),
-        measures=(*(measure for case in cases(run) for measure in _of_case(run, case)), *_of_trainings(run)),
-        ratings=tuple(_ratings(run)),
+        measures=(*(measure for case in rated.cases for measure in _of_case(run, case)), *_of_trainings(run)),
+        ratings=tuple(_ratings(rated)),
     )
 
 
-def _ratings(run: Run) -> Iterable[tuple[str, str, str]]:
+def _ratings(rated: Ratings) -> Iterable[tuple[str, str, str]]:
     """Each rating in words, with its setting if there are several."""
+    run = rated.run
     defenses, settings = label_parts(cell.training.defense for cell in run.cells), label_settings(run.cells)
-    for one in Ratings(run).all:
+    for one in rated.all:
         place = f" ({settings[one.setting]})" if len(settings) > 1 else ""
         yield f"{defenses[one.defense].text}{place}", one.adversary, f"{one.text}: {one.reason}"
 

@@ -248,7 +248,7 @@ def _scope(analysis: Analysis) -> tuple[list[str], list[str]]:
     threats |= {"malicious-server"} if any("broadcast" in group.case.threat for group in groups) else set()
     kinds, targets = {group.case.kind for group in groups}, [group.case.target for group in groups]
     federations = [cell.training.federation for cell in analysis.run.cells]
-    seeds = {cell.training.seed for cell in analysis.run.cells if cell.attack.key in _attacking(analysis)}
+    seeds = {cell.training.seed for group in groups for cell in group.case.cells}
     checks = {
         **{words: name in threats for name, words in _ADVERSARIES.items()},
         "attacks blind to the defense": any(not g.case.info.aware for g in analysis.defended) or not analysis.defended,
@@ -263,7 +263,3 @@ def _scope(analysis: Analysis) -> tuple[list[str], list[str]]:
         "audits": any(record.audited is not None for record in analysis.run.trainings.values()),
     }
     return [words for words, did in checks.items() if did], [words for words, did in checks.items() if not did]
-
-
-def _attacking(analysis: Analysis) -> set[str]:
-    return {group.case.attack.key for group in analysis.attacked}

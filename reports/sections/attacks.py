@@ -151,7 +151,8 @@ def _compact(analysis: Analysis, groups: list[Group]) -> dict[str, Any]:
     """One cell: what the attack found most, its state, and a line for each target."""
     if not groups:
         return {"state": "none", "icon": "", "text": "–", "lines": ["not planned"]}
-    first = analysis.strongest(groups) or next((group for group in groups if group.value is not None), groups[0])
+    known = [group for group in groups if group.value is not None] or groups
+    first = analysis.strongest(groups) or max(known, key=lambda g: 0 if g.estimate is None else g.estimate.n)
     entry, word = entry_of(analysis, first), analysis.ratings.of_case(first.case)
     findings = analysis.ratings.findings.get(first.case.identity, ())
     shown = findings[0] if word is not None else next((one for one in findings if one.among), None)

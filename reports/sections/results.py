@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from leakgauge.harness.core.cases import gathered, headline_estimate
 from leakgauge.harness.core.cell import Cell
 from leakgauge.harness.core.labels import where
 from leakgauge.harness.core.metrics import metric
 from leakgauge.harness.core.result import Result
 from leakgauge.harness.core.rows import rows
+from leakgauge.harness.core.sinks import spelled
 from leakgauge.harness.core.stats import cut
 from leakgauge.reports.export import data_uri, status_of, to_csv
 from leakgauge.reports.sections import Section
@@ -35,7 +39,7 @@ def _finished(result: Result, kind: str) -> dict[str, str]:
     }
 
 
-def _row(analysis: Analysis, group: Group, cell: Cell) -> dict[str, object]:
+def _row(analysis: Analysis, group: Group, cell: Cell) -> dict[str, Any]:
     run, status = analysis.run, status_of(analysis.run, cell)
     seconds, failure = run.seconds.get(cell.id), run.failures.get(cell.id)
     if status == "done":
@@ -76,15 +80,47 @@ def everything(analysis: Analysis) -> dict[str, object]:
     """The table of all cells, in the study's order, with their flags and its download."""
     run = analysis.run
     groups = {cell.id: group for group in analysis.groups for cell in group.case.cells}
+    lines = [_row(analysis, groups[cell.id], cell) for cell in run.cells]
     return {
-        "rows": [_row(analysis, groups[cell.id], cell) for cell in run.cells],
+        "rows": lines[:_MOST],
+        "more": spelled(json.dumps([_packed(line) for line in lines[_MOST:]], separators=(",", ":"))),
         "flags": _flag_rows(analysis),
         "several_settings": len(analysis.settings) > 1,
-        "csv": data_uri("results.csv", to_csv(list(rows(run)))),
+        "csv": data_uri("results.csv", to_csv(list(rows(run)))) if len(run.cells) <= _MOST_INSIDE else "",
         "done": len(run.results),
         "failed": len(run.failures),
         "missing": len(run.missing),
     }
+
+
+_MOST = 200
+"""The rows that the page holds as a table; a script shows the others when they are looked for."""
+
+
+_MOST_INSIDE = 1000
+"""The most cells of which the page holds every value; of more, `leakgauge export` writes them."""
+
+
+def _packed(row: dict[str, Any]) -> list[str]:
+    """A row's status, and its texts by column; a line break before what is small."""
+    small = [("threat", "target"), ("value", "interval")]
+    texts = {first: "\n".join(filter(None, [str(row[first]), str(row[second])])) for first, second in small}
+    texts |= {"defense": row["defense"].text, "attack": row["attack"].text, "flags": ", ".join(row["flags"])}
+    names = (
+        "status",
+        "defense",
+        "attack",
+        "threat",
+        "setting",
+        "seed",
+        "metric",
+        "value",
+        "n",
+        "others",
+        "flags",
+        "seconds",
+    )
+    return [str(texts.get(name, row[name])) for name in names]
 
 
 SECTION = Section("results", "All results", "All results", everything, 80)

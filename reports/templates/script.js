@@ -32,18 +32,66 @@
     button.hidden = false;
   }
 
+  var most = 200;
+
+  function built(sample, texts, several) {
+    var row = sample.cloneNode(true);
+    var shown = texts.filter(function (text, at) { return several || at !== 4; });
+    row.setAttribute("data-status", texts[0]);
+    shown.forEach(function (text, at) {
+      var parts = text.split("\n");
+      var cell = row.cells[at];
+      cell.removeAttribute("data-value");
+      cell.textContent = parts[0];
+      if (parts[1]) {
+        var small = document.createElement("span");
+        small.className = "sub";
+        small.textContent = parts[1];
+        cell.append(" ", small);
+      }
+    });
+    return row;
+  }
+  function rowsOf(table) {
+    var rows = Array.prototype.slice.call(table.tBodies[0].rows);
+    var items = rows.map(function (row) {
+      return { row: row, text: row.textContent.toLowerCase(), status: row.getAttribute("data-status") };
+    });
+    var rest = document.getElementById("rest");
+    JSON.parse(rest.textContent || "[]").forEach(function (texts) {
+      items.push({ texts: texts, text: texts.join(" ").toLowerCase(), status: texts[0] });
+    });
+    items.forEach(function (item, at) { item.number = at; });
+    return { items: items, row: function (item) {
+      item.row = item.row || built(rows[0], item.texts, rest.getAttribute("data-settings"));
+      return item.row;
+    } };
+  }
   function reading(row, at, kind) {
     var cell = row.cells[at];
-    var text = cell.hasAttribute("data-value") ? cell.getAttribute("data-value") : cell.textContent.trim();
-    if (kind !== "number") { return text.toLowerCase(); }
+    var text = cell.hasAttribute("data-value") ? cell.getAttribute("data-value") : cell.firstChild ? cell.firstChild.textContent.trim() : "";
+    if (kind !== "number") { return cell.textContent.trim().toLowerCase(); }
     return text === "" || isNaN(Number(text)) ? null : Number(text);
   }
   function order(a, b, up) {
     if (a === null || b === null) { return (a === null) - (b === null); }
     return (a < b ? -1 : a > b ? 1 : 0) * (up ? 1 : -1);
   }
-  function startSorting(table) {
-    var body = table.tBodies[0];
+  function startTable(table) {
+    var words = document.getElementById("filter");
+    var status = document.getElementById("status");
+    var shown = document.getElementById("shown");
+    var all = rowsOf(table);
+    function update() {
+      var wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
+      var fits = all.items.filter(function (item) {
+        return (!status.value || item.status === status.value) &&
+          wanted.every(function (word) { return item.text.indexOf(word) >= 0; });
+      });
+      table.tBodies[0].replaceChildren.apply(table.tBodies[0], fits.slice(0, most).map(all.row));
+      var first = fits.length > most ? ", the first " + most + " are shown" : "";
+      shown.textContent = fits.length + " of " + all.items.length + " rows" + first;
+    }
     var heads = Array.prototype.slice.call(table.tHead.rows[0].cells);
     heads.forEach(function (head, at) {
       var kind = head.getAttribute("data-sort");
@@ -58,32 +106,11 @@
         var up = head.getAttribute("aria-sort") !== "ascending";
         heads.forEach(function (other) { if (other.hasAttribute("aria-sort")) { other.setAttribute("aria-sort", "none"); } });
         head.setAttribute("aria-sort", up ? "ascending" : "descending");
-        var rows = Array.prototype.map.call(body.rows, function (row, number) {
-          return { row: row, key: reading(row, at, kind), number: number };
-        });
-        rows.sort(function (a, b) { return order(a.key, b.key, up) || a.number - b.number; });
-        rows.forEach(function (entry) { body.appendChild(entry.row); });
+        all.items.forEach(function (item) { item.key = reading(all.row(item), at, kind); });
+        all.items.sort(function (a, b) { return order(a.key, b.key, up) || a.number - b.number; });
+        update();
       });
     });
-  }
-
-  function startFilter(table) {
-    var words = document.getElementById("filter");
-    var status = document.getElementById("status");
-    var shown = document.getElementById("shown");
-    var rows = Array.prototype.slice.call(table.tBodies[0].rows);
-    var texts = rows.map(function (row) { return row.textContent.toLowerCase(); });
-    function update() {
-      var wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
-      var count = 0;
-      rows.forEach(function (row, at) {
-        var fits = (!status.value || row.getAttribute("data-status") === status.value) &&
-          wanted.every(function (word) { return texts[at].indexOf(word) >= 0; });
-        row.hidden = !fits;
-        count += fits ? 1 : 0;
-      });
-      shown.textContent = count + " of " + rows.length + " rows";
-    }
     words.addEventListener("input", update);
     status.addEventListener("change", update);
     update();
@@ -94,7 +121,6 @@
     var table = document.getElementById("cells");
     if (!table) { return; }
     Array.prototype.forEach.call(document.querySelectorAll(".js"), function (element) { element.hidden = false; });
-    startSorting(table);
-    startFilter(table);
+    startTable(table);
   });
 })();
