@@ -127,6 +127,11 @@ def best(groups: Sequence[Group]) -> Group | None:
     return max(known, key=lambda group: group.value or 0.0, default=None)
 
 
+def _brief(data: str) -> str:
+    """The name of data without the folder and the options of a recording."""
+    return "a recording" if data.startswith("recording:") else data
+
+
 class Analysis:
     """The groups of a run, and what its report shall show. Every part is computed once.
 
@@ -245,7 +250,8 @@ class Analysis:
     def is_void(self, group: Group) -> bool:
         """Whether the attack of a group finds nothing beyond chance even without a defense."""
         ceiling = self.ceiling(group)
-        return ceiling is not None and ceiling.value is not None and self.ratings.of_case(ceiling.case) is None
+        found = () if ceiling is None else self.ratings.findings.get(ceiling.case.identity, ())
+        return bool(found) and not any(one.beyond for one in found)
 
     @cached_property
     def trainings(self) -> dict[tuple[str, str], tuple[TrainingRecord, ...]]:
@@ -328,9 +334,9 @@ class Analysis:
         cells = self.run.cells
         seeds = sorted({cell.training.seed for cell in cells})
         shown = ", ".join(map(str, seeds[:6])) + (f" and {len(seeds) - 6} more" if len(seeds) > 6 else "")
-        parts = [
-            listing(dict.fromkeys(getattr(cell.training.task, name) for cell in cells)) for name in ("data", "model")
-        ]
+        tasks = [cell.training.task for cell in cells]
+        parts = [listing(dict.fromkeys(_brief(task.data) for task in tasks))]
+        parts += [listing(dict.fromkeys(task.model for task in tasks))]
         parts += [f"{'seed' if len(seeds) == 1 else 'seeds'} {shown}"]
         counts = ((len(self.run.failures), "failed"), (len(self.run.missing), "missing"))
         return " · ".join([*parts, *(f"{count} {what}" for count, what in counts if count)])

@@ -232,7 +232,8 @@ class Ratings:
 
     def _floor(self, case: Case, name: str) -> Estimate | None:
         """The best guess without protected data on the same target; one without a defense if there is one."""
-        alike = self._floors.get((_place(case.cells[0])[0], case.kind, case.target), [])
+        kind = "reconstruction" if case.kind == "labels" else case.kind  # a blind guess of a record has a label
+        alike = self._floors.get((_place(case.cells[0])[0], kind, case.target), [])
         undefended = [floor for floor in alike if floor.training.defense.name == UNDEFENDED] or alike
         values = [stats.pool(found) for floor in undefended if (found := floor.estimates(name))]
         return max(values, key=lambda one: one.value or 0.0, default=None)

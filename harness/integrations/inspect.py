@@ -30,7 +30,7 @@ from leakgauge.harness.study.cost import Rehearsal, span
 from leakgauge.harness.study.jobs import Job, RunContext
 from leakgauge.harness.study.prepare import StoredTraining, load_data
 from leakgauge.harness.study.run import check_data
-from leakgauge.harness.study.study import Study, resolve
+from leakgauge.harness.study.study import OWN, Study, resolve
 from leakgauge.harness.study.training import keep_for, run_training
 
 NAME = "inspect"
@@ -93,11 +93,13 @@ def study_of(task: TaskSpec, recording: Recording, asked: Asked, root: Path, *, 
             run_training(first.trainings[0], keep_for(first.cells), context)
             limit, why = (asked.limit, []) if asked.limit is not None else _limit(first.cells[0], context, asked)
             notes += why
+            own, why = _lineup(first, context, asked)
+            notes += why
             if asked.attacks is None:
                 alone = partial(_resolved, task, recording, asked, limit=False, allow_code=allow_code)
                 attacks, why = _choose(alone, first, context, asked)
                 notes += why
-        study = _resolved(task, recording, asked, attacks, limit, allow_code)
+        study = _resolved(task, recording, asked, attacks, limit, allow_code, own)
     return dataclasses.replace(study, notes=tuple(notes))
 
 
@@ -156,6 +158,7 @@ def _resolved(
     attacks: Sequence[tuple[PartSpec, Target]],
     limit: bool,
     allow_code: bool,
+    own: int = OWN,
 ) -> Study:
     table = {
         "name": NAME,
@@ -163,6 +166,7 @@ def _resolved(
         "threats": list(asked.threats),
         "audit": asked.audit,
         "limit": limit,
+        "lineup": own,
         "tasks": [_set(dataclasses.asdict(task))],
         "federations": [_set(dataclasses.asdict(spec_of(recording)))],
         "defenses": [{"name": recording.defense.name, **_set(recording.defense.parameters)}],
@@ -221,6 +225,25 @@ def _limit(cell: Cell, context: RunContext, asked: Asked) -> tuple[bool, list[st
     if needs > 60 * asked.minutes / 3:
         return False, [f"the limit was left out: its {count} gradients for each record would take {span(needs)}"]
     return True, []
+
+
+def _lineup(floor: Study, context: RunContext, asked: Asked) -> tuple[int, list[str]]:
+    """How many own victims the lineup takes in a quarter of the time asked for, and a note if they are fewer."""
+    cell = next((cell for cell in floor.cells if cell.attack.name == "lineup" and cell.target.skip), None)
+    if cell is None:
+        return OWN, []
+    start = time.perf_counter()
+    try:
+        run_attack(dataclasses.replace(cell, target=dataclasses.replace(cell.target, count=_TIMED)), context)
+    except Exception:  # the cell itself reports the error
+        return OWN, []
+    each = (time.perf_counter() - start) / _TIMED
+    count = max(_TIMED, min(OWN, int(60 * asked.minutes / 4 / max(each, 1e-9))))
+    text = f"the lineup takes {count} victims of its own, not {OWN}, so that it ends in time"
+    return count, [text] if count < OWN else []
+
+
+_TIMED = 2  # victims of a lineup that are timed
 
 
 def _choose(

@@ -96,6 +96,8 @@ def _counted(analysis: Analysis) -> str:
         if count := counts[word]:
             of = "" if parts else f" of {counted(total, 'defense')}"
             parts.append(f"{count}{of} {one if count == 1 else several}")
+    if total == 1 and counts[Word.WEAK]:
+        return f"The test of {analysis.defenses[analysis.rated[0].defense].text} is too weak to tell"
     if weak := counts[Word.WEAK]:
         of = f"{weak} of {counted(total, 'defense')}" if not parts else str(weak)
         parts.append(f"{'the test' if parts else 'The test'} is too weak to tell about {of}")

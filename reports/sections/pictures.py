@@ -266,10 +266,10 @@ def strip(analysis: Analysis, setting: str) -> list[dict[str, Any]]:
         first = Tile("", alt, "withheld") if withheld else Tile.of(original, original, alt)
         tiles.append({"tile": first, "name": "original", "flag": None, "people": "never sent"})
         for shown, flags in columns:
-            name = analysis.defenses[shown.group.defense].text
+            name = "recovered" if alone else analysis.defenses[shown.group.defense].text
             tile, rating = _tile(shown, record, original, name, withheld), analysis.rating(shown.group)
             flag = flags[record] if record < len(flags) else None
-            people = "" if rating.people is None else f"{rating.people.hits} of {rating.people.n} people"
+            people = "" if alone or rating.people is None else f"{rating.people.hits} of {rating.people.n} people"
             tiles.append({"tile": tile, "name": name, "flag": flag, "people": people})
     return tiles
 

@@ -133,4 +133,6 @@ def said(analysis: Analysis, group: Group) -> str:
         return findings[0].text
     if not group.case.results:
         return f"failed: {group.case.failures[0].message}" if group.case.failures else "not run"
+    if not findings:
+        return "not compared with chance"
     return "nothing even without a defense" if analysis.is_void(group) else "nothing beyond chance"
