@@ -436,8 +436,8 @@ class Failure:
 class Pictures:
     """The original images or texts and their reconstructions.
 
-    original, guess: [victims, batch, height, width, channels] float32 in [0, 1], or words [victims, batch, places];
-        guesses are matched to the originals.
+    original, guess: [victims, batch, height, width, channels] float32 in [0, 1], or words [victims, batch, places] of
+        texts, or of the columns of records; guesses are matched to the originals.
     """
 
     original: npt.NDArray[np.float32] | npt.NDArray[np.str_]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -91,3 +93,21 @@ def columns_right(truth: Tensor, guess: Tensor, columns: Sequence[Column]) -> Te
     pairs = zip(parts(truth, columns), parts(records(guess, columns), columns), strict=True)
     # rounding to float32 may move a number one step beyond the tolerance
     return torch.stack([((a - b).abs() <= column.tolerance + 1e-6).all(-1) for (column, a), (_, b) in pairs], -1)
+
+
+def texts(truth: Tensor, guess: Tensor, columns: Sequence[Column]) -> tuple[npt.NDArray[np.str_], npt.NDArray[np.str_]]:
+    """Records [n, p] and guesses of them in words [n, columns], for readers: a number, or the number of a category.
+
+    A number that is right within its tolerance has the words of the truth.
+    """
+    shown = []
+    for x in (truth.cpu(), records(guess.cpu(), columns)):
+        each = [
+            [f"{column.name} {value:.2f}" for value in entries[:, 0].tolist()]
+            if column.width == 1
+            else [f"{column.name} #{value}" for value in entries.argmax(-1).tolist()]
+            for column, entries in parts(x, columns)
+        ]
+        shown.append(np.array(each).T)
+    own, found = shown
+    return own, np.where(columns_right(truth.cpu(), guess.cpu(), columns).numpy(), own, found)

@@ -24,7 +24,7 @@ from leakgauge.harness.core.metrics import RECOGNIZABLE
 from leakgauge.harness.core.result import Estimate, Pictures
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
-from leakgauge.harness.core.table import Column, columns_right
+from leakgauge.harness.core.table import Column, columns_right, texts
 from leakgauge.harness.federation.observe import Truth
 
 _LEAST = 1e-6  # in a ratio of MSEs, a smaller MSE counts as this one: smaller differences are invisible
@@ -506,6 +506,11 @@ def _pictures(truth_x: Sequence[Tensor], scores: Sequence[_Scores | None], form:
         blank = torch.full_like(truth_x[0], -1)
         found = [blank if score is None else form.valid(score.guess) for score in scores]
         return Pictures(form.vocabulary.texts(torch.stack(list(truth_x))), form.vocabulary.texts(torch.stack(found)))
+    if form.columns:
+        gray = torch.full_like(truth_x[0], 0.5)
+        each = [gray if score is None else score.guess for score in scores]
+        words = [texts(x, guess, form.columns) for x, guess in zip(truth_x, each, strict=True)]
+        return Pictures(*(np.stack(side) for side in zip(*words, strict=True)))
     if "ssim" not in _scored(form, truth_x[0]):
         return None
     gray = torch.full_like(truth_x[0], 0.5)

@@ -181,7 +181,7 @@ def _plane(analysis: Analysis, setting: str, rated: list[Rating]) -> Markup | No
     corner = None
     if bare is not None:
         lines.append((bare.y, f"ceiling: {bare.name}", "ceil"))
-        corner = None if bare.x is None else (max(0.0, bare.x - _NEAR), max(2.0, 100 * guess))
+        corner = None if bare.x is None or not people else (max(0.0, bare.x - _NEAR), max(2.0, 100 * guess))
     classes = [len(t.classes) for t in analysis.trainings_of(setting, rated[0].defense) if t.classes]
     y_words = "people recognized by the best attack" if people else "how often the best attack is right beyond chance"
     x_words = "" if all(spot.x is None for spot in spots) else "accuracy of the model on new records"

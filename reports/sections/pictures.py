@@ -75,7 +75,7 @@ def data_uri(pixels: Pixels) -> str:
 
 
 def _what(shown: Pixels) -> str:
-    return "text" if shown.dtype.kind == "U" else "image"
+    return "record" if shown.dtype.kind == "U" else "image"
 
 
 def _flat(batches: Pixels) -> Pixels:
@@ -84,8 +84,10 @@ def _flat(batches: Pixels) -> Pixels:
 
 
 def _score_per_image(result: Result, images: int) -> tuple[float | None, ...]:
-    """SSIM of each image, or ROUGE-1 of each text; if only a victim's is known, it is used for the whole batch."""
-    values = next((estimate.values for estimate in result.estimates if estimate.name in ("ssim", "rouge1")), ())
+    """SSIM of each image, ROUGE-1 of each text, or right columns of each record; if only a victim's is known, it is used for the whole batch."""
+    values = next(
+        (estimate.values for estimate in result.estimates if estimate.name in ("ssim", "rouge1", "columns")), ()
+    )
     if not values or images % len(values):
         return (None,) * images
     return tuple(value for value in values for _ in range(images // len(values)))
@@ -112,7 +114,7 @@ def _tile(shown: _Shown, at: int, original: Pixels, name: str, withheld: bool) -
     if ssim is None or not (shown.pictures.of_text or np.isfinite(guesses[at]).all()):
         return Tile("", f"{name}: failed", "failed", "no reconstruction")
     is_recognizable = at < len(shown.seen) and shown.seen[at]
-    what, score = _what(original), "ROUGE-1" if shown.pictures.of_text else "SSIM"
+    what, score = _what(original), "score" if shown.pictures.of_text else "SSIM"
     seen = ", recognizable" if is_recognizable else ""
     alt = f"{name}: reconstruction of {what} {at + 1}, {score} {fixed(ssim, 2)}{seen}"
     if withheld:
