@@ -74,6 +74,11 @@ def page(name: str, parts: Sequence[Section[C]], content: C, *, linked: bool = F
     )
 
 
+def of_template(name: str, **content: object) -> str:
+    """A page of one template, for other readers than the report's; the guarantees are those of `render`."""
+    return _environment().get_template(name).render(**content)
+
+
 def folder_files(run: Run, *, images: Images = "public", against: Against | None = None) -> dict[str, bytes]:
     """The report for a server whose policy forbids inline styles and scripts.
 
@@ -117,6 +122,7 @@ def _environment() -> Environment:
     )
     # a narrow column may break a parameter list after `=` and `_`, but not inside a number
     environment.filters["breakable"] = lambda text: Markup(re.sub("([=_])", r"\1<wbr>", str(escape(text))))
+    environment.filters["hashed"] = _hash
     return environment
 
 

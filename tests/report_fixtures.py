@@ -45,6 +45,7 @@ MATCHING = PartSpec("matching", {"objective": "l2", "restarts": 2})
 MAP = PartSpec("map", {"prior": "tv", "weight": 20.0})
 THRESHOLD = PartSpec("threshold", {})
 PRIOR = PartSpec("prior", {"guess": "mean"})
+LINEUP = PartSpec("lineup", {})
 
 NOTHING = "NOTHING PROMISED"
 EVERYBODY = tuple(sorted(threat.value for threat in Threat))
@@ -53,6 +54,7 @@ ATTACKS = {
     "matching": PartInfo("matching", "Gradient matching.", "reconstruction"),
     "map": PartInfo("map", "Most likely image under the known defense.", "reconstruction", aware=True),
     "threshold": PartInfo("threshold", "Loss threshold.", "membership"),
+    "lineup": PartInfo("lineup", "Who is behind a message.", "lineup", aware=True),
     "prior": PartInfo("prior", "A guess that looks at nothing.", "reconstruction", floor=True),
 }
 

@@ -31,6 +31,8 @@ RULES = {
             "core.threats",
             "core.cases",
             "core.rows",
+            "core.rating",
+            "core.errors",
             "core.points",
             "core.lines",
             "core.statements",

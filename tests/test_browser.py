@@ -9,6 +9,7 @@ import zipfile
 import pytest
 
 from leakgauge.harness.gate.judge import Verdict
+from leakgauge.reports.dossier.pages import render as dossier
 from leakgauge.reports.export import rows_as
 from leakgauge.reports.html import render
 from tests.browser_case import HOSTILE, SAME, Theme, against, chromium, few_run, started, tab, visit, whole_run
@@ -337,3 +338,15 @@ def test_a_browser_that_does_not_start_is_a_skip_with_its_reason(browser, tmp_pa
     path.chmod(0o700)
     with pytest.raises(pytest.skip.Exception, match="chromium does not start: cannot open library"):
         started(browser.browser_type, str(path))
+
+
+def test_the_dossier_prints_on_four_pages_and_axe_core_objects_to_nothing(browser, tmp_path):
+    (tmp_path / "dossier.html").write_text(dossier(few_run()), encoding="utf-8")
+    with tab(browser, tmp_path / "dossier.html") as seen:
+        for width, theme in ((1366, "light"), (500, "dark")):
+            seen.open(width=width, theme=theme)
+            axe = seen.axe()
+            assert axe(False) + axe(True) + seen.poor_contrasts() == []
+            assert seen.page.evaluate("document.documentElement.scrollWidth") == width
+        seen.check()
+        assert len(re.findall(rb"/Type /Page\b", seen.page.pdf(prefer_css_page_size=True))) == 4

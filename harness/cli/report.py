@@ -40,6 +40,13 @@ def report(
     against: Annotated[
         Path | None, typer.Option(help="A baseline, or another folder of results: adds a section on the changes.")
     ] = None,
+    reader: Annotated[
+        Literal["researcher", "officer"],
+        typer.Option("--for", help="officer: four pages in plain words on one defense, to DIR/dossier.html."),
+    ] = "researcher",
+    defense: Annotated[
+        str, typer.Option(help="The defense that the pages for an officer are about; default: the worst-rated one.")
+    ] = "",
 ) -> None:
     """Write the HTML report of a folder of results again, and print its table."""
     from leakgauge.harness.study.store import load_run, write_atomically
@@ -47,6 +54,13 @@ def report(
     from leakgauge.reports.select import Analysis
 
     kinds = cli.figure_formats(figures)
+    if reader == "officer":
+        if kinds or against or layout != "file":
+            raise cli.refusal(cli.USAGE, "--figures, --against and --layout dir need --for researcher")
+        _dossier(folder, defense, images, out or folder / "dossier.html")
+        return
+    if defense:
+        raise cli.refusal(cli.USAGE, "--defense needs --for officer")
     with cli.user_errors():
         finished = load_run(folder)
         for name, content in figure_files(Analysis(finished), kinds):
@@ -187,7 +201,6 @@ def publish(
     against: Path | None = None,
 ) -> None:
     """Print the table of the results and write the report; exit with code 5 if a cell failed or is missing."""
-    from leakgauge.harness.core.labels import cell_text
     from leakgauge.harness.study.store import write_atomically
     from leakgauge.reports.html import folder_files, render, stale_pictures
     from leakgauge.reports.text.tables import printed
@@ -207,6 +220,23 @@ def publish(
     for goal in finished.study.get("goals", ()):
         say(f"goal: {goal}")
     say(f"report: {list(files)[-1]}")
+    _require_complete(finished)
+
+
+def _dossier(folder: Path, defense: str, images: Images, out: Path) -> None:
+    from leakgauge.harness.study.store import load_run, write_atomically
+    from leakgauge.reports.dossier.pages import render
+
+    with cli.user_errors():
+        finished = load_run(folder)
+        write_atomically(out, render(finished, defense=defense, images=images).encode())
+    say(f"dossier: {out}")
+    _require_complete(finished)
+
+
+def _require_complete(finished: Run) -> None:
+    from leakgauge.harness.core.labels import cell_text
+
     lines = [f"failed: {cell_text(failure.cell)}: {failure.message}" for failure in finished.failures.values()]
     lines += [f"damaged: {fault}; run the study again" for fault in finished.faults]
     if finished.missing:

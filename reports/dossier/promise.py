@@ -1,0 +1,145 @@
+"""Page 2 of the dossier: the promises in words, whether a record was used, and how sure the test is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from leakgauge.harness.core.labels import counted
+from leakgauge.harness.core.rating import Finding, Word
+from leakgauge.harness.core.result import ClaimRecord, ProofRecord, chance
+from leakgauge.reports.dossier.subject import Subject
+from leakgauge.reports.dossier.words import CODES, UNITS, VERDICTS, ends, odds, times
+from leakgauge.reports.sections.checked import checked, is_unkept, severity, verdict_of
+from leakgauge.reports.text.notation import grouped, listing, number, short
+
+
+def promise(subject: Subject) -> dict[str, object]:
+    """What page 2 shows; of several trainings, the claims with the worst verdicts count."""
+    page: dict[str, object] = {
+        "member": _member(subject),
+        "sure": " ".join(_sure(subject)),
+        "rows": (),
+        "numbers": "",
+        "broken": "",
+    }
+    pairs = [checked(training) for training in subject.trainings]
+    if not pairs:
+        return page | {"title": "No training finished: the promise was not checked."}
+    one, whole = (max(claims, key=severity) for claims in zip(*pairs, strict=True))
+    broken = (
+        v for (first, _), t in zip(pairs, subject.trainings, strict=True) if is_unkept(first, t) for v in t.violations
+    )
+    kept = next((v for v in broken if v.voids), None)
+    return page | {
+        "title": _title(subject, one, whole),
+        "rows": tuple(_rows(subject, one, whole)) if one.epsilon is not None or one.proved.epsilon is not None else (),
+        "numbers": _numbers(subject, one),
+        "broken": ""
+        if kept is None
+        else f"This run broke a condition of the promise ({kept.assumption}): {grouped(kept.broken)} of "
+        f"{counted(kept.of, kept.what)}.",
+    }
+
+
+def _rows(subject: Subject, one: ClaimRecord, whole: ClaimRecord) -> Iterator[tuple[str, str, str, str]]:
+    """What the promise is about, what is promised, what is proved, and a remark."""
+    about = "How many of 100 yes-or-no guesses may be right. A coin: 50."
+    yield UNITS.get(one.unit, one.unit), *_both(one), about
+    if subject.federation.rounds > 1:
+        yield f"The same, {subject.federation.rounds} rounds", *_both(whole), "Every round adds."
+    for proof in _further(subject, one):
+        yield UNITS.get(proof.unit, proof.unit), "nothing", odds(proof.epsilon, proof.delta), ""
+
+
+def _both(claim: ClaimRecord) -> tuple[str, str]:
+    return odds(claim.epsilon, claim.delta), odds(claim.proved.epsilon, claim.proved.delta)
+
+
+def _further(subject: Subject, claim: ClaimRecord) -> list[ProofRecord]:
+    """For each other unit, the weakest proof that covers the adversary: a whole message may show more than a part."""
+    adversary = "" if subject.rating is None else subject.rating.adversary.split("+")[0]
+    weakest: dict[str, ProofRecord] = {}
+    for proof in claim.further:
+        if proof.unit != claim.unit and adversary in proof.against:
+            others = (weakest.get(proof.unit, proof), proof)
+            weakest[proof.unit] = max(others, key=lambda p: math.inf if p.epsilon is None else p.epsilon)
+    return list(weakest.values())
+
+
+def _title(subject: Subject, one: ClaimRecord, whole: ClaimRecord) -> str:
+    if one.epsilon is None and whole.epsilon is None:
+        return "Nothing is promised."
+    about = ["about single numbers, not about people"] if one.unit in ("coordinate", "sub-vector") else []
+    about += (
+        ["not made against the observer of page 1"] if subject.rating is not None and subject.rating.excluded else []
+    )
+    worst = max((one, whole), key=severity)
+    verdict = VERDICTS.get(verdict_of(worst), verdict_of(worst).lower())
+    proved = worst.proved
+    if verdict == VERDICTS["HOLDS"] and (proved.epsilon is None or chance(proved.epsilon, proved.delta) > 0.99):
+        verdict += ", but it is weak"
+    return f"The promise {f'is {listing(about)}, and it ' if about else ''}{verdict}."
+
+
+def _numbers(subject: Subject, claim: ClaimRecord) -> str:
+    """The numbers behind the words."""
+    audit = next((training.audited for training in subject.trainings if training.audited is not None), None)
+    delta = f", δ = {short(claim.delta)}" if claim.delta else ""
+    loss = f"Claimed privacy loss ε = {number(claim.epsilon)} per {claim.unit}{delta}"
+    text = f"{loss}, proved {number(claim.proved.epsilon)}"
+    if audit is None:
+        return f"{text}. The code was not checked against its description."
+    text += f"; measured in a small copy: at least {short(audit.epsilon_lower)}, with {grouped(audit.trials)} trials"
+    return f"{text}. {CODES.get(audit.code, '')}".strip()
+
+
+def _member(subject: Subject) -> str:
+    """Whether a record that was used can be told from one that was not."""
+    asked = [group for group in subject.groups if group.case.kind == "membership"]
+    found = [one for rating in subject.ratings for one in rating.findings if subject.kind(one) == "membership"]
+    if not found:
+        why = "The attack that asks this did not finish." if asked else "The test did not ask this."
+        return f"{why} The question is open."
+    one = min(found, key=Finding.rank)
+    apart = f"In {times(one)} pairs of a used and an unused record, the attack names the used one "
+    apart += f"({ends(one)}; a coin: 50)."
+    if one.beyond:
+        return f"An observer can tell, better than by chance. {apart}"
+    void = (
+        "Even without protection, it finds no more than chance. " if any(map(subject.analysis.is_void, asked)) else ""
+    )
+    return f"The test could not tell. {apart} {void}The question is open."
+
+
+def _sure(subject: Subject) -> Iterator[str]:
+    """What the numbers rest on."""
+    if subject.used:
+        yield _control(subject.bare)
+    if not any(group.case.info.aware for group in subject.groups):
+        yield "No attack made use of how the protection works: a better one may exist."
+    yield f"The test saw {counted(len(subject.trainings), 'training')} and attacked {rounds(subject)}."
+    yield "Each range holds in 95 of 100 such tests."
+    if subject.accuracy is not None:
+        known = [training.accuracy for training in subject.trainings if training.accuracy is not None]
+        spread = f"; trainings differ by {100 * (max(known) - min(known)):.0f} points" if len(known) > 1 else ""
+        yield f"Accuracy is measured on {counted(subject.trainings[0].test_samples, 'new record')}{spread}."
+    if subject.lost:
+        yield f"{subject.lost}."
+
+
+def _control(bare: Subject | None) -> str:
+    """Whether the attacks see anything where nothing is protected."""
+    if bare is None:
+        return "No system without protection was tested: what these attacks can see is unknown."
+    if bare.word is Word.LEAKS and bare.people is not None:
+        return f"Without protection, the attack picks out {times(bare.people)} people: it can see what it looks for."
+    if bare.word in (Word.LEAKS, Word.SOME):
+        return "Without protection, the attacks find more than chance: they can see something."
+    return "Even without protection, the attacks find nothing: they may be too weak."
+
+
+def rounds(subject: Subject) -> str:
+    """How many rounds were attacked."""
+    total = counted(subject.federation.rounds, "round")
+    return f"{len(subject.attacked)} of {total}" if subject.attacked else "no message"
