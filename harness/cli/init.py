@@ -12,10 +12,13 @@ import typer
 
 from leakgauge.harness.cli import options as cli
 from leakgauge.harness.core.sinks import say
+from leakgauge.harness.core.threats import ADVERSARIES
 
 Have = Literal["defense", "app", "repository"]
 Data = Literal["pictures", "tables", "texts"]
-Adversary = Literal["server", "aggregator", "eavesdropper", "malicious-server", "participant", "public"]
+Adversary = Literal[
+    "server", "colluding-server", "malicious-server", "aggregator", "eavesdropper", "participant", "public"
+]
 
 _WORDS = {
     "defense": "a defense, of the catalogue or of your own",
@@ -24,13 +27,7 @@ _WORDS = {
     "pictures": "pictures",
     "tables": "rows of a table",
     "texts": "texts",
-    "server": "the server follows the rules, and keeps all messages",
-    "aggregator": "the server sees only sums (secure aggregation)",
-    "eavesdropper": "someone hears the messages",
-    "malicious-server": "the server changes the model",
-    "participant": "another client sees the models",
-    "public": "someone gets the final model",
-}
+} | ADVERSARIES
 
 _TASKS: dict[Data, tuple[str, str, str]] = {
     "pictures": ("faces", "cnn-udp", "mean"),
@@ -99,7 +96,9 @@ def _asked(question: str, kinds: Any, given: Any) -> Any:
     if given is not None or not sys.stdin.isatty():
         return given or names[0]
     say(question, *(f"  {number}  {_WORDS[name]}" for number, name in enumerate(names, 1)))
-    return names[typer.prompt("Number", default=1, type=typer.IntRange(1, len(names))) - 1]
+    while not 1 <= (number := typer.prompt("Number", default=1, type=int)) <= len(names):
+        say(f"expected a number from 1 to {len(names)}")
+    return names[number - 1]
 
 
 def study_text(name: str, defense: str, data: Data, adversary: Adversary) -> str:

@@ -37,6 +37,17 @@ SEES: dict[Threat, frozenset[str]] = {
 `broadcast`: the adversary chooses the parameters of the attacked rounds.
 """
 
+ADVERSARIES = {
+    "server": "a server that keeps all messages",
+    "colluding-server": "a server with colluding clients",
+    "malicious-server": "a server that changes the model",
+    "aggregator": "a server that sees only sums",
+    "eavesdropper": "an eavesdropper on the wire",
+    "participant": "another client",
+    "public": "someone with the final model",
+}
+"""Each adversary in a few words."""
+
 LISTED = frozenset({"messages", "shared", "sums", "models", "final", "others", "broadcast"})
 """What the adversaries of a claim against `ANYBODY` may see, besides what is known to every adversary."""
 

@@ -152,9 +152,8 @@ def _frame(frame: Frame, scale: _Scale) -> Iterator[Markup]:
             yield _text(scale.x(share), bottom + 18, f"{share} %", "tick", "middle")
         yield _text(right, bottom + 38, f"{frame.x_words} →", "axis", "end")
     yield _text(2, 12, f"↑ {frame.y_words}", "axis")
-    for share, _, kind in frame.lines:
-        yield _stroke(kind, left, scale.y(share), right, scale.y(share))
-    for (y, words), (_, _, kind) in zip(_notes(frame, scale), frame.lines, strict=True):
+    for (y, words), (height, _, kind) in zip(_notes(frame, scale), frame.lines, strict=True):
+        yield _stroke(kind, left, scale.y(height), right, scale.y(height))
         yield _text(left + 6, y, words, f"{kind}t")
     if frame.guess is not None and frame.guess > scale.start:
         at = scale.x(frame.guess)

@@ -13,6 +13,7 @@ from leakgauge.harness.core.metrics import MANY
 from leakgauge.harness.core.rating import Finding, Rating, Word
 from leakgauge.harness.core.result import Estimate
 from leakgauge.harness.core.stats import clopper_pearson
+from leakgauge.harness.core.threats import ADVERSARIES
 from leakgauge.reports.charts.plane import Frame, Spot, drawn
 from leakgauge.reports.sections import Section
 from leakgauge.reports.sections.checked import Badge, broken, checked, is_broken
@@ -85,8 +86,8 @@ _SAID = {
 
 def _counted(analysis: Analysis) -> str:
     """`2 of 7 defenses leak, 1 leaks in part`; a defense counts once, by its worst setting."""
-    of: dict[str, list[Rating]] = gathered((one.defense, one) for one in analysis.rated)
-    worst = {name: min(alike, key=lambda one: (one.excluded, [*Word].index(one.word))) for name, alike in of.items()}
+    each = gathered((one.defense, one) for one in analysis.rated)
+    worst = {name: min(alike, key=lambda one: (one.excluded, [*Word].index(one.word))) for name, alike in each.items()}
     counts = Counter(one.word for one in worst.values() if not one.excluded)
     total, parts = counts.total(), list[str]()
     if not total:
@@ -97,7 +98,8 @@ def _counted(analysis: Analysis) -> str:
             of = "" if parts else f" of {counted(total, 'defense')}"
             parts.append(f"{count}{of} {one if count == 1 else several}")
     if total == 1 and counts[Word.WEAK]:
-        return f"The test of {analysis.defenses[analysis.rated[0].defense].text} is too weak to tell"
+        name = next(name for name, one in worst.items() if not one.excluded)
+        return f"The test of {analysis.defenses[name].text} is too weak to tell"
     if weak := counts[Word.WEAK]:
         of = f"{weak} of {counted(total, 'defense')}" if not parts else str(weak)
         parts.append(f"{'the test' if parts else 'The test'} is too weak to tell about {of}")
@@ -210,17 +212,17 @@ def _spot(analysis: Analysis, rating: Rating, found: Finding, people: bool) -> S
     note = "claim broken" if any(is_broken(claim) for t in trainings for claim in checked(t)) else ""
     note = "nothing promised" if rating.excluded else note
     if people and not found.people:  # no lineup, or it failed: what else was found is not on this axis
-        numbers = (0.0, 0.0, 0.0)
+        y, low, high = 0.0, 0.0, 0.0
     elif people:
-        numbers = tuple(100 * (found.value if end is None else end) for end in (found.value, found.low, found.high))
+        y, low, high = (100 * (found.value if end is None else end) for end in (found.value, found.low, found.high))
     else:
-        numbers = tuple(100 * found.beyond_chance(end) for end in (found.value, found.low, found.high))
-    ends = f"95 %: {percent(numbers[1] / 100, 0)} to {percent(numbers[2] / 100, 0)}"
+        y, low, high = (100 * found.beyond_chance(end) for end in (found.value, found.low, found.high))
+    ends = f"95 %: {percent(low / 100, 0)} to {percent(high / 100, 0)}"
     name = analysis.defenses[rating.defense].text
     accuracy = _range(final_accuracy(trainings), known)
     about = f"{name}: {WORDS[rating.word].words.lower()}. {found.text} ({ends}){accuracy}. {rating.reason}"
     ends_x = (min(known), max(known)) if known else (0.0, 0.0)
-    return Spot(name, note, about, STATES[rating.word], mean, *ends_x, *numbers, named=False)
+    return Spot(name, note, about, STATES[rating.word], mean, *ends_x, y, low, high, named=False)
 
 
 def _range(accuracy: Estimate | None, known: list[float]) -> str:
@@ -232,17 +234,6 @@ def _range(accuracy: Estimate | None, known: list[float]) -> str:
     return f", accuracy {percent(accuracy.value)}{spread}"
 
 
-_ADVERSARIES = {
-    "server": "a server that keeps all messages",
-    "colluding-server": "a server with colluding clients",
-    "malicious-server": "a server that changes the model",
-    "aggregator": "a server that sees only sums",
-    "eavesdropper": "an eavesdropper on the wire",
-    "participant": "another client",
-    "public": "someone with the final model",
-}
-
-
 def _scope(analysis: Analysis) -> tuple[list[str], list[str]]:
     """What was tested, and what of the known list was not."""
     groups = analysis.attacked
@@ -252,7 +243,7 @@ def _scope(analysis: Analysis) -> tuple[list[str], list[str]]:
     federations = [cell.training.federation for cell in analysis.run.cells]
     seeds = {cell.training.seed for group in groups for cell in group.case.cells}
     checks = {
-        **{words: name in threats for name, words in _ADVERSARIES.items()},
+        **{words: name in threats for name, words in ADVERSARIES.items()},
         "attacks blind to the defense": any(not g.case.info.aware for g in analysis.defended) or not analysis.defended,
         "attacks aware of it": any(group.case.info.aware for group in analysis.defended),
         "lineups": "lineup" in kinds,

@@ -200,12 +200,12 @@ def _title(analysis: Analysis) -> str:
             and other.case.kind == group.case.kind == "reconstruction"
             and not other.case.info.aware
         ]
-        mine, theirs = _hits(analysis, group), [hits for other in alike if (hits := _hits(analysis, other))]
+        mine, theirs = _hits(analysis, group), [one for other in alike if (one := _hits(analysis, other))]
         if group.case.info.aware and mine and theirs:
             best = max(theirs)
             gaps.append((mine[0] - best[0], analysis.defenses[group.defense].text, mine, best))
-    if gaps and (gap := max(gaps))[0] > max(2, gap[2][1] // 4):
-        _, name, (hits, n), (few, m) = gap
+    far, name, (hits, n), (few, m) = max(gaps, default=(0, "", (0, 1), (0, 1)))
+    if far > max(2, n // 4):
         told = f"{few} of {m} identified, {hits} of {n} by one that knows it"
         return f"{name} hides people only from attacks that ignore it: {told}"
     worst = min(analysis.rated, key=lambda one: [*Word].index(one.word), default=None)

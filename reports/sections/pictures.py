@@ -84,7 +84,7 @@ def _flat(batches: Pixels) -> Pixels:
 
 
 def _score_per_image(result: Result, images: int) -> tuple[float | None, ...]:
-    """SSIM of each image, ROUGE-1 of each text, or right columns of each record; if only a victim's is known, it is used for the whole batch."""
+    """SSIM of each image, ROUGE-1 of each text, right columns of each record; a victim's one counts for its batch."""
     values = next(
         (estimate.values for estimate in result.estimates if estimate.name in ("ssim", "rouge1", "columns")), ()
     )

@@ -40,16 +40,15 @@ def ratings(analysis: Analysis) -> list[Table]:
             for defense in defenses
             for at, rating in enumerate(analysis.ratings.of(setting, defense))
         )
-        columns = ("Defense", *(["Adversary"] if several else []), "Rating", *(Column(c, "num") for c in _NUMBERS))
+        who = ("Adversary",) if several else ()
+        columns = ("Defense", *who, "Rating", Column("People", "num"), Column("Accuracy", "num"), "Claim per round")
         if rows:
-            tables.append(Table(name, (*columns, "Claim per round"), rows, notes=(_CAPTION,)))
+            tables.append(Table(name, columns, rows, notes=(_CAPTION,)))
     return tables
 
 
 # the page shows them in its answer and its matrix
 SECTION: Section[Analysis] = Section("ratings", "Ratings", "", lambda _: None, terminal=ratings, markdown=ratings)
-
-_NUMBERS = ("People", "Accuracy")
 
 
 def cell_of(rating: Rating) -> Cell:
