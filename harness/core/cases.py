@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from leakgauge.harness.core.cell import Cell, PartSpec, Target, TrainingSpec
@@ -106,9 +106,13 @@ def cases(run: Run) -> tuple[Case, ...]:
 
 
 def trainings(run: Run) -> dict[str, list[TrainingSpec]]:
-    """The trainings of a run by `training_identity`, one per seed, in the study's order."""
+    """The trainings of a run, one per seed, in the study's order, by `training_identity` of the first.
+
+    Those of seeds that are not audited are with those of seeds that are.
+    """
     specs = {cell.training.id: cell.training for cell in run.cells}.values()
-    return gathered((training_identity(spec), spec) for spec in specs)
+    alike = gathered((training_identity(replace(spec, audit=0)), spec) for spec in specs)
+    return {training_identity(specs[0]): specs for specs in alike.values()}
 
 
 def gathered(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:

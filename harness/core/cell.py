@@ -205,6 +205,8 @@ class Target:
         property: for `probe`, a property of records (see `table.has_property`) that half of the victims have in the
             share `share` of their records, and half in the share 1 - `share`; all victims have the same labels.
         share: the larger share.
+        victim_classes: names of the classes of the victims, members, non-members and candidates; empty: all. In a
+            study, one name, or a list of lists.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
@@ -221,6 +223,7 @@ class Target:
     shuffled: bool = False
     property: str = ""
     share: float = 0.75
+    victim_classes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         members = self.kind == "members"
@@ -237,6 +240,8 @@ class Target:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"expected {name} >= {least}, got {name}={value}")
+        if self.victim_classes and self.kind == "messages":
+            raise ValueError(f"expected no victim_classes with kind='messages', got {', '.join(self.victim_classes)}")
         if self.kind != "probe" and (self.batch, self.users) != (1, 1):
             raise ValueError(f"expected no batch and no users with kind={self.kind!r}: the training fixes both")
         self._check_probe()

@@ -88,8 +88,9 @@ def varying_parameters(parts: Sequence[PartSpec]) -> list[str]:
 
 
 def where(target: Target) -> str:
-    """The target of an attack: `probe, round 0`, `probe, rounds 2 to 5`, `members of client 3, rounds 0 to 9`."""
+    """The target of an attack: `probe (face), round 0`, `members of client 3, rounds 0 to 9`."""
     kind = target.kind if target.client is None else f"{target.kind} of client {target.client}"
+    kind += f" ({', '.join(target.victim_classes)})" if target.victim_classes else ""
     if target.round is None:
         return kind
     last = f" to {target.round + target.rounds - 1}" if target.rounds > 1 else ""

@@ -48,6 +48,7 @@ OMITTED: dict[str, object] = {
     "Target.skip": 0,
     "Target.property": "",
     "Target.share": 0.75,
+    "Target.victim_classes": (),
 }
 """Fields added after results were stored, each with the value at which it is left out."""
 

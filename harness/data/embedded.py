@@ -112,6 +112,13 @@ def _pixels(photo: npt.NDArray[np.float64], crop: Crop) -> npt.NDArray[np.float6
     return photo[crop.top : crop.top + SIDE, crop.left : crop.left + SIDE]
 
 
+def _in_wheel(what: str, *names: str) -> Path:
+    """The file of one of these names in scikit-image's wheel; raises DataMissing."""
+    import skimage  # only for its folder: skimage.data would download a missing file
+
+    return find(what, [Path(skimage.__file__).parent / "data"], [*names], "get it: pip install 'scikit-image>=0.26'")
+
+
 @functools.cache
 def reduced_photo(name: str) -> npt.NDArray[np.float64]:
     """[height, width, 3] in [0, 1], read-only: the photograph reduced by block means, without incomplete blocks.
@@ -119,11 +126,9 @@ def reduced_photo(name: str) -> npt.NDArray[np.float64]:
     Raises:
         DataMissing: the installed scikit-image does not contain it.
     """
-    import skimage  # only for its folder: skimage.data would download a missing file
     from PIL import Image
 
-    folder = Path(skimage.__file__).parent / "data"
-    path = find("photograph", [folder], [f"{name}.png", f"{name}.jpg"], "get it: pip install 'scikit-image>=0.26'")
+    path = _in_wheel("photograph", f"{name}.png", f"{name}.jpg")
     with reading(path), Image.open(path) as image:
         pixels = np.asarray(image.convert("RGB"), dtype=np.float64) / 255
     factor = FACTORS[name]
@@ -132,6 +137,27 @@ def reduced_photo(name: str) -> npt.NDArray[np.float64]:
     reduced = np.asarray(blocks.mean(axis=(1, 3)))
     reduced.setflags(write=False)
     return reduced
+
+
+def faces(root: Path) -> DataSet:
+    """100 portraits and 100 pieces of background of 25x25 gray pixels, in scikit-image's wheel.
+
+    The first 60 of each class are for training. Nothing is downloaded.
+
+    Source: scikit-image, `skimage/data/lfw_subset.npy`, drawn from Huang et al. 2012, "Learning to align from scratch".
+    """
+    x = torch.from_numpy(_faces()).to(torch.float32).unsqueeze(1)
+    y = torch.tensor([1] * 100 + [0] * 100)
+    is_test = torch.arange(200) % 100 >= 60
+    train, test = Examples(x[~is_test], y[~is_test]), Examples(x[is_test], y[is_test])
+    return DataSet("faces", train, test, ("background", "face"), public=True)
+
+
+@functools.cache
+def _faces() -> npt.NDArray[np.float64]:
+    path = _in_wheel("portraits", "lfw_subset.npy")
+    with reading(path):
+        return np.asarray(np.load(path), np.float64)
 
 
 def gaussian_regression(root: Path) -> DataSet:
@@ -150,6 +176,7 @@ def gaussian_regression(root: Path) -> DataSet:
 
 SETS = {
     "digits": Source("1,797 handwritten digits, 8x8 gray, from scikit-learn; no download", digits),
+    "faces": Source("100 portraits and 100 backgrounds, 25x25 gray, from scikit-image; no download", faces),
     "photos": Source("32x32 color crops of 8 photographs, from scikit-image; no download", photos),
     "gaussian-regression": Source(
         "3,000 records of 30 normal features and a normal number; no download", gaussian_regression

@@ -24,6 +24,7 @@ from leakgauge.harness.core.contract import (
     Sender,
     Snapshot,
 )
+from leakgauge.harness.core.errors import suggestion
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.table import spread_evenly
 from leakgauge.harness.core.threats import View
@@ -61,6 +62,7 @@ class TrainedFederation:
         clients: indices into `train` by client number.
         key: key of the study's seed, not of the training: its draws are the same for every defense.
         auxiliary: the adversary's auxiliary data; None: test samples that are not candidates.
+        classes: class names, in the order of the labels.
     """
 
     task: ModelTask
@@ -73,11 +75,16 @@ class TrainedFederation:
     engine: Engine
     key: Key
     auxiliary: Examples | None = None
+    classes: tuple[str, ...] = ()
 
     def rows(self, index: Any) -> Examples:
         """Training samples by index."""
         chosen = torch.as_tensor(index)
         return Examples(self.train.x[chosen], self.train.y[chosen])
+
+    def among(self, rows: Indices, target: Target) -> Indices:
+        """Those of these training samples that are of the target's classes."""
+        return rows[are_of(self.train.y, self.classes, target.victim_classes)[rows]]
 
 
 @dataclass(frozen=True)
@@ -120,6 +127,21 @@ class Truth:
         return (pool[torch.from_numpy(rows)] for rows in self.candidate_sets)
 
 
+def are_of(y: Tensor, known: Sequence[str], wanted: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """Which records with labels y [n] are of the wanted classes; all if none is named.
+
+    Raises:
+        ValueError: a class is not known, or a record has no class or several.
+    """
+    if not wanted:
+        return np.ones(len(y), np.bool_)
+    if not known or y.ndim > 1:
+        raise ValueError(f"victim_classes: got {', '.join(wanted)}, expected data with one class for each record")
+    if unknown := [name for name in wanted if name not in known]:
+        raise ValueError(f"victim_classes: no class {unknown[0]!r}{suggestion(unknown[0], known)}")
+    return torch.isin(y, torch.tensor([known.index(name) for name in wanted])).numpy()
+
+
 def observe(federation: TrainedFederation, view: View, target: Target) -> tuple[Observation, Truth]:
     """What the adversary `view` sees of the trained federation at `target`, and the truth.
 
@@ -150,7 +172,7 @@ def observe(federation: TrainedFederation, view: View, target: Target) -> tuple[
         torch.tensor(order) if order else None,
         note=note,
         pool=federation.train.x,
-        candidate_sets=_candidate_sets(federation, victims, rows),
+        candidate_sets=_candidate_sets(federation, target, victims, rows),
         places=places,
     )
     return observation, truth
@@ -159,7 +181,7 @@ def observe(federation: TrainedFederation, view: View, target: Target) -> tuple[
 def _members(federation: TrainedFederation, view: View, target: Target) -> tuple[Observation, Truth]:
     """Members and non-members; non-members are samples that no client holds, or test samples if these are too few."""
     used = np.sort(np.concatenate(list(federation.clients.values())))
-    idle = np.setdiff1d(np.arange(len(federation.train.y)), used)
+    idle = federation.among(np.setdiff1d(np.arange(len(federation.train.y)), used), target)
     if "craft" in view.sees:  # the adversary is the last client, and knows its own records
         used = np.setdiff1d(used, federation.clients[max(federation.clients)])
     key = federation.key.child("candidates")
@@ -170,20 +192,22 @@ def _members(federation: TrainedFederation, view: View, target: Target) -> tuple
         if "craft" in view.sees and target.client == max(federation.clients):
             raise ValueError(f"target.client: got {target.client}, the adversary itself; expected another client")
         used, key = np.sort(federation.clients[target.client]), key.child("client", target.client)
+    used = federation.among(used, target)
+    tested = np.flatnonzero(are_of(federation.test.y, federation.classes, target.victim_classes))
     if inside > len(used):
-        raise ValueError(f"expected at most {len(used)} members, got count={inside}")
+        raise ValueError(f"expected at most {len(used)} members{_of(target)}, got count={inside}")
     rows = used[rng.subset(key.child("members"), len(used), inside)]
     members, test_rows = federation.rows(rows), np.empty(0, np.int64)
     note = "non-members are training samples that no client holds"
     if len(idle) >= outside:
         others = federation.rows(idle[rng.subset(key.child("others"), len(idle), outside)])
-    elif outside < len(federation.test.y):
+    elif outside < len(tested):
         note = "non-members come from the test set: part of the difference may lie between the two sets"
-        test_rows = rng.subset(key.child("others"), len(federation.test.y), outside)
+        test_rows = tested[rng.subset(key.child("others"), len(tested), outside)]
         others = Examples(federation.test.x[test_rows], federation.test.y[test_rows])
     else:
         raise ValueError(
-            f"expected fewer than {len(federation.test.y)} non-members (there are too few idle training samples, and "
+            f"expected fewer than {len(tested)} non-members{_of(target)} (there are too few idle training samples, and "
             f"the attacker's own data come from the test set too), got {outside}"
         )
     order = torch.from_numpy(rng.permutation(key.child("order"), inside + outside))
@@ -204,6 +228,10 @@ def _members(federation: TrainedFederation, view: View, target: Target) -> tuple
     holder = {int(row): number for number, held in federation.clients.items() for row in held}
     sources = torch.tensor([holder[int(row)] for row in rows] + [-1] * outside)[order]
     return observation, Truth((), is_member, sources, note, uniform and not len(test_rows))
+
+
+def _of(target: Target) -> str:
+    return f" of {', '.join(target.victim_classes)}" if target.victim_classes else ""
 
 
 def _auxiliary(federation: TrainedFederation, view: View, alike: Examples) -> Examples | None:
@@ -252,9 +280,11 @@ def before_rounds(federation: TrainedFederation, view: View, target: Target) -> 
     return dataclasses.replace(observation, models=None, final=None)
 
 
-def _candidate_sets(federation: TrainedFederation, victims: Sequence[Examples], rows: Indices) -> tuple[Indices, ...]:
+def _candidate_sets(
+    federation: TrainedFederation, target: Target, victims: Sequence[Examples], rows: Indices
+) -> tuple[Indices, ...]:
     """`Truth.candidate_sets`: drawn like the victims, so a blind guess is right once in `IN_CANDIDATE_SET`."""
-    others = np.setdiff1d(np.arange(len(federation.train.y)), rows)
+    others = np.setdiff1d(federation.among(np.arange(len(federation.train.y)), target), rows)
     count, key, made = min(IN_CANDIDATE_SET - 1, len(others)), federation.key.child("lineups"), 0
     candidate_sets = []
     for victim in victims if count else ():
@@ -334,13 +364,14 @@ def _snapshot(federation: TrainedFederation, number: int) -> Snapshot:
 
 def _probes(federation: TrainedFederation, view: View, target: Target) -> _Sent:
     """Victims with images of the clients, encoded like real messages; the images depend only on the study's seed."""
-    used = np.sort(np.concatenate(list(federation.clients.values())))
+    used = federation.among(np.sort(np.concatenate(list(federation.clients.values()))), target)
     if target.skip:
         most = max(1, len(used) // (target.users * target.batch))
         target = dataclasses.replace(target, count=min(target.count, most))
     if target.images > len(used) and not target.property:
         raise ValueError(
-            f"expected at most {len(used)} images, got {target.count} x {target.users} victims x {target.batch}"
+            f"expected at most {len(used)} images{_of(target)}, "
+            f"got {target.count} x {target.users} victims x {target.batch}"
         )
     if target.property:
         rows = _sharing(federation, used, target)

@@ -289,9 +289,9 @@ def _of_trainings(run: Run) -> Iterable[Measure]:
         audits = [record.audited for record in known if record.audited is not None]
         for metric in gated(*_OF_AUDIT, GateTest.RISE, GateTest.FALL):
             of_audit = metric.gate in _OF_AUDIT
-            if of_audit and not (specs[0].audit and audits):
+            if of_audit and not audits:
                 continue
-            values = tuple(_read(metric, record) for record in known)
+            values = tuple(_read(metric, record) for record in known if record.spec.audit or not of_audit)
             if metric.gate is GateTest.FALL and known and not any(value is not None for value in values):
                 continue  # a regression has no accuracy
             lacks = "a training has no number" if not problem and any(value is None for value in values) else problem

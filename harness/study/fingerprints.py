@@ -60,7 +60,7 @@ def take(cells: Sequence[Cell], data: Path | None = None) -> tuple[Fingerprint, 
     root, taken = default_root() if data is None else data, list[Fingerprint]()
     first: dict[str, list[Cell]] = {}  # of trainings that differ only in the seed, the first
     for cell in cells:
-        of_training = first.setdefault(training_identity(cell.training), [])
+        of_training = first.setdefault(training_identity(replace(cell.training, audit=0)), [])
         if not of_training or of_training[0].training.id == cell.training.id:
             of_training.append(cell)
     trainings = [of_training[0].training for of_training in first.values()]

@@ -126,12 +126,12 @@ def solve(cells: tuple[Cell, ...], root: Path, trained: Trained) -> tuple[tuple[
 
     A defense is solved for each task and federation, for all seeds together.
     """
-    asked: dict[str, list[TrainingSpec]] = {}
+    asked: dict[str, dict[int, TrainingSpec]] = {}
     for cell in cells:
         spec = cell.training.honest
-        if KEY in spec.defense.parameters and spec not in asked.setdefault(_place(cell), []):
-            asked[_place(cell)].append(spec)
-    searches = {place: _search(specs, root) for place, specs in asked.items()}
+        if KEY in spec.defense.parameters:
+            asked.setdefault(_place(cell), {}).setdefault(spec.seed, spec)
+    searches = {place: _search(list(specs.values()), root) for place, specs in asked.items()}
     answers: dict[str, Answer] = {}
     requested: dict[str, list[TrainingSpec]] = {}
     records: dict[str, dict[str, TrainingRecord]] = {place: {} for place in searches}
@@ -155,8 +155,8 @@ def solve(cells: tuple[Cell, ...], root: Path, trained: Trained) -> tuple[tuple[
 
 
 def _place(cell: Cell) -> str:
-    """A key of a cell's training by an honest server, without the seed."""
-    return canonical(to_data(cell.training.honest) | {"seed": None})
+    """A key of a cell's training by an honest server, without the seed and the audit."""
+    return canonical(to_data(replace(cell.training.honest, audit=0)) | {"seed": None})
 
 
 class _Axis(NamedTuple):

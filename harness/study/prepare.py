@@ -149,6 +149,7 @@ def trained_federation(spec: TrainingSpec, ready: Prepared, training: Training, 
         clients=ready.clients,
         engine=engine,
         key=ready.key,
+        classes=ready.data.classes,
     )
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from leakgauge.harness.core.cell import Cell, TrainingSpec
+from leakgauge.harness.core.cell import Cell, TaskSpec, TrainingSpec
 from leakgauge.harness.core.code import records_of
 from leakgauge.harness.core.device import available
 from leakgauge.harness.core.errors import StudyError
@@ -20,6 +20,7 @@ from leakgauge.harness.core.stored import fingerprint, to_data
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.data import DataSet, default_root
 from leakgauge.harness.federation import registry
+from leakgauge.harness.federation.observe import are_of
 from leakgauge.harness.learn.batch import check_records
 from leakgauge.harness.learn.losses import parse
 from leakgauge.harness.learn.modules import check
@@ -232,6 +233,7 @@ def check_data(study: Study, root: Path) -> dict[str, tuple[str, bool]]:
         except (LookupError, ValueError, OSError) as error:
             problems.append(f"{key}: {error}")
             continue
+        problems += _unknown_classes(study, task, loaded)
         problems += disagreements(specs, study.cells, loaded, made.layout)
         defenses = {part_text(spec.defense): spec.defense for spec in specs if not goal_of(spec.defense)}
         for name, defense in defenses.items():
@@ -250,6 +252,14 @@ def check_data(study: Study, root: Path) -> dict[str, tuple[str, bool]]:
     if problems:
         raise StudyError(study.name, problems)
     return digests
+
+
+def _unknown_classes(study: Study, task: TaskSpec, loaded: DataSet) -> Iterator[str]:
+    for target in dict.fromkeys(cell.target for cell in study.cells if cell.training.task == task):
+        try:
+            are_of(loaded.train.y, loaded.classes, target.victim_classes)
+        except ValueError as error:
+            yield f"attacks.target.{error}"
 
 
 def _check_alike(other: DataSet, own: DataSet) -> None:

@@ -38,6 +38,7 @@ from leakgauge.harness.study.titles import shipped as shipped
 
 T = TypeVar("T")
 Table = dict[str, Any]
+_Attacked = tuple[PartSpec, Target, tuple[str, ...], Malice | None]
 
 OWN = 200
 """The victims of a lineup that a rating needs: about the fewest for a share that is surely near one half."""
@@ -59,7 +60,7 @@ _MAX_INTEGER = 2**63 - 1  # the largest integer that TOML guarantees; the limit 
 
 
 UTILITY: Table = {"name": "prior", "target": {"count": 1}}
-"""The only attack of a study that names none: blind guessing, which costs no time and does not measure leakage."""
+"""The only attack of a study that names none, or on seeds without attacks: blind guessing, which costs no time."""
 
 
 class _File(BaseModel):
@@ -79,6 +80,12 @@ class _File(BaseModel):
     exclude: list[Table] = []
     figures: list[Table] = []
     claims: list[Table] = []
+    attack_seeds: Annotated[list[int], Field(min_length=1)] | None = None
+
+    @property
+    def attacked(self) -> list[int]:
+        """The seeds on which attacks and audits run; on the others only accuracy is measured."""
+        return self.seeds if self.attack_seeds is None else self.attack_seeds
 
 
 @dataclass(frozen=True)
@@ -184,6 +191,8 @@ def resolve(
     claims = list(_all("claims", file.claims, partial(_flat_filters, Statement), problems, expands=False))
     if len(set(file.seeds)) < len(file.seeds):
         problems.append(f"seeds: got {file.seeds}, expected each seed once")
+    if unknown_seeds := sorted({*file.attacked} - {*file.seeds}):
+        problems.append(f"attack_seeds: got {unknown_seeds}, expected seeds among {file.seeds}")
     for federation, (_, target, *_) in itertools.product(federations, attacks):
         last = max(target.looks_at, default=0)
         if last >= federation.rounds:
@@ -193,22 +202,11 @@ def resolve(
     if problems:
         raise StudyError(source, problems)
     trainings = [
-        TrainingSpec(task, federation, defense, seed, file.audit, strict=file.strict)
-        for task, federation, defense, seed in itertools.product(tasks, federations, defenses, file.seeds)
+        TrainingSpec(task, federation, defense, seed, file.audit * (seed in file.attacked), strict=file.strict)
+        for task, federation, defense in itertools.product(tasks, federations, defenses)
+        for seed in file.seeds
     ]
-    cells = [
-        # a malicious server or participant: without the audit of the honest training
-        Cell(
-            replace(training, malice=malice, audit=0) if malice else training,
-            *(attack, target, view),
-            limit=file.limit and "attacks" in table,
-        )
-        for training in trainings
-        for attack, target, views, malice in attacks
-        for view in views
-    ]
-    if file.lineup is not False and "attacks" in table:
-        cells += list(_lineups(cells, OWN if file.lineup is True else file.lineup))
+    cells = list(_crossed(file, trainings, attacks, asked="attacks" in table))
     unique = {cell.id: cell for cell in _not_excluded(cells, file.exclude, source)}
     if spelled and (wrong := _misspelled(figures, claims, unique.values())):
         raise StudyError(source, wrong)
@@ -216,6 +214,29 @@ def resolve(
     return Study(
         file.name, file.title, tuple(unique.values()), notes=notes, figures=tuple(figures), claims=tuple(claims)
     )
+
+
+def _crossed(file: _File, trainings: list[TrainingSpec], attacks: list[_Attacked], *, asked: bool) -> Iterator[Cell]:
+    """Every attack on the trainings of the attacked seeds with their lineups, and `UTILITY` on the others."""
+    cells = [
+        # a malicious server or participant: without the audit of the honest training
+        Cell(
+            replace(training, malice=malice, audit=0) if malice else training,
+            *(attack, target, view),
+            limit=file.limit and asked,
+        )
+        for training in trainings
+        if training.seed in file.attacked
+        for attack, target, views, malice in attacks
+        for view in views
+    ]
+    yield from cells
+    if file.lineup is not False and asked:
+        yield from _lineups(cells, OWN if file.lineup is True else file.lineup)
+    blind, target, (view,), _ = _attack(UTILITY, ["server"], trusted=False)
+    for training in trainings:
+        if training.seed not in file.attacked:
+            yield Cell(training, blind, target, view, limit=False)
 
 
 def _lineups(cells: Sequence[Cell], own: int) -> Iterator[Cell]:
@@ -448,10 +469,13 @@ _TARGETS: dict[str, Table] = {
 """The target of each kind of attack that is used if the study has none; other kinds have the defaults of `Target`."""
 
 
-def _attack(table: Table, threats: list[str], trusted: bool) -> tuple[PartSpec, Target, tuple[str, ...], Malice | None]:
+def _attack(table: Table, threats: list[str], trusted: bool) -> _Attacked:
     name = _name(table, trusted)
     built = registry.build("attack", name, _without(table, "name", "target", "threat"))
-    target = _inner(Target, table.get("target", _TARGETS.get(built.kind, {})), "target")
+    asked = table.get("target", _TARGETS.get(built.kind, {}))
+    if isinstance(asked, dict) and isinstance(one := asked.get("victim_classes"), str):
+        asked = asked | {"victim_classes": [one]}
+    target = _inner(Target, asked, "target")
     if (target.kind == "members") != (of_members := built.kind in ("membership", "source")):
         expected = "members" if of_members else "probe or messages"
         raise ValueError(f"target.kind: got {target.kind!r}, expected {expected} for a {built.kind} attack")
