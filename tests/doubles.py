@@ -172,6 +172,14 @@ class Coin(Attack):
 
 
 @dataclass(frozen=True)
+class Wrong(Coin):
+    """Fails on everything."""
+
+    def run(self, seen, key):
+        raise ValueError(f"expected nothing, got {len(seen.candidates.y)} candidates")
+
+
+@dataclass(frozen=True)
 class Stuck(Coin):
     """Random membership scores after `seconds` in one call that holds the interpreter, with `megabytes` in use."""
 

@@ -16,6 +16,7 @@ import leakgauge
 from leakgauge import __version__, load_study
 from leakgauge.harness.cli.progress import listener
 from leakgauge.harness.study.run import run_study
+from leakgauge.harness.study.jobs import Job
 from leakgauge.harness.study.schedule import Progress
 from tests.by_rows import by_rows
 from tests.command import call, refused
@@ -34,8 +35,7 @@ STUDY = textwrap.dedent("""
     name = "membership-loss"
     target = {kind = "members", count = 10}
 """)
-RUNNING = Progress(total=1, running=["a job"])
-FAILING = STUDY.replace('name = "membership-loss"', 'name = "tests.doubles:Coin"').replace("10}", "999}")
+FAILING = STUDY.replace('name = "membership-loss"', 'name = "tests.doubles:Wrong"')
 
 
 def imported_by(*words):
@@ -144,7 +144,7 @@ def test_a_failed_cell_is_printed_with_its_reason_and_exit_code_5(study, tmp_pat
     assert done.exit_code == 5
     assert "failed: " in done.output
     assert "Traceback" not in done.output
-    assert "expected at most 60 members, got count=999" in done.output
+    assert "expected nothing, got 20 candidates" in done.output
     assert call("report", tmp_path / "out").exit_code == 5
     next((tmp_path / "out").glob("cells/*/failure.json")).unlink()
     assert "cells without a result: 1" in call("report", tmp_path / "out").stderr
@@ -164,7 +164,10 @@ def test_a_terminal_shows_finished_running_and_failed_jobs(study, tmp_path):
     first, again = screen(run), screen(run)
     assert all(text in first for text in ("tiny: starting", "done  ", "failed  ", "6 of 6 cells, 2 failed"))
     assert "6 of 6 cells, 4 reused, 2 failed" in again
-    assert re.search(r"running +a job.*0 of 1 cells", screen(lambda listen: listen(RUNNING, None)), re.DOTALL)
+    spec = load_study(study).trainings[0]
+    running = Progress(total=1, running=[Job("training", spec, ())])
+    shown = screen(lambda listen: listen(running, None))
+    assert re.search(r"running +training of no defense, seed 0.*0 of 1 cells", shown, re.DOTALL)
 
 
 @by_rows(

@@ -232,10 +232,12 @@ def test_no_command_prints_a_stranger_s_control_characters_or_workflow_commands(
 
 def test_progress_of_hostile_jobs_is_lines_of_text(tmp_path, capsys):
     class Job:
-        label, sort = ALL, "x"
+        def text(self, names):
+            return ALL
 
-    ended = Ended(Job(), 1.0, ALL, ALL, f"Trace\n{ALL}\n{'::error::x'}")  # type: ignore[arg-type]
-    progress = Progress(2, running=[ALL])
+    job = Job()
+    ended = Ended(job, 1.0, ALL, ALL, f"Trace\n{ALL}\n{'::error::x'}")  # type: ignore[arg-type]
+    progress = Progress(2, running=[job])
     logged(lambda *_: None, tmp_path, verbose=True)(progress, ended)
     said_well(capsys.readouterr().out + (tmp_path / "run.log").read_text())
     assert len((tmp_path / "run.log").read_text().splitlines()) == 2

@@ -1,9 +1,4 @@
-"""The commands of the gate: `gate`, `check`, and `baseline` with `update`, `acknowledge`, `show` and `diff`.
-
-Exit codes: 0 no increase detected, 1 leakage increased, 2 invalid arguments or no results, 3 inconclusive with
-`--inconclusive fail`, 4 not comparable or no baseline, 5 a gated cell failed or is missing, 6 an unaccepted change of
-the baseline or of the rules, 70 a bug in leakgauge, 130 interrupted.
-"""
+"""The commands of the gate: `gate`, `check`, and `baseline` with `update`, `acknowledge`, `show` and `diff`."""
 
 from __future__ import annotations
 
@@ -25,8 +20,6 @@ if TYPE_CHECKING:
     from leakgauge.harness.gate.measure import Measured
     from leakgauge.harness.gate.rerun import Bench
     from leakgauge.harness.gate.target import Trusted
-
-baselines = typer.Typer(name="baseline", help="The numbers that 'check' compares with.", no_args_is_help=True)
 
 BaselineArgument = Annotated[Path, typer.Argument(help="A baseline.")]
 InconclusiveOption = Annotated[
@@ -66,7 +59,7 @@ def gate(
     workers: cli.WorkersOption = None,
     allow_code: cli.AllowCodeOption = False,
 ) -> None:
-    """Check this code against a baseline: run and judge what changed. Exit code 0: no increase; 1: an increase."""
+    """Check this code against a baseline: run what changed, and judge it."""
     from leakgauge.harness.cli.progress import listener
     from leakgauge.harness.gate.baseline import read
     from leakgauge.harness.gate.mechanism import gate as judged
@@ -102,7 +95,7 @@ def check(
     no_rerun: Annotated[bool, typer.Option("--no-rerun", help="Do not rerun inconclusive checks.")] = False,
     allow_code: cli.AllowCodeOption = False,
 ) -> None:
-    """Compare a run with a baseline. Exit code 0: no increase detected; 1: leakage increased."""
+    """Check a finished run against a baseline."""
     from leakgauge.harness.core.code import code_allowed, import_from
     from leakgauge.harness.gate.measure import measured
     from leakgauge.harness.gate.rerun import Bench
@@ -148,7 +141,6 @@ def _published(
     return typer.Exit(outcome.exit_code(inconclusive_fails=fails))
 
 
-@baselines.command()
 def acknowledge(
     file: BaselineArgument,
     study: cli.StudyArgument,
@@ -175,7 +167,6 @@ def acknowledge(
     )
 
 
-@baselines.command()
 def update(
     folder: cli.FolderArgument,
     reason: Annotated[str, typer.Option(help="Why these numbers are accepted; stored in the file.")],
@@ -218,7 +209,6 @@ def update(
     say("leakgauge: for 'leakgauge gate', record the code's fingerprints with 'leakgauge baseline acknowledge'")
 
 
-@baselines.command()
 def show(file: BaselineArgument, as_json: cli.JsonOption = False) -> None:
     """Show the contents of a baseline."""
     from leakgauge.harness.gate.baseline import read, to_text
@@ -232,7 +222,6 @@ def show(file: BaselineArgument, as_json: cli.JsonOption = False) -> None:
         say(*described(held))
 
 
-@baselines.command()
 def diff(
     old: BaselineArgument,
     new: Annotated[Path, typer.Argument(help="A later baseline.")],

@@ -21,7 +21,8 @@ _LISTS = ("defenses", "attacks", "tasks", "studies")
 
 
 def list_(
-    what: Annotated[str, typer.Argument(help="What to list.", metavar="|".join(_LISTS))], as_json: JsonOption = False
+    what: Annotated[str, typer.Argument(metavar="WHAT", help=f"{', '.join(_LISTS[:-1])} or {_LISTS[-1]}.")],
+    as_json: JsonOption = False,
 ) -> None:
     """List the defenses, attacks, tasks or studies, each with one line of description."""
     from leakgauge.harness.cli.known import known

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from leakgauge import __version__
+from leakgauge.harness.cli import options as cli
 from leakgauge.harness.cli.audit import audit, claim
-from leakgauge.harness.cli.gate import baselines, check, gate
+from leakgauge.harness.cli.gate import acknowledge, check, diff, gate, update
+from leakgauge.harness.cli.gate import show as show_baseline
 from leakgauge.harness.cli.inspect import inspect_
 from leakgauge.harness.cli.list import list_
-from leakgauge.harness.cli.options import bugs
 from leakgauge.harness.cli.own import doctor, new
 from leakgauge.harness.cli.report import compare, export, report, verify
 from leakgauge.harness.cli.reproduce import reproduce
@@ -24,11 +24,11 @@ from leakgauge.harness.core.search_path import leave_working_folder
 from leakgauge.harness.core.sinks import any_encoding, say
 
 
-class _Commands(TyperGroup):
+class _Commands(cli.Group):
     """The commands; an uncaught exception in any command is printed as one line."""
 
     def invoke(self, ctx: Any) -> Any:
-        with bugs(verbose=ctx.params["verbose"]):
+        with cli.bugs(verbose=ctx.params["verbose"]):
             return super().invoke(ctx)
 
 
@@ -51,13 +51,72 @@ def _options(
     """Measure how much a federated-learning defense really leaks."""
 
 
-_RESULTS: tuple[Callable[..., None], ...] = (run, report, export, verify, show)
-_CHECKS: tuple[Callable[..., None], ...] = (claim, audit, compare, gate, check, new, doctor, reproduce)
-for _command in (*_RESULTS, *_CHECKS):
-    app.command()(_command)
-app.command("list")(list_)
-app.command("inspect")(inspect_)
-app.add_typer(baselines)
+baselines = typer.Typer(
+    name="baseline",
+    cls=cli.Group,
+    help="The numbers that 'check' and 'gate' compare with: make, acknowledge, show and compare them.",
+    no_args_is_help=True,
+)
+
+_MEASURE, _LOOK, _KNOW, _GUARD = "Measure leakage", "Results", "Defenses, attacks and claims", "Gate (for CI)"
+_GATED = (cli.INCREASED, cli.INCONCLUSIVE, cli.NOT_COMPARABLE, cli.INCOMPLETE, cli.UNACCEPTED)
+
+
+def _add(command: Callable[..., None], panel: str | None, codes: tuple[int, ...], *examples: str) -> None:
+    """Add a command, to a panel or to `baseline`; codes: its exit codes besides those of every command."""
+    end, name = cli.closing(codes, *examples), command.__name__.rstrip("_")
+    to = app if panel else baselines
+    to.command(name, cls=cli.Command, epilog=end, rich_help_panel=panel)(command)
+
+
+_add(show, _MEASURE, (), "show demo", "show mine.toml --json")
+_add(run, _MEASURE, (cli.INCOMPLETE,), "run demo -o runs/demo", "run mine.toml -o runs/mine --only 'gaussian*map'")
+_add(
+    inspect_,
+    _MEASURE,
+    (cli.INCOMPLETE,),
+    "inspect recording --model cnn2",
+    "inspect recording --model linear --data mnist",
+)
+_add(
+    reproduce,
+    _MEASURE,
+    (cli.INCREASED, cli.NOT_COMPARABLE, cli.INCOMPLETE),
+    "reproduce --list",
+    "reproduce jopeq/figure-2 -o runs/jopeq",
+)
+_add(
+    report,
+    _LOOK,
+    (cli.NOT_COMPARABLE, cli.INCOMPLETE),
+    "report runs/mine --details",
+    "report runs/mine --against runs/other",
+)
+_add(export, _LOOK, (), "export runs/mine", "export runs/mine --to csv -o mine.csv")
+_add(compare, _LOOK, (), "compare runs/mine runs/other", "compare runs/mine runs/other --format md")
+_add(verify, _LOOK, (cli.INCOMPLETE,), "verify runs/mine")
+_add(list_, _KNOW, (), "list attacks", "list tasks")
+_add(claim, _KNOW, (), "claim gaussian --set epsilon=8")
+_add(audit, _KNOW, (), "audit laplace --trials 1000", "audit --study mine.toml --only laplace")
+_add(new, _KNOW, (), "new defense my_defense.py", "new attack my_attack.py")
+_add(doctor, _KNOW, (cli.UNSOUND,), "doctor my_defense.py", "doctor jopeq --set bits=2")
+_add(gate, _GUARD, _GATED, "gate mine.toml -o runs/gate --baseline baselines/mine.json")
+_add(check, _GUARD, _GATED, "check runs/mine --baseline baselines/mine.json")
+app.add_typer(baselines, rich_help_panel=_GUARD)
+_add(
+    update,
+    None,
+    (cli.INCREASED, cli.NOT_COMPARABLE, cli.INCOMPLETE),
+    "baseline update runs/mine --reason 'first numbers'",
+)
+_add(
+    acknowledge,
+    None,
+    (cli.NOT_COMPARABLE,),
+    "baseline acknowledge mine.json mine.toml --reason 'another clip'",
+)
+_add(show_baseline, None, (cli.NOT_COMPARABLE,), "baseline show baselines/mine.json")
+_add(diff, None, (cli.NOT_COMPARABLE,), "baseline diff old.json new.json")
 
 
 def main() -> None:

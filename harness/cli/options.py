@@ -7,18 +7,36 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from leakgauge.harness.core.sinks import emit, say, spelled
 
-INCREASED, USAGE, NOT_COMPARABLE, INCOMPLETE, UNSOUND, BUG, INTERRUPTED, CLOSED = 1, 2, 4, 5, 7, 70, 130, 141
-"""Exit codes: leakage increased; invalid study or arguments; no usable baseline; incomplete results; the doctor found
-an error; an internal error (EX_SOFTWARE of sysexits.h); interrupted; the reader closed the pipe."""
+INCREASED, USAGE, INCONCLUSIVE, NOT_COMPARABLE, INCOMPLETE, UNACCEPTED, UNSOUND = 1, 2, 3, 4, 5, 6, 7
+BUG, INTERRUPTED, CLOSED = 70, 130, 141
+
+EXITS = {
+    0: "done, and nothing below was found",
+    INCREASED: "leakage increased, or a decided verdict of a claim changed",
+    USAGE: "an invalid study or argument",
+    INCONCLUSIVE: "inconclusive, with --inconclusive fail",
+    NOT_COMPARABLE: "nothing to compare with, or not comparable",
+    INCOMPLETE: "a result failed, is missing or is damaged",
+    UNACCEPTED: "a change of the baseline or of the rules was not accepted",
+    UNSOUND: "the doctor found an error",
+    BUG: "an internal error (EX_SOFTWARE of sysexits.h)",
+    INTERRUPTED: "interrupted; the same command resumes",
+    CLOSED: "the reader closed the pipe",
+}
+"""The meaning of each exit code."""
+
+_ANY = (0, USAGE, BUG, INTERRUPTED)
+"""The exit codes of every command."""
 
 StudyArgument = Annotated[str, typer.Argument(help="A TOML file, or the name of a shipped study.")]
 FolderArgument = Annotated[Path, typer.Argument(help="Folder of results that 'leakgauge run' wrote.")]
@@ -58,6 +76,39 @@ FiguresOption = Annotated[
     str, typer.Option(help="Formats such as png,pdf,svg: also write each chart to the folder `figures` of the results.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _short(parameters: list[Any]) -> list[Any]:
+    """The parameters; the help shows no type behind a flag, which takes no value, and `N [x>=0]` behind a range."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+        elif getattr(parameter, "min", None) is not None:
+            parameter.metavar = parameter.metavar or "N"
+    return parameters
+
+
+class Command(TyperCommand):
+    """A command whose help shows `--flag`, not `--flag <bool>`."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The parameters."""
+        return _short(super().get_params(ctx))
+
+
+class Group(TyperGroup):
+    """A group of commands whose help shows `--flag`, not `--flag <bool>`."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The parameters."""
+        return _short(super().get_params(ctx))
+
+
+def closing(codes: Iterable[int], *examples: str) -> str:
+    """The end of a command's help: examples, without the first word, and the exit codes, also those of any command."""
+    exits = [f"  {code:>3}  {EXITS[code]}" for code in sorted({*_ANY, *codes})]
+    shown = [f"  leakgauge {example}" for example in examples]
+    return "\n".join(["Examples:", *shown, "", "Exit codes:", *exits])
 
 
 def refusal(code: int, *lines: str) -> typer.Exit:

@@ -12,14 +12,18 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
+from leakgauge.harness.core.labels import Names
 from leakgauge.harness.core.sinks import element, line, say, styled
 from leakgauge.harness.study.cost import span
-from leakgauge.harness.study.jobs import Outcome
+from leakgauge.harness.study.jobs import Job, Outcome
 from leakgauge.harness.study.schedule import Listener, Progress
 from leakgauge.harness.study.store import StoreError
 
 _RECENT = 8
 """Number of finished jobs in the live table."""
+
+_FULL = Names()
+"""The names in `run.log`, with all parameters."""
 
 
 @contextmanager
@@ -51,7 +55,7 @@ def logged(listen: Listener, folder: Path, *, verbose: bool = False) -> Listener
     Args:
         verbose: also print starts and traces.
     """
-    known: list[str] = []
+    known: list[Job] = []
 
     def write(text: str) -> None:
         try:
@@ -66,14 +70,14 @@ def logged(listen: Listener, folder: Path, *, verbose: bool = False) -> Listener
             note = progress.notes.pop(0)
             write(note)
             say(note)
-        started = [f"start  {label}" for label in progress.running if label not in known]
+        started = [job for job in progress.running if job not in known]
         known[:] = progress.running
-        for text in started:
-            write(text)
+        for job in started:
+            write(f"start  {job.text(_FULL)}")
             if verbose:
-                say(text)
+                say(f"start  {job.text(progress.names)}")
         if outcome is not None:
-            write(f"{_line(outcome)}{_left(progress)}")
+            write(f"{_line(outcome, _FULL)}{_left(progress)}")
         listen(progress, outcome)
         if verbose and outcome is not None:
             say(*outcome.trace.splitlines())
@@ -88,26 +92,26 @@ def _in_notebook(status: Callable[[Progress, Outcome | None], str], recent: Iter
     shown = display(HTML(""), display_id=True)
 
     def listen(progress: Progress, outcome: Outcome | None) -> None:
-        lines = [status(progress, outcome), *map(_line, recent)]
+        lines = [status(progress, outcome), *(_line(each, progress.names) for each in recent)]
         shown.update(HTML(f"<pre>{element(chr(10).join(lines))}</pre>"))
 
     return listen
 
 
-def _line(outcome: Outcome) -> str:
+def _line(outcome: Outcome, names: Names) -> str:
     state, text = ("failed", outcome.error) if outcome.error else ("done  ", outcome.headline)
-    return f"{state} {outcome.seconds:7.1f} s  {outcome.job.label}: {text}"
+    return f"{state} {outcome.seconds:7.1f} s  {outcome.job.text(names)}: {text}"
 
 
 def _print_line(progress: Progress, outcome: Outcome | None) -> None:
     if outcome is not None:
-        say(f"[{progress.finished}/{progress.total}{_left(progress)}] {_line(outcome)}")
+        say(f"[{progress.finished}/{progress.total}{_left(progress)}] {_line(outcome, progress.names)}")
 
 
 def _view(status: str, progress: Progress, recent: Iterable[Outcome]) -> Group:
     table = Table(box=None, pad_edge=False, show_header=False)
-    rows = [(_line(outcome), "red" if outcome.error else "") for outcome in recent]
-    rows += [(f"running           {label}", "bold") for label in progress.running]
+    rows = [(_line(outcome, progress.names), "red" if outcome.error else "") for outcome in recent]
+    rows += [(f"running           {job.text(progress.names)}", "bold") for job in progress.running]
     for text, style in rows:
         table.add_row(styled(text, style, cropped=True))
     return Group(table, styled(status))

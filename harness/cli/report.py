@@ -23,8 +23,12 @@ Images = Literal["public", "redact", "none"]
 Layout = Literal["file", "dir"]
 ImagesOption = Annotated[
     Images,
-    typer.Option(help="Pictures in the report: public: of public data sets; redact: placeholders; none: left out."),
+    typer.Option(
+        metavar="WHICH",
+        help="Pictures in the report: public: of public data sets; redact: placeholders; none: left out.",
+    ),
 ]
+DetailsOption = Annotated[bool, typer.Option("--details", help="Also print what each attack found.")]
 
 
 def report(
@@ -47,8 +51,9 @@ def report(
     defense: Annotated[
         str, typer.Option(help="The defense that the pages for an officer are about; default: the worst-rated one.")
     ] = "",
+    details: DetailsOption = False,
 ) -> None:
-    """Write the HTML report of a folder of results again, and print its table."""
+    """Write the HTML report of a folder of results again, and print a line for each defense."""
     from leakgauge.harness.study.store import load_run, write_atomically
     from leakgauge.reports.charts.files import figure_files
     from leakgauge.reports.select import Analysis
@@ -65,7 +70,7 @@ def report(
         finished = load_run(folder)
         for name, content in figure_files(Analysis(finished), kinds):
             write_atomically(folder / "figures" / name, content)
-        publish(finished, folder, images, layout, out, against)
+        publish(finished, folder, images, layout, out, against, details=details)
 
 
 def export(
@@ -73,7 +78,8 @@ def export(
     to: Annotated[
         Literal["csv", "parquet", "tex", "md", "jsonl", "matrix"],
         typer.Option(
-            help="csv, parquet, tex, md: one row per value; jsonl: one line per cell; matrix: Markdown by attack."
+            metavar="FORMAT",
+            help="csv, parquet, tex, md: one row per value; jsonl: one line per cell; matrix: Markdown by attack.",
         ),
     ] = "matrix",
     out: Annotated[Path | None, typer.Option("-o", "--out", help="A file; default: standard output.")] = None,
@@ -168,7 +174,7 @@ def _side_by_side(compared: Comparison) -> Table:
 
 
 def verify(folder: cli.FolderArgument, as_json: cli.JsonOption = False) -> None:
-    """List every damaged or missing file of results or of a recording, with the reason. Exit code 0: none; 5: some."""
+    """List every damaged or missing file of results or of a recording, with the reason."""
     from leakgauge.harness.core.labels import counted
     from leakgauge.harness.study import store
 
@@ -199,13 +205,15 @@ def publish(
     layout: Layout = "file",
     out: Path | None = None,
     against: Path | None = None,
+    *,
+    details: bool = False,
 ) -> None:
-    """Print the table of the results and write the report; exit with code 5 if a cell failed or is missing."""
+    """Print the results and write the report; exit with code 5 if a cell failed or is missing."""
     from leakgauge.harness.study.store import write_atomically
     from leakgauge.reports.html import folder_files, render, stale_pictures
     from leakgauge.reports.text.tables import printed
 
-    cli.print_table(lambda width: printed(finished, width))
+    cli.print_table(lambda width: printed(finished, width, details=details))
     compared = None if against is None else _compared(finished, against)
     place = out or folder / ("report.html" if layout == "file" else "report")
     if layout == "file":
@@ -235,9 +243,10 @@ def _dossier(folder: Path, defense: str, images: Images, out: Path) -> None:
 
 
 def _require_complete(finished: Run) -> None:
-    from leakgauge.harness.core.labels import cell_text
+    from leakgauge.harness.core.labels import Names
 
-    lines = [f"failed: {cell_text(failure.cell)}: {failure.message}" for failure in finished.failures.values()]
+    names = Names(finished.cells)
+    lines = [f"failed: {names.cell(failure.cell)}: {failure.message}" for failure in finished.failures.values()]
     lines += [f"damaged: {fault}; run the study again" for fault in finished.faults]
     if finished.missing:
         lines.append(f"cells without a result: {len(finished.missing)}")

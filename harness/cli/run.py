@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leakgauge.harness.cli import options as cli
-from leakgauge.harness.cli.report import ImagesOption, publish
+from leakgauge.harness.cli.report import DetailsOption, ImagesOption, publish
 from leakgauge.harness.core.sinks import say
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def run(
     address: cli.AddressOption = None,
     device: Annotated[str, typer.Option(help="Where clients train and attacks compute: cpu or cuda.")] = "cpu",
     images: ImagesOption = "public",
+    details: DetailsOption = False,
     only: Annotated[
         str, typer.Option(help="Only cells whose line in 'show' holds this pattern, as in 'gaussian*map*seed 0'.")
     ] = "",
@@ -48,7 +49,7 @@ def run(
         typer.Option(min=0, metavar="MB", help="A training or an attack fails if its worker process uses more memory."),
     ] = None,
 ) -> None:
-    """Run a study, print its table, and write the report; DIR/run.log lists every job. The same command resumes."""
+    """Run a study, print a line for each defense, and write the report; DIR/run.log lists every job."""
     from leakgauge.harness.study.engines.workers import warm_up
 
     if workers != 0 and not dry_run:
@@ -81,7 +82,7 @@ def run(
                 limits=Limits(cell_timeout, cell_memory),
                 engine=opened,
             )
-        publish(finished, out, images)
+        publish(finished, out, images, details=details)
 
 
 def _chosen(study: Study, pattern: str) -> Study:
@@ -91,9 +92,10 @@ def _chosen(study: Study, pattern: str) -> Study:
         StudyError: no cell holds the pattern.
     """
     from leakgauge.harness.core.errors import StudyError
-    from leakgauge.harness.core.labels import cell_text
+    from leakgauge.harness.core.labels import Names
 
-    texts = [(cell, cell_text(cell)) for cell in study.cells]
+    names = Names()
+    texts = [(cell, names.cell(cell)) for cell in study.cells]
     cells = tuple(cell for cell, text in texts if fnmatch(text.casefold(), f"*{pattern.casefold()}*"))
     if not cells:
         raise StudyError(study.name, [f"--only: no cell holds {pattern!r}; the first of {len(texts)}: {texts[0][1]}"])

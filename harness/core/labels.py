@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from leakgauge.harness.core.cases import gathered
@@ -99,10 +99,39 @@ def where(target: Target) -> str:
     return f"{kind}, round{'s' if last else ''} {target.round}{last}{batch}{users}"
 
 
-def cell_text(cell: Cell) -> str:
-    """One cell in one line: defense, attack, adversary, target, seed."""
-    defense, attack = part_text(cell.training.defense), cell.attack.name
-    return f"{case_text(defense, attack, cell.threat, where(cell.target))}, seed {cell.training.seed}"
+class Names:
+    """Short names of trainings and cells among these cells: only what differs between them. Of no cells: everything."""
+
+    def __init__(self, cells: Iterable[Cell] = ()) -> None:
+        among = tuple(cells)
+        self._parts = label_parts(part for cell in among for part in (cell.training.defense, cell.attack))
+        self._settings = label_settings(among)
+        self._shared = [{text(cell) for cell in among} for text in _DIFFERING]
+
+    def cell(self, cell: Cell) -> str:
+        """Defense and attack; adversary, target, seed and setting where they differ."""
+        words = [text(cell) for text, shared in zip(_DIFFERING, self._shared, strict=True) if shared != {text(cell)}]
+        case = f"{self._part(cell.training.defense)} under {self._part(cell.attack)}"
+        return ", ".join([case, *words, *self._setting(cell.training)])
+
+    def training(self, spec: TrainingSpec) -> str:
+        """The defense; seed and setting where they differ."""
+        seed = f"seed {spec.seed}"
+        return ", ".join([self._part(spec.defense), *[seed] * (self._shared[-1] != {seed}), *self._setting(spec)])
+
+    def _part(self, part: PartSpec) -> str:
+        return self._parts[part.key].text if part.key in self._parts else part_text(part)
+
+    def _setting(self, spec: TrainingSpec) -> list[str]:
+        known = self._settings.get(setting_key(spec.task, spec.federation), "")
+        return [known] if len(self._settings) > 1 else []
+
+
+_DIFFERING: tuple[Callable[[Cell], str], ...] = (
+    lambda cell: cell.threat,
+    lambda cell: where(cell.target),
+    lambda cell: f"seed {cell.training.seed}",
+)
 
 
 def case_text(defense: str, attack: str, threat: str, target: str) -> str:

@@ -22,7 +22,9 @@ from __future__ import annotations
 import html
 import io
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -85,11 +87,21 @@ def cut(text: str) -> str:
 
 
 def say(*texts: str, err: bool = False) -> None:
-    """Print each text on one line. `err`: on standard error."""
+    """Print each text on one line, which a terminal shows broken between words. `err`: on standard error."""
     stream = sys.stderr if err else sys.stdout
     any_encoding(stream)
-    stream.write("".join(f"{line(text)}\n" for text in texts))
+    width = shutil.get_terminal_size().columns if stream.isatty() else 0
+    stream.write("".join(f"{row}\n" for text in texts for row in _rows(line(text), width)))
     stream.flush()
+
+
+def _rows(text: str, width: int) -> list[str]:
+    """The text in rows of at most this width without a broken word; in one row if the width is 0."""
+    if not 0 < width < len(text):
+        return [text]
+    inner = " " * (len(text) - len(text.lstrip()) + 2)
+    rows = textwrap.wrap(text, width, subsequent_indent=inner, break_long_words=False, break_on_hyphens=False)
+    return [line(row) for row in rows]
 
 
 def any_encoding(stream: object) -> None:

@@ -84,13 +84,14 @@ def lines(outcome: Outcome, measured: Measured) -> Iterator[str]:
     yield from (f"warning: {clipped(warning)}" for warning in outcome.warnings)
     if not outcome.checks:
         return
-    names, rows = titles(measured.measures), [("verdict", "check", "before -> now", "change (90 %)", "detectable")]
+    names, rows = titles(measured.measures), [("verdict", "check", "before -> now", "change (90 %)", "n", "detectable")]
     rows += [
         (
             check.verdict.value,
             clipped(check.key),
             f"{number(check.before)} -> {number(check.now)}",
             change(check.rise, check.low, check.high),
+            str(check.n or ""),
             "" if check.smallest is None else signed(check.smallest),
         )
         for check in outcome.checks

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from leakgauge.harness.core.cell import Cell, TrainingSpec
-from leakgauge.harness.core.labels import cell_text, part_text
+from leakgauge.harness.core.labels import Names
 from leakgauge.harness.core.stored import fingerprint, to_data
 from leakgauge.harness.study.store import Store
 
@@ -47,12 +47,11 @@ class Job(NamedTuple):
         """The victims of a search or a limit; all victims of an attack."""
         return range(self.cells[0].target.count) if self.kind == "attack" else range(*self.part)
 
-    @property
-    def label(self) -> str:
+    def text(self, names: Names) -> str:
         """A name for people."""
         if self.trains:
-            return f"{self.kind} of {part_text(self.training.defense)}, seed {self.training.seed}"
-        about = cell_text(self.cells[0])
+            return f"{self.kind} of {names.training(self.training)}"
+        about = names.cell(self.cells[0])
         if self.kind == "attack":
             return about
         others = f" and {len(self.cells) - 1} other cells" if len(self.cells) > 1 else ""
@@ -119,7 +118,7 @@ def perform(job: Job, context: RunContext) -> Outcome:
             headline = f"loss {last.loss:.3f}" if last.accuracy is None else f"accuracy {last.accuracy:.3f}"
         elif job.kind == "attack":
             first = run_attack(job.cells[0], context, job.parts).estimates[0]
-            headline = f"{first.name} {'n/a' if first.value is None else format(first.value, '.3f')}"
+            headline = f"{first.name} {'n/a' if first.value is None else f'{first.value:.3f} (n {first.n})'}"
         else:
             run_part(job, context)
             headline = f"{len(job.victims)} victims"

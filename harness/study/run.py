@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -14,7 +14,7 @@ from leakgauge.harness.core.cell import Cell, TaskSpec, TrainingSpec
 from leakgauge.harness.core.code import records_of
 from leakgauge.harness.core.device import available
 from leakgauge.harness.core.errors import StudyError
-from leakgauge.harness.core.labels import part_text
+from leakgauge.harness.core.labels import Names, part_text
 from leakgauge.harness.core.result import Run, TrainingRecord
 from leakgauge.harness.core.stored import fingerprint, to_data
 from leakgauge.harness.core.threats import View
@@ -51,11 +51,11 @@ class _Session:
     notes: list[str]
     pace: Pace
 
-    def work(self, total: int, finished: Collection[str], listen: Listener, jobs: list[Job]) -> None:
-        """Do all jobs, except attacks on the `finished` cells."""
+    def work(self, cells: Sequence[Cell], finished: Collection[str], listen: Listener, jobs: list[Job]) -> None:
+        """Do all jobs of a study with these cells, except attacks on the `finished` cells."""
         slots = self.engine.slots
         batches = self.context.device != "cpu" and slots == 1 and self.limits == NO_LIMITS  # a limit is for one cell
-        progress = Progress(total=total, skipped=len(finished), workers=slots, notes=self.notes)
+        progress = Progress(len(cells), skipped=len(finished), workers=slots, notes=self.notes, names=Names(cells))
         listen(progress, None)
         schedule = Schedule(
             *(self.context.store, progress, listen, jobs),
@@ -163,7 +163,7 @@ def run_study(
         for cell in study.cells:
             if cell.id in finished and (seconds := store.seconds(store.cell(cell.id))):
                 session.pace.learn(Job("attack", cell.training, (cell,)), seconds)
-        session.work(len(study.cells), finished, listen, jobs)
+        session.work(study.cells, finished, listen, jobs)
         store.drop_parts()
         return load_run(store.folder)
 
@@ -195,7 +195,7 @@ def _solved(study: Study, session: _Session, listen: Listener) -> Study:
             listen(progress, outcome)
 
         if missing:
-            session.work(len(study.cells), (), watch, [Job("trial", spec, study.cells) for spec in missing])
+            session.work(study.cells, (), watch, [Job("trial", spec, study.cells) for spec in missing])
         records = {spec.id: record for spec in specs if (record := store.read_training(spec.id)) is not None}
         if len(records) < len(distinct):
             raise ValueError(f"target: {'; '.join(errors)}")

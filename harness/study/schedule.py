@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from leakgauge.harness.core.cell import Cell
+from leakgauge.harness.core.labels import Names
 from leakgauge.harness.core.result import Failure
 from leakgauge.harness.federation import registry
 from leakgauge.harness.study.cost import Pace
@@ -41,16 +42,18 @@ class Progress:
         left: seconds of the remaining jobs on one worker; None before the first job has ended.
         workers: how many jobs run at a time.
         notes: what happened to stored results, one line each; a listener may remove them.
+        names: short names of the study's trainings and cells.
     """
 
     total: int
     done: int = 0
     failed: int = 0
     skipped: int = 0
-    running: list[str] = field(default_factory=list)
+    running: list[Job] = field(default_factory=list)
     left: float | None = None
     workers: int = 1
     notes: list[str] = field(default_factory=list)
+    names: Names = field(default_factory=Names)
     start: float = field(default_factory=time.monotonic)
 
     @property
@@ -130,13 +133,13 @@ class Schedule:
 
     def started(self, job: Job) -> None:
         """Report the start of a job."""
-        self.progress.running.append(job.label)
+        self.progress.running.append(job)
         self.listen(self.progress, None)
 
     def again(self, job: Job, reason: str) -> None:
         """Queue a job again because its worker died."""
-        self.progress.running.remove(job.label)
-        self.progress.notes.append(f"done again: {job.label}: {reason}")
+        self.progress.running.remove(job)
+        self.progress.notes.append(f"done again: {job.text(self.progress.names)}: {reason}")
         if (task := self.open.get(job.writes)) is not None:  # otherwise nobody needs the job any more
             task.taken = False
             self._push(task)
@@ -145,7 +148,7 @@ class Schedule:
     def ended(self, outcome: Outcome) -> None:
         """Report how a job ended; jobs that waited for it may start."""
         job = outcome.job
-        self.progress.running.remove(job.label)
+        self.progress.running.remove(job)
         self.progress.notes += outcome.warnings
         task = self._close(job.writes)
         if not outcome.error:
