@@ -337,6 +337,6 @@ class Analysis:
         tasks = [cell.training.task for cell in cells]
         parts = [listing(dict.fromkeys(_brief(task.data) for task in tasks))]
         parts += [listing(dict.fromkeys(task.model for task in tasks))]
-        parts += [f"{'seed' if len(seeds) == 1 else 'seeds'} {shown}"]
+        parts += [f"{'seed' if len(seeds) == 1 else 'seeds'} {shown}"] if seeds else []
         counts = ((len(self.run.failures), "failed"), (len(self.run.missing), "missing"))
-        return " · ".join([*parts, *(f"{count} {what}" for count, what in counts if count)])
+        return " · ".join(filter(None, [*parts, *(f"{count} {what}" for count, what in counts if count)]))

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+from scipy import special
 
 from leakgauge.harness.core.cell import Cell, FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec
 from leakgauge.harness.core.result import (
@@ -27,7 +28,7 @@ from leakgauge.harness.core.result import (
     Scores,
     TrainingRecord,
 )
-from leakgauge.harness.core.stats import mean, of_items
+from leakgauge.harness.core.stats import against, mean, of_items
 from leakgauge.harness.core.stored import fingerprint, to_data
 from leakgauge.harness.core.threats import Threat
 
@@ -125,11 +126,12 @@ def reconstruction_estimates(cell: Cell) -> tuple[Estimate, ...]:
 
 
 def of_lineups(values: Sequence[float | None]) -> tuple[Estimate, ...]:
-    """Identified from an SSIM of 0.3 on, recognizable from 0.5 on."""
-    return tuple(
+    """Identified among 100 from an SSIM of 0.3 on, recognizable from 0.5 on."""
+    identified, recognized = (
         of_items(name, [float(value is not None and value >= least) for value in values])
         for name, least in (("identification", 0.3), ("recognized", 0.5))
     )
+    return against(identified, 1 / 100), recognized
 
 
 def membership_estimates(cell: Cell) -> tuple[Estimate, ...]:
@@ -138,10 +140,17 @@ def membership_estimates(cell: Cell) -> tuple[Estimate, ...]:
     rate = 0.01 + 0.2 * (value - 0.5)
     few = "0.1 % of 200 non-members is less than one record"
     return (
-        Estimate("auc", value, value - 0.03, value + 0.03, 400, "DeLong", higher_leaks=True),
+        auc_of(value),
         Estimate("tpr@1%", rate, rate / 2, 2 * rate, 200, "Clopper-Pearson", higher_leaks=True),
         Estimate("tpr@0.1%", None, None, None, 200, "Clopper-Pearson", higher_leaks=True, note=few),
     )
+
+
+def auc_of(value: float, each: int = 200) -> Estimate:
+    """An AUC of so many members and non-members, with the normal approximation of the rank-sum test."""
+    p = float(special.ndtr((0.5 - value) * each * math.sqrt(12 / (2 * each + 1))))
+    ends = max(0.0, value - 0.03), min(1.0, value + 0.03)
+    return Estimate("auc", value, *ends, 2 * each, "DeLong", higher_leaks=True, chance=0.5, p=p)
 
 
 def result_of(cell: Cell) -> Result:

@@ -16,7 +16,8 @@ from leakgauge.harness.core.stats import mean
 from leakgauge.reports.html import render
 from tests import report_fixtures as double
 
-SECTIONS = ["verdict", "claims", "leakage", "pictures", "frontier", "tradeoffs", "results", "limits", "provenance"]
+SECTIONS = ["answer", "claims", "attacks", "pictures", "frontier", "tradeoffs", "results", "limits", "glossary",
+            "provenance"]  # fmt: skip
 VOID = {"meta", "img", "input", "br", "hr", "link", "wbr"}
 
 
@@ -70,6 +71,11 @@ class Page(HTMLParser):
 
 def sections(page: Page) -> list[str]:
     return [attributes["id"] for attributes in page.all("section")]
+
+
+def part(source: str, name: str) -> str:
+    """The text of one section of a page."""
+    return Page(re.findall(rf'<section id="{name}"[^>]*>(.*?)</section>', source, re.S)[0]).text
 
 
 def small(

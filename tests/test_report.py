@@ -15,7 +15,7 @@ from leakgauge.reports.html import render
 from leakgauge.reports.sections.tradeoffs import charts
 from leakgauge.reports.select import Analysis
 from tests import report_fixtures as double
-from tests.report_page import SECTIONS, Page, complete, full_source, sections, small, with_ssim
+from tests.report_page import SECTIONS, Page, complete, full_source, part, sections, small, with_ssim
 from tests.test_report_layout import in_another_process
 
 
@@ -106,8 +106,10 @@ def test_text_has_a_contrast_over_four_and_a_half_and_lines_over_three(page, sel
     for ground, ink in itertools.product(("surface", "page", "soft"), ("ink", "muted", "link")):
         assert contrast(colors[ink], colors[ground]) > 4.5
     for tone in ("bad", "warn", "good"):
-        pairs = [(tone, f"{tone}-soft"), ("ink", f"{tone}-tint"), ("muted", f"{tone}-tint"), (tone, "surface")]
+        pairs = [(tone, f"{tone}-soft"), ("ink", f"{tone}-soft"), (tone, "surface")]
         assert all(contrast(colors[one], colors[other]) > 4.5 for one, other in pairs)
+    for one, other in (("page", "bad"), ("page", "ink"), ("muted", "track")):  # cells, tooltips, pale ratings
+        assert contrast(colors[one], colors[other]) > 4.5
     for line in ("s1", "s2", "s3", "s4", "s5", "s6"):
         assert contrast(colors[line], colors["surface"]) > 2.9
 
@@ -120,27 +122,26 @@ def test_a_run_that_cannot_be_grouped_still_makes_a_page():
 
 def test_one_defense_without_any_control_and_no_defense_alone():
     attacks = [(double.MAP, double.PROBE, "server")]
-    page = complete(render(double.make_run(small(double.LAPLACE[0], attacks=attacks))))
-    for text in (
-        "no ceiling measured",
-        "no floor was measured",
-        "not measured",
-        "Some columns have no floor",
-        "have no ceiling",
-    ):
+    source = render(double.make_run(small(double.LAPLACE[0], attacks=attacks)))
+    page = complete(source)
+    for text in ("1 of 1 defense leaks", "floor n/a", "Some columns have no floor", "have no ceiling"):
         assert text in page.text
-    assert {"claims", "leakage", "results"} <= set(sections(page))
+    assert "ceiling" not in part(source, "answer")
+    assert {"claims", "attacks", "results"} <= set(sections(page))
     page = complete(render(double.make_run(small(double.NONE))))
-    assert all(text in page.text for text in ("No defense was measured", "✕ Leaks", "this training leaks"))
+    for text in ("Without a defense, this training leaks", "✕ Leaks 6 of 6 people recognized among 100"):
+        assert text in page.text
 
 
 def test_membership_only_has_no_pictures_and_states_what_is_lacking():
     cells = small(attacks=[(double.THRESHOLD, Target("members", count=200), "public")])
-    page = complete(render(double.make_run(cells)))
+    source = render(double.make_run(cells))
+    page = complete(source)
     assert "pictures" not in sections(page)
     assert page.all("img") == []
-    for text in ("Members identified", "Reconstruction of images was not measured: no such attack ran.", "chance"):
+    for text in ("AUC 0.756: members found", "Reconstruction of images was not measured: no such attack ran."):
         assert text in page.text
+    assert "how often the best attack is right beyond chance" in part(source, "answer")
 
 
 @pytest.mark.parametrize("what", ["failed", "missing"])
@@ -152,13 +153,17 @@ def test_a_run_without_any_result_is_a_page_that_names_every_cell(what):
     assert page.text.count("RuntimeError: out of memory") == (4 if what == "failed" else 0)
     assert "second line" not in page.text
     counts = f"{4 if what == 'failed' else 0} failed, {4 if what == 'missing' else 0} missing"
-    for words in (f"0 finished, {counts}", "No attack on a defense returned a value", "? No verdict"):
+    for words in (f"0 finished, {counts}", "No attack on a defense returned a value", "? Too weak to tell"):
         assert words in page.text
+    assert f"of 1 cell, 1 {what}" in page.text
+    assert "nothing beyond chance" not in part(text, "attacks")
     assert page.all("img") == []
 
 
 def test_a_run_without_cells_or_without_trainings():
-    assert "0 of 0 cells" in complete(render(double.make_run(()))).text
+    empty = complete(render(double.make_run(()))).text
+    assert all(words in empty for words in ("No attack ran", "? Nothing to rate", "0 finished, 0 failed, 0 missing"))
+    assert not any(words in empty for words in ("Only a floor ran", "seeds Theme", "Tested attacks", "· ·"))
     page = complete(render(dataclasses.replace(double.make_run(small()), trainings={})))
     assert sections(page) == [name for name in SECTIONS if name not in ("frontier", "tradeoffs")]
     assert page.text.count("no training finished") == 2
@@ -182,12 +187,10 @@ def test_each_of_a_hundred_defenses_is_in_every_table():
     run = double.make_run(small(*many))
     text = render(run)
     complete(text)
-    found = re.findall(r'<section id="(\w+)"[^>]*>(.*?)</section>', text, re.S)
-    bodies = {name: Page(body).text for name, body in found}
-    for name in ("claims", "leakage", "tradeoffs", "results"):
-        assert set(re.findall(r"epsilon= ?(\d+)\b", bodies[name])) == {str(e) for e in range(1, 101)}, name
-    assert "12 of 101 defenses are shown: those with the highest mean SSIM." in bodies["pictures"]
-    assert "6 of 101 lines are drawn; the data table lists all." in bodies["tradeoffs"]
+    for name in ("answer", "claims", "attacks", "tradeoffs", "results"):
+        assert set(re.findall(r"epsilon= ?(\d+)\b", part(text, name))) == {str(e) for e in range(1, 101)}, name
+    assert "12 of 101 defenses are shown: those with the highest mean SSIM." in part(text, "pictures")
+    assert "6 of 101 lines are drawn; the data table lists all." in part(text, "tradeoffs")
     analysis = Analysis(run)
     for chart in charts(analysis, next(iter(analysis.settings))):
         assert len(chart.series) <= 6

@@ -1,4 +1,4 @@
-"""The parts of the report: verdict, leakage, charts, results, limits, and the table in the terminal."""
+"""The parts of the report: answer, attacks, charts, results, limits, and the table in the terminal."""
 
 import base64
 import dataclasses
@@ -11,16 +11,17 @@ from xml.etree import ElementTree
 import pytest
 from matplotlib.figure import Figure
 
-from leakgauge.harness.core.cell import PartSpec, Target
+from leakgauge.harness.core.cell import FederationSpec, PartSpec, Target
 from leakgauge.harness.core.result import Estimate
 from leakgauge.harness.core.stats import mean, pool
 from leakgauge.reports.charts import figures
 from leakgauge.reports.export import rows_as
 from leakgauge.reports.html import render
-from leakgauge.reports.sections.leakage import leakage
+from leakgauge.reports.sections.answer import headline
+from leakgauge.reports.sections.attacks import attacks, matrices
 from leakgauge.reports.sections.limits import limits
+from leakgauge.reports.sections.ratings import found, ratings
 from leakgauge.reports.sections.tradeoffs import charts
-from leakgauge.reports.sections.verdict import verdict
 from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.notation import fixed, short
 from leakgauge.reports.text.tables import plain
@@ -31,58 +32,38 @@ from tests.report_page import Page, complete, content, full_source, small, ssim_
 RUN = double.full_run()
 
 
-@by_rows((0.36, "High", "Leaks"), (0.355, "Moderate", "Leaks in part"), (0.24, "Moderate", "Leaks in part"),
-     (0.235, "Low", "Nothing recognizable"))  # fmt: skip
-def test_the_word_follows_from_the_way_between_floor_and_ceiling(ssim, word, badge):
-    table = {"none": [0.505, 0.495], "gaussian": [ssim, ssim], "prior": [0.21, 0.21]}
-    analysis = Analysis(double.make_run(small(), make=ssim_of(table)))
-    group = analysis.defended[0]
-    assert analysis.rating(group)._replace(place=None) == (word, None, "")
-    assert verdict(analysis).badge.words == badge
-
-
-@by_rows((2, "High", "1 of 1 defense leaks under the attacks that ran"),
+@by_rows((2, "1 of 1 defense leaks"),
      # chance identifies one of sixteen in one study of seven
-     (1, "at floor", "Every defended case is close to the floor"))  # fmt: skip
-def test_a_few_recognizable_images_are_high_although_the_mean_is_low(seen, word, sentence):
+     (1, "The test is too weak to tell about 1 of 1 defense"))  # fmt: skip
+def test_a_few_identified_images_count_although_the_mean_is_low(seen, sentence):
     table = {"none": [0.95] * 15 + [0.9], "gaussian": [0.1] * (16 - seen) + [0.6] * seen, "prior": [0.1] * 15 + [0.11]}
     analysis = Analysis(double.make_run(small(), make=ssim_of(table)))
-    group = analysis.defended[0]
-    assert analysis.rating(group).word == word
-    assert (analysis.rating(group).place or 0.0) < 0.1
-    found = verdict(analysis)
-    assert found.figures[1][1:3] == (str(seen), "of 16 defended")
-    assert found.sentence == sentence
+    assert headline(analysis)[0] == sentence
+    bare, row = content(attacks(analysis)).matrices[0].rows
+    assert [cell.text for cell in (*bare.cells, *row.cells)] == ["16/16", f"{seen}/16"]
+    assert any(f"{seen}/16 recognizable" in line for line in row.cells[0].lines)
 
 
-def unidentified(result):
-    """The same without an image that is identified or recognizable."""
-    return double.with_estimates(result, *result.estimates[:1], *double.of_lineups([0.0] * 4))
-
-
-def test_no_word_stands_on_an_interval_that_holds_the_floor():
-    # the mean is a quarter of the way to the ceiling, but four such images say nothing
-    make = ssim_of({"none": [0.9, 0.91, 0.9, 0.92], "gaussian": [-0.2, 0.8, 0.1, 0.6], "prior": [0.1, 0.11, 0.1, 0.11]})
-    analysis = Analysis(double.make_run(small(), make=lambda cell: unidentified(make(cell))))
-    found = analysis.rating(analysis.defended[0])
-    assert (found.word, found.place > 0.1) == ("at floor", True)
-
-
-def test_a_defense_at_several_settings_is_counted_once():
+def test_a_defense_in_several_settings_is_counted_once_by_the_worst():
     table = {"none": [0.9] * 8, "gaussian": [0.8, 0.81] * 4, "prior": [0.1] * 8}
     attacks = [(attack, double.PROBE, "server") for attack in (double.MATCHING, double.PRIOR)]
     cells = double.grid([double.NONE, *double.GAUSSIAN[:2]], attacks, (0,))
-    assert verdict(Analysis(double.make_run(cells, make=ssim_of(table)))).sentence.startswith("1 of 1 defense leaks")
+    more = double.grid(double.GAUSSIAN[:1], attacks, (0,), federation=FederationSpec(clients=3, rounds=2))
+    make = ssim_of(table)
+
+    def made(cell):
+        return make(cell) if cell.training.federation.clients > 3 else double.with_estimates(make(cell))
+
+    assert headline(Analysis(double.make_run([*cells, *more], make=made)))[0] == "2 of 2 defenses leak"
 
 
 def test_an_attack_that_fails_without_a_defense_shows_nothing_about_defenses():
-    table = {"none": [0.2, 0.3, 0.25], "gaussian": [0.2, 0.2, 0.2], "prior": [0.25, 0.25, 0.25]}
+    table = {"none": [0.2, 0.25, 0.25], "gaussian": [0.2, 0.2, 0.2], "prior": [0.25, 0.25, 0.25]}
     made = double.make_run(small(), make=ssim_of(table))
     page = complete(render(made))
-    flag = "without a defense, the attack does not beat the floor. These columns show nothing about the defenses:"
-    assert f"Warning: {flag} matching, server, probe, round 0" in page.text
-    assert "! does not beat the floor" in page.text
-    assert "? No verdict" in page.text
+    assert "finds nothing without a defense" in page.text
+    assert "nothing even without a defense" in page.text
+    assert "The test is too weak to tell about 1 of 1 defense" in page.text
     assert any("fails without a defense too" in limit for limit in limits(Analysis(made)))
 
 
@@ -115,57 +96,47 @@ def test_numbers_without_items_are_averaged_over_the_seeds():
     assert pool([aucs[0], lost]).note == "no value in 1 of 2 seeds"
 
 
-def test_the_four_figures_are_the_numbers_of_the_run():
-    worst, images, cost, cells = verdict(Analysis(RUN)).figures
-    assert worst[1] == "0.904"
-    assert "gaussian epsilon=64" in worst[3]
-    assert images[2] == "of 168 defended"  # 7 defenses x 6 images x 2 rounds x 2 seeds
-    assert cost[1].startswith("−")
-    assert cells[1:3] == ("141", "of 144 cells")
-    assert cells[3].startswith("2 failed, 1 missing")
-
-
 def rows_of(cells, **changes):
-    (matrix,) = content(leakage(Analysis(double.make_run(cells, **changes)))).matrices
-    return {row.defense.name: row.entries for row in matrix.rows}
+    """The small cells of each defense on the page, by its name."""
+    (matrix,) = content(attacks(Analysis(double.make_run(cells, **changes)))).matrices
+    return {row.defense.name: row.cells for row in matrix.rows}
 
 
-def test_a_study_without_a_defense_has_its_ceiling_above_its_floor():
-    rows = rows_of(small(double.NONE))
-    found = [(name, entry.value, entry.word) for name, (entry,) in rows.items()]
-    assert found == [("no defense", "0.925", "leaks"), ("floor", "0.147", "prior")]
-
-
-@by_rows(
-    (small(double.GAUSSIAN[0]), None, "too weak to tell", "no ceiling was measured"),
-    (small(), double.PRIOR, "not rated", "no floor was measured"),
-)
-def test_an_entry_that_cannot_be_rated_names_what_is_lacking(cells, lost, word, why):
-    rows = rows_of(cells, failed=lambda cell: cell.attack == lost)
-    (entry,) = rows["gaussian"]
-    assert (entry.word, entry.tone, entry.notes[:2]) == (word, "none", (why, entry.notes[1]))
-    assert entry.notes[1].endswith(" identified (0 % to 46 %)")
-    assert rows["floor"][0].value == ("0.147" if lost is None else "n/a")
+def test_a_cell_has_value_interval_and_floor_and_the_file_a_row_for_the_floor():
+    (cell,) = rows_of(small(double.NONE))["no defense"]
+    assert (cell.state, cell.text) == ("leaks", "6/6")
+    assert cell.lines == [
+        "probe, round 0; mean SSIM 0.925 0.872 to 0.979; floor 0.147; leaks; "
+        "6 of 6 people identified among 100 (54 % to 100 %); 6/6 recognizable"
+    ]
+    (table,) = matrices(Analysis(double.make_run(small(double.NONE))))
+    assert [(row[0].text, row[1].text) for row in table.cells] == [("no defense", "0.925"), ("floor", "0.147")]
 
 
 def test_an_entry_that_was_not_planned_and_a_ceiling_of_other_seeds_have_their_words():
     extra = small(double.NONE, attacks=[(double.MAP, double.PROBE, "server")]), small(double.GAUSSIAN[0], seeds=(1,))
     first, second = rows_of((*small(), *itertools.chain(*extra)))["gaussian"]
-    assert (first.notes[-1], second.word) == ("ceiling from other seeds", "not planned")
+    assert first.lines[0].endswith("ceiling from other seeds")
+    assert (second.state, second.text, second.lines) == ("none", "–", ["not planned"])
 
 
-def test_the_strongest_of_each_kind_is_marked_and_of_equals_each():
-    threats = ("server", "eavesdropper")
-    attacks = [(a, double.PROBE, t) for a in (double.MATCHING, double.MAP, double.PRIOR) for t in threats]
-    attacks += [(double.THRESHOLD, Target("members", count=200), "public")]
+def test_a_cell_of_several_targets_shows_the_one_that_found_most_and_a_line_for_each():
+    questions = [(double.MATCHING, Target("probe", at, 6), "server") for at in (0, 4)]
+    make = with_ssim(lambda cell: [0.1 + 0.8 * (cell.target.round == 4)] * 6)
+    (cell,) = rows_of(small(attacks=questions), make=make)["gaussian"]
+    assert (cell.state, cell.text) == ("leaks", "6/6")
+    assert [line.split(";")[0] for line in cell.lines] == ["probe, round 0", "probe, round 4"]
+    assert "nothing even without a defense" in cell.lines[0]
 
-    def values(cell):
-        first = cell.threat == "server" and cell.training.seed == 0
-        return [0.2 + 0.2 * (cell.attack == double.MAP) + 0.1 * first] * 2
 
-    for seed, ties in ((0, False), (1, True)):
-        rows = rows_of(small(attacks=attacks, seeds=(seed,)), make=with_ssim(values))
-        assert [entry.strongest for entry in rows["gaussian"]] == [False, False, True, ties, False]
+def test_cells_that_failed_or_are_missing_are_named_in_their_place():
+    cells = small(seeds=(0, 1, 2))
+    lost = [cell for cell in cells if (cell.training.defense, cell.attack) == (double.GAUSSIAN[0], double.MATCHING)]
+    (cell,) = rows_of(cells, failed=lambda c: c == lost[0], missing=lambda c: c == lost[1])["gaussian"]
+    assert "1 seed failed; 1 seed missing" in cell.lines[0]
+    (cell,) = rows_of(cells, failed=lambda c: c.training.defense != double.NONE)["gaussian"]
+    assert (cell.state, cell.text) == ("weak", "failed")
+    assert cell.lines[0].endswith("out of memory")
 
 
 def test_charts_of_one_point_are_not_drawn():
@@ -234,9 +205,13 @@ def test_limits_name_the_attacks_that_know_the_defense():
     assert "There is one seed" in naive
 
 
-def test_the_terminal_table_fits_a_hundred_columns_and_has_a_row_per_group():
-    assert max(map(len, plain(RUN).splitlines())) <= 100
-    assert summary(RUN).row_count == len(Analysis(RUN).attacked)
+def test_the_terminal_table_fits_a_hundred_columns_and_has_a_row_per_rating_and_on_request_per_attack():
+    analysis, details = Analysis(RUN), plain(RUN, details=True)
+    assert max(map(len, details.splitlines())) <= 100
+    assert [len(table.rows) for table in ratings(analysis)] == [len(analysis.ratings.all)] == [8 * 3]
+    assert [len(table.rows) for table in found(analysis)] == [len(analysis.attacked)]
+    assert "What each attack found" in details
+    assert "What each attack found" not in plain(RUN)
 
 
 @pytest.mark.parametrize("cells", [(), small(), small(double.GAUSSIAN[0])], ids=["none", "two", "one"])

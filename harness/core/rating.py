@@ -328,7 +328,7 @@ def _foreseen(case: Case) -> Iterator[Finding]:
     one, among = stats.pool(found), round(1 / max(each.chance or 1.0 for each in named))
     rounds, planned = stats.rounds_to_name(one.low or 0.0, among), case.training.federation.rounds
     if rounds is not None and rounds <= planned:
-        values = np.array([value for value in one.values if value is not None])
+        values = np.array([value for value in stats.of_messages(one) if value is not None])
         error = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.inf
         p = float(special.stdtr(len(values) - 1, -float(values.mean()) / error)) if error else 0.0
         text = f"half of the people are named among {among} after {counted(rounds, 'round')}, by the messages seen"
@@ -342,7 +342,7 @@ def _uncertain(alike: Sequence[Case]) -> Iterator[str]:
     gaps = [one for case in alike for one in case.estimates("posterior_gap")]
     if len(gaps) < sum(len(case.results) for case in alike):
         yield "the defense's likelihood is not exact: a better attack may exist"
-    elif not all(_holds_zero([value for value in one.values if value is not None]) for one in gaps):
+    elif not all(_holds_zero([value for value in stats.of_messages(one) if value is not None]) for one in gaps):
         yield "the defense's likelihood contradicts its messages: a better attack may exist"
     hits = [hit for one in pairs for hit in stats.firsts(one)]
     if hits and (stats.clopper_pearson(sum(hits), len(hits)).high or 1.0) > MOST_HIDDEN:

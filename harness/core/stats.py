@@ -153,10 +153,13 @@ def over_batches(estimate: Estimate, sizes: Sequence[int]) -> Estimate:
 
 
 def firsts(estimate: Estimate) -> list[bool]:
-    """Whether the first item of each message is a hit: items of one message are not independent. A failure is none."""
-    if not estimate.sizes:
-        return [value == 1 for value in estimate.values]
-    return [estimate.values[at] == 1 for at in np.cumsum((0, *estimate.sizes[:-1]))]
+    """Whether the first item of each message is a hit; a failure is none."""
+    return [value == 1 for value in of_messages(estimate)]
+
+
+def of_messages(estimate: Estimate) -> Values:
+    """The value of the first item of each message: items of one message are not independent."""
+    return [estimate.values[at] for at in np.cumsum((0, *estimate.sizes[:-1]))] if estimate.sizes else estimate.values
 
 
 def against(estimate: Estimate, chance: float) -> Estimate:
@@ -219,10 +222,11 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
 def rounds_to_name(nats: float, among: int) -> int | None:
     """After how many messages a record is named among that many candidates with probability one half; None: never.
 
+    Among two, one half is chance: None.
     The log likelihood ratio to each rival is taken as normal, with twice its mean as the variance, and as independent
     of the other ratios.
     """
-    if nats <= 0 or among < 2:
+    if nats <= 0 or among < 3:
         return None
     return math.ceil(2 * float(special.ndtri(0.5 ** (1 / (among - 1)))) ** 2 / nats)
 

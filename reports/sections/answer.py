@@ -56,7 +56,7 @@ def headline(analysis: Analysis) -> tuple[str, str]:
     if not analysis.attacked:
         lost = [str(note) for note in analysis.run.study.get("notes", ()) if str(note).startswith("attack ")]
         why = f"Only a floor ran{': ' if lost else ''}{'; '.join(lost)}."
-        return "No attack fits this model" if lost else "No attack ran", why
+        return "No attack fits this model" if lost else "No attack ran", why if analysis.groups else ""
     worst = _worst(analysis)
     if worst is None or not any(group.case.results for group in analysis.judged):
         support = "Every cell that counts here failed, is missing or has no value; see “All results”."
@@ -143,7 +143,7 @@ def answer(analysis: Analysis) -> dict[str, Any]:
         "badge": _badge(analysis),
         "planes": [(name, plane) for name, plane in planes if plane is not None],
         "alone": None if analysis.defended else next(iter(analysis.rated), None),
-        "strip": strip(analysis, first),
+        "strip": _strip(analysis, first),
         "tested": tested,
         "untested": untested,
         "broken": broken(analysis),
@@ -152,6 +152,13 @@ def answer(analysis: Analysis) -> dict[str, Any]:
         ],
         "rule": _RULE,
     }
+
+
+def _strip(analysis: Analysis, setting: str) -> list[dict[str, Any]]:
+    try:
+        return strip(analysis, setting)
+    except Exception:  # pictures that cannot be read: their own section says why
+        return []
 
 
 _MEANS = ("people recognized", "more than chance", "what lacks: in Attacks", "by lineup's certificate")
@@ -244,7 +251,7 @@ def _scope(analysis: Analysis) -> tuple[list[str], list[str]]:
     seeds = {cell.training.seed for group in groups for cell in group.case.cells}
     checks = {
         **{words: name in threats for name, words in ADVERSARIES.items()},
-        "attacks blind to the defense": any(not g.case.info.aware for g in analysis.defended) or not analysis.defended,
+        "attacks blind to the defense": any(not g.case.info.aware or g.undefended for g in analysis.judged),
         "attacks aware of it": any(group.case.info.aware for group in analysis.defended),
         "lineups": "lineup" in kinds,
         "membership": "membership" in kinds,

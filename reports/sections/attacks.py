@@ -209,6 +209,8 @@ def _title(analysis: Analysis) -> str:
         told = f"{few} of {m} identified, {hits} of {n} by one that knows it"
         return f"{name} hides people only from attacks that ignore it: {told}"
     worst = min(analysis.rated, key=lambda one: [*Word].index(one.word), default=None)
+    if not any(group.case.results for group in analysis.judged):
+        return "No attack returned a value"
     if worst is None or worst.word is Word.WEAK:
         return "The attacks found nothing beyond chance"
     return f"{analysis.defenses[worst.defense].text}: {worst.reason}"

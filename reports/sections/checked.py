@@ -100,10 +100,6 @@ def _kind(audit: AuditRecord) -> tuple[object, ...]:
     return audit.horizon, audit.unit, audit.delta, audit.relation, audit.threat, audit.confidence, audit.trials, setting
 
 
-MOST_SENTENCES = 5
-"""Largest number of broken claims that each get a sentence at the top of the page."""
-
-
 class Badge(NamedTuple):
     """A state. `tone` picks the colors; icon and words carry the meaning."""
 
@@ -282,25 +278,11 @@ def overview(analysis: Analysis) -> str:
     return f"Of {counted(total, 'claim')}, {listing(parts)}{rest}.{uncovered}"
 
 
-def broken(analysis: Analysis) -> dict[str, object] | None:
-    """The broken claims, in the study's order: a heading with their number, sentences for the first ones, and the
-    number of the others; None if no claim is broken.
-    """
+def broken(analysis: Analysis) -> str:
+    """How many claims are broken, such as `4 of 11 claims are broken`; empty if none is."""
     counts = tally(analysis)
     count, total = counts["BROKEN"], counts.total() - counts["NOTHING PROMISED"]
-    if not count:
-        return None
-    sentences = []
-    for (setting, defense), claims in _claims(analysis).items():
-        refuted = [claim for claim in claims if is_broken(claim)]
-        if refuted:
-            place = f" ({analysis.settings[setting]})" if len(analysis.settings) > 1 else ""
-            horizons = list(dict.fromkeys(claim.horizon for claim in refuted))
-            first = f"for {horizons[0]} " if len(horizons) > 1 else ""
-            name = analysis.defenses[defense].text
-            sentences.append(f"{name}{place}, {listing(horizons)}: {first}{reason(refuted[0])}")
-    heading = f"{count} of {counted(total, 'claim')} {_COUNTED['BROKEN'][count != 1]}"
-    return {"heading": heading, "sentences": sentences[:MOST_SENTENCES], "more": max(0, count - MOST_SENTENCES)}
+    return f"{count} of {counted(total, 'claim')} {_COUNTED['BROKEN'][count != 1]}" if count else ""
 
 
 def brief(one_round: Sequence[ClaimRecord], whole_run: Sequence[ClaimRecord]) -> tuple[str, tuple[str, ...], str]:
