@@ -15,8 +15,8 @@ from rich.console import Console
 import leakgauge
 from leakgauge import __version__, load_study
 from leakgauge.harness.cli.progress import listener
-from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.jobs import Job
+from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.schedule import Progress
 from tests.by_rows import by_rows
 from tests.command import call, refused

@@ -172,7 +172,7 @@ def test_the_headline_of_an_app_that_leaks_says_so_with_pictures_of_granted_reco
         (["prior"], {"victims": 4}, WEAK),
         (["prior", IDLG], {"victims": 4, "defense": {"name": "gaussian", "epsilon": 1e9}}, "1 of 1 defense leaks"),
         (["prior", IDLG], {"victims": 4, "defense": {"name": "gaussian", "epsilon": 0.5}},
-         "The test is too weak to tell about 1 of 1 defense"),)  # fmt: skip
+         "The test of gaussian is too weak to tell"),)  # fmt: skip
 def test_the_headline_of_an_inspection_is_what_was_found(attacks, changes, sentence, tmp_path):
     assert headline(Analysis(inspected(tmp_path, net(), attacks, **changes)))[0] == sentence
 
@@ -181,7 +181,7 @@ def test_the_headline_of_an_inspection_is_what_was_found(attacks, changes, sente
 def test_the_headline_says_that_no_attack_fits_and_the_body_why(tmp_path, defense):
     run = inspected(tmp_path, Product(), None, victims=2, batch=2, defense=defense)
     # only the lineup fits, and two candidates are too few
-    weak = WEAK if defense is None else "The test is too weak to tell about 1 of 1 defense"
+    weak = WEAK if defense is None else "The test of top-k is too weak to tell"
     assert headline(Analysis(run))[0] == weak
     assert "attack idlg was left out: it needs messages of one record" in Page(render(run)).text
     assert weak in plain(run)

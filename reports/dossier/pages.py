@@ -56,7 +56,7 @@ def render(run: Run, *, defense: str = "", images: Images = "public") -> str:
     """
     subject = chosen(Analysis(run, images=images), defense)
     pages = {"answer": _answer(subject), "promise": promise(subject), "files": _files(subject), "text": TEXT}
-    for rows in range(ROWS, 1, -1):
+    for rows in range(ROWS, -1, -1):
         made = of_template("dossier.html", **pages, others=_others(subject, rows))
         if len(re.sub("<style>.*?</style>|<[^>]+>", " ", made, flags=re.DOTALL).split()) <= LENGTH:
             break

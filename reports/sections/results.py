@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
+
+from markupsafe import escape
 
 from leakgauge.harness.core.cases import gathered, headline_estimate
 from leakgauge.harness.core.cell import Cell
@@ -11,7 +12,6 @@ from leakgauge.harness.core.labels import where
 from leakgauge.harness.core.metrics import metric
 from leakgauge.harness.core.result import Result
 from leakgauge.harness.core.rows import rows
-from leakgauge.harness.core.sinks import spelled
 from leakgauge.harness.core.stats import cut
 from leakgauge.reports.export import data_uri, status_of, to_csv
 from leakgauge.reports.sections import Section
@@ -83,7 +83,7 @@ def everything(analysis: Analysis) -> dict[str, object]:
     lines = [_row(analysis, groups[cell.id], cell) for cell in run.cells]
     return {
         "rows": lines[:_MOST],
-        "more": spelled(json.dumps([_packed(line) for line in lines[_MOST:]], separators=(",", ":"))),
+        "more": escape("\n".join(_packed(line) for line in lines[_MOST:])),  # may hold tabs
         "flags": _flag_rows(analysis),
         "several_settings": len(analysis.settings) > 1,
         "csv": data_uri("results.csv", to_csv(list(rows(run)))) if len(run.cells) <= _MOST_INSIDE else "",
@@ -101,26 +101,14 @@ _MOST_INSIDE = 1000
 """The most cells of which the page holds every value; of more, `leakgauge export` writes them."""
 
 
-def _packed(row: dict[str, Any]) -> list[str]:
-    """A row's status, and its texts by column; a line break before what is small."""
+def _packed(row: dict[str, Any]) -> str:
+    """A row as one line: its status and its texts by column, between tabs; after a bar, what is small."""
     small = [("threat", "target"), ("value", "interval")]
-    texts = {first: "\n".join(filter(None, [str(row[first]), str(row[second])])) for first, second in small}
-    texts |= {"defense": row["defense"].text, "attack": row["attack"].text, "flags": ", ".join(row["flags"])}
-    names = (
-        "status",
-        "defense",
-        "attack",
-        "threat",
-        "setting",
-        "seed",
-        "metric",
-        "value",
-        "n",
-        "others",
-        "flags",
-        "seconds",
-    )
-    return [str(texts.get(name, row[name])) for name in names]
+    texts = {first: [row[first], row[second]] for first, second in small}
+    texts |= {"defense": [row["defense"].text], "attack": [row["attack"].text], "flags": [", ".join(row["flags"])]}
+    names = ("status", "defense", "attack", "threat", "setting", "seed", "metric", "value", "n", "others", "flags")
+    each = [texts.get(name, [row[name]]) for name in (*names, "seconds")]
+    return "\t".join("‖".join(" ".join(str(text).replace("‖", "|").split()) for text in parts) for parts in each)
 
 
 SECTION = Section("results", "All results", "All results", everything, 80)

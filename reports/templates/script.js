@@ -39,7 +39,7 @@
     var shown = texts.filter(function (text, at) { return several || at !== 4; });
     row.setAttribute("data-status", texts[0]);
     shown.forEach(function (text, at) {
-      var parts = text.split("\n");
+      var parts = text.split("‖");
       var cell = row.cells[at];
       cell.removeAttribute("data-value");
       cell.textContent = parts[0];
@@ -58,7 +58,8 @@
       return { row: row, text: row.textContent.toLowerCase(), status: row.getAttribute("data-status") };
     });
     var rest = document.getElementById("rest");
-    JSON.parse(rest.textContent || "[]").forEach(function (texts) {
+    rest.textContent.split("\n").filter(Boolean).forEach(function (line) {
+      var texts = line.split("\t");
       items.push({ texts: texts, text: texts.join(" ").toLowerCase(), status: texts[0] });
     });
     items.forEach(function (item, at) { item.number = at; });
