@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -56,9 +57,9 @@ def render(run: Run, *, defense: str = "", images: Images = "public") -> str:
     """
     subject = chosen(Analysis(run, images=images), defense)
     pages = {"answer": _answer(subject), "promise": promise(subject), "files": _files(subject), "text": TEXT}
-    for rows in range(ROWS, -1, -1):
+    for rows in range(ROWS, 0, -1):
         made = of_template("dossier.html", **pages, others=_others(subject, rows))
-        if len(re.sub("<style>.*?</style>|<[^>]+>", " ", made, flags=re.DOTALL).split()) <= LENGTH:
+        if len(html.unescape(re.sub("<style>.*?</style>|<[^>]+>", " ", made, flags=re.DOTALL)).split()) <= LENGTH:
             break
     return made
 
