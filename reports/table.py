@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -90,14 +90,14 @@ class Table:
         )
         texts = [[f"{row[at].text}{_bracketed(row[at].ends)}" for at in shown] for row in self.cells]
         heads = [self.heads[at].name for at in shown]
-        least = [
-            max(len(word) for text in column for word in text.split() or [""])
-            for column in zip(heads, *texts, strict=True)
-        ]
-        narrow = sum(least) + 3 * len(least) + 1 > width
-        for name, at, words in [] if narrow else zip(heads, shown, least, strict=True):
+        columns = list(zip(heads, *texts, strict=True))
+        least = [max(len(word) for text in column for word in text.split() or [""]) for column in columns]
+        most = [max(map(len, column)) for column in columns]
+        room = width - (sum(least) + 3 * len(least) + 1)
+        narrow = room < 0
+        for name, at, wide in [] if narrow else zip(heads, shown, _widths(least, most, room), strict=True):
             side: Literal["left", "right"] = "right" if self.heads[at].kind == "num" else "left"
-            drawn.add_column(name, overflow="fold", justify=side, min_width=words)
+            drawn.add_column(name, overflow="fold", justify=side, width=wide)
         if narrow:
             drawn.show_header = False
             drawn.add_column(overflow="fold")
@@ -113,6 +113,15 @@ class Table:
 
 
 _STYLES = {"bad": "bold red", "warn": "yellow", "good": "green"}
+
+
+def _widths(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
+    """The least width of each column and what more it needs, or a fair share of the room."""
+    widths, order = [*least], sorted(range(len(least)), key=lambda at: most[at] - least[at])
+    for left, at in zip(range(len(order), 0, -1), order, strict=True):
+        more = min(most[at] - least[at], room // left)
+        widths[at], room = widths[at] + more, room - more
+    return widths
 
 
 def _bracketed(text: str) -> str:

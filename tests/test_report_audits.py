@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import pytest
 
@@ -15,7 +16,7 @@ from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.tables import plain
 from tests import report_fixtures as double
 from tests.by_rows import by_rows
-from tests.report_page import complete, content, full_source, with_trainings
+from tests.report_page import complete, content, full_source, part, with_trainings
 
 
 @pytest.fixture(scope="module")
@@ -168,39 +169,40 @@ def test_a_contradiction_is_on_the_page():
     assert "✕ code CONTRADICTED" in text
 
 
-def test_the_page_has_a_column_of_audits_and_every_cell_its_name(page):
-    names = [attributes["data-name"] for attributes in page.all("td") if "data-name" in attributes]
-    assert (
-        names == ["ε claimed", "ε proved", "ε audited", "Verdict"] * 10
-    )  # two horizons of three, one line of two, two audits
-    for text in (
-        "≥ 2.834 (95 %, n = 1000, server)",
-        "Audited : a lower bound, measured by running the defense",
-        "✕ BROKEN (audit)",
-        "not audited",
-        "Claimed, proved and audited ε by defense.",
-    ):
+def test_every_line_of_the_page_has_its_audit_or_says_that_there_is_none(run, rows, page):
+    source = render(run)
+    lines = [line for row in rows.values() for line in row.lines]
+    assert re.findall(r"<dt>(\w+)</dt>", source.split('id="claims"')[1].split("</section>")[0]) == [
+        "claimed",
+        "proved",
+        "audited",
+    ] * len(lines)
+    assert len(lines) == 10  # two horizons of three, one line of two, two audits
+    drawn = [a["aria-label"] for a in page.all("svg") if a.get("aria-label", "").startswith("claimed ")]
+    assert [label.partition(", audited ")[2] for label in drawn] == [
+        line.audited.epsilon if line.audited else "" for line in lines
+    ]
+    for text in ("audited ≥ 2.834 95 %, n = 1000, server", "✕ BROKEN (audit)", "audited no", "audited: at least"):
         assert text in page.text
     assert "No epsilon in this report is audited" not in page.text
     assert "n trials cannot show more than about log(n / 3.7)" in page.text
 
 
-def test_a_report_without_audits_has_neither_the_column_nor_its_words():
+def test_a_report_without_audits_has_neither_the_line_nor_its_words():
     text = complete(full_source()).text
-    assert "No epsilon in this report is audited." in text
-    assert "ε audited" not in text
-    assert "BROKEN (audit)" not in text
+    assert "No epsilon in this report is audited" in text
+    assert "<dt>audited</dt>" not in full_source()
+    assert "BROKEN (audit)" not in part(full_source(), "claims")
     assert BADGES[BY_AUDIT].tone == BADGES["BROKEN"].tone
 
 
-def test_the_top_of_the_page_names_the_claims_that_an_audit_broke(run):
+def test_the_reason_of_a_claim_that_an_audit_broke_names_the_audit_with_its_own_claim(run):
     analysis = Analysis(run)
-    found = content(broken(analysis))
-    assert found.heading == "2 of 3 claims are broken"
-    assert found.sentences[0].startswith(
-        "dithered, one round and whole run: for one round audited ≥ 2.834 (95 %, n = 1000, server), claimed 2, "
-        "proved 4.054 per sub-vector, δ = 1e−5, one round, 3 clients, d = 36; in this study claimed 2, proved ∞ "
-        "a sub-vector"
+    assert broken(analysis) == "2 of 3 claims are broken"
+    (record,) = (one for one in run.trainings.values() if one.spec.defense.name == "dithered")
+    assert checked(record)[0].reason.startswith(
+        "audited ≥ 2.834 (95 %, n = 1000, server), claimed 2, proved 4.054 per sub-vector, δ = 1e−5, one round, "
+        "3 clients, d = 36; in this study claimed 2, proved inf a sub-vector"
     )
     assert tally(analysis) == {"BROKEN": 2, "LOOSE": 1, "NOTHING PROMISED": 2}
     assert overview(analysis) == "Of 3 claims, 1 is loose and 2 are broken; 2 more defenses promise nothing."

@@ -9,7 +9,7 @@ import pytest
 
 from leakgauge.harness.core.cell import FederationSpec
 from leakgauge.harness.core.labels import part_text
-from leakgauge.harness.core.result import Flag
+from leakgauge.harness.core.result import Dropped, Flag
 from leakgauge.harness.core.rows import rows as all_rows
 from leakgauge.reports.charts import figures
 from leakgauge.reports.charts.epsilon import SSIM, accuracy_charts, leakage_charts
@@ -26,13 +26,14 @@ from leakgauge.reports.sections.checked import (
     tally,
     verdict_of,
 )
-from leakgauge.reports.sections.claims import claims
+from leakgauge.reports.sections.claims import claims, place
 from leakgauge.reports.sections.limits import limits
 from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.notation import bound, epsilon
 from leakgauge.reports.text.tables import plain
 from tests import report_fixtures as double
-from tests.report_page import Page, complete, content, full_source, small, with_trainings
+from tests.by_rows import by_rows
+from tests.report_page import Page, complete, content, full_source, part, small, with_trainings
 
 POINTS, _, DITHERED, _, SAMPLED, _, GENEROUS, _ = double.CHECKED_PARTS
 
@@ -94,11 +95,12 @@ def test_every_verdict_is_a_badge_with_its_word(rows, source):
     assert found["sqsgd"] == [["NOTHING PROMISED"]]
     by_proof = [badge for name, badge in BADGES.items() if name != BY_AUDIT]
     assert len({badge.icon for badge in by_proof}) == len({badge.words for badge in by_proof}) == 7
-    for badge in (*by_proof, CODES["NOT AUDITED"]):
+    for badge in by_proof:
         # no claim is green before its code is audited
         tone = "info" if badge.tone == "good" else badge.tone
-        shown = f'<span class="pill {tone}"><span aria-hidden="true">{badge.icon}</span> {badge.words}</span>'
+        shown = f'<span class="verdict {tone}"><i aria-hidden="true">{badge.icon}</i>{badge.words}</span>'
         assert (shown in source) == (badge.words not in ("VACUOUS", "AUTHOR'S WORD"))
+    assert part(source, "claims").count("code NOT AUDITED") == sum(len(row.lines) for row in rows.values())
     assert rows["points epsilon=2"].lines[0].reason.startswith("a message has 113 points of one update")
     assert rows["no defense"].lines[0].reason == "The update is sent as it is."
 
@@ -120,12 +122,12 @@ def test_the_page_holds_all_of_it_and_no_infinite_number_by_name(source):
     for text in (
         "Claimed in an article, Algorithm 1. Neighbors: add-remove. Against participant and public.",
         "ε = ∞ per client, δ = 1e−5, against server, colluding-server and eavesdropper, one round and whole run "
-        "(by definition, no finite bound) : messages are clipped and sent without noise.",
+        "(by definition, no finite bound): messages are clipped and sent without noise.",
         "the server is honest and reveals no message",
-        "No epsilon in this report is audited.",
-        "the claims of this report are per record, per coordinate, per message, per sub-vector, per client.",
+        "No epsilon in this report is audited",
+        "Never compare ε of different units: here per record, per coordinate, per message, per sub-vector, per client.",
     ):
-        assert text.replace(") :", "):") in page.text
+        assert text in page.text
     assert not re.search(r"proves or audits|∞[^.]{0,30}HOLDS", page.text)
 
 
@@ -138,15 +140,26 @@ def test_an_infinite_epsilon_never_holds():
     assert "HOLDS" not in plain(made)
 
 
-def test_a_narrow_page_names_every_cell_as_its_column_does(source):
-    table = source[source.index('<table class="claims"') :]
-    page = Page(table[: table.index("</table>") + len("</table>")])
-    heads = re.findall(r'role="columnheader">([^<]+)<', table)
-    names = [attributes["data-name"] for attributes in page.all("td") if "data-name" in attributes]
-    assert names == heads[2:] * (len(names) // 3)
-    assert len(names) == 3 * (2 + 2 * 11)  # a line each for what promises nothing, two each for what promises
-    for tag in ("table", "thead", "tbody", "tr", "th", "td"):
-        assert all("role" in attributes for attributes in page.all(tag)), tag
+def test_every_line_names_its_defense_its_numbers_and_its_worst_verdict_before_it_is_opened(rows, source):
+    lines = [(row, line) for row in rows.values() for line in row.lines]
+    summaries = re.findall(r"<summary>\n(<span class=\"who.*?)</summary>", source, re.S)
+    assert len(summaries) == len(lines) == 2 + 2 * 11  # one for what promises nothing, two for what promises
+    for (row, line), summary in zip(lines, summaries, strict=True):
+        page = Page(summary)
+        assert page.text.startswith(f"{row.defense.name} ")
+        assert f"{line.horizon} · one {line.unit}" in page.text
+        assert page.text.endswith(f"{line.states[0].badge.icon} {line.states[0].badge.words}")
+        (drawn,) = [attributes for attributes in page.all("svg") if "aria-label" in attributes]
+        assert drawn["aria-label"] == f"claimed {line.claimed.epsilon}, proved {line.proved.epsilon}"
+    assert Page(source).text.count("claimed by the source") == 1
+
+
+def test_marks_stand_at_their_epsilon_and_infinity_beyond_all_numbers(rows):
+    assert [place(10.0**power) for power in (-3, -1, 0, 1, 5, 6)] == [2, 2, 16.5, 31, 89, 89]
+    assert place(math.inf) == 95
+    assert rows["points epsilon=2"].lines[0].marks == (2.0, pytest.approx(223.132), None)
+    assert rows["dithered epsilon=2"].lines[0].marks == (2.0, math.inf, None)
+    assert rows["no defense"].lines[0].marks == (None, math.inf, None)
 
 
 def test_proofs_of_other_units_and_horizons_stay_apart(rows):
@@ -223,42 +236,33 @@ def test_a_proof_at_another_delta_shows_its_own_and_the_numbers_of_the_verdict()
     complete(render(made))
 
 
-def test_broken_claims_stand_at_the_top(analysis, source):
-    found = content(broken(analysis))
-    assert (found.heading, found.more, len(found.sentences)) == ("4 of 11 claims are broken", 0, 4)
-    assert found.sentences[0] == (
-        "points epsilon=2, one round and whole run: for one round claimed 2, proved 223.132 a message: "
-        "a message has 113 points of one update, each with less than epsilon; they add up."
-    )
-    assert "proved ∞ a sub-vector" in found.sentences[2]
-    top = source[: source.index('<section id="claims"')]
-    assert "4 of 11 claims are broken:" in top
-    assert all(sentence in Page(source).text for sentence in found.sentences)
+def test_broken_claims_stand_in_the_answer_at_their_defense_and_in_the_title_of_the_claims(analysis, source):
+    assert broken(analysis) == "4 of 11 claims are broken"
     counts = "3 hold, 2 are loose, 4 are broken and 2 are unproved; 2 more defenses promise nothing."
     assert overview(analysis) == f"Of 11 claims, {counts}"
+    assert part(source, "claims").startswith(overview(analysis))
+    assert source.count('<span class="brk">claim broken</span>') == 4
+    assert "claim broken" in part(source, "answer")
+    alone = part(render(double.make_run(small(POINTS))), "answer")  # without a plane
+    assert "✕ 1 of 1 claim is broken. See Claims" in alone
 
 
 def test_a_claim_that_is_broken_over_the_whole_run_only_is_broken():
     def longer(claim, _):
         return dataclasses.replace(claim, verdict="BROKEN") if claim.horizon == "whole run" else claim
 
-    found = content(broken(Analysis(changed(small(double.GAUSSIAN[1]), longer))))
-    assert found.heading == "1 of 1 claim is broken"
-    assert found.sentences[0].startswith("gaussian, whole run: claimed 11.3137, proved 11.3137 a record")
+    run = changed(small(double.GAUSSIAN[1]), longer)
+    assert broken(Analysis(run)) == "1 of 1 claim is broken"
+    assert brief(*([getattr(t, h)] for t in run.trainings.values() for h in ("one_round", "whole_run"))) == (
+        "ε 4 per record: HOLDS; whole run: BROKEN",
+        "BROKEN",
+    )
 
 
-def test_without_a_broken_claim_the_page_has_no_such_list():
-    assert broken(Analysis(double.full_run())) is None
-    assert 'class="flag bad"' not in full_source()
-
-
-@pytest.mark.matrix
-def test_many_broken_claims_are_counted_and_the_first_have_a_sentence():
-    parts = [dataclasses.replace(POINTS, parameters={"epsilon": float(e)}) for e in range(1, 9)]
-    made = double.make_run(small(*parts))
-    found = content(broken(Analysis(made)))
-    assert (found.heading, len(found.sentences), found.more) == ("8 of 8 claims are broken", 5, 3)
-    assert "3 more. See claimed and proved epsilon" in complete(render(made)).text
+def test_without_a_broken_claim_the_page_says_nothing_of_one():
+    assert broken(Analysis(double.full_run())) == ""
+    assert "claim broken" not in full_source()
+    assert 'class="brk"' not in full_source()
 
 
 def test_limits_state_that_nothing_is_audited_and_which_claims_are_open(analysis):
@@ -339,46 +343,45 @@ def test_the_download_has_the_proved_epsilon(analysis):
     assert list(verdicts.values()) == ["UNPROVED", "LOOSE", "NOTHING PROMISED"]
 
 
-def test_the_terminal_table_has_bits_identified_images_and_trainings_that_did_not_learn():
+def test_the_terminal_table_has_identified_images_dropped_clients_and_trainings_that_did_not_learn():
     run = double.make_run(double.grid([double.NONE, double.SQSGD], [(double.MATCHING, double.PROBE, "server")], (0, 1)))
     text = plain(run)
-    assert "12/12" in text
-    assert all(words in text for words in ("32 bits", "2.1 bits"))
+    assert text.count("12 of 12") == 2
     assert "no learning" not in text
+    assert "dropped" not in text
     flag = Flag("no-learning", "final accuracy 0.100 is near chance")
     lost = {key: dataclasses.replace(one, flags=(flag,)) for key, one in run.trainings.items() if one.spec.seed}
-    assert plain(dataclasses.replace(run, trainings=run.trainings | lost)).count(" in 1") == 2
-    every = {key: dataclasses.replace(one, flags=(flag,)) for key, one in run.trainings.items()}
-    assert " in 1" not in plain(dataclasses.replace(run, trainings=every))
-    assert "no learning" in plain(dataclasses.replace(run, trainings=every))
+    assert plain(dataclasses.replace(run, trainings=run.trainings | lost)).count("no learning in 1 of 2") == 2
+    every = with_trainings(run, lambda one: dataclasses.replace(one, flags=(flag,), dropped=(Dropped(1, 3, "nan"),)))
+    assert " in 1" not in plain(every)
+    assert plain(every).count("no learning; 2 dropped") == 2
+    assert part(render(every), "attacks").count("no learning; 2 dropped") == 2
 
 
-@pytest.mark.parametrize("width", [40, 60, 79])
-def test_a_narrow_terminal_shows_each_row_as_a_block_and_loses_no_word(width):
+@by_rows((40, True), (58, True), (59, False), (60, False), (61, False), (79, False), (100, False))
+def test_a_narrow_terminal_shows_each_row_as_a_block_and_no_width_loses_a_word(width, blocks):
     wide, narrow = (plain(double.checked_run(), width=columns) for columns in (140, width))
     assert max(map(len, narrow.splitlines())) <= width
-    assert "Adversary" not in narrow
+    assert ("Rating: Leaks" in narrow) == blocks
     words = {word for word in wide.split() if len(word) > 3 and "─" not in word}
-    heads = {"Defense", "Attack", "Adversary", "Target", "Measured", "identified", "Leakage", "Floor", "Ceiling"}
-    missing = words - set(narrow.split()) - heads - {"Accuracy", "bits", "each", "claimed,", "proved,", "audited"}
-    assert missing == set()
+    assert words - set(narrow.replace(":", "").split()) - set(narrow.split()) - {"Defense"} == set()
 
 
-def test_the_terminal_table_has_claimed_and_proved_epsilon_and_the_verdict():
+def test_the_terminal_table_has_the_claimed_epsilon_and_the_verdict():
     text = plain(double.checked_run())
     assert max(map(len, text.splitlines())) <= 100
-    for words in ("2 per message", "4 per record", "one round, δ 1e−5", "proved 223.1: BROKEN", "proved ∞: BROKEN",
-                  "whole run: UNPROVED", "proved 1.6: LOOSE", "proved 4: HOLDS", "∞: nothing"):  # fmt: skip
+    for words in ("ε 2 per message: BROKEN", "ε 4 per record: HOLDS", "ε 2 per record: LOOSE", "nothing promised"):
         assert words in text
+    assert "ε 2 per client: HOLDS; whole run: UNPROVED" in plain(double.checked_run(), width=140)
 
 
 def test_the_short_form_names_the_whole_run_where_it_comes_out_otherwise():
     one, whole = double.claim_of(SAMPLED, "one round"), double.claim_of(SAMPLED, "whole run")
-    text = "2 per client\none round, δ 1e−5\nproved 2: HOLDS"
-    assert brief([one], [whole]) == (f"{text}\nwhole run: UNPROVED", "UNPROVED")
+    text = "ε 2 per client: HOLDS"
+    assert brief([one], [whole]) == (f"{text}; whole run: UNPROVED", "UNPROVED")
     assert brief([one], [one]) == (text, "HOLDS")
     none = double.claim_of(double.NONE, "one round")
-    assert brief([none], [none]) == ("∞: nothing\npromised", "NOTHING PROMISED")
+    assert brief([none], [none]) == ("nothing promised", "NOTHING PROMISED")
     assert brief([], []) == ("n/a", "")
     assert [state.badge.words for state in states([one, whole, none])] == ["UNPROVED", "HOLDS", "NOTHING PROMISED"]
 

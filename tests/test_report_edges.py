@@ -84,6 +84,8 @@ def test_hostile_names_reach_the_charts_as_text(evil):
     assert len(labels) >= 3
     legend = re.findall(r'<ul class="legend">(.*?)</ul>', evil, re.S)
     assert any(SHOWN in Page(f"<ul>{part}</ul>").text for part in legend)
+    points = re.findall(r'<g class="pt \w+" tabindex="0"><title>(.*?)</title>', evil, re.S)
+    assert any(Page(f"<p>{point}</p>").text.startswith(SHOWN) for point in points)
 
 
 def cut(*_):

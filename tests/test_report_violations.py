@@ -13,7 +13,7 @@ from leakgauge.reports.sections.claims import claims
 from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.tables import plain
 from tests import report_fixtures as double
-from tests.report_page import complete, content, small, with_trainings
+from tests.report_page import complete, content, part, small, with_trainings
 
 SINGLE, CLIP = "a record is in one batch per round", "the clip bounds each record's gradient"
 KEPT = ViolationRecord(CLIP, 0, 3_600_000, "coordinate", covered=False)
@@ -62,12 +62,13 @@ def test_a_claim_is_green_only_if_the_run_kept_what_its_proof_needs():
             assert marks == ([("assumption broken", "warn", "")] if tone == "info" else [])
         assert row.broken == (tone == "info")
     marked = render(run_of(BROKEN))
-    assert '<span class="pill info"><span aria-hidden="true">✓</span> HOLDS</span>' in marked
-    assert '<span class="pill warn"><span aria-hidden="true">!</span> assumption broken</span>' in marked
-    assert "<details open>" in marked
+    assert '<span class="verdict info"><i aria-hidden="true">✓</i>HOLDS</span>' in marked
+    assert '<span class="verdict warn"><i aria-hidden="true">!</i>assumption broken</span>' in marked
+    assert marked.count('<details class="claim first broken-claim">') == 1  # print shows what is inside
     kept = render(run_of(KEPT))
-    assert '<span class="pill good"><span aria-hidden="true">✓</span> HOLDS</span>' in kept
-    assert "> assumption broken" not in kept
+    assert '<span class="verdict good"><i aria-hidden="true">✓</i>HOLDS</span>' in kept
+    assert "assumption broken" not in part(kept, "claims")
+    assert "broken-claim" not in part(kept, "claims")
 
 
 def test_only_claims_that_make_the_assumption_are_marked():

@@ -94,7 +94,7 @@ def markdown_well(text, *, ours=()):
         for child in token.children or ():
             assert child.type in ("text", "strong_open", "strong_close", "softbreak", "text_special"), child
         column = column + 1 if token.type in ("th_open", "td_open") else 0 if token.type == "tr_open" else column
-        width = column if token.type == "thead_close" else width
+        width = column if token.type == "thead_close" else 0 if token.type == "table_open" else width
         assert token.type != "tr_close" or column == width or not width
     for one in text.splitlines():
         if one.startswith("| "):
@@ -137,7 +137,7 @@ def table_of(run, found):
     buffer = io.StringIO()
     for width in (30, 140):
         Console(file=buffer, width=width).print(comparison_table(found))
-    return buffer.getvalue() + plain(run, width=40) + plain(run, width=200)
+    return buffer.getvalue() + plain(run, width=40) + plain(run, width=200, details=True)
 
 
 @settings(max_examples=6, phases=FAST)
@@ -280,7 +280,7 @@ OWNERS = {
     "stderr": frozenset({"harness.core.sinks", *CHILDREN}),
     "Text": frozenset({"harness.core.sinks"}),
     "Console": frozenset({"harness.cli.options", "harness.cli.progress", "reports.text.tables"}),
-    "Markup": frozenset({"reports.html", "reports.sections.asked"}),
+    "Markup": frozenset({"reports.charts.plane", "reports.html", "reports.sections.asked"}),
     "write_text": frozenset[str](),
     "emit": frozenset({"harness.core.sinks", *(f"harness.cli.{name}" for name in ("options", "gate", "report"))}),
     "HTML": frozenset({"harness.cli.progress"}),

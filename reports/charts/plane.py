@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from leakgauge.harness.core.sinks import visible
 
@@ -220,4 +220,4 @@ def _markers(pairs: Sequence[tuple[Spot, float, float]]) -> Iterator[Markup]:
     for spot, x, y in pairs:
         shape = _SHAPES[spot.state].format(x=x, y=y, l=x - 7, t=y - 7, a=x - 3.4, b=y - 3.4, q=y + 4)
         form = '<g class="pt {}" tabindex="0"><title>{}</title>{}</g>'
-        yield Markup(form).format(spot.state, escape(visible(spot.about)), Markup(shape))
+        yield Markup(form).format(spot.state, visible(spot.about), Markup(shape))

@@ -285,21 +285,16 @@ def broken(analysis: Analysis) -> str:
     return f"{count} of {counted(total, 'claim')} {_COUNTED['BROKEN'][count != 1]}" if count else ""
 
 
-def brief(one_round: Sequence[ClaimRecord], whole_run: Sequence[ClaimRecord]) -> tuple[str, tuple[str, ...], str]:
-    """One defense's claim for one round in a few words with its verdict, further lines, and its worst verdict.
+def brief(one_round: Sequence[ClaimRecord], whole_run: Sequence[ClaimRecord]) -> tuple[str, str]:
+    """One defense's claim for one round in a few words with its verdict, and its worst verdict.
 
-    The numbers are those of the seed with the worst verdict. The whole run gets a line if its verdict differs.
+    The numbers are those of the seed with the worst verdict. The whole run is named if it comes out worse.
     """
     if not one_round or not whole_run:
-        return NO_VALUE, (), ""
+        return NO_VALUE, ""
     first, whole = (max(claims, key=lambda c: (severity(c), c.epsilon or 0.0)) for claims in (one_round, whole_run))
-    worst, name = verdict_of(max(first, whole, key=severity)), verdict_of(first)
-    if first.epsilon is None:
-        text, lines = "nothing promised", []
-    else:
-        text = f"ε {short(first.epsilon)} per {first.unit}: {name}"
-        lines = [f"{first.horizon}, δ {short(first.delta)}, proved {number(first.proved.epsilon)}"]
-    if verdict_of(whole) != name:
-        lines.append(f"{whole.horizon}: {verdict_of(whole)}")
-        text += f"; {whole.horizon}: {verdict_of(whole)}" if severity(whole) > severity(first) else ""
-    return text, tuple(lines), worst
+    text = "nothing promised"
+    if first.epsilon is not None:
+        text = f"ε {short(first.epsilon)} per {first.unit}: {verdict_of(first)}"
+    worse = severity(whole) > severity(first)
+    return text + (f"; {whole.horizon}: {verdict_of(whole)}" if worse else ""), verdict_of(whole if worse else first)

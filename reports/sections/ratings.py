@@ -60,10 +60,7 @@ def cell_of(rating: Rating) -> Cell:
 
 def people(finding: Finding | None) -> Cell:
     """How many people an attack recognized, of how many."""
-    if finding is None:
-        return Cell(NO_VALUE)
-    ends = f"{percent(finding.low or 0.0, 0)} to {percent(finding.high or 1.0, 0)}"
-    return Cell(f"{finding.hits} of {finding.n}", below=(ends, f"among {finding.among}"))
+    return Cell(NO_VALUE if finding is None else f"{finding.hits} of {finding.n}")
 
 
 def _undefended(analysis: Analysis) -> set[str]:
@@ -83,24 +80,20 @@ def trained(trainings: Sequence[TrainingRecord]) -> Cell:
     accuracy = final_accuracy(trainings)
     lost = sum(flag.code == "no-learning" for training in trainings for flag in training.flags)
     dropped = sum(len(training.dropped) for training in trainings)
-    sizes = [training.bits for training in trainings if training.bits is not None]
-    below = [f"no learning{f' in {lost} of {len(trainings)}' if lost < len(trainings) else ''}"] if lost else []
-    below += [f"{dropped} dropped"] if dropped else []
-    below += [f"{sum(sizes) / len(sizes):.3g} bits per parameter"] if sizes else []
-    value = percent(accuracy.value if accuracy is not None else None)
-    return Cell(value, "no learning" if lost else "", tuple(below))
+    notes = [f"no learning{f' in {lost} of {len(trainings)}' if lost < len(trainings) else ''}"] if lost else []
+    notes += [f"{dropped} dropped"] if dropped else []
+    return Cell(percent(accuracy.value if accuracy is not None else None), "; ".join(notes))
 
 
 def claimed(trainings: Sequence[TrainingRecord]) -> Cell:
     """The claim for one round with its verdict, and what the audit and the messages say about it."""
     pairs = [checked(training) for training in trainings]
-    text, more, worst = brief([one for one, _ in pairs], [whole for _, whole in pairs])
+    text, worst = brief([one for one, _ in pairs], [whole for _, whole in pairs])
     marked = any(is_unkept(claim, training) for pair, training in zip(pairs, trainings, strict=True) for claim in pair)
     code = codes(trainings) if any(training.audited is not None for training in trainings) else ()
-    audits = [f"{state.badge.words} {state.seeds}".rstrip() for state in code]
     bad = [UNKEPT.words] if marked else []
-    bad += [text for text, state in zip(audits, code, strict=True) if state.badge.tone != "good"]
-    return Cell(text, "; ".join(bad), (*more, *audits, *bad[:marked]), tone=BADGES[worst].tone if worst else "")
+    bad += [f"{state.badge.words} {state.seeds}".rstrip() for state in code if state.badge.tone != "good"]
+    return Cell(text, "; ".join(bad), tone=BADGES[worst].tone if worst else "")
 
 
 def found(analysis: Analysis) -> list[Table]:
