@@ -18,11 +18,11 @@ STUDIES = (ROOT / "docs" / "studies.md").read_text("utf-8")
 
 def test_the_studies_that_a_page_shows_resolve():
     first, noise, goals = (tomllib.loads(block.code) for block in blocks(ROOT / "docs" / "studies.md", "toml"))
-    assert len(resolve(first).cells) == 2 * 3 * (4 + 2)  # and a lineup for each of two targets
+    assert len(resolve(first).cells) == 2 * 3 * (4 + 4)  # and two lineups for each of two targets
     assert len(resolve(noise).claims) == 1
-    assert len(resolve(first | goals).cells) == 2 * 6 * (4 + 2)
+    assert len(resolve(first | goals).cells) == 2 * 6 * (4 + 4)
     (readme,) = blocks(ROOT / "README.md", "toml")
-    assert len(resolve(tomllib.loads(readme.code)).cells) == 3 * (2 + 1)
+    assert len(resolve(tomllib.loads(readme.code)).cells) == 3 * (2 + 2)
 
 
 def test_every_threat_and_exit_code_is_named():

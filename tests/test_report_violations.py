@@ -64,7 +64,7 @@ def test_a_claim_is_green_only_if_the_run_kept_what_its_proof_needs():
     marked = render(run_of(BROKEN))
     assert '<span class="verdict info"><i aria-hidden="true">✓</i>HOLDS</span>' in marked
     assert '<span class="verdict warn"><i aria-hidden="true">!</i>assumption broken</span>' in marked
-    assert marked.count('<details class="claim first broken-claim">') == 1  # print shows what is inside
+    assert marked.count('<details class="claim first printed">') == 1  # print shows what is inside
     kept = render(run_of(KEPT))
     assert '<span class="verdict good"><i aria-hidden="true">✓</i>HOLDS</span>' in kept
     assert "assumption broken" not in part(kept, "claims")

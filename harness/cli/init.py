@@ -70,6 +70,7 @@ def init(
 ) -> None:
     """Choose by questions: write a study of a defense, or name the commands for an app or a repository."""
     from leakgauge.harness.core.errors import StudyError
+    from leakgauge.harness.study.store import write_atomically
     from leakgauge.harness.study.study import load_study
 
     have = _asked("What do you have?", Have, have)
@@ -81,10 +82,7 @@ def init(
     with cli.user_errors():
         if out.exists():
             raise StudyError("init", [f"{out} is there already; nothing is overwritten, name another file with -o"])
-        try:
-            out.write_text(study_text(out.stem, defense, data, adversary), "utf-8")
-        except OSError as error:
-            raise StudyError("init", [f"cannot write {out}: {error}"]) from error
+        write_atomically(out, study_text(out.stem, defense, data, adversary).encode())
         code = " --allow-code" if ":" in defense else ""
         load_study(out, allow_code=bool(code))
     say(f"wrote {out}; next:", f"  leakgauge show {out}{code}", f"  leakgauge run {out} -o runs/{out.stem}{code}")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
-
-from markupsafe import escape
 
 from leakgauge.harness.core.cases import gathered, headline_estimate
 from leakgauge.harness.core.cell import Cell
@@ -83,7 +82,7 @@ def everything(analysis: Analysis) -> dict[str, object]:
     lines = [_row(analysis, groups[cell.id], cell) for cell in run.cells]
     return {
         "rows": lines[:_MOST],
-        "more": escape("\n".join(_packed(line) for line in lines[_MOST:])),  # may hold tabs
+        "more": [_packed(line) for line in lines[_MOST:]],
         "flags": _flag_rows(analysis),
         "several_settings": len(analysis.settings) > 1,
         "csv": data_uri("results.csv", to_csv(list(rows(run)))) if len(run.cells) <= _MOST_INSIDE else "",
@@ -93,7 +92,7 @@ def everything(analysis: Analysis) -> dict[str, object]:
     }
 
 
-_MOST = 200
+_MOST = 100
 """The rows that the page holds as a table; a script shows the others when they are looked for."""
 
 
@@ -102,13 +101,13 @@ _MOST_INSIDE = 1000
 
 
 def _packed(row: dict[str, Any]) -> str:
-    """A row as one line: its status and its texts by column, between tabs; after a bar, what is small."""
+    """A row as one line: its status and its texts by column, between broken bars; after a double bar, what is small."""
     small = [("threat", "target"), ("value", "interval")]
     texts = {first: [row[first], row[second]] for first, second in small}
     texts |= {"defense": [row["defense"].text], "attack": [row["attack"].text], "flags": [", ".join(row["flags"])]}
     names = ("status", "defense", "attack", "threat", "setting", "seed", "metric", "value", "n", "others", "flags")
     each = [texts.get(name, [row[name]]) for name in (*names, "seconds")]
-    return "\t".join("‖".join(" ".join(str(text).replace("‖", "|").split()) for text in parts) for parts in each)
+    return "¦".join("‖".join(" ".join(re.sub("[¦‖]", "|", str(text)).split()) for text in parts) for parts in each)
 
 
 SECTION = Section("results", "All results", "All results", everything, 80)

@@ -32,7 +32,7 @@
     button.hidden = false;
   }
 
-  var most = 200;
+  var most = 100;
 
   function built(sample, texts, several) {
     var row = sample.cloneNode(true);
@@ -59,7 +59,7 @@
     });
     var rest = document.getElementById("rest");
     rest.textContent.split("\n").filter(Boolean).forEach(function (line) {
-      var texts = line.split("\t");
+      var texts = line.split("¦");
       items.push({ texts: texts, text: texts.join(" ").toLowerCase(), status: texts[0] });
     });
     items.forEach(function (item, at) { item.number = at; });
