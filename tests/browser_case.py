@@ -135,8 +135,8 @@ class Visit:
         self.page.emulate_media(color_scheme=theme)
         return self.style("body", "backgroundColor")
 
-    def open_details(self) -> None:
-        self.page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    def open_details(self, which: str = "details") -> None:
+        self.page.evaluate("which => document.querySelectorAll(which).forEach(one => { one.open = true; })", which)
 
     def axe(self) -> Callable[[bool], list[str]]:
         """axe-core on this page: the violations of its contrast rule (True), or of all other rules (False).

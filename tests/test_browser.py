@@ -14,9 +14,10 @@ from leakgauge.reports.export import rows_as
 from leakgauge.reports.html import render
 from tests.browser_case import HOSTILE, SAME, Theme, against, chromium, few_run, started, tab, visit, whole_run
 
-DARK, LIGHT = "rgb(15, 18, 22)", "rgb(243, 245, 247)"
+DARK, LIGHT = "rgb(20, 23, 27)", "rgb(255, 255, 255)"
 THEMES: dict[Theme, str] = {"light": LIGHT, "dark": DARK}
 WIDTHS = (500, 800, 1366)
+FOLDS = "details.fold"
 ELSEWHERE = "http://127.0.0.1:9/image.png"
 LOAD_ELSEWHERE = """async address => {
     const refused = new Promise(done => document.addEventListener("securitypolicyviolation", done));
@@ -68,7 +69,9 @@ def whole_tab(browser, tmp_path_factory):
 
 @pytest.fixture
 def few(few_tab):
+    """With its folded sections open."""
     few_tab.open()
+    few_tab.open_details(FOLDS)
     yield few_tab
     few_tab.check()
 
@@ -132,6 +135,7 @@ def test_defects_are_found(browser, tmp_path):
 
 def test_everything_can_be_reached_by_keyboard_and_its_focus_is_seen(whole):
     whole.resize(800)
+    whole.open_details(FOLDS)
     stops = []
     for _ in range(400):
         whole.page.keyboard.press("Tab")
@@ -143,16 +147,17 @@ def test_everything_can_be_reached_by_keyboard_and_its_focus_is_seen(whole):
     assert stop["end"]
     names = " ".join(stop["name"] for stop in stops)
     expected = ("skip", "theme", "Changes", "changes-caption", "summary", "filter", "status", "application/zip")
-    assert all(name in names for name in expected)
+    assert all(name in names for name in (*expected, '<g class="pt leaks"', '<span class="cell leaks"'))
 
 
 @pytest.mark.matrix
 def test_a_section_that_is_jumped_to_begins_below_the_bar(few):
     links = few.page.locator("nav a")
-    assert links.count() >= 7
+    assert [link.inner_text() for link in links.all()] == ["Answer", "Claims", "Attacks", "More"]
     for link in links.all():
         link.click()
-        top = few.page.locator(f"{link.get_attribute('href')}-title").bounding_box()
+        address = str(link.get_attribute("href"))
+        top = few.page.locator("#more summary" if address == "#more" else f"{address}-title").first.bounding_box()
         bar = few.page.locator(".bar").bounding_box()
         assert bar["y"] + bar["height"] <= top["y"] < 900
 
@@ -189,6 +194,7 @@ def test_without_the_policy_both_are_noticed(browser, few_page, tmp_path):
 
 def test_hostile_names_are_only_names(whole):
     assert whole.page.evaluate("window.ran") is None
+    whole.open_details(FOLDS)
     spelled = {name: name.translate({0x202C: r"\u202c", 0x202E: r"\u202e"}) for name in HOSTILE}
     changed = whole.page.locator("#changes th[scope=row] strong").all_inner_texts()
     assert set(spelled.values()) - {spelled[SAME]} <= set(changed)
@@ -296,31 +302,51 @@ def test_the_theme_follows_the_system_until_the_button_changes_it_and_is_remembe
 
 
 @pytest.mark.parametrize("how", ["by the system", "by the button"])
-def test_print_is_light_and_leaves_nothing_out(few, how):
-    few.resize(800)
+def test_print_is_light_and_holds_the_first_sections_and_the_broken_claims_whole(whole, how):
+    whole.resize(800)
     if how == "by the button":
-        few.page.get_by_role("button", name="Theme").click(click_count=2)
+        whole.page.get_by_role("button", name="Theme").click(click_count=2)
     else:
-        few.page.emulate_media(color_scheme="dark")
-    assert few.style("body", "backgroundColor") == DARK
-    closed = few.page.locator("details > :not(summary)")
-    assert not any(one.is_visible() for one in closed.all())
-    few.page.emulate_media(media="print")
-    assert few.style("body", "backgroundColor") == few.style(".card", "backgroundColor") == "rgb(255, 255, 255)"
-    assert few.style("body", "color") == "rgb(0, 0, 0)"
-    assert few.poor_contrasts() == []
-    assert closed.evaluate_all(UNSEEN) == 0
-    assert closed.count() > 5
-    cut = "all => all.filter(one => getComputedStyle(one).overflow !== 'visible').length"
-    assert few.page.locator(".scroll, pre").evaluate_all(cut) == 0
-    for name in (".bar", ".tools"):
-        assert not few.page.locator(name).is_visible()
+        whole.page.emulate_media(color_scheme="dark")
+    assert whole.style("body", "backgroundColor") == DARK
+    broken = whole.page.locator(".broken-claim > .inside")
+    assert broken.count() >= 4
+    assert not any(one.is_visible() for one in broken.all())
+    assert not whole.page.locator(".beyond").first.is_visible()
+    whole.page.emulate_media(media="print")
+    assert whole.style("body", "backgroundColor") == "rgb(255, 255, 255)"
+    assert whole.style("body", "color") == "rgb(0, 0, 0)"
+    assert whole.poor_contrasts() == []
+    assert broken.evaluate_all(UNSEEN) == 0
+    # what is left out of print is said, and nothing of the rest is cut off
+    assert all(one.is_visible() for one in whole.page.locator(".beyond").all())
+    assert all(whole.page.locator(f"#{name}").is_visible() for name in ("answer", "claims", "attacks"))
+    cut = "all => all.filter(one => one.checkVisibility() && getComputedStyle(one).overflow !== 'visible').length"
+    assert whole.page.locator(".scroll, pre").evaluate_all(cut) == 0
+    for name in (".bar nav", "#theme", ".folds", ".skip"):
+        assert not whole.page.locator(name).is_visible()
+
+
+@pytest.mark.parametrize("width", [500, 1366])
+def test_the_tooltip_of_a_cell_is_whole_within_the_window_by_pointer_and_by_keyboard(whole, width):
+    whole.resize(width)
+    for cell in whole.page.locator("#attacks .cell").all():
+        tip = cell.locator(".tip")
+        assert not tip.is_visible()
+        cell.focus()
+        box = tip.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+        cell.blur()
+    cell.hover()
+    assert tip.is_visible()
 
 
 def test_without_a_script_the_page_is_complete_and_shows_no_control_that_does_nothing(browser, few, few_page):
     with visit(browser, few_page, javascript=False) as bare:
         texts = []
         for seen, some in ((few, True), (bare, False)):
+            seen.open_details(FOLDS)
             controls = seen.page.locator("button:visible, input:visible, select:visible")
             assert (controls.count() > 3) == some
             assert seen.page.get_by_role("link", name="Download CSV").is_visible()

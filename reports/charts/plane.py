@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from markupsafe import Markup
+from rich.cells import cell_len
 
 from leakgauge.harness.core.sinks import visible
 
@@ -181,7 +182,7 @@ def _names(pairs: Sequence[tuple[Spot, float, float]], scale: _Scale, notes: Seq
     for spot, x, y in sorted(pairs, key=lambda pair: (not pair[0].named, pair[1])):
         if many and not spot.named:
             continue
-        length = _CHARACTER * max(len(spot.name), len(spot.note))
+        length = _CHARACTER * max(cell_len(visible(spot.name)), len(spot.note))
         rows = 1 + bool(spot.note)
         for dx, dy, anchor in _tries():
             edge = x + dx
