@@ -36,12 +36,14 @@ _ENDINGS = {"image/png": "png", "image/svg+xml": "svg"}
 _OURS = re.compile(rf"[0-9a-f]{{16}}\.({'|'.join(_ENDINGS.values())})")
 
 
-def render(run: Run, *, images: Images = "public", linked: bool = False, against: Against | None = None) -> str:
+def render(
+    run: Run, *, images: Images = "public", linked: bool = False, home: str = "", against: Against | None = None
+) -> str:
     """The whole page.
 
     Args:
         images, against: see `Analysis`.
-        linked: whether style and script are files next to the page, see `folder_files`.
+        linked, home: see `page`.
 
     Returns:
         HTML that loads nothing: style, script, charts and pictures are inline, and its policy forbids all else.
@@ -52,11 +54,19 @@ def render(run: Run, *, images: Images = "public", linked: bool = False, against
         A section that cannot be built shows its error instead; the other sections are unaffected.
         Every text of the run is escaped and cannot change the direction of the text after it.
     """
-    return page(run.name, sections(), Analysis(run, images=images, against=against), linked=linked)
+    return page(run.name, sections(), Analysis(run, images=images, against=against), linked=linked, home=home)
 
 
-def page(name: str, parts: Sequence[Section[C]], content: C, *, linked: bool = False) -> str:
-    """A page with these sections, each built from `content`; the guarantees are those of `render`."""
+def page(
+    name: str, parts: Sequence[Section[C]], content: C, *, linked: bool = False, home: str = "", asks: bool = False
+) -> str:
+    """A page with these sections, each built from `content`; the guarantees are those of `render`.
+
+    Args:
+        linked: whether style and script are files next to the page, or next to `home`, see `folder_files`.
+        home: address of a page that lists this one.
+        asks: whether its forms may ask for another page of the same server.
+    """
     environment = _environment()
     bodies = [(section, _section(environment, section, content)) for section in parts]
     style, script = source(STYLE), source(SCRIPT)
@@ -64,10 +74,11 @@ def page(name: str, parts: Sequence[Section[C]], content: C, *, linked: bool = F
     return environment.get_template("page.html").render(
         name=name,
         policy="default-src 'none'; img-src {}; style-src {}; script-src {}; ".format(*sources)
-        + "base-uri 'none'; form-action 'none'",
+        + ("base-uri 'none'; form-action 'self'" if asks else "base-uri 'none'; form-action 'none'"),
         linked=linked,
-        style=STYLE if linked else style,
-        script=SCRIPT if linked else script,
+        home=home,
+        style=f"{home.removesuffix(PAGE)}{STYLE}" if linked else style,
+        script=f"{home.removesuffix(PAGE)}{SCRIPT}" if linked else script,
         sections=[(section, body) for section, body in bodies if body is not None and section.place < FOLDED],
         folded=[(section, body) for section, body in bodies if body is not None and section.place >= FOLDED],
         origin=getattr(content, "origin", ""),
@@ -92,10 +103,14 @@ def folder_files(run: Run, *, images: Images = "public", against: Against | None
         The charts stay in the page, as SVG without style attributes, so that they follow the theme.
     """
     files: dict[str, bytes] = {STYLE: source(STYLE).encode(), SCRIPT: source(SCRIPT).encode()}
-    page = render(run, images=images, linked=True, against=against)
-    files |= {_name(match): base64.b64decode(match["content"]) for match in _INSIDE.finditer(page)}
-    linked = _INSIDE.sub(lambda match: f'{match["attribute"]}="{_name(match)}"{match["saved"] or ""}', page)
-    return {**files, PAGE: linked.encode()}
+    text, inside = taken_out(render(run, images=images, linked=True, against=against))
+    return {**files, **inside, PAGE: text.encode()}
+
+
+def taken_out(page: str, up: str = "") -> tuple[str, dict[str, bytes]]:
+    """A linked page without the files inside it, and these by path. `up`: where they lie, from the page."""
+    files = {_name(match): base64.b64decode(match["content"]) for match in _INSIDE.finditer(page)}
+    return _INSIDE.sub(lambda match: f'{match["attribute"]}="{up}{_name(match)}"{match["saved"] or ""}', page), files
 
 
 def stale_pictures(place: Path, files: Collection[Path]) -> list[Path]:

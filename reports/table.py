@@ -25,7 +25,7 @@ class Cell(NamedTuple):
         below: smaller lines below the text, on the page.
         strong: whether the field stands out; in the terminal its whole row does.
         tone: color of a verdict on the page: `good`, `bad`, `warn` or `none`.
-        link: id of the section to which the text links on the page.
+        link: id of the section to which the text links on the page, or an address with a `/`.
     """
 
     text: str

@@ -55,11 +55,7 @@ ATTACKS = {
     "matching": PartInfo("matching", "Gradient matching.", "reconstruction"),
     "map": PartInfo("map", "Most likely image under the known defense.", "reconstruction", aware=True),
     "threshold": PartInfo("threshold", "Loss threshold.", "membership"),
-<<<<<<< ours
-    "lineup": PartInfo("lineup", "Who is behind a message.", "lineup", aware=True),
-=======
     "lineup": PartInfo("lineup", "The likeliest of the candidates.", "lineup", aware=True),
->>>>>>> theirs
     "prior": PartInfo("prior", "A guess that looks at nothing.", "reconstruction", floor=True),
 }
 

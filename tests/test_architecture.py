@@ -42,6 +42,7 @@ RULES = {
             "gate.judge",
             "gate.output",
             "gate.baseline",
+            "gate.compare",
         }
     ),
     "studies": frozenset(),

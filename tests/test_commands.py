@@ -16,7 +16,7 @@ from leakgauge.harness.study.study import load_study
 from tests.page_case import PAGES, ROOT, blocks, commands, name_of
 from tests.test_site import ELSEWHERE, PLAYED
 
-MINE = ("README.md", "docs/studies.md", "docs/how-to/officer.md")
+MINE = ("README.md", "docs/studies.md", "docs/how-to/officer.md", "docs/how-to/view.md")
 """Pages whose commands are about the study `mine`, in any order."""
 
 SMALL = """

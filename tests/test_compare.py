@@ -18,7 +18,7 @@ from leakgauge.harness.cli.report import comparison_table as table
 from leakgauge.harness.core.cell import PartSpec, Target
 from leakgauge.harness.core.result import Pictures, Scores
 from leakgauge.harness.core.stats import mean
-from leakgauge.harness.gate.compare import compare, to_json, welch
+from leakgauge.harness.gate.compare import compare, compare_all, to_json, welch
 from tests import report_fixtures as double
 from tests.by_rows import by_rows
 from tests.stored import on_disk
@@ -64,9 +64,9 @@ def numbers(one):
     return one.difference, one.low, one.high
 
 
-def plain(found, width=140):
+def plain(*found, width=140):
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(table(found))
+    console.print(table(*found))
     return str(console.file.getvalue())  # type: ignore[attr-defined]
 
 
@@ -271,6 +271,37 @@ def test_markdown_survives_hostile_names():
     assert "<script>" not in "".join(lines)
 
 
+def test_more_than_two_runs_are_each_compared_with_the_first_in_one_table():
+    first, second, third = attacked(), attacked(shift=0.1), attacked((2, 3), shift=0.2)
+    found = compare_all(first, second, third)
+    for one, other in zip(found, (second, third), strict=True):
+        alone = compare(first, other)
+        assert [numbers(each) for each in one.differences] == [numbers(each) for each in alone.differences]
+        assert [each.method for each in one.differences] == [each.method for each in alone.differences]
+    rows = [line.strip("| ").split(" | ") for line in to_markdown(*found).splitlines() if line.startswith("|")]
+    names = ("First", "Second", "Second − first (95 %)", "Third", "Third − first (95 %)")
+    assert rows[0] == ["Measure", *names, "n", "How"]
+    moved = [only(one, "ssim") for one in found]
+    assert [row[2] for row in rows if "ssim" in row[0]] == [f"{moved[0].second:.3f}"]
+    assert [row[5].strip("*")[:6] for row in rows if "ssim" in row[0]] == [f"{moved[1].difference:+.3f}"]
+    assert rows[2][6:] == ["second: 12; third: 12 and 12", f"second: pairs; third: Welch; {moved[1].note}"]
+    assert "first and third: the seeds differ" in plain(*found)
+    assert [len(one["differences"]) for one in json.loads(to_json(*found))["comparisons"]] == [3, 3]
+
+
+def test_what_some_of_several_runs_lack_is_said():
+    other = double.make_run(double.grid([double.SQSGD], IMAGES))
+    text = to_markdown(*compare_all(attacked(), other, attacked()))
+    rows = [line for line in text.splitlines() if line.startswith(("| gaussian", "| sqsgd"))]
+    assert [row.rpartition("only in the ")[2].strip(" |") for row in rows] == 3 * ["first and third"] + 3 * ["second"]
+
+
+@pytest.mark.parametrize("count", [0, 1, 11])
+def test_two_to_ten_runs_are_compared(count):
+    with pytest.raises(ValueError, match=f"^expected 2 to 10 runs to compare, got {count}$"):
+        compare_all(*[attacked((0,))] * count)
+
+
 def test_json_is_whole_and_in_a_fixed_order():
     runs = attacked(), trained({0: 0.8, 1: 0.9}, double.SQSGD)
     text = to_json(compare(*runs))
@@ -300,6 +331,14 @@ def test_the_command_prints_each_format(folder, app):
     assert shown["md"].stdout.startswith("### invented-study at 4f0c2d7a4f")
     assert json.loads(shown["json"].stdout)["differences"][0]["method"] == "pairs"
     assert "3 measures in both" in " ".join(CliRunner().invoke(app, [str(folder), str(folder)]).stdout.split())
+
+
+def test_the_command_compares_three_folders(folder, app):
+    done = CliRunner().invoke(app, [str(folder)] * 3)
+    assert done.exit_code == 0
+    assert "3 measures in all" in " ".join(done.stdout.split())
+    many = CliRunner().invoke(app, [str(folder)] * 11)
+    assert (many.exit_code, many.stderr) == (2, "leakgauge: expected 2 to 10 runs to compare, got 11\n")
 
 
 def test_a_folder_without_results_is_a_wrong_call(folder, app, tmp_path):

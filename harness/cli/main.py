@@ -17,7 +17,7 @@ from leakgauge.harness.cli.gate import show as show_baseline
 from leakgauge.harness.cli.inspect import inspect_
 from leakgauge.harness.cli.list import list_
 from leakgauge.harness.cli.own import doctor, new
-from leakgauge.harness.cli.report import compare, export, report, verify
+from leakgauge.harness.cli.report import compare, export, report, verify, view
 from leakgauge.harness.cli.reproduce import reproduce
 from leakgauge.harness.cli.run import run, show
 from leakgauge.harness.core.search_path import leave_working_folder
@@ -93,7 +93,8 @@ _add(
     "report runs/mine --against runs/other",
 )
 _add(export, _LOOK, (), "export runs/mine", "export runs/mine --to csv -o mine.csv")
-_add(compare, _LOOK, (), "compare runs/mine runs/other", "compare runs/mine runs/other --format md")
+_add(compare, _LOOK, (), "compare runs/mine runs/other", "compare runs/mine runs/other runs/third --format md")
+_add(view, _LOOK, (), "view runs", "view runs --bundle site")
 _add(verify, _LOOK, (cli.INCOMPLETE,), "verify runs/mine")
 _add(list_, _KNOW, (), "list attacks", "list tasks")
 _add(claim, _KNOW, (), "claim gaussian --set epsilon=8")

@@ -1,7 +1,9 @@
-"""The commands on folders of results: `report`, `export`, `compare` and `verify`."""
+"""The commands on folders of results: `report`, `export`, `compare`, `view` and `verify`."""
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from leakgauge.harness.core.result import Run
     from leakgauge.harness.gate.compare import Comparison
     from leakgauge.reports.sections.changes import Against
-    from leakgauge.reports.table import Table
 
 Images = Literal["public", "redact", "none"]
 Layout = Literal["file", "dir"]
@@ -76,10 +77,11 @@ def report(
 def export(
     folder: cli.FolderArgument,
     to: Annotated[
-        Literal["csv", "parquet", "tex", "md", "jsonl", "matrix"],
+        Literal["csv", "parquet", "tex", "md", "jsonl", "matrix", "wandb", "mlflow"],
         typer.Option(
             metavar="FORMAT",
-            help="csv, parquet, tex, md: one row per value; jsonl: one line per cell; matrix: Markdown by attack.",
+            help="csv, parquet, tex, md: one row per value; jsonl: one line per cell; matrix: Markdown by attack; "
+            "wandb, mlflow: one run of the tracker for each training and each attack.",
         ),
     ] = "matrix",
     out: Annotated[Path | None, typer.Option("-o", "--out", help="A file; default: standard output.")] = None,
@@ -90,27 +92,31 @@ def export(
     items: Annotated[bool, typer.Option("--items", help="Also one row for each victim or record.")] = False,
     digits: Annotated[int, typer.Option(min=1, max=17, help="Significant digits in tex and md.")] = 4,
 ) -> None:
-    """Write the results of a folder as a table for other programs."""
+    """Write the results of a folder for other programs."""
     from leakgauge.harness.study.store import load_run, write_atomically
     from leakgauge.reports.export import rows_as, to_jsonl
     from leakgauge.reports.select import Analysis
     from leakgauge.reports.text.tables import to_matrix
+    from leakgauge.reports.trackers import send
 
     names = [name for name in columns.split(",") if name]
     with cli.user_errors():
         loaded = load_run(folder)
-        if to == "jsonl" or to == "matrix":
-            if quantity or names or items:
-                raise cli.refusal(
-                    cli.USAGE,
-                    f"--quantity, --columns and --items need a format with rows: csv, parquet, tex or md; got {to}",
-                )
-            content = (to_jsonl if to == "jsonl" else to_matrix)(Analysis(loaded)).encode()
-        else:
-            try:
+        if to in ("jsonl", "matrix", "wandb", "mlflow") and (quantity or names or items):
+            raise cli.refusal(
+                cli.USAGE,
+                f"--quantity, --columns and --items need a format with rows: csv, parquet, tex or md; got {to}",
+            )
+        try:
+            if to == "wandb" or to == "mlflow":
+                say(f"{to}: {send(to, loaded)} runs of {loaded.name}")
+                return
+            if to == "jsonl" or to == "matrix":
+                content = (to_jsonl if to == "jsonl" else to_matrix)(Analysis(loaded)).encode()
+            else:
                 content = rows_as(to, loaded, quantity or (), names, items=items, digits=digits)
-            except (ValueError, ImportError) as error:
-                raise cli.refusal(cli.USAGE, str(error)) from error
+        except (ValueError, ImportError) as error:
+            raise cli.refusal(cli.USAGE, str(error)) from error
         if out is not None:
             write_atomically(out, content)
         else:
@@ -119,58 +125,75 @@ def export(
 
 def compare(
     first: cli.FolderArgument,
-    second: Annotated[Path, typer.Argument(help="Another folder; differences are this one minus the first.")],
+    later: Annotated[list[Path], typer.Argument(help="Other folders; differences are these minus the first.")],
     format_: Annotated[Literal["table", "md", "json"], typer.Option("--format", help="Output format.")] = "table",
 ) -> None:
-    """Show how two runs differ, image by image if they attacked the same images. Never fails the build."""
-    from leakgauge.harness.gate.compare import compare, to_json
+    """Show how runs differ from the first, image by image if they attacked the same images. Never fails the build."""
+    from leakgauge.harness.gate.compare import compare_all, to_json
     from leakgauge.harness.study.store import load_run
 
     with cli.user_errors():
-        compared = compare(load_run(first), load_run(second))
+        try:
+            compared = compare_all(*map(load_run, (first, *later)))
+        except ValueError as error:
+            raise cli.refusal(cli.USAGE, str(error)) from error
     if format_ == "table":
-        cli.print_table(lambda width: comparison_table(compared))
+        cli.print_table(lambda width: comparison_table(*compared))
     else:
-        emit((comparison_markdown if format_ == "md" else to_json)(compared))
+        emit((comparison_markdown if format_ == "md" else to_json)(*compared))
 
 
-def comparison_table(compared: Comparison) -> RichTable:
-    """Two runs side by side, for the terminal."""
+def comparison_table(*compared: Comparison) -> RichTable:
+    """Runs side by side, for the terminal."""
     from leakgauge.harness.gate.compare import CAPTION
+    from leakgauge.reports.compared import side_by_side
 
-    return replace(_side_by_side(compared), notes=(*compared.remarks, CAPTION)).terminal()
+    table = side_by_side(compared)
+    return replace(table, notes=(*table.notes, CAPTION)).terminal()
 
 
-def comparison_markdown(compared: Comparison) -> str:
-    """Two runs side by side, as Markdown."""
+def comparison_markdown(*compared: Comparison) -> str:
+    """Runs side by side, as Markdown."""
     from leakgauge.harness.gate.compare import CAPTION
     from leakgauge.harness.gate.output import escaped
+    from leakgauge.reports.compared import side_by_side
 
-    return f"{_side_by_side(compared).markdown(escaped)}\n\n{CAPTION}\n"
+    return f"{side_by_side(compared).markdown(escaped)}\n\n{CAPTION}\n"
 
 
-def _side_by_side(compared: Comparison) -> Table:
-    """The shared measures, then those of one run only; a difference is strong if its interval excludes zero."""
-    from leakgauge.harness.core.labels import counted
-    from leakgauge.harness.core.stats import joined
-    from leakgauge.harness.gate.output import change, number
-    from leakgauge.reports.table import Cell, Column, Fields, Table
+def view(
+    folder: Annotated[Path, typer.Argument(help="Folder with results below it, each in its own folder.")],
+    host: Annotated[str, typer.Option(help="Address to listen at; who reaches it may read the results.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free one.")] = 0,
+    bundle: Annotated[
+        Path | None, typer.Option(help="Write the pages as files into this new folder instead, for any web server.")
+    ] = None,
+    images: ImagesOption = "public",
+) -> None:
+    """Look at the results below a folder in a browser: ratings, cells, comparisons. Ctrl-C ends it."""
+    from leakgauge.harness.cli.view import Runs, Server
+    from leakgauge.harness.study.store import write_atomically
+    from leakgauge.reports.view import Links
 
-    rows: list[Fields] = []
-    for difference in compared.differences:
-        moved = Cell(change(difference.difference, difference.low, difference.high), strong=difference.differs)
-        how = joined(difference.method if difference.method != "none" else "", difference.note)
-        values, n = (number(difference.first), number(difference.second)), " and ".join(map(str, difference.n))
-        rows.append((difference.name, *values, moved, n, how))
-    rows += [(lone.name, number(lone.value), "", "", "", "only in the first") for lone in compared.only_first]
-    rows += [(lone.name, "", number(lone.value), "", "", "only in the second") for lone in compared.only_second]
-    runs = []
-    for run in (compared.first, compared.second):
-        commits = ", ".join(commit[:10] for commit in run.commit.split(", ")) or "no commit"
-        runs.append(f"{run.study} at {commits}")
-    title = f"{' and '.join(runs)}: {counted(len(compared.differences), 'measure')} in both"
-    numbers = (Column(name, "num") for name in ("First", "Second", "Difference (95 %)", "n"))
-    return Table(title, ("Measure", *numbers, "How"), tuple(rows), notes=compared.remarks)
+    with cli.user_errors():
+        runs = Runs(folder, images)
+        if not runs.found():
+            raise cli.refusal(cli.USAGE, f"no results below {folder}: there is no study.json; make some with 'run'")
+        if bundle is not None:
+            if bundle.exists() and any(bundle.iterdir()):
+                raise cli.refusal(cli.USAGE, f"expected a new or an empty folder, got {bundle}: it has files")
+            for name, content in runs.files():
+                write_atomically(bundle / name, content)
+            say(f"bundle: {bundle / 'index.html'}")
+            return
+        try:
+            server = Server(runs, host, port)
+        except OSError as error:
+            raise cli.refusal(cli.USAGE, f"cannot listen at {host}:{port}: {error.strerror or error}") from error
+        with server, suppress(KeyboardInterrupt):
+            say(f"view: http://{server.address}/")
+            threading.Thread(target=runs.page, args=(Links(),), daemon=True).start()  # reads before it is asked for
+            server.serve_forever()
 
 
 def verify(folder: cli.FolderArgument, as_json: cli.JsonOption = False) -> None:

@@ -6,6 +6,7 @@ A label names only the parameters in which the defenses or attacks of a study di
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -158,6 +159,7 @@ def assumption(method: str) -> str:
     return "the distribution's family" if "Gaussian" in method else "nothing"
 
 
+@functools.lru_cache
 def setting_key(task: TaskSpec, federation: FederationSpec) -> str:
     """A text that identifies a task and federation; cells of different settings are never compared."""
     return canonical([dataclasses.asdict(task), dataclasses.asdict(federation)])
@@ -171,7 +173,7 @@ def setting_text(task: TaskSpec, federation: FederationSpec, more: Sequence[str]
 
 def label_settings(cells: Iterable[Cell]) -> dict[str, str]:
     """A name for each setting, by `setting_key`: `setting_text`, and the other fields in which settings differ."""
-    pairs = [(cell.training.task, cell.training.federation) for cell in cells]
+    pairs = dict.fromkeys((cell.training.task, cell.training.federation) for cell in cells)
     settings = {setting_key(*pair): pair for pair in pairs}
     fields = [field.name for field in dataclasses.fields(FederationSpec)]
     names = [name for name in fields if name not in ("clients", "rounds", "algorithm")]

@@ -107,13 +107,15 @@ def to_data(value: Any, *, infinity: str | None = None) -> Any:
     Args:
         infinity: the text for an infinite number, also for None in `INFINITE`, in JSON for readers; None: in files.
     """
-    if dataclasses.is_dataclass(value):
-        kind, data = type(value).__name__, {}
-        for field in dataclasses.fields(value):
-            name, inner = f"{kind}.{field.name}", getattr(value, field.name)
-            if name not in OMITTED or inner != OMITTED[name]:
-                infinite = inner is None and name in INFINITE
-                data[field.name] = infinity if infinite else to_data(inner, infinity=infinity)
+    kind = type(value)
+    if kind in _PLAIN:
+        return infinity if infinity is not None and value == math.inf else value
+    if dataclasses.is_dataclass(kind):
+        data = {}
+        for name, left_out, first, infinite in _fields(kind):
+            inner = getattr(value, name)
+            if not left_out or inner != first:
+                data[name] = infinity if infinite and inner is None else to_data(inner, infinity=infinity)
         return data
     if isinstance(value, Mapping):
         return {key: to_data(inner, infinity=infinity) for key, inner in value.items()}
@@ -122,13 +124,23 @@ def to_data(value: Any, *, infinity: str | None = None) -> Any:
     return infinity if infinity is not None and value == math.inf else value
 
 
+_PLAIN = {str, int, float, bool, type(None)}
+
+
+@functools.cache
+def _fields(kind: type) -> tuple[tuple[str, bool, object, bool], ...]:
+    """Of each field: its name, whether it is left out at its first default, this default, and whether None is inf."""
+    names = [(field.name, f"{kind.__name__}.{field.name}") for field in dataclasses.fields(kind)]
+    return tuple((name, full in OMITTED, OMITTED.get(full), full in INFINITE) for name, full in names)
+
+
 def from_data(kind: type[T], data: Any) -> T:
     """The value whose `to_data` is `data`.
 
     Raises:
         ValidationError: the data do not fit.
     """
-    value: T = _adapter(kind).validate_json(json.dumps(data))  # type: ignore[arg-type]  # hashable
+    value: T = _adapter(kind).validate_python(data)  # type: ignore[arg-type]  # hashable
     return value
 
 

@@ -1,4 +1,4 @@
-"""Two runs side by side: every shared measure with its difference. Only the gate gives verdicts.
+"""Runs side by side, each with the first: every shared measure with its difference. Only the gate gives verdicts.
 
 | metric | interval of the difference |
 |---|---|
@@ -37,8 +37,8 @@ Method = Literal["pairs", "Welch", "DeLong", "Newcombe", "none"]
 LEVEL = 0.95
 
 CAPTION = (
-    "Second minus first, with a two-sided 95 % interval for each difference alone: about five in a hundred true zeros "
-    "are excluded by chance. Higher means that the adversary learns more, except for accuracy and bits. "
+    "A later run minus the first, with a two-sided 95 % interval for each difference alone: about five in a hundred "
+    "true zeros are excluded by chance. Higher means that the adversary learns more, except for accuracy and bits. "
     "This table never fails the build; 'leakgauge check' does."
 )
 
@@ -103,29 +103,54 @@ class Comparison:
     remarks: tuple[str, ...]
 
 
+ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+"""The names of the runs that are compared."""
+
+
 def compare(a: Run, b: Run) -> Comparison:
     """All measures of both runs by key; the studies may differ."""
-    first, second = measured(a), measured(b)
+    return compare_all(a, b)[0]
+
+
+def compare_all(*runs: Run) -> list[Comparison]:
+    """Each later run with the first, as `compare` does; a measure has the same name in all.
+
+    Raises:
+        ValueError: fewer than two runs, or more than `ORDINALS` has names for.
+    """
+    if not 2 <= len(runs) <= len(ORDINALS):
+        raise ValueError(f"expected 2 to {len(ORDINALS)} runs to compare, got {len(runs)}")
+    first, *later = [measured(run) for run in runs]
+    names = titles(measure for one in (first, *later) for measure in one.measures)
+    same = [_seeds(runs[0]) == _seeds(run) for run in runs[1:]]
+    each = zip(later, ORDINALS[1:], same, strict=False)
+    return [_compared(first, one, names, which, same_seeds=seeds) for one, which, seeds in each]
+
+
+def _compared(first: Measured, second: Measured, names: dict[str, str], which: str, *, same_seeds: bool) -> Comparison:
     before, after = first.by_key(), second.by_key()
-    same_seeds = _seeds(a) == _seeds(b)
-    names = titles([*first.measures, *second.measures])
     return Comparison(
         first=first,
         second=second,
         differences=tuple(
-            _difference(measure, after[measure.key], names[measure.key], same_seeds=same_seeds)
+            _difference(measure, after[measure.key], names[measure.key], which, same_seeds=same_seeds)
             for measure in first.measures
             if measure.key in after
         ),
         only_first=tuple(Lone(key, names[key], measure.value) for key, measure in before.items() if key not in after),
         only_second=tuple(Lone(key, names[key], measure.value) for key, measure in after.items() if key not in before),
-        remarks=_remarks(first, second, same_seeds=same_seeds),
+        remarks=_remarks(first, second, which, same_seeds=same_seeds),
     )
 
 
-def to_json(comparison: Comparison) -> str:
-    """The comparison as JSON, with null for a missing number."""
-    content = {
+def to_json(*comparisons: Comparison) -> str:
+    """A comparison as JSON, with null for a missing number; several as a list `comparisons`."""
+    each = [_content(comparison) for comparison in comparisons]
+    return json_text(each[0] if len(each) == 1 else {"schema": SCHEMA, "comparisons": each})
+
+
+def _content(comparison: Comparison) -> dict[str, object]:
+    return {
         "schema": SCHEMA,
         "first": comparison.first.source(),
         "second": comparison.second.source(),
@@ -135,13 +160,12 @@ def to_json(comparison: Comparison) -> str:
         "only_first": [asdict(lone) for lone in comparison.only_first],
         "only_second": [asdict(lone) for lone in comparison.only_second],
     }
-    return json_text(content)
 
 
-def _difference(a: Measure, b: Measure, name: str, *, same_seeds: bool) -> Difference:
+def _difference(a: Measure, b: Measure, name: str, which: str, *, same_seeds: bool) -> Difference:
     test, value = metric(a.metric).gate, None if a.value is None or b.value is None else b.value - a.value
     plain = Difference(a.key, name, a.metric, a.value, b.value, value, None, None, (a.n, b.n), "none", "")
-    problem = "; ".join(f"{which}: {run.problem}" for which, run in (("first", a), ("second", b)) if run.problem)
+    problem = "; ".join(f"{who}: {run.problem}" for who, run in (("first", a), (which, b)) if run.problem)
     if problem:
         difference = replace(plain, difference=None, note=problem)
     elif test is GateTest.AUDIT:
@@ -237,8 +261,8 @@ def _seeds(run: Run) -> tuple[int, ...]:
     return tuple(dict.fromkeys(cell.training.seed for cell in run.cells))
 
 
-def _remarks(a: Measured, b: Measured, *, same_seeds: bool) -> tuple[str, ...]:
+def _remarks(a: Measured, b: Measured, which: str, *, same_seeds: bool) -> tuple[str, ...]:
     remarks = [] if same_seeds else ["the seeds differ"]
     remarks += provenance(a, b)
-    dirty = [who for who, run in (("first", a), ("second", b)) if run.dirty]
+    dirty = [who for who, run in (("first", a), (which, b)) if run.dirty]
     return (*remarks, *(f"the {who} run's code had uncommitted changes" for who in dirty))

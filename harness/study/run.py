@@ -73,7 +73,7 @@ class _Session:
         """
         store, ids, others = self.context.store, set[str](), Counter[str]()
         for folder, code in expected.items():
-            value, made, faults = store.examine(folder)
+            value, made, faults, _ = store.examine(folder)
             if made is None:
                 continue
             if value is None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import functools
+import gc
 import hashlib
 import io
 import json
@@ -38,7 +39,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from leakgauge.harness.core.cell import Cell
+from leakgauge.harness.core.cell import Cell, TrainingSpec
 from leakgauge.harness.core.files import MISSING, Damaged, attempt
 from leakgauge.harness.core.files import content as content_of
 from leakgauge.harness.core.result import Failure, PartInfo, Pictures, Result, Run, Scores, TrainingRecord
@@ -85,8 +86,10 @@ def unsealed(content: bytes) -> dict[str, Any]:
     data: dict[str, Any] = json.loads(content)
     if "digest" not in data:
         raise Damaged("holds no digest: it was changed, or made by a version of leakgauge that is too old to be read")
-    del data["digest"]
-    if content != sealed(data):
+    stated = data.pop("digest")
+    written = f'\n "digest": "{stated}",'.encode()
+    rest = content.replace(written, b"", 1)  # writing it again takes long, for a large study
+    if hashlib.sha256(rest).hexdigest() != stated and content != sealed(data):
         raise Damaged("is not what was written")
     return data
 
@@ -102,11 +105,16 @@ class Stored(NamedTuple):
         value: the result; None if it is not finished, or damaged.
         code: the code that made it; None: not finished, "": unknown.
         faults: why the content cannot be used, by file name.
+        seconds: its duration; None: unknown.
     """
 
     value: Result | TrainingRecord | None
     code: str | None
     faults: dict[str, str]
+    seconds: float | None = None
+
+
+_Asked = tuple[dict[str, Any], Cell | TrainingSpec]
 
 
 class _Manifest(NamedTuple):
@@ -201,13 +209,14 @@ class Store:
         Raises:
             StoreError: the file is missing or damaged.
         """
-        return self._planned()[0]
+        return self.planned()[0]
 
     def cells(self) -> tuple[Cell, ...]:
         """The planned cells, in the study's order; raises StoreError as `read_study`."""
-        return self._planned()[1]
+        return self.planned()[1]
 
-    def _planned(self) -> tuple[dict[str, Any], tuple[Cell, ...]]:
+    def planned(self) -> tuple[dict[str, Any], tuple[Cell, ...]]:
+        """`read_study` and `cells`, read once."""
         faults: dict[str, str] = {}
         planned = load(self.folder / "study.json", _plan, faults)
         if planned is None:
@@ -278,19 +287,26 @@ class Store:
             raise StoreError(f"cannot move {path} to {free}: {error.strerror or error}") from error
         write_atomically(free / "reason.txt", f"{reason}\n".encode())
 
-    def examine(self, folder: Path, *, arrays: bool = True) -> Stored:
-        """The content of a cell's or training's folder if it is whole; `arrays=False`: the large npz is not checked."""
+    def examine(self, folder: Path, *, arrays: bool = True, asked: _Asked | None = None) -> Stored:
+        """The content of a cell's or training's folder if it is whole.
+
+        Args:
+            arrays: False: the large npz is not checked.
+            asked: the question of this folder as stored, and as it is, which is then not read again.
+        """
         main, kind = _MAIN[folder.parent.name]
         faults: dict[str, str] = {}
         manifest = self._manifest(folder, faults)
         if manifest is None:
             return Stored(None, None if faults[MANIFEST] == MISSING else "", faults)
-        for name, digest in manifest.files.items():
-            if arrays or not name.endswith(".npz"):
+        value = None
+        for name, digest in ({main: None} | manifest.files).items():
+            if name == main:
+                value = load(folder / main, functools.partial(_value, kind, folder.name, asked=asked), faults, digest)
+            elif arrays or not name.endswith(".npz"):
                 load(folder / name, bytes, faults, digest)
-        self.seconds(folder, faults)
-        value = None if main in faults else load(folder / main, functools.partial(_value, kind, folder.name), faults)
-        return Stored(None if faults else value, manifest.code, faults)
+        took = self.seconds(folder, faults)
+        return Stored(None if faults else value, manifest.code, faults, took)
 
     def _manifest(self, folder: Path, faults: dict[str, str]) -> _Manifest | None:
         read = itemgetter("code", "files")
@@ -369,28 +385,51 @@ def verify(folder: Path) -> tuple[int, dict[str, str], dict[str, Recording]]:
     return len(folders), faults, recordings
 
 
-def load_run(folder: str | Path) -> Run:
+def load_run(folder: str | Path, seen: dict[Path, tuple[int, Stored]] | None = None) -> Run:
     """All results in a folder; damaged results count as missing.
+
+    Args:
+        seen: whole results by their folder, with the time of its last change: those that have not changed since are
+            not read again. This call adds what it reads.
 
     Raises:
         StoreError: the folder has no study, or its study is damaged.
     """
-    store = Store(Path(folder))
-    study, cells = store.read_study(), store.cells()
-    ids = [cell.id for cell in cells]
-    training_ids = dict.fromkeys(cell.training.id for cell in cells)
+    with _no_collection():
+        return _loaded(Store(Path(folder)), {} if seen is None else seen)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without searches for garbage, which would walk over all results again and again while they are read."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _loaded(store: Store, seen: dict[Path, tuple[int, Stored]]) -> Run:
+    study, cells = store.planned()
+    raw = dict(zip((cell.id for cell in cells), study["cells"], strict=True))
+    asked: dict[Path, _Asked] = {store.cell(cell.id): (raw[cell.id], cell) for cell in cells}
+    asked |= {store.training(cell.training.id): (raw[cell.id]["training"], cell.training) for cell in cells}
     results, trainings, faults = dict[str, Result](), dict[str, TrainingRecord](), list[str]()
-    for path in [*map(store.cell, ids), *map(store.training, training_ids)]:
-        value, code, wrong = store.examine(path, arrays=path.parent.name == "cells")
+    seconds = dict[str, float]()
+    for path, question in asked.items():
+        value, code, wrong, took = _examined(store, path, question, seen)
         if isinstance(value, Result):
             results[path.name] = value
         elif isinstance(value, TrainingRecord):
             trainings[path.name] = value
         elif code is not None:
             faults += [f"{path.parent.name}/{path.name}/{name} {reason}" for name, reason in wrong.items()]
-    unfinished = [cell_id for cell_id in ids if cell_id not in results]
+        if value is not None and took is not None:
+            seconds[path.name] = took
+    unfinished = [cell_id for cell_id in raw if cell_id not in results]
     failures = {name: failure for name in unfinished if (failure := store.read_failure(name)) is not None}
-    finished = [*map(store.training, trainings), *map(store.cell, results)]
     return Run(
         name=study["name"],
         study=study,
@@ -402,12 +441,25 @@ def load_run(folder: str | Path) -> Run:
         missing=tuple(cell_id for cell_id in unfinished if cell_id not in failures),
         pictures=store.pictures,
         scores=store.scores,
-        seconds={path.name: took for path in finished if (took := store.seconds(path)) is not None},
+        seconds=seconds,
         public_data=frozenset(study["public"]),
         data_hashes=study["data"],
         attacks={label: PartInfo(**part) for label, part in study["attacks"].items()},
         faults=tuple(faults),
     )
+
+
+def _examined(store: Store, path: Path, asked: _Asked, seen: dict[Path, tuple[int, Stored]]) -> Stored:
+    try:
+        changed = path.stat().st_mtime_ns  # every file is renamed into its folder, which changes this time
+    except FileNotFoundError:
+        changed = 0
+    if path not in seen or seen[path][0] != changed:
+        stored = store.examine(path, arrays=path.parent.name == "cells", asked=asked)
+        if stored.value is None:
+            return stored
+        seen[path] = changed, stored
+    return seen[path][1]
 
 
 @contextmanager
@@ -520,7 +572,11 @@ def _of(name: str, own: str, value: T) -> T:
     return value
 
 
-def _value(kind: type[T], name: str, content: bytes) -> T:
-    value: Any = from_data(kind, upgraded(unsealed(content) if kind is Failure else json.loads(content)))
-    checked: T = _of(name, value.spec.id if isinstance(value, TrainingRecord) else value.cell.id, value)
+def _value(kind: type[T], name: str, content: bytes, asked: _Asked | None = None) -> T:
+    data = upgraded(unsealed(content) if kind is Failure else json.loads(content))
+    question = "spec" if kind is TrainingRecord else "cell"
+    if asked is not None and data.get(question) == asked[0]:
+        data[question] = asked[1]
+    value: Any = from_data(kind, data)
+    checked: T = _of(name, getattr(value, question).id, value)
     return checked

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from leakgauge.harness.core.cell import Target
+from leakgauge.harness.core.cases import headline_estimate
+from leakgauge.harness.core.cell import Cell, Target
 from leakgauge.harness.core.labels import Label, counted, where
 from leakgauge.harness.core.metrics import RECOGNIZABLE
 from leakgauge.harness.core.result import Pictures, Result
@@ -168,12 +169,26 @@ def _grid(analysis: Analysis, setting: str, budget: int) -> dict[str, Any] | Non
     candidates = _candidates(analysis, setting)
     if candidates is None:
         return None
-    target, defenses = candidates
+    _, defenses = candidates
     chosen = _choose(defenses)
     groups = [group for row in chosen for group in row]
     seed = next(result.cell.training.seed for group in groups for result in group.case.results)
     floor = next((analysis.floor(group) for group in groups if analysis.floor(group)), None)
-    columns = [_shown(analysis, group, seed) for group in [*groups, *([floor] if floor else [])]]
+    parts = [(analysis.defenses[row[0].defense], row) for row in chosen]
+    parts += [(Label("floor", "", ""), (floor,))] if floor is not None else []
+    grid = _drawn(analysis, parts, seed, budget)
+    if grid is not None and len(chosen) < len(defenses):
+        more = f"{len(chosen)} of {len(defenses)} defenses are shown: those with the highest mean SSIM."
+        grid["notes"] = (*grid["notes"], more)
+    return grid
+
+
+def _drawn(
+    analysis: Analysis, parts: Sequence[tuple[Label, tuple[Group, ...]]], seed: int, budget: int
+) -> dict[str, Any] | None:
+    """The grid of these groups, by defense, on one target; None without pictures."""
+    groups = [group for _, row in parts for group in row]
+    columns = [_shown(analysis, group, seed) for group in groups]
     originals = next((_flat(c.pictures.original) for c in columns if c.pictures is not None), None)
     if originals is None:
         return None
@@ -194,14 +209,10 @@ def _grid(analysis: Analysis, setting: str, budget: int) -> dict[str, Any] | Non
     elif len(rows) < len(originals):
         shown = counted(len(originals), _what(originals))
         notes.append(f"The first {len(rows)} of {shown}, in the order of the victims.")
-    if len(chosen) < len(defenses):
-        notes.append(f"{len(chosen)} of {len(defenses)} defenses are shown: those with the highest mean SSIM.")
-    parts = [(analysis.defenses[row[0].defense], row) for row in chosen]
-    parts += [(Label("floor", "", ""), (floor,))] if floor is not None else []
     return {
-        "setting": analysis.settings[setting],
+        "setting": analysis.settings[groups[0].setting],
         "what": _what(originals).capitalize(),
-        "where": where(target),
+        "where": where(groups[0].case.target),
         "seed": seed,
         "heads": [{"defense": label, "columns": [_column(analysis, group) for group in row]} for label, row in parts],
         "columns": sum(len(row) for _, row in parts),
@@ -209,6 +220,19 @@ def _grid(analysis: Analysis, setting: str, budget: int) -> dict[str, Any] | Non
         "rows": rows,
         "notes": tuple(notes),
     }
+
+
+def of_cell(analysis: Analysis, cell: Cell) -> dict[str, Any] | None:
+    """The originals and guesses of one cell, or why they are withheld; None without pictures."""
+    group = next(group for group in analysis.groups if cell in group.case.cells)
+    if analysis.images == "none" or cell.id not in analysis.run.results:
+        return None
+    grid = _drawn(analysis, [(analysis.defenses[group.defense], (group,))], cell.training.seed, MOST_BYTES)
+    if grid is None:
+        return None
+    head = headline_estimate(analysis.run.results[cell.id], group.case.kind)
+    grid["heads"][0]["columns"][0]["mean"] = fixed(None if head is None else head.value, 2)  # not over the seeds
+    return {"grids": [grid], "withheld": "", "alone": True}
 
 
 def _column(analysis: Analysis, group: Group) -> dict[str, str]:
@@ -233,7 +257,7 @@ def gallery(analysis: Analysis) -> dict[str, Any] | None:
             grids.append(grid)
             budget -= sum(tile.size for _, row in grid["rows"] for tile in row)
     withheld = "" if grids else "No finished reconstruction has pictures."
-    return {"grids": grids, "withheld": withheld, "recognizable": RECOGNIZABLE}
+    return {"grids": grids, "withheld": withheld, "recognizable": RECOGNIZABLE, "alone": False}
 
 
 def strip(analysis: Analysis, setting: str) -> list[dict[str, Any]]:

@@ -50,6 +50,7 @@ def _row(analysis: Analysis, group: Group, cell: Cell) -> dict[str, Any]:
         dict.fromkeys(("metric", "interval", "order", "n"), "")
         | numbers
         | {
+            "id": cell.id,
             "status": status,
             "icon": _ICONS[status],
             "defense": analysis.defenses[group.defense],
@@ -75,14 +76,18 @@ def _flag_rows(analysis: Analysis) -> list[tuple[str, str, list[str], int]]:
     return sorted(rows, key=lambda row: (row[1] != "warning", -row[3], row[0]))
 
 
-def everything(analysis: Analysis) -> dict[str, object]:
-    """The table of all cells, in the study's order, with their flags and its download."""
+def everything(analysis: Analysis, cells: tuple[str, str] | None = None) -> dict[str, object]:
+    """The table of all cells, in the study's order, with their flags and its download.
+
+    cells: what stands before and behind a cell's id in the address of its page; None: they have no pages.
+    """
     run = analysis.run
     groups = {cell.id: group for group in analysis.groups for cell in group.case.cells}
     lines = [_row(analysis, groups[cell.id], cell) for cell in run.cells]
     return {
         "rows": lines[:_MOST],
-        "more": [_packed(line) for line in lines[_MOST:]],
+        "more": [_packed(line, linked=cells is not None) for line in lines[_MOST:]],
+        "cells": cells,
         "flags": _flag_rows(analysis),
         "several_settings": len(analysis.settings) > 1,
         "csv": data_uri("results.csv", to_csv(list(rows(run)))) if len(run.cells) <= _MOST_INSIDE else "",
@@ -100,13 +105,16 @@ _MOST_INSIDE = 1000
 """The most cells of which the page holds every value; of more, `leakgauge export` writes them."""
 
 
-def _packed(row: dict[str, Any]) -> str:
-    """A row as one line: its status and its texts by column, between broken bars; after a double bar, what is small."""
+def _packed(row: dict[str, Any], *, linked: bool) -> str:
+    """A row as one line: its status, its texts by column, and if linked its id, between broken bars.
+
+    After a double bar stands what is small.
+    """
     small = [("threat", "target"), ("value", "interval")]
     texts = {first: [row[first], row[second]] for first, second in small}
     texts |= {"defense": [row["defense"].text], "attack": [row["attack"].text], "flags": [", ".join(row["flags"])]}
     names = ("status", "defense", "attack", "threat", "setting", "seed", "metric", "value", "n", "others", "flags")
-    each = [texts.get(name, [row[name]]) for name in (*names, "seconds")]
+    each = [texts.get(name, [row[name]]) for name in (*names, "seconds", *["id"] * linked)]
     return "¦".join("‖".join(" ".join(re.sub("[¦‖]", "|", str(text)).split()) for text in parts) for parts in each)
 
 

@@ -34,9 +34,11 @@
 
   var most = 100;
 
-  function built(sample, texts, several) {
+  var columns = 12;
+
+  function built(sample, texts, about) {
     var row = sample.cloneNode(true);
-    var shown = texts.filter(function (text, at) { return several || at !== 4; });
+    var shown = texts.slice(0, columns).filter(function (text, at) { return about.settings || at !== 4; });
     row.setAttribute("data-status", texts[0]);
     shown.forEach(function (text, at) {
       var parts = text.split("‖");
@@ -50,6 +52,12 @@
         cell.append(" ", small);
       }
     });
+    if (texts.length > columns) {
+      var link = document.createElement("a");
+      link.href = about.before + texts[columns] + about.behind;
+      link.append.apply(link, Array.prototype.slice.call(row.cells[1].childNodes));
+      row.cells[1].append(link);
+    }
     return row;
   }
   function rowsOf(table) {
@@ -64,7 +72,7 @@
     });
     items.forEach(function (item, at) { item.number = at; });
     return { items: items, row: function (item) {
-      item.row = item.row || built(rows[0], item.texts, rest.getAttribute("data-settings"));
+      item.row = item.row || built(rows[0], item.texts, rest.dataset);
       return item.row;
     } };
   }
