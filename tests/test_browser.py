@@ -309,7 +309,7 @@ def test_print_is_light_and_holds_the_first_sections_and_the_broken_claims_whole
     else:
         whole.page.emulate_media(color_scheme="dark")
     assert whole.style("body", "backgroundColor") == DARK
-    broken = whole.page.locator(".broken-claim > .inside")
+    broken = whole.page.locator(".printed > .inside")
     assert broken.count() >= 4
     assert not any(one.is_visible() for one in broken.all())
     assert not whole.page.locator(".beyond").first.is_visible()

@@ -75,7 +75,7 @@ def run_of(found, *, threat="server", seeds=(0,), failed=(), more=(), flags=()):
 
 
 ALL = "6 of 6 people identified among 100"
-WEAK_1 = "The test is too weak to tell about 1 of 1 defense"
+WEAK_1 = "The test of sqsgd is too weak to tell"
 OPEN = {
     LEAKS: "Without a defense, this training leaks",
     WEAK: "Too weak to tell: the attacks on this training without a defense find nothing",

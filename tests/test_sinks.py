@@ -285,7 +285,7 @@ OWNERS = {
     "emit": frozenset({"harness.core.sinks", *(f"harness.cli.{name}" for name in ("options", "gate", "report"))}),
     "HTML": frozenset({"harness.cli.progress"}),
     "warn": frozenset({"harness.cli.fixture", "harness.cli.list", "harness.federation.registry"}),
-    "escape": frozenset({"harness.core.sinks", "harness.cli.python", "reports.html"}),
+    "escape": frozenset({"harness.core.sinks", "harness.cli.python", "reports.html", "reports.view"}),
 }
 """Who may call what a text leaves by. The sinks clean; the others get their texts from the sinks, or own none."""
 

@@ -78,8 +78,9 @@
   }
   function reading(row, at, kind) {
     var cell = row.cells[at];
-    var text = cell.hasAttribute("data-value") ? cell.getAttribute("data-value") : cell.firstChild ? cell.firstChild.textContent.trim() : "";
-    if (kind !== "number") { return cell.textContent.trim().toLowerCase(); }
+    var own = kind === "number" && cell.firstChild ? cell.firstChild : cell;
+    var text = cell.hasAttribute("data-value") ? cell.getAttribute("data-value") : own.textContent.trim();
+    if (kind !== "number") { return text.toLowerCase(); }
     return text === "" || isNaN(Number(text)) ? null : Number(text);
   }
   function order(a, b, up) {
