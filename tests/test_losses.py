@@ -16,7 +16,7 @@ from leakgauge.harness.learn.gradients import gradients, targets_of
 from leakgauge.harness.learn.losses import CROSS_ENTROPY, Loss, parse, text_of
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
-from leakgauge.harness.study.run import check_data
+from leakgauge.harness.study.check import check_study
 from leakgauge.harness.study.study import resolve
 from tests.by_rows import by_rows
 from tests.doubles import study_table
@@ -238,4 +238,4 @@ def test_a_wrong_loss_of_a_study_is_named_by_its_field(tmp_path):
     table = study_table({"clients": 4, "rounds": 1}, ["none"], [{"name": "prior", "target": {"round": 0, "count": 2}}])
     table["tasks"][0]["loss"] = "crossentropy"
     with pytest.raises(StudyError, match=r"tasks\.loss: no loss 'crossentropy'; did you mean 'cross-entropy'"):
-        check_data(resolve(table, "wrong"), tmp_path)
+        check_study(resolve(table, "wrong"), tmp_path)

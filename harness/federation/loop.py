@@ -6,7 +6,7 @@ import math
 import tempfile
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from io import BufferedRandom
@@ -25,7 +25,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.federation.forge import forged
 from leakgauge.harness.federation.round import Client, Collected, Round, client_key
-from leakgauge.harness.learn.batch import Engine, Indices, LocalPlan, Work, train_clients
+from leakgauge.harness.learn.batch import Engine, Indices, LocalPlan, Work, plan_batches, train_clients
 from leakgauge.harness.learn.gradients import keep_freed_memory
 from leakgauge.harness.learn.partition import Holdings, sizes
 from leakgauge.harness.learn.tasks import ModelTask
@@ -136,6 +136,37 @@ def make_plan(spec: FederationSpec, lr: float, rule: LocalRule = _NO_RULE, noise
 def replay_state(defense: Defense[Any, Any], setting: Setting, feedback: Sequence[Feedback]) -> Any:
     """The defense's public state after these rounds, computed from public facts alone."""
     return reduce(defense.advance, feedback, defense.init(setting))
+
+
+def participants(key: Key, number: int, clients: Sequence[int], count: int) -> list[int]:
+    """The clients that are drawn for a round, of the sorted numbers of all; `key` is that of the training."""
+    return [clients[i] for i in rng.subset(key.child("round", number, "participants"), len(clients), count)]
+
+
+def planned(
+    spec: FederationSpec,
+    defense: Defense[Any, Any],
+    setting: Setting,
+    clients: Mapping[int, Indices],
+    key: Key,
+    rounds: Iterable[int],
+) -> Training:
+    """A training without models, of which only senders and samples behind the messages of these rounds are known.
+
+    As if no client were dropped. `clients` has the samples of each client; `key` is that of the training.
+    """
+    training, plan = Training(setting, torch.zeros(0)), make_plan(spec, spec.lr, defense.local)
+    for number in rounds:
+        drawn = participants(key, number, sorted(clients), setting.participants)
+        keys = {client: client_key(key, number, client).child("train") for client in drawn}
+        batches = {client: plan_batches(len(clients[client]), plan, own) for client, own in keys.items()}
+        training.truth[number] = {client: np.unique(np.concatenate(used)) for client, used in batches.items()}
+        senders = [Sender(client, len(clients[client])) for client in drawn]
+        each = [Message(number, sender, b"", None, 0, 0) for sender in senders]
+        if defense.superposes:
+            each = [each[0]._replace(others=tuple(senders[1:]))]
+        training.messages[number] = tuple(each)
+    return training
 
 
 def reads_losses(defense: Defense[Any, Any], spec: FederationSpec) -> bool:
@@ -385,8 +416,7 @@ class _Run:
     def round(self, params: Vector, state: Any, number: int, lr: float, *, with_snr: bool) -> Vector:
         """Run one round; returns the next parameters."""
         round_, key = Round(self.defense, self.setting, state, number), self.key.child("round", number)
-        chosen = rng.subset(key.child("participants"), len(self.clients), self.setting.participants)
-        numbers = [self.numbers[i] for i in chosen]
+        numbers = participants(self.key, number, self.numbers, self.setting.participants)
         keys = [client_key(self.key, number, k) for k in numbers]
         held, owners = self.clients, zip(numbers, keys, strict=True)
         if isinstance(held, Holdings):

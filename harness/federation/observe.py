@@ -29,7 +29,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.table import spread_evenly
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.federation.aggregate import aggregated, summed
-from leakgauge.harness.federation.loop import Training, make_plan, replay_state
+from leakgauge.harness.federation.loop import Training, make_plan, planned, replay_state
 from leakgauge.harness.federation.round import Client, Round
 from leakgauge.harness.learn.batch import Engine, Indices, Work, train_clients
 from leakgauge.harness.learn.tasks import ModelTask
@@ -178,7 +178,45 @@ def observe(federation: TrainedFederation, view: View, target: Target) -> tuple[
     return observation, truth
 
 
-def _members(federation: TrainedFederation, view: View, target: Target) -> tuple[Observation, Truth]:
+def check_target(federation: TrainedFederation, view: View, target: Target) -> None:
+    """Refuse a target for which the clients' data, or who takes part, do not suffice, as `observe` does.
+
+    Args:
+        federation: of its training, setting and feedback are used. It need not have run.
+
+    Raises:
+        ValueError: the federation lacks something that the target needs; the error names it.
+    """
+    for number in target.looks_at:
+        _check_round(federation.training, number)
+    defense, setting = _defense(federation, view), federation.training.setting
+    if target.kind == "members":
+        _in_question(federation, view, target)
+    elif target.kind == "probe":
+        _probe_rows(federation, target, defense)
+    elif len(federation.clients) == setting.clients:  # otherwise a recording, which has its own messages
+        key = federation.key.child("training")
+        plan = planned(federation.spec, defense, setting, federation.clients, key, target.looks_at)
+        _attacked(target, list(plan.messages.values()), plan.truth, sums=defense.superposes)
+
+
+def _check_round(training: Training, number: int) -> None:
+    trained = len(training.feedback)
+    if number >= trained:
+        raise ValueError(f"there is no round {number}: the training ended after {trained} rounds")
+
+
+class _Candidates(NamedTuple):
+    """The rows of the members in the training set, the non-members, their rows in the test set, if any, and a note."""
+
+    rows: Indices
+    others: Examples
+    test_rows: Indices
+    note: str
+    key: Key
+
+
+def _in_question(federation: TrainedFederation, view: View, target: Target) -> _Candidates:
     """Members and non-members; non-members are samples that no client holds, or test samples if these are too few."""
     used = np.sort(np.concatenate(list(federation.clients.values())))
     idle = federation.among(np.setdiff1d(np.arange(len(federation.train.y)), used), target)
@@ -197,7 +235,7 @@ def _members(federation: TrainedFederation, view: View, target: Target) -> tuple
     if inside > len(used):
         raise ValueError(f"expected at most {len(used)} members{_of(target)}, got count={inside}")
     rows = used[rng.subset(key.child("members"), len(used), inside)]
-    members, test_rows = federation.rows(rows), np.empty(0, np.int64)
+    test_rows = np.empty(0, np.int64)
     note = "non-members are training samples that no client holds"
     if len(idle) >= outside:
         others = federation.rows(idle[rng.subset(key.child("others"), len(idle), outside)])
@@ -208,8 +246,14 @@ def _members(federation: TrainedFederation, view: View, target: Target) -> tuple
     else:
         raise ValueError(
             f"expected fewer than {len(tested)} non-members{_of(target)} (there are too few idle training samples, and "
-            f"the attacker's own data come from the test set too), got {outside}"
+            f"the attacker's own data come from the test set too), got outside={outside}"
         )
+    return _Candidates(rows, others, test_rows, note, key)
+
+
+def _members(federation: TrainedFederation, view: View, target: Target) -> tuple[Observation, Truth]:
+    rows, others, test_rows, note, key = _in_question(federation, view, target)
+    members, inside, outside = federation.rows(rows), len(rows), len(others.y)
     order = torch.from_numpy(rng.permutation(key.child("order"), inside + outside))
     x, y = torch.cat([members.x, others.x])[order], torch.cat([members.y, others.y])[order]
     free = np.setdiff1d(np.arange(len(federation.test.y)), test_rows)
@@ -353,35 +397,37 @@ def _observed(federation: TrainedFederation, number: int, messages: Sequence[Mes
 
 def _snapshot(federation: TrainedFederation, number: int) -> Snapshot:
     training = federation.training
-    trained = len(training.feedback)
-    if number >= trained:
-        raise ValueError(f"there is no round {number}: the training ended after {trained} rounds")
+    _check_round(training, number)
     if number not in training.models:
         raise ValueError(f"the model of round {number} was not kept; kept: {sorted(training.models)}")
     state = replay_state(federation.defense, training.setting, training.feedback[:number])
     return Snapshot(number, training.models[number], state)
 
 
-def _probes(federation: TrainedFederation, view: View, target: Target) -> _Sent:
-    """Victims with images of the clients, encoded like real messages; the images depend only on the study's seed."""
+def _probe_rows(federation: TrainedFederation, target: Target, defense: Defense[Any, Any]) -> tuple[Indices, int]:
+    """The training rows of the victims of a probe, and how many of them send at once."""
+    together = target.users if defense.superposes else 1
+    if together > federation.training.setting.participants:
+        raise ValueError(f"expected users <= {federation.training.setting.participants} participants, got {together}")
     used = federation.among(np.sort(np.concatenate(list(federation.clients.values()))), target)
     if target.skip:
         most = max(1, len(used) // (target.users * target.batch))
         target = dataclasses.replace(target, count=min(target.count, most))
     if target.images > len(used) and not target.property:
         raise ValueError(
-            f"expected at most {len(used)} images{_of(target)}, "
-            f"got {target.count} x {target.users} victims x {target.batch}"
+            f"expected at most {len(used)} records{_of(target)}, got count={target.count} x users={target.users} x "
+            f"batch={target.batch}"
         )
     if target.property:
-        rows = _sharing(federation, used, target)
-    else:
-        drawn = np.roll(rng.permutation(federation.key.child("victims"), len(used)), -target.skip)
-        rows = used[drawn[: target.images]]
+        return _sharing(federation, used, target), together
+    drawn = np.roll(rng.permutation(federation.key.child("victims"), len(used)), -target.skip)
+    return used[drawn[: target.images]], together
+
+
+def _probes(federation: TrainedFederation, view: View, target: Target) -> _Sent:
+    """Victims with images of the clients, encoded like real messages; the images depend only on the study's seed."""
     defense = _defense(federation, view)
-    together = target.users if defense.superposes else 1
-    if together > federation.training.setting.participants:
-        raise ValueError(f"expected users <= {federation.training.setting.participants} participants, got {together}")
+    rows, together = _probe_rows(federation, target, defense)
     data, observed_rounds = list(map(federation.rows, rows.reshape(-1, target.batch))), list[ObservedRound]()
     memories = [federation.defense.remember(federation.training.setting) for _ in data]
     order, orders = np.arange(len(data)), list[int]()
@@ -468,15 +514,28 @@ def _probed(
 def _real_messages(federation: TrainedFederation, view: View, target: Target) -> _Sent:
     """The first senders' messages and data; if only the sum of all messages arrives, its senders are one victim."""
     training, observed_rounds, sums = federation.training, list[ObservedRound](), _defense(federation, view).superposes
-    chosen: dict[int, Indices] = {}
     for number in target.looks_at:
         if not training.messages.get(number):
             raise ValueError(f"no message of round {number} reached the receiver, or it was not kept")
-        observed, truth = _observed(federation, number, training.messages[number], view), training.truth[number]
+        observed_rounds.append(_observed(federation, number, training.messages[number], view))
+    chosen, sent = _attacked(target, [each.messages for each in observed_rounds], training.truth, sums=sums)
+    observed_rounds = [each._replace(messages=some) for each, some in zip(observed_rounds, sent, strict=True)]
+    rows = [federation.clients[client][used] for client, used in chosen.items()]
+    victims = [np.concatenate(rows)] if sums else rows
+    return _Sent(tuple(observed_rounds), tuple(map(federation.rows, victims)), np.concatenate(rows), chosen.keys())
+
+
+def _attacked(
+    target: Target, sent: Sequence[Sequence[Message]], known_truth: Mapping[int, Mapping[int, Indices]], *, sums: bool
+) -> tuple[dict[int, Indices], list[tuple[Message, ...]]]:
+    """The samples behind the attacked messages by client, and these messages of each round."""
+    chosen, attacked = dict[int, Indices](), list[tuple[Message, ...]]()
+    for number, received in zip(target.looks_at, sent, strict=True):
+        truth = known_truth[number]
         if not chosen:
-            known = [message for message in observed.messages if sums or message.sender.number in truth]
+            known = [message for message in received if sums or message.sender.number in truth]
             chosen = _behind(known[0], truth) if sums else {k: truth[k] for k in _senders(*known[: target.count])}
-        messages = tuple(message for message in observed.messages if chosen.keys() >= set(_senders(message)))
+        messages = tuple(message for message in received if chosen.keys() >= set(_senders(message)))
         if len(messages) < target.count:
             raise ValueError(
                 f"expected at most {len(messages)} messages in round {number}, got count={target.count}: no "
@@ -484,10 +543,8 @@ def _real_messages(federation: TrainedFederation, view: View, target: Target) ->
             )
         if any(set(rows) != set(truth.get(client, ())) for client, rows in chosen.items()):
             raise ValueError("expected the same samples behind a client's messages of several rounds: needs batch = 0")
-        observed_rounds.append(observed._replace(messages=messages))
-    rows = [federation.clients[client][used] for client, used in chosen.items()]
-    victims = [np.concatenate(rows)] if sums else rows
-    return _Sent(tuple(observed_rounds), tuple(map(federation.rows, victims)), np.concatenate(rows), chosen.keys())
+        attacked.append(messages)
+    return chosen, attacked
 
 
 def _senders(*messages: Message) -> list[int]:

@@ -22,11 +22,13 @@ from leakgauge.harness.core.cell import Cell, PartSpec
 from leakgauge.harness.core.fingerprints import DRAWN, DRAWS, STATISTICS, Fingerprint
 from leakgauge.harness.core.labels import UNDEFENDED
 from leakgauge.harness.core.stats import Numbers, holm
+from leakgauge.harness.data import default_root
 from leakgauge.harness.gate import rules as statistics
 from leakgauge.harness.gate.baseline import Baseline
 from leakgauge.harness.gate.judge import Check, Outcome, Verdict, judge
 from leakgauge.harness.gate.measure import DIGITS, Measured, key_end, measured
 from leakgauge.harness.gate.rules import Rise, Rules
+from leakgauge.harness.study.check import check_study
 from leakgauge.harness.study.environment import environment
 from leakgauge.harness.study.fingerprints import take
 from leakgauge.harness.study.run import run_study
@@ -63,6 +65,7 @@ def gate(
     Raises:
         StudyError, StoreError: as `run_study`.
     """
+    check_study(study, data or default_root())
     now = take(study.cells, data)
     changed = compare(now, held.fingerprints)
     # parts with unchanged code are included: otherwise a baseline could be prepared for a later change

@@ -26,10 +26,10 @@ from leakgauge.harness.federation.observe import observe
 from leakgauge.harness.federation.recording import Recording, spec_of
 from leakgauge.harness.learn.gradients import gradients, targets_of
 from leakgauge.harness.study.attack import run_attack
+from leakgauge.harness.study.check import check_study
 from leakgauge.harness.study.cost import Rehearsal, span
 from leakgauge.harness.study.jobs import Job, RunContext
 from leakgauge.harness.study.prepare import StoredTraining, load_data
-from leakgauge.harness.study.run import check_data
 from leakgauge.harness.study.study import OWN, Study, resolve
 from leakgauge.harness.study.training import keep_for, run_training
 
@@ -85,7 +85,7 @@ def study_of(task: TaskSpec, recording: Recording, asked: Asked, root: Path, *, 
     floor = [(PartSpec("prior", registry.defaults("attack", "prior")), target)]
     attacks = floor if asked.attacks is None else [(attack, _for(attack, target, asked)) for attack in asked.attacks]
     study = _resolved(task, recording, asked, attacks, asked.limit is not False, allow_code)
-    check_data(study, root)
+    check_study(study, root)
     notes += [f"data: {note}" for note in [load_data(task.data, root).note] if note]
     if asked.attacks is None or (asked.limit is None and any(map(_searches, asked.attacks))):
         with one_thread(), TemporaryDirectory() as folder:  # as in a study

@@ -67,13 +67,14 @@ def partition(spec: FederationSpec, labels: Tensor, key: Key) -> list[Indices]:
     """
     check_labels(spec, labels)
     if labels.ndim != 1:
-        raise ValueError(f"expected labels with one axis, got shape {tuple(labels.shape)}")
+        raise ValueError(f"partition: expected labels with one axis, got shape {tuple(labels.shape)}")
     given = np.resize(np.asarray(spec.sizes, dtype=np.int64), spec.clients) if spec.sizes else None
     available, used = len(labels), spec.samples or (len(labels) if given is None else int(given.sum()))
     if used > available:
-        raise ValueError(f"expected samples <= {available} training samples, got samples={used}")
+        got = f"samples: got {used}" if given is None else f"sizes: their sum is {used}"
+        raise ValueError(f"{got}, expected at most {available} training samples")
     if used < spec.clients:
-        raise ValueError(f"expected at least one sample per client, got {used} samples and {spec.clients} clients")
+        raise ValueError(f"clients: got {spec.clients}, expected at most {used}: a client has one sample or more")
     chosen = np.arange(available) if used == available else rng.subset(key.child("subset"), available, used)
     classes = np.asarray(labels.cpu(), dtype=np.int64)[chosen]
     match spec.partition:
@@ -113,8 +114,8 @@ def shards(classes: Indices, clients: int, each: int, key: Key) -> list[Indices]
     count = clients * each
     if len(classes) < count:
         raise ValueError(
-            f"expected at least one sample per shard, got {len(classes)} samples and "
-            f"{count} shards ({each} for each of {clients} clients)"
+            f"shards: got {each} for each of {clients} clients, expected at most {len(classes)} in all: a shard has "
+            "one sample or more"
         )
     pieces = np.array_split(np.argsort(classes, kind="stable"), count)
     dealt = rng.permutation(key.child("deal"), count).reshape(clients, each)
@@ -133,8 +134,8 @@ def some_labels(classes: Indices, clients: int, each: int, key: Key) -> list[Ind
     present = np.unique(classes)
     if each > len(present) or clients * each < len(present):
         raise ValueError(
-            f"expected at most {len(present)} labels per client, and clients that together hold all {len(present)} "
-            f"labels, got {clients} clients with labels={each}"
+            f"labels: got {each} for each of {clients} clients, expected at most {len(present)}, and {len(present)} or "
+            "more in all: the labels of the samples"
         )
     needs = np.full(len(present), clients * each // len(present))
     order = rng.permutation(key.child("labels"), len(present))
@@ -150,7 +151,7 @@ def some_labels(classes: Indices, clients: int, each: int, key: Key) -> list[Ind
         members = np.flatnonzero(classes == value)
         if len(members) < len(numbers):
             raise ValueError(
-                f"expected a sample of label {value} for each of {len(numbers)} clients, got {len(members)}"
+                f"labels: label {value} has {len(members)} samples, expected one for each of {len(numbers)} clients"
             )
         members = members[rng.permutation(key.child("deal", int(value)), len(members))]
         for number, rows in zip(numbers, np.array_split(members, len(numbers)), strict=True):

@@ -273,7 +273,7 @@ def run_attack(cell: Cell, context: RunContext, parts: Sequence[str] = ()) -> Re
     federation, attack = stored.federation, registry.build_attack(cell.attack)
     code = code_behind(store, cell.training, cell.attack, cell.threat)
     observation, truth = observe_stored(stored, cell.threat, cell.target, context.device)
-    _check_form(attack, federation.task.form)
+    check_form(attack, federation.task.form)
 
     searched = {name: store.read_part(name, code) for name in parts if name.startswith(cell.id)}
     known = [(victims_of(name), to_parts(arrays)) for name, arrays in searched.items() if arrays is not None]
@@ -309,7 +309,7 @@ def run_attack(cell: Cell, context: RunContext, parts: Sequence[str] = ()) -> Re
     return result
 
 
-def _check_form(attack: Attack, form: Form) -> None:
+def check_form(attack: Attack, form: Form) -> None:
     """Raise ValueError if an attack does not read this form of inputs."""
     if form.name not in attack.forms:
         todo = "take lineup, membership attacks, or tokens" if form.name == "tokens" else "take another attack"

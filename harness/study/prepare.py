@@ -48,7 +48,7 @@ from leakgauge.harness.federation.round import Round, SealedMessage, client_key
 from leakgauge.harness.learn import models
 from leakgauge.harness.learn.batch import Engine, Indices, choose_engine
 from leakgauge.harness.learn.modules import paced
-from leakgauge.harness.learn.partition import Holdings, partition, sizes
+from leakgauge.harness.learn.partition import Holdings, partition
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.learn.wrapped import plain_name
 from leakgauge.harness.study.jobs import RunContext
@@ -108,33 +108,52 @@ def prepare(spec: TrainingSpec, root: Path) -> Prepared:
     federation, key = spec.federation, Key(spec.seed)
     loaded = load_data(spec.task.data, root)
     task = make_task(spec.task, loaded, federation)
-    x, y = loaded.train
+    clients, held_out = deal(federation, loaded, key)
+    holdings, defense = Holdings(loaded.train, clients), registry.build_defense(spec.defense)
+    test = tested(federation, loaded, clients, held_out, key)
+    setting = setting_of(task.layout, federation, numbers_of(loaded, clients), defense.local)
+    return Prepared(task, loaded, test, clients, holdings, defense, setting, key)
+
+
+def deal(federation: FederationSpec, loaded: DataSet, key: Key) -> tuple[dict[int, Indices], Indices]:
+    """The training samples of each client, and those that no client gets.
+
+    Raises:
+        ValueError: the federation does not fit the data; the error begins with a field of the federation.
+    """
+    y = loaded.train.y
     if federation.validation >= len(y):
-        raise ValueError(f"expected validation < {len(y)} training samples, got validation={federation.validation}")
+        raise ValueError(f"validation: got {federation.validation}, expected less than {len(y)} training samples")
     held_out = subset(key.child("training", "validation"), len(y), federation.validation)
-    recording = loaded.recording if isinstance(loaded, RecordedData) else None
-    if recording is None:
-        rest = np.delete(np.arange(len(y)), held_out)
-        shares = partition(federation, y[rest], key.child("training", "partition"))
-        clients = {number: rest[rows] for number, rows in enumerate(shares)}
-    else:
-        clients = clients_of(recording, len(y))
-    holdings = Holdings(loaded.train, clients)
+    if isinstance(loaded, RecordedData):
+        return clients_of(loaded.recording, len(y)), held_out
+    rest = np.delete(np.arange(len(y)), held_out)
+    shares = partition(federation, y[rest], key.child("training", "partition"))
+    return {number: rest[rows] for number, rows in enumerate(shares)}, held_out
+
+
+def tested(
+    federation: FederationSpec, loaded: DataSet, clients: Mapping[int, Indices], held_out: Indices, key: Key
+) -> Examples:
+    """The records on which the models are evaluated; the whole set if it has fewer than `test_samples`."""
     test = loaded.test
     if federation.evaluate_on == "train":
-        test = Examples(*(torch.cat(parts) for parts in zip(*holdings.values(), strict=True)))
+        held = Holdings(loaded.train, clients).values()
+        test = Examples(*(torch.cat(parts) for parts in zip(*held, strict=True)))
     elif federation.evaluate_on == "validation":
-        test = Examples(x[held_out], y[held_out])
+        test = Examples(*(part[held_out] for part in loaded.train))
     if federation.test_samples is not None and federation.test_samples < len(test.y):
         rows = subset(key.child("training", "test"), len(test.y), federation.test_samples)
         test = Examples(test.x[rows], test.y[rows])
-    defense = registry.build_defense(spec.defense)
-    if recording is None:
-        numbers = sizes(holdings).values()
-    else:  # as the clients state them; the records themselves may be unknown
-        numbers = (recording.samples or {0: max(1, len(y) // recording.facts.clients)}).values()
-    setting = setting_of(task.layout, federation, [*numbers], defense.local)
-    return Prepared(task, loaded, test, clients, holdings, defense, setting, key)
+    return test
+
+
+def numbers_of(loaded: DataSet, clients: Mapping[int, Indices]) -> list[int]:
+    """The number of samples of each client; those of a recording state it, as their records may be unknown."""
+    if not isinstance(loaded, RecordedData):
+        return list(map(len, clients.values()))
+    recording = loaded.recording
+    return list((recording.samples or {0: max(1, len(loaded.train.y) // recording.facts.clients)}).values())
 
 
 def trained_federation(spec: TrainingSpec, ready: Prepared, training: Training, engine: Engine) -> TrainedFederation:

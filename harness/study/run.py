@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from leakgauge.harness.core.cell import Cell, TaskSpec, TrainingSpec
+from leakgauge.harness.core.cell import Cell, TrainingSpec
 from leakgauge.harness.core.code import records_of
 from leakgauge.harness.core.device import available
 from leakgauge.harness.core.errors import StudyError
-from leakgauge.harness.core.labels import Names, part_text
+from leakgauge.harness.core.labels import Names
 from leakgauge.harness.core.result import Run, TrainingRecord
 from leakgauge.harness.core.stored import fingerprint, to_data
-from leakgauge.harness.core.threats import View
-from leakgauge.harness.data import DataSet, default_root
+from leakgauge.harness.data import default_root
 from leakgauge.harness.federation import registry
-from leakgauge.harness.federation.observe import are_of
-from leakgauge.harness.learn.batch import check_records
-from leakgauge.harness.learn.losses import parse
-from leakgauge.harness.learn.modules import check
-from leakgauge.harness.learn.partition import check_labels
+from leakgauge.harness.study.check import check_study
 from leakgauge.harness.study.cost import Pace, Size
 from leakgauge.harness.study.engine import Engine, Here, Open
 from leakgauge.harness.study.engines.workers import Workers
 from leakgauge.harness.study.environment import code_of, folders
 from leakgauge.harness.study.goal import goal_of, solve
 from leakgauge.harness.study.jobs import Job, Outcome, RunContext
-from leakgauge.harness.study.prepare import disagreements, load_data, make_task
 from leakgauge.harness.study.schedule import NO_LIMITS, Limits, Listener, Progress, Schedule, supervise
 from leakgauge.harness.study.store import QUARANTINE, Store, StoreError, load_run, writing
 from leakgauge.harness.study.study import Study
@@ -128,8 +122,8 @@ def run_study(
         engine: opens the engine for the jobs; default worker processes, or this process if `workers` is 0.
 
     Raises:
-        StudyError: there is no such device, the folder has cells that would be lost, or a data set is missing, has
-            changed or does not fit a model; one line for each problem, raised before anything runs.
+        StudyError: there is no such device, the folder has cells that would be lost, a data set has changed, or as
+            `check_study`; one line for each problem, raised before anything runs.
         StoreError: the folder cannot be written, or another process writes to it.
         Interrupted: Ctrl-C, SIGTERM or SIGHUP; finished results are kept.
     """
@@ -145,7 +139,7 @@ def run_study(
     context = RunContext(Path(folder), root, device)
     store, listen = context.store, listen or (lambda progress, outcome: None)
     # the engine starts while this process reads the data
-    with closing(open_engine(context)) as opened, nullcontext(check_data(study, root)) as known, writing(store.folder):
+    with closing(open_engine(context)) as opened, nullcontext(check_study(study, root)) as known, writing(store.folder):
         sizes = {spec.task: Size.of(spec.task, root) for spec in study.trainings}
         session = _Session(context, opened, reuse, limits, [], Pace(sizes))
         stored = _stored_study(study, session, {name: digest for name, (digest, _) in known.items()}, merge=merge)
@@ -208,67 +202,6 @@ def _solved(study: Study, session: _Session, listen: Listener) -> Study:
     if not cells:
         raise StudyError(study.name, list(goals))
     return replace(study, cells=cells, goals=goals)
-
-
-def check_data(study: Study, root: Path) -> dict[str, tuple[str, bool]]:
-    """The digest of each data set, and whether the data set is public; builds and checks every model once on its data.
-
-    Raises:
-        StudyError: a data set is missing or unreadable, or a model does not fit it or a defense, or cannot be handled;
-            one line for each problem.
-    """
-    load_data.cache_clear()  # a file may have changed since this process last read it
-    digests, problems = {}, []
-    for task in dict.fromkeys(training.task for training in study.trainings):
-        specs, key = [spec for spec in study.trainings if spec.task == task], "tasks.data"
-        try:
-            loaded, key = load_data(task.data, root), "tasks.loss"
-            _, key = parse(task.loss or "cross-entropy"), "tasks.model"
-            made = make_task(task, loaded)
-            check(made)
-            key = "federations"
-            digests[task.data] = (loaded.digest, loaded.public)
-            for federation in dict.fromkeys(spec.federation for spec in specs):
-                check_labels(federation, loaded.train.y)
-        except (LookupError, ValueError, OSError) as error:
-            problems.append(f"{key}: {error}")
-            continue
-        problems += _unknown_classes(study, task, loaded)
-        problems += disagreements(specs, study.cells, loaded, made.layout)
-        defenses = {part_text(spec.defense): spec.defense for spec in specs if not goal_of(spec.defense)}
-        for name, defense in defenses.items():
-            try:
-                check_records(made, registry.build_defense(defense).local)
-            except ValueError as error:
-                problems.append(f"{name}: {error}")
-    for task, name in dict.fromkeys((cell.training.task, View.parse(cell.threat).other) for cell in study.cells):
-        if name and task.data in digests:
-            try:
-                other = load_data(name, root)
-                _check_alike(other, load_data(task.data, root))
-                digests[name] = (other.digest, other.public)
-            except (LookupError, ValueError, OSError) as error:
-                problems.append(str(error))
-    if problems:
-        raise StudyError(study.name, problems)
-    return digests
-
-
-def _unknown_classes(study: Study, task: TaskSpec, loaded: DataSet) -> Iterator[str]:
-    for target in dict.fromkeys(cell.target for cell in study.cells if cell.training.task == task):
-        try:
-            are_of(loaded.train.y, loaded.classes, target.victim_classes)
-        except ValueError as error:
-            yield f"attacks.target.{error}"
-
-
-def _check_alike(other: DataSet, own: DataSet) -> None:
-    if other.input_shape != own.input_shape:
-        text = f"expected inputs {own.input_shape} as in {own.name!r}, got {other.input_shape}"
-        raise ValueError(f"auxiliary={other.name}: {text}")
-    if other.scale != own.scale:
-        text = f"its inputs are scaled to [0, 1] otherwise than those of {own.name!r}; give both in [0, 1]"
-        raise ValueError(f"auxiliary={other.name}: {text}")
 
 
 def _stored_study(study: Study, session: _Session, hashes: dict[str, str], *, merge: bool) -> dict[str, Any]:

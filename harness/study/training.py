@@ -25,7 +25,7 @@ from pydantic import TypeAdapter
 
 from leakgauge.harness.audit.claims import claim_to_data, record_claim
 from leakgauge.harness.audit.standalone import audit_for_study, audited_part, sizes
-from leakgauge.harness.core.cell import Cell, PartSpec, TrainingSpec
+from leakgauge.harness.core.cell import Cell, Malice, PartSpec, TrainingSpec
 from leakgauge.harness.core.contract import Defense, Examples, Snapshot, claim_of
 from leakgauge.harness.core.files import Damaged
 from leakgauge.harness.core.result import AuditRecord, ClaimRecord, Execution, TrainingRecord, ViolationRecord
@@ -34,7 +34,7 @@ from leakgauge.harness.core.threats import Threat, View
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.loop import Broadcast, Craft, Keep, Training, replay_state, train
-from leakgauge.harness.federation.observe import before_rounds
+from leakgauge.harness.federation.observe import TrainedFederation, before_rounds
 from leakgauge.harness.federation.recording import RecordedData, Recording
 from leakgauge.harness.federation.round import Round
 from leakgauge.harness.learn.batch import Engine, choose_engine
@@ -189,19 +189,30 @@ def chosen_models(spec: TrainingSpec, ready: Prepared, engine: Engine) -> tuple[
     """What a malicious server broadcasts, and where a malicious participant moves the model, by round."""
     if spec.malice is None:
         return {}, {}
-    attack, target = registry.build_attack(spec.malice.attack), spec.malice.target
+    attack, rounds = registry.build_attack(spec.malice.attack), spec.malice.target.looks_at
+    nothing = Training(ready.setting, ready.task.init(ready.key.child("training", "init")))
+    choose = chooser(spec.malice, trained_federation(spec, ready, nothing, engine), spec.seed)
+    if "craft" in attack.needs:
+        return {}, {rounds[0] - 1: Craft(choose, attack.forges)}
+    return dict.fromkeys(rounds, choose), {}
+
+
+def chooser(malice: Malice, federation: TrainedFederation, seed: int) -> Broadcast:
+    """The function that chooses a model for a malicious server or participant, with what it knows before the training.
+
+    Raises:
+        ValueError: the federation lacks something that the target needs; of the function: the attack has no parameters
+            for this task.
+    """
+    attack = registry.build_attack(malice.attack)
     crafts = "craft" in attack.needs
     view = View(Threat.PARTICIPANT, frozenset({"craft"})) if crafts else View(Threat.MALICIOUS_SERVER)
-    nothing = Training(ready.setting, ready.task.init(ready.key.child("training", "init")))
-    before = before_rounds(trained_federation(spec, ready, nothing, engine), view, target)
-    key = attack_key(spec.seed, spec.malice.attack, target)
+    before, key = before_rounds(federation, view, malice.target), attack_key(seed, malice.attack, malice.target)
 
     def choose(model: Snapshot, lr: float) -> Vector:
         return attack.broadcast(dataclasses.replace(before, model=model, lr=lr), key)
 
-    if crafts:
-        return {}, {target.looks_at[0] - 1: Craft(choose, attack.forges)}
-    return dict.fromkeys(target.looks_at, choose), {}
+    return choose
 
 
 def _audit(ready: Prepared, spec: TrainingSpec, device: str) -> tuple[AuditRecord | None, str]:
