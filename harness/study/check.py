@@ -152,8 +152,8 @@ class _OnTask:
                 yield f"attacks.target ({cell.attack.name}): {wrong}"
             elif malice:
                 chosen = federation, malice.attack.key, malice.target
-                if isinstance(wrong := self._tried(chosen, partial(_choose, malice, scene)), str):
-                    yield f"attacks ({cell.attack.name}): {wrong}"
+                if isinstance(made := self._tried(chosen, partial(_choose, malice, scene)), str):
+                    yield f"attacks ({cell.attack.name}): {made}"
 
     def _check_attack(self, attack: PartSpec) -> None:
         check_form(registry.build_attack(attack), self.task.form)
