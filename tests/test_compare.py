@@ -66,7 +66,7 @@ def numbers(one):
 
 def plain(*found, width=140):
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(table(*found))
+    console.print(table(*found, width=width))
     return str(console.file.getvalue())  # type: ignore[attr-defined]
 
 

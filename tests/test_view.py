@@ -18,6 +18,7 @@ from leakgauge.harness.core.cell import PartSpec, Target
 from leakgauge.harness.core.rating import Ratings, Word
 from leakgauge.harness.core.rows import rows
 from leakgauge.harness.study.store import Store, load_run
+from leakgauge.reports.sections import results
 from leakgauge.reports.sections.ratings import WORDS
 from leakgauge.reports.view import Links
 from tests import report_fixtures as double
@@ -288,8 +289,8 @@ def test_a_folder_without_results_and_a_taken_port_are_wrong_calls(folder, serve
 
 
 @pytest.mark.matrix
-def test_axe_core_objects_to_nothing_on_any_page(folder, tmp_path):
-    call("view", folder, "--bundle", tmp_path)
+def test_axe_core_objects_to_nothing_on_any_page_and_every_row_is_linked(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "_MOST", 2)  # a script makes the other rows
     shown = Runs(folder)
     wanted = {"home": (), "run": ("run", "whole"), "cell": ("run", "whole", "cell", CELLS[0].id)}
     wanted["compare"] = ("compare", "whole", f"deep/{ODD}")
@@ -301,6 +302,9 @@ def test_axe_core_objects_to_nothing_on_any_page(folder, tmp_path):
                 seen.open()
                 axe = seen.axe()
                 assert (name, axe(False), axe(True), seen.poor_contrasts()) == (name, [], [], [])
+                if name == "run":
+                    links = seen.page.locator("#cells tbody th a").evaluate_all("all => all.map(one => one.pathname)")
+                    assert links == [f"/run/whole/cell/{cell.id}" for cell in CELLS]
                 seen.check()
 
 

@@ -138,18 +138,18 @@ def compare(
         except ValueError as error:
             raise cli.refusal(cli.USAGE, str(error)) from error
     if format_ == "table":
-        cli.print_table(lambda width: comparison_table(*compared))
+        cli.print_table(lambda width: comparison_table(*compared, width=width))
     else:
         emit((comparison_markdown if format_ == "md" else to_json)(*compared))
 
 
-def comparison_table(*compared: Comparison) -> RichTable:
-    """Runs side by side, for the terminal."""
+def comparison_table(*compared: Comparison, width: int = 80) -> RichTable:
+    """Runs side by side, for a terminal of this width."""
     from leakgauge.harness.gate.compare import CAPTION
     from leakgauge.reports.compared import side_by_side
 
     table = side_by_side(compared)
-    return replace(table, notes=(*table.notes, CAPTION)).terminal()
+    return replace(table, notes=(*table.notes, CAPTION)).terminal(width)
 
 
 def comparison_markdown(*compared: Comparison) -> str:
