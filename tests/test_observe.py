@@ -179,7 +179,7 @@ def test_without_idle_samples_non_members_come_from_the_test_set_as_the_note_sta
 
 
 @by_rows(
-    (Target(round=1, count=21, batch=2), "expected at most 40 images, got 21 x 1 victims x 2"),
+    (Target(round=1, count=21, batch=2), "expected at most 40 records, got count=21 x users=1 x batch=2"),
     (Target(kind="messages", round=1, count=5), "expected at most 4 messages in round 1, got count=5"),
     (Target(kind="messages", round=2, count=1), "message of round 2 reached the receiver, or it was not kept"),
     (Target(kind="members", count=41), "expected at most 40 members, got count=41"),
