@@ -154,6 +154,24 @@ def test_a_reduced_photograph_holds_the_means_of_blocks():
     assert embedded.reduced_photo("coffee")[5, 10] == pytest.approx(block.mean(axis=(0, 1)), abs=1e-12)
 
 
+def test_faces_are_the_portraits_and_backgrounds_of_the_wheel(monkeypatch):
+    import skimage
+
+    monkeypatch.delattr(socket, "socket")
+    faces = data.load("faces", Path("nowhere"))
+    assert (faces.classes, faces.public, faces.input_shape) == (("background", "face"), True, (1, 25, 25))
+    wheel = np.load(Path(skimage.__file__).parent / "data" / "lfw_subset.npy").astype(np.float32)
+    for split, count, label, start in (
+        ("train", 60, 1, 0),
+        ("train", 60, 0, 100),
+        ("test", 40, 1, 60),
+        ("test", 40, 0, 160),
+    ):
+        x, y = getattr(faces, split)
+        assert np.array_equal(x[y == label][:, 0].numpy(), wheel[start : start + count])
+    assert len(faces.train.y) + len(faces.test.y) == 200
+
+
 ROW = "39, State-gov, 77516, Bachelors, 13, Never-married, Sales, Not-in-family, White, Male, 2174, 0, 40, Cuba, "
 
 

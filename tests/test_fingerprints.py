@@ -17,6 +17,7 @@ from leakgauge.harness.core.fingerprints import Fingerprint
 from leakgauge.harness.study import fingerprints
 from leakgauge.harness.study.study import load_study, resolve
 from tests.by_rows import by_rows
+from tests.doubles import study_table
 
 CELLS = """
 name = "digits"
@@ -52,6 +53,15 @@ def cells(tmp_path_factory):
 @pytest.fixture(scope="module")
 def here(cells):
     return {one.key: one for one in fingerprints.take(load_study(cells).cells)}
+
+
+@by_rows(0, 3)
+def test_seeds_without_attacks_leave_the_fingerprints_as_they_are(audit):
+    def taken(**seeds):
+        federation, attacks = {"clients": 4, "rounds": 1, "algorithm": "fedsgd"}, [{"name": "analytic"}]
+        return fingerprints.take(resolve(study_table(federation, ["sdq"], attacks, audit=audit, **seeds)).cells)
+
+    assert taken(seeds=[0, 1, 2], attack_seeds=[1]) == taken(seeds=[1])
 
 
 @pytest.mark.matrix

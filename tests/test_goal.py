@@ -91,6 +91,13 @@ def test_a_wrong_goal_is_a_line_of_the_study(defense, problem):
     assert problem in str(found.value)
 
 
+def test_seeds_without_attacks_belong_to_the_same_search():
+    asked = {"name": "gaussian", "target": {"proved_epsilon": 8.0, "unit": "message"}}
+    table = study_table(FEDERATION, [asked], [ATTACK], model="linear", seeds=[0, 1], attack_seeds=[1], audit=5)
+    cells, notes = solve(resolve(table).cells, default_root(), lambda specs: {})
+    assert (len(cells), len(notes), len({cell.training.defense.key for cell in cells})) == (2, 1, 1)
+
+
 def test_each_goal_of_a_sweep_is_solved():
     cells = study({"name": "gaussian", "target": {"proved_epsilon": [1.0, 8.0], "unit": "message"}}).cells
     assert [goal_of(cell.training.defense).proved_epsilon for cell in cells] == [1.0, 8.0]

@@ -16,11 +16,13 @@ from tests.victims import trained_federation
 TASK = small_task()
 TRAIN, TEST = random_examples(60, seed=1), random_examples(40, seed=2)
 PROBE = Target(round=1, count=3, batch=2)
+CLASSES = tuple("abcdefghij")
 
 
 def federation(defense=None, **federation):
     spec = FederationSpec(**{"clients": 4, "rounds": 3, "batch": 4, "algorithm": "fedsgd", **federation})
-    return trained_federation(TASK, spec, defense or NoDefense(), TRAIN, TEST, range(3), messages={1})
+    made = trained_federation(TASK, spec, defense or NoDefense(), TRAIN, TEST, range(3), messages={1})
+    return dataclasses.replace(made, classes=CLASSES)
 
 
 def gradient_of(here, victim):
@@ -186,10 +188,59 @@ def test_without_idle_samples_non_members_come_from_the_test_set_as_the_note_sta
     (Target(kind="members", count=40), "expected fewer than 40 non-members"),
     (Target(kind="members", client=4), "there is no client 4: expected less than 4"),
     (Target(kind="members", client=1, count=11), "expected at most 10 members, got count=11"),
+    (Target(round=1, count=5, victim_classes=("d",)), "expected at most 4 images of d, got 5 x 1 victims x 1"),
+    (Target(kind="members", count=9, victim_classes=("d", "f")), "expected at most 8 members of d, f, got count=9"),
+    (Target(kind="members", count=4, victim_classes=("d",)), "expected fewer than 4 non-members of d "),
+    (Target(kind="members", count=2, client=1, victim_classes=("d",)), "expected at most 1 members of d, got count=2"),
+    (Target(victim_classes=("a", "D")), "victim_classes: no class 'D'; did you mean 'd'. Known: a, b, "),
 )
 def test_a_target_that_the_scene_lacks_is_refused(target, message):
     with pytest.raises(ValueError, match=message):
         observe(federation(), View(Threat.SERVER), target)
+
+
+@by_rows(PROBE, Target(kind="members", count=5), Target(kind="members", client=2, count=5, round=1))
+def test_all_classes_are_what_no_class_is(target):
+    here, view = federation(), View.parse("server+lineup")
+    (seen, truth), (same, again) = (
+        observe(here, view, one) for one in (target, dataclasses.replace(target, victim_classes=CLASSES))
+    )
+    assert [wire.wire for wire in seen.messages or ()] == [wire.wire for wire in same.messages or ()]
+    for one, other in zip(truth.victims, again.victims, strict=True):
+        assert torch.equal(one.x, other.x)
+    for one, other in zip(truth.candidate_sets, again.candidate_sets, strict=True):
+        assert (one == other).all()
+    assert seen.candidates is None or torch.equal(seen.candidates.x, same.candidates.x)
+
+
+@by_rows((("d",), 0, 1), (("f", "d"), 0, 2), (("f", "d"), 6, 2))
+def test_victims_and_the_candidates_of_their_identification_are_of_the_named_classes(names, skip, batch):
+    target = Target(round=1, count=3, batch=batch, skip=skip, victim_classes=names)
+    seen, truth = observe(federation(), View.parse("server+lineup"), target)
+    wanted = {CLASSES.index(name) for name in names}
+    assert {int(y) for victim in truth.victims for y in victim.y} == wanted
+    assert {int(y) for lineups in seen.lineups for lineup in lineups for y in lineup.y} == wanted
+    rows = torch.cat([torch.from_numpy(each).flatten() for each in truth.candidate_sets])
+    assert {*TRAIN.y[rows].tolist()} == wanted
+    victims = torch.cat([victim.x for victim in truth.victims])
+    assert len(victims.flatten(1).unique(dim=0)) == 3 * batch
+    assert (distances(victims, TRAIN.x[rows]) > 0).all()
+
+
+@by_rows((3, None, 4), (2, 2, 2))
+def test_members_and_the_others_are_of_the_named_classes(count, client, outside):
+    target = Target(kind="members", count=count, client=client, outside=outside, victim_classes=("d", "f"))
+    seen, truth = observe(federation(), View.parse("server"), target)
+    assert {*seen.candidates.y[truth.is_member].tolist()} | {*seen.candidates.y[~truth.is_member].tolist()} <= {3, 5}
+    held = TRAIN.x[:40] if client is None else TRAIN.x[10 * client : 10 * client + 10]
+    assert torch.equal(distances(seen.candidates.x, held) == 0, truth.is_member)
+    assert int(truth.is_member.sum()) == count
+
+
+def test_records_without_one_class_have_no_victims_of_a_class():
+    here = dataclasses.replace(federation(), classes=())
+    with pytest.raises(ValueError, match="got d, expected data with one class for each record"):
+        observe(here, View(Threat.SERVER), Target(victim_classes=("d",)))
 
 
 def test_a_need_that_is_not_seen_is_named():

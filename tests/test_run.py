@@ -11,10 +11,12 @@ import pytest
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.gaussian import gaussian_epsilon
 from leakgauge.harness.core.rng import Key, uniform
+from leakgauge.harness.gate.measure import measured
 from leakgauge.harness.study.engines.workers import cores
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import load_run
 from leakgauge.harness.study.study import resolve
+from leakgauge.reports.select import Analysis
 from tests.by_rows import by_rows
 from tests.doubles import study_table
 
@@ -198,6 +200,28 @@ def test_missing_data_and_unfit_models_are_reported_before_anything_runs(task, m
     assert message in line
     assert "\n" not in line
     assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_class_of_victims_is_reported_before_anything_runs(tmp_path):
+    targets = [{"kind": kind, "victim_classes": ["3", "eleven"]} for kind in ("probe", "members")]
+    attacks = [{"name": name, "target": target} for name, target in zip((ECHO, COIN), targets, strict=True)]
+    with pytest.raises(StudyError) as caught:
+        run_study(study(attacks=attacks), tmp_path / "out", workers=0)
+    known = "0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
+    assert caught.value.problems == [f"attacks.target.victim_classes: no class 'eleven'. Known: {known}"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_seeds_without_attacks_count_for_the_accuracy_and_not_for_the_audits(tmp_path):
+    noise = {"name": "gaussian", "noise_std": 0.01}
+    asked = study(defenses=[noise], attacks=[{"name": ECHO}], seeds=[0, 1, 2], attack_seeds=[1], audit=4)
+    run = run_study(asked, tmp_path, workers=0)
+    assert not run.failures
+    (records,) = Analysis(run).trainings.values()
+    assert [(r.spec.seed, r.audited is not None) for r in records] == [(0, False), (1, True), (2, False)]
+    found = {one.metric: one.values for one in measured(run).measures if one.attack is None}
+    assert [len(found[metric]) for metric in ("accuracy", "bits", "epsilon")] == [3, 3, 1]
+    assert None not in found["epsilon"]
 
 
 def test_a_model_with_batch_norm_and_a_defense_of_single_records_are_refused_before_anything_runs(tmp_path):

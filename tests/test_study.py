@@ -78,6 +78,10 @@ def test_all_problems_are_reported_together_with_path_value_and_expectation():
     ({"defenses": [{"name": "Gaussian"}]}, "defenses[0]: no defense 'Gaussian'; did you mean 'gaussian'? Known: "),
     ({"attacks": []}, "attacks: got [], expected a list of at least 1 item"),
     ({"seeds": ["a"]}, "seeds.0: got 'a', expected an integer"),
+    ({"attack_seeds": [1, 2]}, "attack_seeds: got [2], expected seeds among [0, 1]"),
+    ({"attack_seeds": []}, "attack_seeds: got [], expected a list of at least 1 item"),
+    (echo(kind="messages", victim_classes="3"), "attacks[0].target: expected no victim_classes with kind='messages'"),
+    (echo(victim_classes=3), "attacks[0].target.victim_classes: got 3, expected a list"),
     (echo(round=3), "attacks.target.round: looks at round 3, expected less than 3"),
     (echo(round=-1), "attacks[0].target: expected round >= 0, got round=-1"),
     (echo(round="first"), "attacks[0].target.round: got 'first', expected an integer"),
@@ -174,6 +178,34 @@ def test_an_audit_is_part_of_the_id_and_no_audit_leaves_ids_unchanged():
     assert not {cell.id for cell in plain.cells} & {cell.id for cell in audited.cells}
     with pytest.raises(ValueError, match=r"expected audit >= 0 \(0: none\), got audit=-1"):
         TrainingSpec(TaskSpec("digits", "mlp"), FederationSpec(), PartSpec("none"), 0, audit=-1)
+
+
+def test_accuracy_may_come_from_more_seeds_than_attacks():
+    def made(**seeds):
+        return resolve(table(audit=30, lineup=True, **seeds))
+
+    alone, study = made(seeds=[1]), made(seeds=[0, 1, 2], attack_seeds=[1])
+    assert [cell.id for cell in study.cells[: len(alone.cells)]] == [cell.id for cell in alone.cells]
+    blind = study.cells[len(alone.cells) :]
+    assert [cell.training.seed for cell in blind] == [0, 2] * 3  # three defenses
+    assert {(cell.attack.name, cell.target.count, cell.threat, cell.limit) for cell in blind} == {
+        ("prior", 1, "server", False)
+    }
+    assert {cell.training.audit for cell in blind} == {0}
+    assert made(seeds=[0, 1], attack_seeds=[1, 0]).hash == made(seeds=[0, 1]).hash
+
+
+def test_a_list_of_classes_is_swept_and_a_list_of_lists_takes_several():
+    def of(classes):
+        cells = resolve(
+            table(defenses=[{"name": "none"}], seeds=[0], lineup=True, **echo(victim_classes=classes))
+        ).cells
+        return [(cell.attack.name, cell.target.count, cell.target.victim_classes) for cell in cells]
+
+    assert of("3") == of(["3"]) == of([["3"]]) == [(ECHO, 8, ("3",)), ("lineup", 8, ("3",)), ("lineup", 200, ("3",))]
+    assert [one[2] for one in of(["3", "5"]) if one[0] == ECHO] == [("3",), ("5",)]
+    assert {one[2] for one in of([["3", "5"]])} == {("3", "5")}
+    assert of([[]]) == [(*one[:2], ()) for one in of("3")]
 
 
 def test_a_target_fills_in_its_round():
