@@ -8,10 +8,14 @@ import zipfile
 
 import pytest
 
+from leakgauge.harness.core.cell import Target
 from leakgauge.harness.gate.judge import Verdict
 from leakgauge.reports.dossier.pages import render as dossier
 from leakgauge.reports.export import rows_as
-from leakgauge.reports.html import render
+from leakgauge.reports.html import page, render
+from leakgauge.reports.sections import results
+from leakgauge.reports.select import Analysis
+from tests import report_fixtures as double
 from tests.browser_case import HOSTILE, SAME, Theme, against, chromium, few_run, started, tab, visit, whole_run
 
 DARK, LIGHT = "rgb(20, 23, 27)", "rgb(255, 255, 255)"
@@ -214,6 +218,21 @@ def test_numbers_sort_by_value_both_ways_and_lacking_ones_come_last(few):
         assert few.column(title) == present + lacking
         button.click()
         assert few.column(title) == present[::-1] + lacking
+
+
+def test_rows_beyond_the_first_hundred_sort_and_are_found_like_the_others(browser, tmp_path):
+    attacks = [(double.MATCHING, Target("probe", at, 6), "server") for at in range(8)]
+    run = double.make_run(double.grid([double.NONE, double.LAPLACE[0]], attacks, range(8)), pictures=lambda _: None)
+    path, values = tmp_path / "many.html", [run.results[cell.id].estimates[0].value for cell in run.cells]
+    path.write_text(page("many", [results.SECTION], Analysis(run)), encoding="utf-8")
+    with visit(browser, path) as seen:
+        seen.open_details(FOLDS)
+        for ranked in (sorted(values), sorted(values, reverse=True)):
+            seen.page.get_by_role("button", name="Value").click()
+            assert [float(value) for value in seen.column("Value")] == ranked[:100]
+        seen.page.locator("#filter").fill("laplace")
+        assert len(seen.column("Status")) == 64
+        assert seen.page.locator("#shown").inner_text() == "64 of 128 rows"
 
 
 def test_text_sorts_both_ways_and_equal_rows_keep_their_order(few):

@@ -186,11 +186,16 @@ def test_style_declarations_become_attributes():
     assert 'aria-label="&lt;l&gt;. ' in drawn
 
 
-def test_the_table_and_its_download_hold_every_cell_without_a_script():
+def test_the_page_and_its_download_hold_every_cell_and_without_a_script_the_first_hundred_are_seen():
     page = Page(full_source())
     shown = [attributes for attributes in page.all("tr") if "data-status" in attributes]
-    assert len(shown) == len(RUN.cells)
+    assert len(shown) == 100
     assert not any("hidden" in attributes for attributes in shown)
+    assert "Without a script, the first 100 cells are shown." in page.text
+    assert "Without a script" not in render(double.make_run(small()))
+    rest = re.search(r'<div id="rest"[^>]*>(.*?)</div>', full_source(), re.S)[1].splitlines()
+    assert len(shown) + len(rest) == len(RUN.cells)
+    assert {line.split("¦")[0] for line in rest} == {"done", "failed"}
     assert all(text in page.text for text in ("RuntimeError: out of memory", "few-images"))
     link = next(a for a in page.all("a") if "download" in a)
     with zipfile.ZipFile(io.BytesIO(base64.b64decode(link["href"].split(",", 1)[1]))) as file:

@@ -108,10 +108,10 @@ _MOST_INSIDE = 1000
 def _packed(row: dict[str, Any], *, linked: bool) -> str:
     """A row as one line: its status, its texts by column, and if linked its id, between broken bars.
 
-    After a double bar stands what is small.
+    After a double bar stands what is small, and after another one the number by which the column is sorted.
     """
-    small = [("threat", "target"), ("value", "interval")]
-    texts = {first: [row[first], row[second]] for first, second in small}
+    behind = {"threat": ("target",), "value": ("interval", "order"), "seconds": ("", "seconds_order")}
+    texts = {name: [row[name], *(row.get(one, "") for one in others)] for name, others in behind.items()}
     texts |= {"defense": [row["defense"].text], "attack": [row["attack"].text], "flags": [", ".join(row["flags"])]}
     names = ("status", "defense", "attack", "threat", "setting", "seed", "metric", "value", "n", "others", "flags")
     each = [texts.get(name, [row[name]]) for name in (*names, "seconds", *["id"] * linked)]

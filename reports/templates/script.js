@@ -44,6 +44,7 @@
       var parts = text.split("‖");
       var cell = row.cells[at];
       cell.removeAttribute("data-value");
+      if (parts.length > 2) { cell.setAttribute("data-value", parts[2]); }
       cell.textContent = parts[0];
       if (parts[1]) {
         var small = document.createElement("span");
