@@ -176,12 +176,13 @@ def test_the_accuracy_is_that_of_the_attacked_training(run):
     assert {row["server"] for row in rows(run)} >= {"honest", "imprint groups=4, probe, round 1, batch 2"}
 
 
-def test_a_model_without_such_parameters_fails_with_the_reason(tmp_path):
+def test_a_model_without_such_parameters_is_refused_with_the_reason(tmp_path):
     study = resolve(table(tasks=[{"data": "digits", "model": "linear"}], defenses=[{"name": "none"}]))
-    run_study(study, tmp_path, workers=0)
-    messages = {failure.message for failure in load_run(tmp_path).failures.values()}
-    assert any("imprint needs a dense first layer with ReLU" in message for message in messages)
-    assert any("active-membership needs a dense layer with ReLU" in message for message in messages)
+    with pytest.raises(StudyError) as caught:
+        run_study(study, tmp_path, workers=0)
+    first, second = caught.value.problems
+    assert first.startswith("attacks (imprint): imprint needs a dense first layer with ReLU")
+    assert second.startswith("attacks (active-membership): active-membership needs a dense layer with ReLU")
 
 
 def test_a_diverged_broadcast_is_refused_with_the_round():

@@ -125,10 +125,13 @@ def test_log_sizes_have_the_declared_spread():
 
 
 @by_rows(
-    (FederationSpec(clients=10, samples=9), "9 samples and 10 clients"),
-    (FederationSpec(clients=10, samples=1001), "samples <= 1000 training samples, got samples=1001"),
-    (FederationSpec(clients=1001), "1000 samples and 1001 clients"),
-    (FederationSpec(partition="shards", shards=3, samples=29), "29 samples and 30 shards (3 for each of 10 clients)"),
+    (FederationSpec(clients=10, samples=9), "clients: got 10, expected at most 9: a client"),
+    (FederationSpec(clients=10, samples=1001), "samples: got 1001, expected at most 1000 training samples"),
+    (FederationSpec(clients=1001), "clients: got 1001, expected at most 1000: a client"),
+    (
+        FederationSpec(partition="shards", shards=3, samples=29),
+        "shards: got 3 for each of 10 clients, expected at most 29 in all",
+    ),
 )
 def test_an_impossible_deal_is_refused_with_the_numbers(spec, message):
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -173,13 +176,15 @@ def test_the_labels_of_clients_are_drawn():
 
 @pytest.mark.parametrize(("clients", "each"), [(10, 11), (3, 3)])
 def test_labels_that_do_not_go_round_are_refused(clients, each):
-    with pytest.raises(ValueError, match=f"hold all 10 labels, got {clients} clients with labels={each}"):
+    with pytest.raises(
+        ValueError, match=f"labels: got {each} for each of {clients} clients, expected at most 10, so that"
+    ):
         partition(FederationSpec(clients=clients, partition="labels", labels=each), TEN, KEY)
 
 
 def test_a_label_with_too_few_samples_is_refused():
     labels = torch.tensor([0] * 30 + [1])
-    with pytest.raises(ValueError, match="a sample of label 1 for each of 4 clients, got 1"):
+    with pytest.raises(ValueError, match="labels: label 1 has 1 samples, expected one for each of 4 clients"):
         partition(FederationSpec(clients=4, partition="labels", labels=2), labels, KEY)
 
 
@@ -188,7 +193,7 @@ def test_given_sizes_are_repeated():
     parts = partition(spec, TEN, KEY)
     assert [len(part) for part in parts] == [40, 60, 80, 40, 60]
     assert len(np.unique(np.concatenate(parts))) == 280
-    with pytest.raises(ValueError, match="expected samples <= 1000 training samples, got samples=1200"):
+    with pytest.raises(ValueError, match="sizes: their sum is 1200, expected at most 1000 training samples"):
         partition(dataclasses.replace(spec, sizes=(240,)), TEN, KEY)
 
 

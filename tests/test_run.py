@@ -231,7 +231,7 @@ def test_a_model_with_batch_norm_and_a_defense_of_single_records_are_refused_bef
             tmp_path / "out",
             workers=0,
         )
-    assert [line.split()[1].strip("(") for line in caught.value.problems] == ["dp-sgd", "udp"]
+    assert [line.split(":")[0] for line in caught.value.problems] == ["defenses (dp-sgd)", "defenses (udp)"]
     assert all("model 'resnet20-bn' mixes the records of a batch" in line for line in caught.value.problems)
 
 

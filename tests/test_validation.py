@@ -53,12 +53,12 @@ def test_test_and_train_evaluations_and_the_number_of_samples_count_the_remainin
     assert len(held_out(ready(samples=100))) == len(made.data.train.y) - 100
     own = ready(evaluate_on="train").test
     assert len(own.y) == len(made.data.train.y) - HELD
-    with pytest.raises(ValueError, match=f"expected samples <= {len(own.y)} training samples"):
+    with pytest.raises(ValueError, match=f"expected at most {len(own.y)} training samples"):
         ready(samples=len(own.y) + 1)
 
 
 def test_a_validation_set_larger_than_the_data_is_refused():
-    with pytest.raises(ValueError, match=r"expected validation < [0-9]+ training samples, got validation=9999"):
+    with pytest.raises(ValueError, match=r"validation: got 9999, expected less than [0-9]+ training samples"):
         ready(validation=9999)
 
 

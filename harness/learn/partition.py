@@ -134,8 +134,8 @@ def some_labels(classes: Indices, clients: int, each: int, key: Key) -> list[Ind
     present = np.unique(classes)
     if each > len(present) or clients * each < len(present):
         raise ValueError(
-            f"labels: got {each} for each of {clients} clients, expected at most {len(present)}, and {len(present)} or "
-            "more in all: the labels of the samples"
+            f"labels: got {each} for each of {clients} clients, expected at most {len(present)}, so that some client "
+            f"has each of the {len(present)} labels"
         )
     needs = np.full(len(present), clients * each // len(present))
     order = rng.permutation(key.child("labels"), len(present))

@@ -17,7 +17,7 @@ import torch
 from leakgauge.harness.core.cell import Malice, PartSpec, TrainingSpec
 from leakgauge.harness.core.contract import Feedback, Snapshot
 from leakgauge.harness.core.errors import StudyError
-from leakgauge.harness.core.labels import UNDEFENDED, part_text
+from leakgauge.harness.core.labels import UNDEFENDED, label_parts
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.core.vec import Vector
@@ -101,6 +101,7 @@ class _OnTask:
 
     def __init__(self, study: Study, data: DataSet, task: ModelTask) -> None:
         self.study, self.data, self.task = study, data, task
+        self._labels = label_parts(spec.defense for spec in study.trainings)
         self._known: dict[Hashable, Any] = {}
 
     def problems(self, specs: Iterable[TrainingSpec]) -> list[str]:
@@ -124,7 +125,7 @@ class _OnTask:
             if wrong := self._tried(("attack", attack.key), partial(self._check_attack, attack)):
                 yield f"attacks ({attack.name}): {wrong}"
         if wrong := self._tried(("defense", spec.defense.key), partial(self._check_defense, spec.defense)):
-            yield f"defenses ({part_text(spec.defense)}): {wrong}"
+            yield f"defenses ({self._labels[spec.defense.key].text}): {wrong}"
         dealing = tuple(getattr(federation, name) for name in _DEALING)
         hand = self._tried((spec.seed, dealing), partial(deal, federation, self.data, key))
         if isinstance(hand, str):
@@ -135,7 +136,7 @@ class _OnTask:
             yield f"federations.test_samples: got {federation.test_samples}, expected at most {most}"
         scene = self._tried((federation, spec.defense.key), partial(self._scene, spec, hand[0]))
         if isinstance(scene, str):
-            yield from () if wrong else [f"defenses ({part_text(spec.defense)}): {scene}"]
+            yield from () if wrong else [f"defenses ({self._labels[spec.defense.key].text}): {scene}"]
             return
         scene = replace(scene, clients=hand[0], key=key)
         if spec.malice or any(cell.target.kind == "members" or cell.target.property for cell in cells):
