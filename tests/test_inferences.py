@@ -200,9 +200,7 @@ def test_guesses_have_uniform_p_values():
     shares = []
     for seed in range(200):
         scores = torch.from_numpy(np.random.default_rng(seed).normal(size=(12, 12)))
-        shares.append(
-            {e.name: e for e in score_traced(Traced(scores), torch.arange(12), linked=True)}["linked"].p
-        )
+        shares.append({e.name: e for e in score_traced(Traced(scores), torch.arange(12), linked=True)}["linked"].p)
     assert 0.01 <= np.mean(np.array(shares) <= 0.1) <= 0.15  # few links are possible, so the test is conservative
 
 

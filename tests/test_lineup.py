@@ -200,9 +200,12 @@ def study(**changes):
     return resolve(table | changes)
 
 
-def test_each_target_of_a_reconstruction_has_one_lineup_unless_a_study_declines():
+def test_each_target_of_a_reconstruction_has_its_lineup_and_one_of_its_own_unless_a_study_declines():
     cells = [cell for cell in study().cells if cell.attack.name == "lineup"]
-    assert [(cell.threat, cell.target.kind) for cell in cells] == [("server+lineup", "probe")]
+    assert [(cell.threat, cell.target.kind) for cell in cells] == [("server+lineup", "probe")] * 2
+    pictured, own = (cell.target for cell in cells)
+    assert (own.count, own.among, own.skip) == (200, 20, pictured.images)
+    assert [cell.target.count for cell in study(lineup=40).cells if cell.attack.name == "lineup"][1] == 40
     assert not cells[0].limit
     assert not [cell for cell in study(lineup=False).cells if cell.attack.name == "lineup"]
     own = {"name": "lineup", "threat": "server+lineup", "target": {"among": 1000}}

@@ -14,6 +14,7 @@ from leakgauge.harness.cli import options as cli
 from leakgauge.harness.cli.audit import audit, claim
 from leakgauge.harness.cli.gate import acknowledge, check, diff, gate, update
 from leakgauge.harness.cli.gate import show as show_baseline
+from leakgauge.harness.cli.init import init
 from leakgauge.harness.cli.inspect import inspect_
 from leakgauge.harness.cli.list import list_
 from leakgauge.harness.cli.own import doctor, new
@@ -69,6 +70,7 @@ def _add(command: Callable[..., None], panel: str | None, codes: tuple[int, ...]
     to.command(name, cls=cli.Command, epilog=end, rich_help_panel=panel)(command)
 
 
+_add(init, _MEASURE, (), "init", "init --have defense --defense jopeq --adversary server --data pictures -o mine.toml")
 _add(show, _MEASURE, (), "show demo", "show mine.toml --json")
 _add(run, _MEASURE, (cli.INCOMPLETE,), "run demo -o runs/demo", "run mine.toml -o runs/mine --only 'gaussian*map'")
 _add(

@@ -22,7 +22,6 @@ from leakgauge.harness.core.cell import Cell, PartSpec
 from leakgauge.harness.core.fingerprints import DRAWN, DRAWS, STATISTICS, Fingerprint
 from leakgauge.harness.core.labels import UNDEFENDED
 from leakgauge.harness.core.stats import Numbers, holm
-from leakgauge.harness.data import default_root
 from leakgauge.harness.gate import rules as statistics
 from leakgauge.harness.gate.baseline import Baseline
 from leakgauge.harness.gate.judge import Check, Outcome, Verdict, judge
@@ -65,7 +64,7 @@ def gate(
     Raises:
         StudyError, StoreError: as `run_study`.
     """
-    check_study(study, data or default_root())
+    check_study(study, data)
     now = take(study.cells, data)
     changed = compare(now, held.fingerprints)
     # parts with unchanged code are included: otherwise a baseline could be prepared for a later change

@@ -21,7 +21,7 @@ from leakgauge.harness.core.labels import UNDEFENDED, label_parts
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.core.vec import Vector
-from leakgauge.harness.data import DataSet
+from leakgauge.harness.data import DataSet, default_root
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.loop import Training, make_plan, setting_of
 from leakgauge.harness.federation.observe import TrainedFederation, check_target
@@ -42,14 +42,15 @@ _DEALING = ("clients", "samples", "validation", "partition", "alpha", "shards", 
 """The fields of a federation that determine which samples a client has."""
 
 
-def check_study(study: Study, root: Path) -> dict[str, tuple[str, bool]]:
-    """The digest of each data set in the folder `root`, and whether the data set is public.
+def check_study(study: Study, root: Path | None = None) -> dict[str, tuple[str, bool]]:
+    """The digest of each data set in the folder `root` (None: the usual one), and whether the data set is public.
 
     Raises:
         StudyError: a data set is missing or unreadable; a model, a loss or an attack does not fit it; a defense does
             not fit the model or the federation; there are fewer samples, labels, clients, messages or rounds than a
             federation or a target asks for; no goal can be met. One line for each problem.
     """
+    root = root or default_root()
     load_data.cache_clear()  # a file may have changed since this process last read it
     digests, problems = dict[str, tuple[str, bool]](), list[str]()
     for task in dict.fromkeys(training.task for training in study.trainings):

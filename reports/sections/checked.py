@@ -214,7 +214,8 @@ def states(claims: Sequence[ClaimRecord]) -> tuple[State, ...]:
 
 def codes(trainings: Sequence[TrainingRecord]) -> tuple[State, ...]:
     """The distinct verdicts on the code of one defense's trainings, the worst first."""
-    audits = [training.audited for training in trainings]
+    asked = [training for training in trainings if training.spec.audit] or trainings
+    audits = [training.audited for training in asked]
     return _states(CODES, ["NOT AUDITED" if audit is None else audit.code for audit in audits])
 
 
