@@ -167,5 +167,5 @@ def test_shipped_attacks_search_in_double_precision_and_never_fall_back(monkeypa
         "attacks": [{"name": one, "target": {"count": 2, "batch": [1, 2]}} | few.get(one, {}) for one in names],
     }
     found = [one for one in fingerprints.take(resolve(study).cells) if one.what == "attack"]
-    assert len(found) == 2 * len(names) + 2  # and a lineup for each target
+    assert len(found) == 2 * len(names) + 4  # and two lineups for each target
     assert {one.attack.partition("(")[0] for one in found if one.numbers} == {*names, "lineup"}
