@@ -3,7 +3,6 @@
 import pytest
 
 from leakgauge.harness.core.errors import StudyError
-from leakgauge.harness.data import default_root
 from leakgauge.harness.study.check import check_study
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import resolve
@@ -174,6 +173,7 @@ def test_what_fits_exactly_is_not_refused():
         table(federation={"participants": 2}, target={"kind": "messages", "count": 2}),
         members(count=80, outside=1362),
         members(count=20, client=3),
+        table(attacks=[{"name": "prior"}, {"name": "imprint", "threat": "malicious-server", "target": {"round": 1}}]),
     ]
     for study in fits:
-        assert list(check_study(resolve(study), default_root())) == ["digits"]
+        assert list(check_study(resolve(study))) == ["digits"]

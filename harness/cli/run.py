@@ -55,7 +55,6 @@ def run(
     if workers != 0 and not dry_run:
         warm_up()  # workers import modules in parallel with this process
     from leakgauge.harness.cli.progress import listener, logged
-    from leakgauge.harness.data import default_root
     from leakgauge.harness.study.check import check_study
     from leakgauge.harness.study.engine import open_engine
     from leakgauge.harness.study.run import run_study
@@ -66,7 +65,7 @@ def run(
         whole = load_study(study, allow_code=allow_code, max_cells=max_cells, max_number=max_number)
         loaded = _chosen(whole, only)
         if dry_run:
-            check_study(loaded, data or default_root())
+            check_study(loaded, data)
             _print_study(loaded, data, out)
             return
         opened = open_engine(engine, address, workers, allow_code=allow_code)
@@ -115,13 +114,12 @@ def show(
 ) -> None:
     """Show the cells of a study and their estimated run time, which takes ten seconds; refuses what 'run' refuses."""
     from leakgauge.harness.core.stored import to_data
-    from leakgauge.harness.data import default_root
     from leakgauge.harness.study.check import check_study
     from leakgauge.harness.study.study import load_study
 
     with cli.user_errors():
         loaded = load_study(study, allow_code=allow_code, max_cells=max_cells, max_number=max_number)
-        check_study(loaded, data or default_root())
+        check_study(loaded, data)
     if as_json:
         cells = [{"id": cell.id, **to_data(cell)} for cell in loaded.cells]
         cli.print_json({"name": loaded.name, "title": loaded.title, "hash": loaded.hash, "cells": cells})

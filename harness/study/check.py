@@ -7,6 +7,7 @@ the keys of the training.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,16 +43,19 @@ _DEALING = ("clients", "samples", "validation", "partition", "alpha", "shards", 
 """The fields of a federation that determine which samples a client has."""
 
 
-def check_study(study: Study, root: Path | None = None) -> dict[str, tuple[str, bool]]:
-    """The digest of each data set in the folder `root` (None: the usual one), and whether the data set is public.
+def check_study(study: Study, data: Path | None = None) -> dict[str, tuple[str, bool]]:
+    """The digest of each data set, and whether the data set is public.
+
+    Args:
+        data: folder of the data sets; None: the default folder.
 
     Raises:
         StudyError: a data set is missing or unreadable; a model, a loss or an attack does not fit it; a defense does
             not fit the model or the federation; there are fewer samples, labels, clients, messages or rounds than a
             federation or a target asks for; no goal can be met. One line for each problem.
     """
-    root = root or default_root()
     load_data.cache_clear()  # a file may have changed since this process last read it
+    root = default_root() if data is None else data
     digests, problems = dict[str, tuple[str, bool]](), list[str]()
     for task in dict.fromkeys(training.task for training in study.trainings):
         specs, key = [spec for spec in study.trainings if spec.task == task], "tasks.data"
@@ -107,7 +111,11 @@ class _OnTask:
 
     def problems(self, specs: Iterable[TrainingSpec]) -> list[str]:
         """What does not fit, in a line each."""
-        return [problem for spec in specs for problem in self._of_training(spec)]
+        found = list[str]()
+        for spec in specs:
+            with suppress(Exception):  # in a user's code: its job reports the error, with the trace
+                found.extend(self._of_training(spec))
+        return found
 
     def _tried(self, about: Hashable, make: Callable[[], T]) -> T | str:
         """What `make` returned when it was first asked about this, or the text of its error."""
@@ -135,7 +143,8 @@ class _OnTask:
         sizes = {"test": len(self.data.test.y), "train": sum(map(len, hand[0].values())), "validation": len(hand[1])}
         if (federation.test_samples or 0) > (most := sizes[federation.evaluate_on]):
             yield f"federations.test_samples: got {federation.test_samples}, expected at most {most}"
-        scene = self._tried((federation, spec.defense.key), partial(self._scene, spec, hand[0]))
+        rounds = 1 + max(number for cell in cells for number in (0, *cell.target.looks_at))
+        scene = self._tried((federation, spec.defense.key, rounds), partial(self._scene, spec, hand[0], rounds))
         if isinstance(scene, str):
             yield from () if wrong else [f"defenses ({self._labels[spec.defense.key].text}): {scene}"]
             return
@@ -154,8 +163,8 @@ class _OnTask:
                 yield f"attacks.target ({cell.attack.name}): {wrong}"
             elif malice:
                 chosen = federation, malice.attack.key, malice.target
-                if isinstance(made := self._tried(chosen, partial(_choose, malice, scene)), str):
-                    yield f"attacks ({cell.attack.name}): {made}"
+                params = self._tried(chosen, partial(_choose, malice, scene))
+                yield from [f"attacks ({cell.attack.name}): {params}"] * isinstance(params, str)
 
     def _check_attack(self, attack: PartSpec) -> None:
         check_form(registry.build_attack(attack), self.task.form)
@@ -167,21 +176,20 @@ class _OnTask:
         elif goal.accuracy_loss and self.task.tested(self.task.init(Key(0)), x[:1], y[:1])[1] is None:
             raise ValueError("target.accuracy_loss: the task has no accuracy")
 
-    def _scene(self, spec: TrainingSpec, clients: dict[int, Indices]) -> TrainedFederation:
-        """The federation before its training, with the rounds up to the last attacked one that the defense allows.
+    def _scene(self, spec: TrainingSpec, clients: dict[int, Indices], rounds: int) -> TrainedFederation:
+        """The federation before its training, with as many of the rounds as the defense allows.
 
         A defense that is solved for a goal is left out.
 
         Raises:
             ValueError: the defense does not fit the federation.
         """
-        federation, cells = spec.federation, self.study.cells_of[spec.id]
+        federation = spec.federation
         defense = registry.build_defense(PartSpec(UNDEFENDED) if goal_of(spec.defense) else spec.defense)
         setting = setting_of(self.task.layout, federation, numbers_of(self.data, clients), defense.local)
         make_plan(federation, federation.lr, defense.local, defense.step_noise(setting))
-        last = max(number for cell in cells for number in (0, *cell.target.looks_at))
         training = Training(setting, torch.zeros(0))
-        for number in range(len(Federation.of(defense, setting, last + 1).history)):
+        for number in range(len(Federation.of(defense, setting, rounds).history)):
             training.feedback.append(Feedback(number, None, None))
         if not training.feedback:
             raise ValueError("it stops before the first round")
