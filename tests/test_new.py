@@ -73,7 +73,7 @@ def test_the_doctor_finds_nothing_wrong_with_a_skeleton(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_study_beside_a_skeleton_finds_its_module_there_once_it_may(kind, monkeypatch):
     new(kind, f"there/found_{kind}.py")
-    assert len(load_study(f"there/found_{kind}.toml").cells) == 8
+    assert len(load_study(f"there/found_{kind}.toml").cells) == 10
     monkeypatch.delenv("LEAKGAUGE_ALLOW_CODE")
     done = call("show", f"there/found_{kind}.toml")
     assert (done.exit_code, "pass --allow-code" in done.stderr) == (2, True)
