@@ -218,6 +218,7 @@ def test_a_stream_of_any_encoding_takes_every_character(encoding, monkeypatch):
 TITLED = STUDY.replace('"tiny"', '"tiny"\ntitle = "ε ≥ 3 → ∞"').replace(
     ', {name = "gaussian", noise_std = [0.01, 0.1]}', ""
 )
+TITLED += '[[attacks]]\nname = "analytic"\ntarget = {count = 2}\n'
 
 
 @by_rows(("ascii", "strict"), ("ascii", "surrogateescape"), ("latin-1", "strict"))
