@@ -113,7 +113,7 @@ def test_a_record_from_before_there_were_audits_is_read(reference, tmp_path):
 def test_the_report_and_the_download_show_it(reference):
     run = load_run(reference)
     text = complete(render(run)).text
-    assert "(95 %, n = 20, server)" in text
+    assert "95 %, n = 20, server" in text
     assert "3 clients, d = 36" in text
     assert "the audit could not be made" in text
     frame = run.frame()

@@ -120,7 +120,7 @@ def test_an_attack_that_needs_a_likelihood_fails_in_one_line_and_others_run(more
 def test_a_claim_that_is_no_claim_ends_the_training_in_one_line(tmp_path):
     part = named(str(bare(tmp_path, more="    def claim(self, history, setting):\n        return None\n")), {})
     run = quick_study({"data": "digits", "model": "linear"}, [{"name": part.name}], [{"name": "prior"}])
-    failure, _ = run.failures.values()  # of the floor and of the lineup
+    failure, *_ = run.failures.values()  # of the floor and of the lineups
     assert failure.message.endswith(
         "expected a Claim from MyDefense.claim, got None; without `claim` nothing is promised"
     )
