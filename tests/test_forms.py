@@ -229,7 +229,7 @@ def test_a_users_classifier_of_tokens_is_inspected(kind, tmp_path):
     found = {one.cell.attack.name: {e.name: e.value for e in one.estimates} for one in run.results.values()}
     assert found["lineup"]["named"] == 1.0
     assert not run.failures
-    with pytest.raises(ValueError, match="attacks \\(dlg\\): it reads .*, not tokens: take lineup"):
+    with pytest.raises(ValueError, match=r"attacks \(dlg\): it reads .*, not tokens: take lineup"):
         leakgauge.inspect(network, data, folder=tmp_path / "no", victims=4, attacks=["prior", "dlg"], minutes=0.2)
 
 

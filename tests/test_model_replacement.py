@@ -75,8 +75,8 @@ def test_the_adversary_knows_its_own_records_so_no_candidate_is_among_them(tmp_p
 
 
 def test_the_adversary_does_not_attack_itself(tmp_path):
-    (failure,) = run_study(study(target={"client": 9}), tmp_path, workers=0).failures.values()
-    assert "target.client: got 9, the adversary itself; expected another client" in failure.message
+    with pytest.raises(StudyError, match=r"target\.client: got 9, the adversary itself; expected another client"):
+        run_study(study(target={"client": 9}), tmp_path, workers=0)
 
 
 def test_a_claim_of_several_units_is_compared_by_the_least_proof(tmp_path):
