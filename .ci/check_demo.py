@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 
-from leakgauge.harness.core.labels import cell_text
+from leakgauge.harness.core.labels import Names
 from leakgauge.harness.core.result import Run
 from leakgauge.harness.study.store import load_run
 from leakgauge.reports.sections.checked import tally
@@ -18,7 +18,7 @@ PEOPLE, SEEDS = 16, 3
 def problems(run: Run) -> Iterator[str]:
     """What is not as it should be, one line each."""
     analysis = Analysis(run)
-    yield from (f"{cell_text(failure.cell)}: {failure.message}" for failure in run.failures.values())
+    yield from (f"{Names().cell(failure.cell)}: {failure.message}" for failure in run.failures.values())
     yield from (f"no result: {cell_id}" for cell_id in run.missing)
     names = {group.case.training.defense.name for group in analysis.groups}
     yield from (f"the defense {name} is missing" for name in DEFENSES - names)

@@ -61,7 +61,7 @@ def test_a_notebook_shows_the_progress_the_table_and_the_page(tmp_path):
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     progress, table, page = (cell.outputs for cell in notebook.cells[1:])
     (shown,) = progress
-    assert "tiny: 2 of 2 cells" in shown["data"]["text/html"]
+    assert "tiny: 3 of 3 cells" in shown["data"]["text/html"]
     assert "ssim" in shown["data"]["text/html"]
-    assert table[0]["data"]["text/html"].startswith("<table><caption>&lt;Run &#x27;tiny&#x27;: 2 of 2 cells")
+    assert table[0]["data"]["text/html"].startswith("<table><caption>&lt;Run &#x27;tiny&#x27;: 3 of 3 cells")
     assert "srcdoc=" in page[0]["data"]["text/html"]

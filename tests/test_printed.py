@@ -164,7 +164,7 @@ def written(name, size):
     """A recipe's study with one seed, its formulas, and its lines, whatever data sets are here."""
     table = tomllib.loads(recipes()[name].read_text("utf-8"))
     kept = {key: value for key, value in table.items() if key not in _EXTRA}
-    scaled = _merged(kept, table.get("scale", {}).get(size, {})) | {"name": name, "seeds": [0]}
+    scaled = _merged(kept, table.get("scale", {}).get(size, {})) | {"name": name, "seeds": [0], "lineup": False}
     formulas = [one for each in table.get("formulas", []) for one in expand(each)]
     study = resolve(scaled if "tasks" in scaled else _NOTHING | scaled, spelled=not formulas)
     return study, formulas, tuple(_departures(name, table.get("printed", []), study, formulas))
