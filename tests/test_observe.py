@@ -188,7 +188,10 @@ def test_without_idle_samples_non_members_come_from_the_test_set_as_the_note_sta
     (Target(kind="members", count=40), "expected fewer than 40 non-members"),
     (Target(kind="members", client=4), "there is no client 4: expected less than 4"),
     (Target(kind="members", client=1, count=11), "expected at most 10 members, got count=11"),
-    (Target(round=1, count=5, victim_classes=("d",)), "expected at most 4 records of d, got count=5 x users=1 x batch=1"),
+    (
+        Target(round=1, count=5, victim_classes=("d",)),
+        "expected at most 4 records of d, got count=5 x users=1 x batch=1",
+    ),
     (Target(kind="members", count=9, victim_classes=("d", "f")), "expected at most 8 members of d, f, got count=9"),
     (Target(kind="members", count=4, victim_classes=("d",)), "expected fewer than 4 non-members of d "),
     (Target(kind="members", count=2, client=1, victim_classes=("d",)), "expected at most 1 members of d, got count=2"),
