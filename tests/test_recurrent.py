@@ -288,9 +288,7 @@ def test_a_lineup_names_records_of_long_series_behind_defenses(kind, tmp_path):
     model = modules.given("recurrent", lambda: Series(kind))
     federation = {"clients": 3, "rounds": 1, "samples": 120, "test_samples": 40, "algorithm": "fedsgd", "batch": 1}
     attacks = [{"name": "prior", "target": {"round": 0, "count": 10}}]
-    table = study_table(
-        federation, ["jopeq", "cepam-gaussian"], attacks, data=data, model=model, lineup=True, limit=False
-    )
+    table = study_table(federation, ["jopeq", "cepam-gaussian"], attacks, data=data, model=model, lineup=0, limit=False)
     run = run_study(resolve(table, allow_code=True), tmp_path, workers=0)
     assert not run.failures
     found = [one for one in run.results.values() if one.cell.attack.name == "lineup"]
