@@ -203,6 +203,7 @@ def rated(attacks, **changes):
     ({"many": 60, "among": 10}, SOME, "60 of 200 people named among 10"),
     ({"nats": 2.0}, SOME, "half of the people are named among 100 after 7 rounds, by the messages seen"),
     ({"nats": 1.0}, HIDDEN, HALF),  # after 13 rounds, of 8
+    ({"two": 2, "many": 0, "n": 4, "nats": 2.0}, WEAK, "2 of 4 named among 2: 104 messages would do"),
     ({"nats": 2.0, "among": 2, "many": 100}, HIDDEN, HALF),  # a half is chance
 )
 def test_a_lineup_decides(changes, word, reason):

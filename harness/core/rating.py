@@ -8,8 +8,9 @@
 | too weak to tell | neither of the others; `Rating.lacks` says what is missing |
 | hidden for these records | the lineup names at most 60 % among 2, and no better attack exists, by its certificate |
 
-All tests of a run are exact or by ranks, one-sided, and adjusted together by Holm. A rating holds for one defense in
-one setting and one adversary; side knowledge, such as labels, makes no other adversary, powers over the model do.
+All tests of a run are one-sided and adjusted together by Holm; they are exact or by ranks, but for that of the forecast
+(Student's t). A rating holds for one defense in one setting and one adversary; side knowledge, such as labels, makes no
+other adversary, powers over the model do.
 """
 
 from __future__ import annotations
@@ -331,6 +332,7 @@ def _foreseen(case: Case) -> Iterator[Finding]:
         values = np.array([value for value in stats.of_messages(one) if value is not None])
         error = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.inf
         p = float(special.stdtr(len(values) - 1, -float(values.mean()) / error)) if error else 0.0
+        p = max(p, 0.5 ** len(values))  # no test of the signs of so few messages is surer
         text = f"half of the people are named among {among} after {counted(rounds, 'round')}, by the messages seen"
         yield Finding(case.identity, text, 0, 0, 0.0, None, None, 0.0, p)
 
