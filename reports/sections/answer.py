@@ -30,8 +30,8 @@ _RULE = (
     "found beyond chance, such as a record among two, its client or a member; or a record would be named within the "
     "rounds. “Hidden for these records”: at most 60 % of the records are named among two, by its certificate no other "
     "attack on these messages names more, and the model learned. Otherwise “Too weak to tell”. All tests are exact or "
-    "by ranks (the forecast: Student's t), one-sided at 2.5 %, and adjusted together by Holm. A rating is valid only for "
-    "the adversaries and records of this report. It does not depend on claimed epsilons."
+    "by ranks (the forecast: Student's t), one-sided at 2.5 %, and adjusted together by Holm. A rating is valid only "
+    "for the adversaries and records of this report. It does not depend on claimed epsilons."
 )
 
 
