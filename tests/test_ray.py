@@ -54,7 +54,7 @@ attack = {{name = "{STUCK}", seconds = 600}}
 
 def census(folder, age):
     row = "{}, Private, 1, HS-grad, 9, Never-married, Sales, Husband, White, Male, 0, 0, 40, Peru, {}\n"
-    rows = "".join(row.format(20 + n % age, ("<=50K", ">50K")[n % 2]) for n in range(40))
+    rows = "".join(row.format(20 + n % age, ("<=50K", ">50K")[n % 2]) for n in range(80))
     (folder / "adult").mkdir(parents=True)
     for name in ("adult.data", "adult.test"):
         (folder / "adult" / name).write_text(rows)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from leakgauge.harness.cli import options as cli
-from leakgauge.harness.cli.report import ImagesOption, publish
+from leakgauge.harness.cli.report import DetailsOption, ImagesOption, publish
 from leakgauge.harness.core.sinks import say
 
 if TYPE_CHECKING:
@@ -166,6 +166,7 @@ def inspect_(
     seed: Annotated[int, typer.Option(help="Seed of the attacks, if the recording has none.")] = 0,
     show: Annotated[bool, typer.Option("--show-records", help="The records may appear in the report.")] = False,
     images: ImagesOption = "public",
+    details: DetailsOption = False,
     root: Annotated[Path | None, typer.Option("--root", help="Folder of the data sets.")] = None,
     workers: cli.WorkersOption = None,
     allow_code: cli.AllowCodeOption = False,
@@ -201,4 +202,4 @@ def inspect_(
         say(*study.notes)
         with listener(study.name) as listen:
             finished = run_study(study, results, data=place, workers=workers, listen=logged(listen, results))
-        publish(finished, results, images)
+        publish(finished, results, images, details=details)
