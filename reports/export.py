@@ -6,7 +6,6 @@ A CSV is safe to open in a spreadsheet.
 from __future__ import annotations
 
 import base64
-import csv
 import io
 import json
 import zipfile
@@ -17,10 +16,12 @@ from leakgauge.harness.core.cell import Cell, Scalar
 from leakgauge.harness.core.labels import server_text, unpromised
 from leakgauge.harness.core.result import Run
 from leakgauge.harness.core.rows import COLUMNS, Row, column, frame, rows
-from leakgauge.harness.core.sinks import harmless, latex, markdown, spelled, table_head, table_row
+from leakgauge.harness.core.sinks import spelled
 from leakgauge.harness.core.stored import to_data
+from leakgauge.reports.sections import Section, sections
 from leakgauge.reports.sections.checked import verdict_of
 from leakgauge.reports.select import Analysis
+from leakgauge.reports.table import Column, Table, comma_separated, written
 
 
 def status_of(run: Run, cell: Cell) -> str:
@@ -59,48 +60,48 @@ def rows_as(
     if to == "csv":
         return to_csv(chosen, columns).encode()
     if to != "parquet":
-        return listing(to, chosen, columns, digits).encode()
+        return written([listing(chosen, columns, digits)], to).encode()
     buffer = io.BytesIO()
     frame(chosen)[list(columns or COLUMNS)].to_parquet(buffer, index=False)
     return buffer.getvalue()
 
 
 def to_csv(chosen: Sequence[Row], columns: Sequence[str] = ()) -> str:
-    """RFC 4180 with a header; an infinite epsilon is `inf`."""
-    buffer, names = io.StringIO(), columns or COLUMNS
-    writer = csv.writer(buffer)
-    writer.writerow(names)
-    writer.writerows(zip(*(map(harmless, column(chosen, name)) for name in names), strict=True))
-    return buffer.getvalue()
+    """The rows as CSV; an infinite epsilon is `inf`."""
+    return comma_separated(columns or [*COLUMNS], chosen)
+
+
+def section_as(to: Literal["csv", "tex", "md", "json"], run: Run, section: str) -> bytes:
+    """The tables of a section of the report, such as `claims`, as a file.
+
+    Raises:
+        ValueError: no such section, the message lists the known ones; or this run has none of its tables.
+    """
+    known = {one.id: one for one in sections() if one.tables is not Section._field_defaults["tables"]}
+    if section not in known:
+        raise ValueError(f"no table {section!r}; known: {', '.join(known)}")
+    if not (tables := known[section].tables(Analysis(run))):
+        raise ValueError(f"this run has no table {section!r}")
+    return written(tables, to).encode()
 
 
 _REMARKS = ("cell", "training", "level", "method", "flags", "note")
 """Columns that a table for readers leaves out unless they are requested."""
 
 
-def listing(to: Literal["tex", "md"], chosen: Sequence[Row], columns: Sequence[str], digits: int) -> str:
+def listing(chosen: Sequence[Row], columns: Sequence[str], digits: int) -> Table:
     """A table for readers, with numbers rounded to `digits` significant digits.
 
-    If no columns were requested, it has the columns in which the rows differ, without ids and remarks. The values that
-    all rows share are above the Markdown table, or in the caption of the LaTeX `longtable` (of the packages longtable
-    and booktabs).
+    If no columns were requested, it has the columns in which the rows differ, without ids and remarks; its lead has the
+    values that all rows share.
     """
     names = columns or [name for name in COLUMNS if name not in _REMARKS]
     texts = {name: [_text(value, digits) for value in column(chosen, name)] for name in names}
     same = {name: values[0] for name, values in texts.items() if not columns and len(set(values)) == 1}
-    common = {name.replace("_", " "): value for name, value in same.items() if value}
+    lead = "; ".join(f"{name.replace('_', ' ')}: {value}" for name, value in same.items() if value)
     shown = [name for name in names if name not in same]
-    table = list(zip(*(texts[name] for name in shown), strict=True))
-    if to == "md":
-        lines = [f"{name}: {markdown(value, bare=True)}\n" for name, value in common.items()]
-        lines += table_head(shown)
-        return "\n".join([*lines, *(table_row(markdown(text, bare=True) for text in row) for row in table)]) + "\n"
-    caption = "; ".join(f"{name}: {value}" for name, value in common.items())
-    lines = [f"\\begin{{longtable}}{{{'l' * len(shown)}}}"]
-    lines += [f"\\caption{{{latex(caption)}}} \\\\"] if caption else []
-    lines += ["\\toprule", f"{' & '.join(map(latex, shown))} \\\\", "\\midrule", "\\endhead"]
-    lines += [f"{' & '.join(map(latex, row))} \\\\" for row in table]
-    return "\n".join([*lines, "\\bottomrule", "\\end{longtable}"]) + "\n"
+    heads = tuple(Column(name, "" if COLUMNS[name] == "str" else "num") for name in shown)
+    return Table("", heads, tuple(zip(*(texts[name] for name in shown), strict=True)), lead)
 
 
 def _text(value: Scalar, digits: int) -> str:

@@ -1,15 +1,19 @@
-"""One table, and its writers: for the page (`table` in `templates/macros.html`), for the terminal and for Markdown."""
+"""One table, and its six writers: `table` in `templates/macros.html` for the page, and those below."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from rich import box
 from rich.table import Table as RichTable
 
-from leakgauge.harness.core.sinks import markdown, styled, table_head, table_row
+from leakgauge.harness.core.cell import Scalar
+from leakgauge.harness.core.sinks import harmless, latex, markdown, spelled, styled, table_head, table_row
 
 
 def plain(text: str) -> str:
@@ -66,21 +70,52 @@ class Table:
         """The rows."""
         return [[Cell(field) if isinstance(field, str) else field for field in row] for row in self.rows]
 
+    @property
+    def _shown(self) -> list[int]:
+        return [at for at, column in enumerate(self.heads) if column.kind != "bar"]
+
     def markdown(self, write: Callable[[str], str] = plain) -> str:
         """The table as Markdown, with its notes as a list. `write` escapes a text."""
-        shown = [at for at, column in enumerate(self.heads) if column.kind != "bar"]
+        shown = self._shown
         lines = [f"### {write(self.title)}", ""] if self.title else []
         lines += [write(self.lead), ""] if self.lead else []
         lines += table_head([write(self.heads[at].name) for at in shown])
         lines += [table_row(_marked(row[at], write) for at in shown) for row in self.cells]
         return "\n".join([*lines, "", *(f"- {write(note)}" for note in self.notes)])
 
+    def latex(self) -> str:
+        """The table as a `longtable` (packages longtable and booktabs): title and lead are its caption."""
+        shown, caption = self._shown, " ".join(filter(None, (self.title and f"{self.title.rstrip('.')}.", self.lead)))
+        sides = "".join("r" if self.heads[at].kind == "num" else "l" for at in shown)
+        lines = [rf"\begin{{longtable}}{{{sides}}}", *([rf"\caption{{{latex(caption)}}} \\"] if caption else [])]
+        lines += [
+            r"\toprule",
+            rf"{' & '.join(latex(self.heads[at].name) for at in shown)} \\",
+            r"\midrule",
+            r"\endhead",
+        ]
+        lines += [
+            rf"{' & '.join(latex(row[at].text + _bracketed(row[at].ends)) for at in shown)} \\" for row in self.cells
+        ]
+        return "\n".join([*lines, r"\bottomrule", r"\end{longtable}", *map(latex, self.notes)]) + "\n"
+
+    def records(self) -> list[dict[str, str]]:
+        """One record per row: its fields by column; `COLUMN, ends` holds what the page shows in brackets."""
+        heads = [self.heads[at].name for at in self._shown]
+        names = [name if name not in heads[:at] else f"{name} ({at})" for at, name in enumerate(heads)]
+        columns = list(zip(self._shown, names, strict=True))
+        whole = {at for at in self._shown if any(row[at].ends for row in self.cells)}
+        return [
+            {key: text for at, name in columns for key, text in _fields(name, row[at], ends=at in whole)}
+            for row in self.cells
+        ]
+
     def terminal(self, width: int = 80) -> RichTable:
         """The table for a terminal of this many characters, with its notes below it.
 
         No word is broken: where the columns do not fit, each row is a block of lines.
         """
-        shown = [at for at, column in enumerate(self.heads) if column.kind != "bar"]
+        shown = self._shown
         drawn = RichTable(
             title=styled("\n".join(filter(None, (self.title, self.lead)))),
             caption=styled("\n".join(self.notes)),
@@ -110,6 +145,33 @@ class Table:
             else:
                 drawn.add_row(*fields)
         return drawn
+
+
+def _fields(name: str, cell: Cell, *, ends: bool) -> Iterator[tuple[str, str]]:
+    yield name, cell.text
+    if ends:
+        yield f"{name}, ends", cell.ends
+
+
+def written(tables: Sequence[Table], to: Literal["md", "tex", "csv", "json"]) -> str:
+    """Tables as one document; as CSV, the column `table` has their titles if there are several."""
+    if to == "md" or to == "tex":
+        return "\n".join(table.markdown() if to == "md" else table.latex() for table in tables)
+    if to == "json":
+        objects = [{"title": one.title, "lead": one.lead, "rows": one.records(), "notes": one.notes} for one in tables]
+        return spelled(json.dumps(objects, indent=2)) + "\n"
+    several = len(tables) > 1
+    rows = [({"table": one.title} if several else {}) | row for one in tables for row in one.records()]
+    return comma_separated([*dict.fromkeys(name for row in rows for name in row)], rows)
+
+
+def comma_separated(names: Sequence[str], rows: Iterable[Mapping[str, Scalar]]) -> str:
+    """RFC 4180 with a header, safe to open in a spreadsheet; a missing field is empty."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer)
+    writer.writerow(map(harmless, names))
+    writer.writerows([harmless(row.get(name)) for name in names] for row in rows)
+    return buffer.getvalue()
 
 
 _STYLES = {"bad": "bold red", "warn": "yellow", "good": "green"}

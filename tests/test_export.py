@@ -16,7 +16,8 @@ from leakgauge.harness.core.cases import cases
 from leakgauge.harness.core.cell import PartSpec, Target
 from leakgauge.harness.core.result import Failure, Flag
 from leakgauge.harness.core.rows import COLUMNS
-from leakgauge.reports.export import harmless, rows_as, to_jsonl
+from leakgauge.harness.core.sinks import harmless
+from leakgauge.reports.export import rows_as, to_jsonl
 from leakgauge.reports.select import Analysis
 from tests import report_fixtures as double
 from tests.report_page import small
@@ -98,7 +99,7 @@ def test_every_format_has_the_values_of_the_frame(run):
 def test_a_table_for_people_says_once_what_all_rows_share():
     text = rows_as("md", double.full_run(), ["ssim", "auc"]).decode()
     head, rows = text.split("| defense", 1)
-    assert "data: invented\n" in head
+    assert "data: invented;" in head
     assert "invented" not in rows
     assert "horizon" not in text
     tex = rows_as("tex", double.full_run(), ["ssim"]).decode()

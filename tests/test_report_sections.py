@@ -1,10 +1,15 @@
-"""A new section of the report is one file: the page, the terminal and the Markdown show its tables."""
+"""A new section of the report is one file: the page, the terminal and every export show its tables."""
 
+import csv
 import html
+import io
+import json
+import re
 
 import pytest
 
 from leakgauge.reports import sections
+from leakgauge.reports.export import section_as
 from leakgauge.reports.html import render
 from leakgauge.reports.select import Analysis
 from leakgauge.reports.table import Cell, Column, Table
@@ -72,6 +77,52 @@ def test_a_section_that_fails_says_so_and_stops_nothing(tmp_path, monkeypatch):
     for told in (render(run), plain(run)):
         assert "could not be built" in told
         assert "TypeError: object of type 'Analysis' has no len()" in html.unescape(told)
+
+
+@pytest.mark.usefixtures("with_toy")
+def test_the_six_forms_of_a_table_hold_the_same_fields():
+    run = double.make_run(small())
+    written = {to: section_as(to, run, "uploads").decode() for to in ("csv", "json", "md", "tex")}
+    rows = list(csv.DictReader(io.StringIO(written["csv"])))
+    assert [list(rows[0]), rows[0]["Defense"], rows[0]["Defense, ends"]] == [
+        ["Defense", "Defense, ends", "Bytes | sent"],
+        "no defense",
+        "worst <b>",
+    ]
+    (table,) = json.loads(written["json"])
+    assert (table["rows"], table["title"], table["notes"]) == (rows, "Uploads", ["A note with a_name."])
+    lines = [line[2:-2].split(" | ") for line in written["md"].splitlines() if line.startswith("| ")]
+    body = written["tex"].split("\\endhead\n")[1].split("\\bottomrule")[0]
+    tex = [line.removesuffix(r" \\").split(" & ") for line in body.splitlines()]
+    page, told = render(run), plain(run)
+    assert len(rows) == len(tex) == len(lines[2:]) > 1
+    for row, markdown, latex in zip(rows, lines[2:], tex, strict=True):
+        assert markdown[1] == latex[1] == row["Bytes | sent"]
+        assert row["Defense"] in markdown[0]
+        assert row["Defense"] in latex[0]
+        assert re.search(rf"{re.escape(row['Defense'])}.*{row['Bytes | sent']}", told)
+        assert f">{row['Bytes | sent']}<" in page
+
+
+@pytest.mark.parametrize("name", ["ratings", "attacks", "claims", "frontier", "tradeoffs", "provenance"])
+def test_every_table_of_the_page_is_exported_whole(name):
+    run = double.full_run()
+    tables = {section.id: section for section in sections.sections()}[name].tables(Analysis(run))
+    rows = list(csv.DictReader(io.StringIO(section_as("csv", run, name).decode())))
+    objects = json.loads(section_as("json", run, name))
+    assert [len(one["rows"]) for one in objects] == [len(table.rows) for table in tables]
+    assert len(rows) == sum(len(table.rows) for table in tables) > 0
+    shown = [len([column for column in table.heads if column.kind != "bar"]) for table in tables]
+    assert all(len(row) >= n for one, n in zip(objects, shown, strict=True) for row in one["rows"])
+    assert section_as("tex", run, name).decode().count(r"\begin{longtable}") == len(tables)
+
+
+def test_a_table_that_is_not_there_is_named():
+    run = double.make_run(small(), missing=lambda cell: True)
+    with pytest.raises(ValueError, match=r"^no table 'claim'; known: ratings, claims, attacks, frontier, tradeoffs"):
+        section_as("csv", run, "claim")
+    with pytest.raises(ValueError, match=r"^this run has no table 'frontier'$"):
+        section_as("csv", run, "frontier")
 
 
 @pytest.mark.usefixtures("with_toy")

@@ -77,14 +77,17 @@ def report(
 def export(
     folder: cli.FolderArgument,
     to: Annotated[
-        Literal["csv", "parquet", "tex", "md", "jsonl", "matrix", "wandb", "mlflow"],
+        Literal["csv", "parquet", "tex", "md", "json", "jsonl", "matrix", "wandb", "mlflow"],
         typer.Option(
             metavar="FORMAT",
             help="csv, parquet, tex, md: one row per value; jsonl: one line per cell; matrix: Markdown by attack; "
-            "wandb, mlflow: one run of the tracker for each training and each attack.",
+            "json: with --table; wandb, mlflow: one run of the tracker for each training and each attack.",
         ),
     ] = "matrix",
     out: Annotated[Path | None, typer.Option("-o", "--out", help="A file; default: standard output.")] = None,
+    table: Annotated[
+        str, typer.Option(help="A table of the report, such as ratings or claims, as csv, tex, md or json.")
+    ] = "",
     quantity: Annotated[
         list[str] | None, typer.Option(help="Only rows of this quantity, such as ssim or proved_epsilon; repeatable.")
     ] = None,
@@ -94,7 +97,7 @@ def export(
 ) -> None:
     """Write the results of a folder for other programs."""
     from leakgauge.harness.study.store import load_run, write_atomically
-    from leakgauge.reports.export import rows_as, to_jsonl
+    from leakgauge.reports.export import rows_as, section_as, to_jsonl
     from leakgauge.reports.select import Analysis
     from leakgauge.reports.text.tables import to_matrix
     from leakgauge.reports.trackers import send
@@ -102,6 +105,10 @@ def export(
     names = [name for name in columns.split(",") if name]
     with cli.user_errors():
         loaded = load_run(folder)
+        if table and (to not in ("csv", "tex", "md", "json") or quantity or names or items):
+            raise cli.refusal(cli.USAGE, f"--table is whole, as csv, tex, md or json; got {to}")
+        if to == "json" and not table:
+            raise cli.refusal(cli.USAGE, "json needs --table, such as --table claims; jsonl has one line per cell")
         if to in ("jsonl", "matrix", "wandb", "mlflow") and (quantity or names or items):
             raise cli.refusal(
                 cli.USAGE,
@@ -113,6 +120,8 @@ def export(
                 return
             if to == "jsonl" or to == "matrix":
                 content = (to_jsonl if to == "jsonl" else to_matrix)(Analysis(loaded)).encode()
+            elif to == "json" or (table and to != "parquet"):
+                content = section_as(to, loaded, table)
             else:
                 content = rows_as(to, loaded, quantity or (), names, items=items, digits=digits)
         except (ValueError, ImportError) as error:

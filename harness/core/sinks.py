@@ -52,6 +52,9 @@ _SIGNS = "=+\\-@\uff1d\uff0b\uff0d\uff20"
 _FORMULA = re.compile(rf"\A(?=[{_SIGNS}\t\r\n]|[^\S\r\n]*::)|(?<=[;\t\r\n])(?=[{_SIGNS}]|[^\S\r\n]*::)")
 _TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _TEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"<": r"\textless{}", ">": r"\textgreater{}"}
+_MATH = {"ε": r"\varepsilon", "δ": r"\delta", "∞": r"\infty", "≥": r"\geq", "≤": r"\leq"}
+_MATH |= {"−": "-", "·": r"\cdot", "×": r"\times"}
+_TEX |= {sign: rf"\ensuremath{{{name}}}" for sign, name in _MATH.items()} | {"–": "--"}
 
 _Text = TypeVar("_Text", bound=str)
 

@@ -32,7 +32,8 @@ class Section(NamedTuple, Generic[C]):
         build: returns the content that the template shows; None if this run has none.
         place: its place on the page: lower is higher up. From `FOLDED` on it is folded, and not printed.
         template: Jinja source of a short section; empty: the file `templates/ID.html`.
-        terminal, markdown: the tables that the terminal and the Markdown show of this section.
+        tables: the section as tables, for every other form; see `reports.table`.
+        brief: the terminal shows them without a request.
     """
 
     id: str
@@ -41,15 +42,15 @@ class Section(NamedTuple, Generic[C]):
     build: Callable[[C], object | None]
     place: int = 0
     template: str = ""
-    terminal: Callable[[C], Sequence[Table]] = lambda _: ()
-    markdown: Callable[[C], Sequence[Table]] = lambda _: ()
+    tables: Callable[[C], Sequence[Table]] = lambda _: ()
+    brief: bool = False
 
 
 def of_tables(
     id: str, title: str, short: str, place: int, tables: Callable[[Analysis], Sequence[Table]]
 ) -> Section[Analysis]:
-    """A section whose tables are all that the page, the terminal and the Markdown show; no tables: no section."""
-    return Section(id, title, short, lambda analysis: tables(analysis) or None, place, TABLES, tables, tables)
+    """A section whose tables are all that the page, the terminal and the exports show; no tables: no section."""
+    return Section(id, title, short, lambda analysis: tables(analysis) or None, place, TABLES, tables, brief=True)
 
 
 def sections() -> list[Section[Analysis]]:

@@ -257,4 +257,4 @@ def _named(rated: list[tuple[str, Cell]]) -> str:
     return "; ".join(f"{cell.text} ({', '.join([who, *cell.below])})" for who, cell in rated)
 
 
-SECTION = Section("attacks", "Attacks", "Attacks", attacks, 30, markdown=matrices)
+SECTION = Section("attacks", "Attacks", "Attacks", attacks, 30, tables=matrices)

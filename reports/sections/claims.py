@@ -11,6 +11,7 @@ from leakgauge.harness.core.result import ClaimRecord, ProofRecord, TrainingReco
 from leakgauge.reports.sections import Section
 from leakgauge.reports.sections import checked as judged
 from leakgauge.reports.select import Analysis
+from leakgauge.reports.table import Cell, Column, Fields, Table
 from leakgauge.reports.text.notation import adversaries, bound, epsilon, grouped, listing, number, per, short
 
 
@@ -227,4 +228,17 @@ def claims(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-SECTION = Section("claims", "Claimed and proved epsilon", "Claims", claims, 20)
+def table(analysis: Analysis) -> list[Table]:
+    """The claims as a table: one row per line of the chart."""
+    rows = list[Fields]()
+    for row in claims(analysis)["rows"]:
+        for line in row["lines"]:
+            amounts = (Cell(*(one[:2] if one else ("",))) for one in (line.claimed, line.proved, line.audited))
+            states = (state.badge.words for state in line.states + line.unkept + line.codes if state.badge.words)
+            rows.append((row["defense"].text, row["setting"], line.horizon, line.unit, *amounts, "; ".join(states)))
+    epsilons = tuple(Column(f"ε {name}", "num") for name in ("claimed", "proved", "audited"))
+    heads: tuple[Column | str, ...] = ("Defense", "Setting", "Horizon", "Unit", *epsilons, "Verdict")
+    return [Table("Claimed, proved and audited epsilon", heads, tuple(rows))] if rows else []
+
+
+SECTION = Section("claims", "Claimed and proved epsilon", "Claims", claims, 20, tables=table)

@@ -45,18 +45,22 @@ _COLUMNS = (
 
 
 def frontier(analysis: Analysis) -> dict[str, Any] | None:
-    """Name and table of each setting with at least two defenses, and how goals were solved; None without both."""
-    goals = tuple(analysis.run.study.get("goals", ()))
-    tables = []
-    for key, name in analysis.settings.items():
-        compared = standings(analysis, key)
-        if len(compared) > 1:
-            rows = tuple(_row(analysis, standing, compared) for standing in compared)
-            tables.append((name, Table(f"Defenses compared: {name}", _COLUMNS, rows)))
+    """The tables of settings with at least two defenses, and how goals were solved; None without both."""
+    goals, tables = tuple(analysis.run.study.get("goals", ())), _tables(analysis)
     return {"tables": tables, "goals": goals} if tables or goals else None
 
 
-SECTION = Section("frontier", "Choosing a defense", "Choosing", frontier, 50)
+def _tables(analysis: Analysis) -> list[Table]:
+    """A table for each setting with at least two defenses."""
+    settings = ((name, standings(analysis, key)) for key, name in analysis.settings.items())
+    return [
+        Table(f"Defenses compared: {name}", _COLUMNS, tuple(_row(analysis, one, compared) for one in compared))
+        for name, compared in settings
+        if len(compared) > 1
+    ]
+
+
+SECTION = Section("frontier", "Choosing a defense", "Choosing", frontier, 50, tables=_tables)
 
 
 def standings(analysis: Analysis, setting: str) -> list[Standing]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.result import Environment, Run
@@ -46,7 +47,7 @@ def _commands(run: Run, environments: Sequence[Environment]) -> tuple[str, ...]:
     return first, *runs, "leakgauge report results"
 
 
-def provenance(analysis: Analysis) -> dict[str, object]:
+def provenance(analysis: Analysis) -> dict[str, Any]:
     """Everything known about the run: facts by name, tables, commands, and why these may give other numbers."""
     run, environments = analysis.run, analysis.environments
     executions = [record.execution for record in run.trainings.values()] + [
@@ -95,4 +96,10 @@ def provenance(analysis: Analysis) -> dict[str, object]:
     }
 
 
-SECTION = Section("provenance", "Provenance", "Provenance", provenance, 100)
+def _tables(analysis: Analysis) -> list[Table]:
+    shown = provenance(analysis)
+    facts = Table("Provenance", ("Fact", Column("Value", "text")), shown["facts"])
+    return [facts, *(shown[key] for key in ("packages", "data", "trainings"))]
+
+
+SECTION = Section("provenance", "Provenance", "Provenance", provenance, 100, tables=_tables)

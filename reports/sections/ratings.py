@@ -48,7 +48,7 @@ def ratings(analysis: Analysis) -> list[Table]:
 
 
 # the page shows them in its answer and its matrix
-SECTION: Section[Analysis] = Section("ratings", "Ratings", "", lambda _: None, 5, terminal=ratings, markdown=ratings)
+SECTION: Section[Analysis] = Section("ratings", "Ratings", "", lambda _: None, 5, tables=ratings, brief=True)
 
 
 def cell_of(rating: Rating) -> Cell:

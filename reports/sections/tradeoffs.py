@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,7 +29,13 @@ def trade_offs(analysis: Analysis) -> list[dict[str, object]] | None:
     return settings or None
 
 
-SECTION = Section("tradeoffs", "Trade-offs", "Trade-offs", trade_offs, 70)
+def _tables(analysis: Analysis) -> list[Table]:
+    """The size of a message in each setting."""
+    every = ((name, _traffic(analysis, setting)) for setting, name in analysis.settings.items())
+    return [replace(table, title=f"{table.title}: {name}") for name, table in every if table is not None]
+
+
+SECTION = Section("tradeoffs", "Trade-offs", "Trade-offs", trade_offs, 70, tables=_tables)
 
 
 def charts(analysis: Analysis, setting: str) -> tuple[Chart, ...]:

@@ -31,7 +31,7 @@ def printed(run: Run, width: int = NARROW, *, details: bool = False) -> RichGrou
     counts = [(len(run.failures), "failed"), (len(run.missing), "missing")]
     lacking = "".join(f", {count} {word}" for count, word in counts if count)
     title = f"{run.name}: {len(run.results)} of {counted(len(run.cells), 'cell')}{lacking}"
-    tables = [table for section in sections() for table in _tables(section, analysis)]
+    tables = [table for section in sections() if section.brief for table in _tables(section, analysis)]
     tables += found(analysis) if details else []
     rest = [*_audits(analysis), *([] if details else ["Each attack, with its interval and floor: --details."])]
     drawn = (table.terminal(width) for table in tables)
@@ -52,7 +52,7 @@ def _audits(analysis: Analysis) -> Iterator[str]:
 def _tables(section: Section[Analysis], analysis: Analysis) -> Sequence[Table]:
     """The tables of a section, or its error if they cannot be built: the page is still written."""
     try:
-        return section.terminal(analysis)
+        return section.tables(analysis)
     except Exception as error:
         return [Table(section.title, ("This section could not be built.",), ((f"{type(error).__name__}: {error}",),))]
 
@@ -66,6 +66,7 @@ def plain(run: Run, *, width: int = 100, details: bool = False) -> str:
 
 
 def to_matrix(analysis: Analysis) -> str:
-    """The Markdown of all sections that have one: the ratings and the matrix of each setting, then the others."""
-    tables = (table for section in sections() for table in section.markdown(analysis))
+    """The ratings and the matrix of each setting as Markdown, then the sections that the terminal shows."""
+    shown = (section for section in sections() if section.brief or section.id == "attacks")
+    tables = (table for section in shown for table in section.tables(analysis))
     return "\n".join(table.markdown() for table in tables) or "\n"

@@ -35,6 +35,8 @@ def test_the_quickstart_is_tapped_by_at_most_five_changed_lines_and_inspected(tm
     assert recording.layout.dim == 61_836
     assert all(list(one.rows) == list(range(one.client, 2800, 70)) for one in recording.messages(0))
     options = ["--model", "app:Net", "--data", "app:photos", "--allow-code", "--attacks", "label-restoration"]
-    said = run(tmp_path, "-m", "leakgauge", "inspect", "recording", *options, "--no-limit", "--victims", "3", "--details")
+    said = run(
+        tmp_path, "-m", "leakgauge", "inspect", "recording", *options, "--no-limit", "--victims", "3", "--details"
+    )
     assert "labels right" in said
     assert (tmp_path / "recording" / "results" / "report.html").stat().st_size > 10_000
