@@ -84,7 +84,11 @@ def init(
             raise StudyError("init", [f"{out} is there already; nothing is overwritten, name another file with -o"])
         write_atomically(out, study_text(out.stem, defense, data, adversary).encode())
         code = " --allow-code" if ":" in defense else ""
-        load_study(out, allow_code=bool(code))
+        try:
+            load_study(out, allow_code=bool(code))
+        except Exception:
+            out.unlink()
+            raise
     say(f"wrote {out}; next:", f"  leakgauge show {out}{code}", f"  leakgauge run {out} -o runs/{out.stem}{code}")
 
 
@@ -121,11 +125,13 @@ def _attacks(data: Data, adversary: Adversary) -> Iterator[tuple[dict[str, objec
         name = "loss-trajectory" if adversary == "participant" else "membership-loss"
         yield {"name": name}, members | ({"round": 0, "rounds": 10} if adversary == "participant" else {})
         return
+    strong: dict[str, object] = {"name": "tokens" if data == "texts" else "map"}
     if adversary == "malicious-server":
-        yield {"name": "tokens", "positions": 10.0} if data == "texts" else {"name": "trap-weights"}, probe
+        strong = strong | {"positions": 10.0} if data == "texts" else {"name": "trap-weights"}
+    yield strong, probe
+    if adversary == "malicious-server" and data == "tables":  # it needs two dense layers
         yield {"name": "active-membership"}, {"kind": "members", "round": 0, "count": 10}
     else:
-        yield {"name": "tokens" if data == "texts" else "map"}, probe
         yield {"name": "membership-cosine"}, seen | {"round": 0, "rounds": 10}
     yield {"name": "prior", "guess": _TASKS[data][2]}, probe
 
