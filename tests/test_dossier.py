@@ -357,3 +357,11 @@ def test_the_command_writes_the_dossier_of_a_real_run(tmp_path):
     assert "--defense needs --for officer" in refused("report", tmp_path / "out", "--defense", "sdq")
     assert "need --for researcher" in refused("report", tmp_path / "out", "--for", "officer", "--layout", "dir")
     assert "no defense 'sdk'" in refused("report", tmp_path / "out", "--for", "officer", "--defense", "sdk")
+
+
+@pytest.mark.parametrize(("name", "horizon"), [("dithered", "one round"), ("generous", "the whole run")])
+def test_a_measured_loss_stands_beside_the_claim_of_its_own_horizon(name, horizon):
+    page = pages_of(double.audited_run(), defense=name)["promise"]
+    assert re.search(
+        rf"Claimed privacy loss ε = [\d.]+ per [\w-]+ for {horizon}\b[^;]*; measured in a small copy", page
+    )

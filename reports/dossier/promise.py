@@ -34,7 +34,7 @@ def promise(subject: Subject) -> dict[str, object]:
     return page | {
         "title": _title(subject, one, whole),
         "rows": tuple(_rows(subject, one, whole)) if one.epsilon is not None or one.proved.epsilon is not None else (),
-        "numbers": _numbers(subject, one),
+        "numbers": _numbers(subject, one, whole),
         "broken": ""
         if kept is None
         else f"This run broke a condition of the promise ({kept.assumption}): {grouped(kept.broken)} of "
@@ -82,11 +82,12 @@ def _title(subject: Subject, one: ClaimRecord, whole: ClaimRecord) -> str:
     return f"The promise {f'is {listing(about)}, and it ' if about else ''}{verdict}."
 
 
-def _numbers(subject: Subject, claim: ClaimRecord) -> str:
-    """The numbers behind the words."""
+def _numbers(subject: Subject, one: ClaimRecord, whole: ClaimRecord) -> str:
+    """The numbers behind the words, for the horizon that was measured."""
     audit = next((training.audited for training in subject.trainings if training.audited is not None), None)
+    claim = whole if audit is not None and audit.horizon == whole.horizon else one
     delta = f", δ = {short(claim.delta)}" if claim.delta else ""
-    loss = f"Claimed privacy loss ε = {number(claim.epsilon)} per {claim.unit}{delta}"
+    loss = f"Claimed privacy loss ε = {number(claim.epsilon)} per {claim.unit} for {'the ' * (claim is whole)}{claim.horizon}{delta}"
     text = f"{loss}, proved {number(claim.proved.epsilon)}"
     if audit is None:
         return f"{text}. The code was not checked against its description."
