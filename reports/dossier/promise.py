@@ -87,7 +87,8 @@ def _numbers(subject: Subject, one: ClaimRecord, whole: ClaimRecord) -> str:
     audit = next((training.audited for training in subject.trainings if training.audited is not None), None)
     claim = whole if audit is not None and audit.horizon == whole.horizon else one
     delta = f", δ = {short(claim.delta)}" if claim.delta else ""
-    loss = f"Claimed privacy loss ε = {number(claim.epsilon)} per {claim.unit} for {'the ' * (claim is whole)}{claim.horizon}{delta}"
+    scope = f"per {claim.unit} for {'the ' * (claim is whole)}{claim.horizon}{delta}"
+    loss = f"Claimed privacy loss ε = {number(claim.epsilon)} {scope}"
     text = f"{loss}, proved {number(claim.proved.epsilon)}"
     if audit is None:
         return f"{text}. The code was not checked against its description."
