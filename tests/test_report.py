@@ -150,7 +150,7 @@ def test_a_run_without_any_result_is_a_page_that_names_every_cell(what):
     text = render(run)
     page = complete(text)
     assert text.count(f'<tr data-status="{what}">') == len(run.cells) == 4
-    assert page.text.count("RuntimeError: out of memory") == (4 if what == "failed" else 0)
+    assert page.text.count("RuntimeError: out of memory") == (5 if what == "failed" else 0)
     assert "second line" not in page.text
     counts = f"{4 if what == 'failed' else 0} failed, {4 if what == 'missing' else 0} missing"
     for words in (f"0 finished, {counts}", "No attack on a defense returned a value", "? Too weak to tell"):

@@ -60,12 +60,12 @@ def test_domination_is_no_worse_in_all_and_better_beyond_doubt_in_one():
 def test_the_table_names_who_is_dominated_and_the_goals():
     run = double.make_run(small(double.NONE, GOOD, BAD), make=ssim_of(TABLE))
     run = dataclasses.replace(run, study=run.study | {"goals": ["laplace, accuracy loss 0.02: out of reach <b>"]})
-    ((_, table),) = frontier(Analysis(run))["tables"]
+    (table,) = frontier(Analysis(run))["tables"]
     rows = {row[0]: row[1:] for row in table.rows}
     # sqsgd sends 2.1 bits with a higher accuracy than laplace, but leaks more
     assert [rows[name][-1] for name in ("laplace", "sqsgd")] == ["– on the frontier"] * 2
     equal = Analysis(double.make_run(small(GOOD, BAD), make=ssim_of(TABLE | {"sqsgd": TABLE["laplace"]})))
-    assert {row[0]: row[-1] for row in frontier(equal)["tables"][0][1].rows}["laplace"] == "sqsgd"
+    assert {row[0]: row[-1] for row in frontier(equal)["tables"][0].rows}["laplace"] == "sqsgd"
     assert (rows["no defense"][1].text, rows["no defense"][4].text) == ("100 %", "n/a")
     assert rows["laplace"][2] == "2 of 8 people identified among 100"
     assert rows["laplace"][4].below == ("per coordinate, whole run, δ 0",)

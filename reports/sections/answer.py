@@ -12,6 +12,7 @@ from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.metrics import MANY
 from leakgauge.harness.core.rating import Finding, Rating, Word
 from leakgauge.harness.core.result import Estimate
+from leakgauge.harness.core.sinks import clipped
 from leakgauge.harness.core.stats import clopper_pearson
 from leakgauge.harness.core.threats import ADVERSARIES
 from leakgauge.reports.charts.plane import Frame, Spot, drawn
@@ -59,7 +60,10 @@ def headline(analysis: Analysis) -> tuple[str, str]:
         return "No attack fits this model" if lost else "No attack ran", why if analysis.groups else ""
     worst = _worst(analysis)
     if worst is None or not any(group.case.results for group in analysis.judged):
-        support = "Every cell that counts here failed, is missing or has no value; see “All results”."
+        failures = analysis.run.failures.values()
+        why = Counter(f"{one.kind}: {(one.message.splitlines() or [''])[0]}" for one in failures).most_common(1)
+        first = f" The most frequent reason: {clipped(why[0][0])}" if why else ""
+        support = f"Every cell that counts here failed, is missing or has no value; see “All results”.{first}"
         return f"No attack{' on a defense' if analysis.defended else ''} returned a value", support
     name, promise = (
         analysis.defenses[worst.defense].text,

@@ -210,7 +210,7 @@ def _title(analysis: Analysis) -> str:
         return f"{name} hides people only from attacks that ignore it: {told}"
     worst = min(analysis.rated, key=lambda one: [*Word].index(one.word), default=None)
     if not any(group.case.results for group in analysis.judged):
-        return "No attack returned a value"
+        return f"No attack{' on a defense' if analysis.defended else ''} returned a value"
     if worst is None or worst.word is Word.WEAK:
         return "The attacks found nothing beyond chance"
     return f"{analysis.defenses[worst.defense].text}: {worst.reason}"
