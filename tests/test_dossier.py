@@ -4,18 +4,19 @@
 |---|---|---|
 | Does it leak? | 1 | People can be recognized |
 | From where? | 1 | from what the sites send |
-| What shall I do? | 1 | Do not use real data in this configuration |
-| How many people, of how many? | 1 | 12 of 16 people were picked out of line-ups of 100 pictures |
-| And among more people? | 1 | Among more, expect 48 to 93 % |
-| Is that more than guessing? | 1 | guessing finds 1 % |
-| Who could do it? | 1 | A server that follows the rules and keeps every message: recognizes people |
+| What shall I do? | 1 | Do not use real data with these settings |
+| How many people, of how many? | 1 | 12 of 16 people were picked out |
+| What did the attack have? | 1 | a message and 100 pictures, one of them the right one |
+| And among more people? | 1 | a larger test would find 48 to 93 % |
+| Is that more than guessing? | 1 | That is 75 %; a larger test would find 48 to 93 %, guessing 1 % |
+| Who could do it? | 1 | A server that follows the rules, but studies every message: recognizes people |
 | Who was not considered? | 1 | A server that tampers with the model |
-| What leaves a site? | 1 | never leave a site; messages computed from them do |
-| Which protection is in use? | 1 | Protection: noise on the whole message (gaussian) |
+| What leaves a site? | 1 | never leave a site; numbers computed from them do |
+| Which protection is in use? | 1 | Protection: random noise on the whole message (gaussian) |
 | What is promised, and is it kept? | 2 | The promise holds by its proof |
 | Can one tell whose record was used? | 2 | The test did not ask this. The question is open. |
-| How sure is this? | 2 | Without protection, the attack picks out 16 of 16 people |
-| What helps? | 2 | No other tested protection was shown to hide these records |
+| How sure is this? | 2 | The method works: without protection, the attack picks out 16 of 16 people |
+| What helps? | 2 | No tested protection was shown to hide these records |
 """
 
 from __future__ import annotations
@@ -143,12 +144,12 @@ MEMBERS = (double.THRESHOLD, dataclasses.replace(double.PROBE, kind="members", c
         "These records stayed hidden in what the sites send. Use with",
         "190 of 400",
     ),
-    ({"gaussian": hidden(33, 60)}, [LINEUP], "", "too weak to tell what leaks. Do not rely", "more messages, "),
+    ({"gaussian": hidden(33, 60)}, [LINEUP], "", "too weak to tell what leaks. Do not use", "more messages, "),
     (
         {"gaussian": identified(0)},
         [IMAGES],
         "",
-        "too weak to tell what leaks. Do not rely",
+        "too weak to tell what leaks. Do not use",
         "a line-up of known records",
     ),
     (
@@ -156,7 +157,7 @@ MEMBERS = (double.THRESHOLD, dataclasses.replace(double.PROBE, kind="members", c
         [MEMBERS],
         "",
         "From the finished model, an observer can tell whether a person’s record was used.",
-        "80 of 100 times",
+        "80 % of the times",
     ),
     (
         {"threshold": auc(0.6, 0.4)},
@@ -207,7 +208,7 @@ def of_claims(run, *names):
 
 @by_rows(
     ({"gaussian": identified(12)}, [IMAGES], "send, and nothing is promised against this observer. Do not use"),
-    ({"gaussian": identified(0)}, [IMAGES], "leaks, and nothing is promised against this observer. Do not rely"),
+    ({"gaussian": identified(0)}, [IMAGES], "leaks, and nothing is promised against this observer. Do not use"),
     ({"gaussian": hidden(190)}, [LINEUP], "send, but nothing is promised against this observer. Use with"),
 )
 def test_an_adversary_outside_the_promise_is_no_all_clear(found, attacks, sentence):
@@ -256,7 +257,7 @@ def test_a_protection_that_hides_the_records_is_proposed_with_its_cost():
     run = run_of({"gaussian": (share("named", 90, 100, 20),), "laplace": hidden(190)}, LINEUP)
     pages = pages_of(run)
     assert re.search(
-        r"Noise on each number \(laplace\) hid these records, (for \d+ points|without loss)", pages["others"]
+        r"Random noise on each number \(laplace\) hid these records, (for \d+ points|without loss)", pages["others"]
     )
     assert "hid these records" in pages["promise"]
 
@@ -314,15 +315,15 @@ def test_hostile_names_are_escaped(text):
 def test_the_promise_is_carried_in_words():
     pages = pages_of(double.checked_run(), defense="points(epsilon=2.0)")
     assert "is not kept" in pages["promise"]
-    assert "right in 88.08 of 100" in pages["promise"]  # e^2 / (1 + e^2)
+    assert " 88.08 " in pages["promise"]  # e^2 / (1 + e^2)
     audited = pages_of(double.audited_run(), defense="dithered")["promise"]
-    assert "measured in a small copy: at least 2.834, with 1 000 trials" in audited
+    assert "measured on a small system: at least 2.834, with 1 000 trials" in audited
 
 
 def test_every_adversary_has_words_and_every_word_a_defense():
     assert {*OBSERVERS} == {threat.value for threat in Threat}
     assert {*PROTECTIONS} <= {*registry.classes("defense")}
-    assert observer("server+broadcast").who.endswith("keeps every message and chooses the model")
+    assert observer("server+broadcast").who.endswith("studies every message and chooses the model")
     assert observer("oracle").who == "oracle"
 
 
@@ -363,5 +364,5 @@ def test_the_command_writes_the_dossier_of_a_real_run(tmp_path):
 def test_a_measured_loss_stands_beside_the_claim_of_its_own_horizon(name, horizon):
     page = pages_of(double.audited_run(), defense=name)["promise"]
     assert re.search(
-        rf"Claimed privacy loss ε = [\d.]+ per [\w-]+ for {horizon}\b[^;]*; measured in a small copy", page
+        rf"claimed privacy loss ε = [\d.]+ per [\w-]+ for {horizon}\b[^;]*; measured on a small system", page
     )

@@ -118,8 +118,8 @@ def _counted(subject: Subject) -> tuple[str, str]:
     first = next(iter(rating.findings), None)
     if rating.word is Word.WEAK or first is None:
         lacks = "; ".join([*dict.fromkeys(map(missing, rating.lacks))][:4])
-        also = "" if first is None else f" No more than by chance: {times(first)} {_told(subject, first)}"
-        return "?", f"This is no all-clear. Missing: {lacks}.{also}"
+        told = "" if first is None or " people; a coin" in lacks else f" {times(first)} {_told(subject, first)}"
+        return "?", f"This is no all-clear. Missing: {lacks}.{told and f' So far, luck can explain this:{told}'}"
     if rating.word is Word.HIDDEN:
         two = next(one for one in rating.findings if one.among == 2)
         return times(two), f"{_told(subject, two)} By calculation, no attack on these messages does better."
@@ -133,16 +133,18 @@ def _told(subject: Subject, finding: Finding) -> str:
     what = words.format(among=finding.among, records=subject.nouns[1], text=finding.text)
     if finding.high is None:
         return f"{what}."
-    return f"{what}. Among more, expect {ends(finding)}; guessing finds {100 * finding.chance:.3g} %."
+    share = f"That is {100 * finding.value:.0f} %; a larger test would find {ends(finding)}"
+    return f"{what}. {share}, guessing {100 * finding.chance:.3g} %."
 
 
 def _system(subject: Subject) -> str:
     protection = subject.words[:1].lower() + subject.words[1:] if subject.words != cut(subject.name) else ""
     named = f"{protection} ({subject.name})" if protection else cut(subject.name)
+    protected = f"Protection: {named}." if subject.used else "No protection is in use."
     return (
-        f"{counted(subject.federation.clients, 'site')} and a server train one model, in "
-        f"{counted(subject.federation.rounds, 'round')}. The {subject.nouns[1]} never leave a site; messages computed "
-        f"from them do. {f'Protection: {named}.' if subject.used else 'No protection is in use.'}"
+        f"{counted(subject.federation.clients, 'site')} and a server train one program, the shared model, in "
+        f"{counted(subject.federation.rounds, 'round')}. The {subject.nouns[1]} never leave a site; numbers computed "
+        f"from them do, and can give people away. {protected}"
     )
 
 
@@ -173,8 +175,11 @@ def _examples(subject: Subject) -> dict[str, object] | None:
         Example(*_tiles(pictures, at, withheld), flags[at] == 1 and subject.word is Word.LEAKS) for at in range(count)
     ]
     why = "on request" if analysis.images == "redact" else "nobody said that they may be shown"
-    note = f"Withheld: {why}." if withheld else f"The first {count}."
-    note += f" Records of the data set {cut(data)} stand in for real ones." if subject.shipped else ""
+    note = f"Withheld: {why}." if withheld else f"The first {count}, not chosen."
+    if not any(one.found for one in shown) and subject.nouns[1] in ("pictures", "texts"):
+        note += f" The {subject.nouns[1]} could not be restored; "
+        note += "people could still be picked out." if subject.word is Word.LEAKS else "that is no all-clear."
+    note += f" They come from a public data set ({cut(data)}), not from your sites." if subject.shipped else ""
     return {"shown": shown, "note": note, "between": ", " if subject.nouns[1] == "rows" else " "}
 
 
@@ -201,7 +206,7 @@ def _others(subject: Subject, most: int) -> dict[str, object]:
     if pick is not None:
         title = f"{pick.words} ({cut(pick.label)}) hid these records{_cost(subject.bare, pick)}."
     elif others:
-        title = "No other tested protection was shown to hide these records."
+        title = "No tested protection was shown to hide these records."
     kept = [row for row in rows if not row.used or row in (subject, pick)]
     rest = sorted((row for row in rows if row.rating is not None and row not in kept), key=lambda row: row.badness)
     kept += rest[::-1][: max(0, most - len(kept))]
@@ -230,7 +235,7 @@ def _helps(subject: Subject, pick: Subject | None) -> Iterator[str]:
     rating, hidden = subject.rating, subject.word is Word.HIDDEN
     if pick is not None and not hidden:
         claims = [checked(training)[0] for training in pick.trainings][:1]
-        promises = [f" Its promise for one round: {odds(one.epsilon, one.delta)}." for one in claims]
+        promises = [f" Its promise for one round: {odds(one.epsilon, one.delta)} of 100 guesses." for one in claims]
         yield f"{pick.words} ({cut(pick.label)}).{''.join(promises)}"
     elif subject.word in (Word.LEAKS, Word.SOME):
         yield "More noise, or another protection; then a new test."

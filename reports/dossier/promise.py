@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.rating import Finding, Word
-from leakgauge.harness.core.result import ClaimRecord, ProofRecord, chance
+from leakgauge.harness.core.result import AuditRecord, ClaimRecord, ProofRecord, chance
 from leakgauge.reports.dossier.subject import Subject
 from leakgauge.reports.dossier.words import CODES, UNITS, VERDICTS, ends, odds, times
-from leakgauge.reports.sections.checked import checked, is_unkept, severity, verdict_of
+from leakgauge.reports.sections.checked import checked, is_broken, is_unkept, severity, verdict_of
 from leakgauge.reports.text.notation import grouped, listing, number, short
 
 
@@ -43,17 +43,24 @@ def promise(subject: Subject) -> dict[str, object]:
 
 
 def _rows(subject: Subject, one: ClaimRecord, whole: ClaimRecord) -> Iterator[tuple[str, str, str, str]]:
-    """What the promise is about, what is promised, what is proved, and a remark."""
-    about = "How many of 100 yes-or-no guesses may be right. A coin: 50."
-    yield UNITS.get(one.unit, one.unit), *_both(one), about
+    """What the promise is about, and of 100 guesses, how many it, the proof and the measurement let be right."""
+    audit = _audit(subject)
+    yield UNITS.get(one.unit, one.unit), *_row(one, audit)
     if subject.federation.rounds > 1:
-        yield f"The same, {subject.federation.rounds} rounds", *_both(whole), "Every round adds."
+        yield f"The same, all {subject.federation.rounds} rounds", *_row(whole, audit)
     for proof in _further(subject, one):
-        yield UNITS.get(proof.unit, proof.unit), "nothing", odds(proof.epsilon, proof.delta), ""
+        yield UNITS.get(proof.unit, proof.unit), "no limit", odds(proof.epsilon, proof.delta), ""
 
 
-def _both(claim: ClaimRecord) -> tuple[str, str]:
-    return odds(claim.epsilon, claim.delta), odds(claim.proved.epsilon, claim.proved.delta)
+def _audit(subject: Subject) -> AuditRecord | None:
+    return next((training.audited for training in subject.trainings if training.audited is not None), None)
+
+
+def _row(claim: ClaimRecord, audit: AuditRecord | None) -> tuple[str, str, str]:
+    fits = audit is not None and (audit.horizon, audit.unit) == (claim.horizon, claim.unit)
+    measured = odds(audit.epsilon_lower, audit.delta) if fits and audit is not None else ""
+    measured = f"at least {measured}" if measured[:1].isdigit() else measured
+    return odds(claim.epsilon, claim.delta), odds(claim.proved.epsilon, claim.proved.delta), measured
 
 
 def _further(subject: Subject, claim: ClaimRecord) -> list[ProofRecord]:
@@ -79,21 +86,24 @@ def _title(subject: Subject, one: ClaimRecord, whole: ClaimRecord) -> str:
     proved = worst.proved
     if verdict == VERDICTS["HOLDS"] and (proved.epsilon is None or chance(proved.epsilon, proved.delta) > 0.99):
         verdict += ", but it is weak"
+    elif "not kept" in verdict and worst.epsilon is not None and odds(worst.epsilon, worst.delta) == "all 100":
+        verdict = f"{VERDICTS['VACUOUS']}, and it {verdict}"
     return f"The promise {f'is {listing(about)}, and it ' if about else ''}{verdict}."
 
 
 def _numbers(subject: Subject, one: ClaimRecord, whole: ClaimRecord) -> str:
     """The numbers behind the words, for the horizon that was measured."""
-    audit = next((training.audited for training in subject.trainings if training.audited is not None), None)
+    audit = _audit(subject)
     claim = whole if audit is not None and audit.horizon == whole.horizon else one
     delta = f", δ = {short(claim.delta)}" if claim.delta else ""
     scope = f"per {claim.unit} for {'the ' * (claim is whole)}{claim.horizon}{delta}"
-    loss = f"Claimed privacy loss ε = {number(claim.epsilon)} {scope}"
+    loss = f"For experts: claimed privacy loss ε = {number(claim.epsilon)} {scope}"
     text = f"{loss}, proved {number(claim.proved.epsilon)}"
     if audit is None:
-        return f"{text}. The code was not checked against its description."
-    text += f"; measured in a small copy: at least {short(audit.epsilon_lower)}, with {grouped(audit.trials)} trials"
-    return f"{text}. {CODES.get(audit.code, '')}".strip()
+        return f"{text}. The program was not checked against its description."
+    text += f"; measured on a small system: at least {short(audit.epsilon_lower)}, with {grouped(audit.trials)} trials"
+    blame = " The description itself promises too much." if audit.code == "CONSISTENT" and is_broken(claim) else ""
+    return f"{text}. {CODES.get(audit.code, '')}{blame}".strip()
 
 
 def _member(subject: Subject) -> str:
@@ -104,14 +114,14 @@ def _member(subject: Subject) -> str:
         why = "The attack that asks this did not finish." if asked else "The test did not ask this."
         return f"{why} The question is open."
     one = min(found, key=Finding.rank)
-    apart = f"In {times(one)} pairs of a used and an unused record, the attack names the used one "
+    apart = f"Of a used and an unused record, the attack names the used one in {times(one)} of the cases "
     apart += f"({ends(one)}; a coin: 50)."
     if one.beyond:
         return f"An observer can tell, better than by chance. {apart}"
     void = (
         "Even without protection, it finds no more than chance. " if any(map(subject.analysis.is_void, asked)) else ""
     )
-    return f"The test could not tell. {apart} {void}The question is open."
+    return f"The test could not tell. {apart} {void}This does not show that nobody can."
 
 
 def _sure(subject: Subject) -> Iterator[str]:
@@ -120,12 +130,15 @@ def _sure(subject: Subject) -> Iterator[str]:
         yield _control(subject.bare)
     if not any(group.case.info.aware for group in subject.groups):
         yield "No attack made use of how the protection works: a better one may exist."
-    yield f"The test saw {counted(len(subject.trainings), 'training')} and attacked {rounds(subject)}."
-    yield "Each range holds in 95 of 100 such tests."
+    if subject.word in (Word.WEAK, None):
+        yield "Here it was too small, or could not see enough, to decide: page 1 says what is missing."
+    more = len(subject.attacked) < subject.federation.rounds
+    yield f"The test attacked {rounds(subject)}{'; all together may tell more' if more else ''}."
+    yield "Each range, as in “13 to 36 %”, is right in 95 of 100 tests."
     if subject.accuracy is not None:
         known = [training.accuracy for training in subject.trainings if training.accuracy is not None]
-        spread = f"; trainings differ by {100 * (max(known) - min(known)):.0f} points" if len(known) > 1 else ""
-        yield f"Accuracy is measured on {counted(subject.trainings[0].test_samples, 'new record')}{spread}."
+        spread = f"; {len(known)} trainings differ by {100 * (max(known) - min(known)):.0f} points" * (len(known) > 1)
+        yield f"The model was tried on {counted(subject.trainings[0].test_samples, 'new record')}{spread}."
     if subject.lost:
         yield f"{subject.lost}."
 
@@ -135,9 +148,9 @@ def _control(bare: Subject | None) -> str:
     if bare is None:
         return "No system without protection was tested: what these attacks can see is unknown."
     if bare.word is Word.LEAKS and bare.people is not None:
-        return f"Without protection, the attack picks out {times(bare.people)} people: it can see what it looks for."
+        return f"The method works: without protection, the attack picks out {times(bare.people)} people."
     if bare.word in (Word.LEAKS, Word.SOME):
-        return "Without protection, the attacks find more than chance: they can see something."
+        return "The method works: without protection, the attacks find more than chance."
     return "Even without protection, the attacks find nothing: they may be too weak."
 
 

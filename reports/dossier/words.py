@@ -24,10 +24,12 @@ class Observer(NamedTuple):
 
 
 OBSERVERS = {
-    "server": Observer("A server that follows the rules and keeps every message", "what the sites send", "server"),
+    "server": Observer("A server that follows the rules, but studies every message", "what the sites send", "server"),
     "colluding-server": Observer("A server that works with all other sites", "what the sites send", "server"),
     "malicious-server": Observer("A server that tampers with the model", "what the sites send", "server"),
-    "aggregator": Observer("A server that sees only sums of messages", "sums of what the sites send", "server"),
+    "aggregator": Observer(
+        "A server that gets only the total of all messages", "the total of what the sites send", "server"
+    ),
     "eavesdropper": Observer("Somebody who listens on the line", "what the sites send", "line"),
     "participant": Observer("Another site", "the shared model of each round", "site"),
     "public": Observer("Somebody who holds only the finished model", "the finished model", "model"),
@@ -41,19 +43,19 @@ _PROTECTIONS = {
     "Rounding and noise on pairs of numbers": ("jopeq-t",),
     "Rounding that acts like noise": ("cepam-gaussian", "cepam-laplace", "cepam-clip"),
     "Rounding": ("sdq", "sdq-lattice"),
-    "Noise on the whole message": ("gaussian",),
-    "Noise on each number": ("laplace",),
-    "Noise on some numbers": ("piecewise",),
-    "Noise on pairs of numbers": ("t-noise",),
-    "Noise for each record": ("udp",),
-    "Noise for each record, less in later rounds": ("udp-crd", "udp-lei"),
-    "Noise in each training step": ("dp-sgd",),
-    "Noise that the server adds": ("dp-fedavg",),
+    "Random noise on the whole message": ("gaussian",),
+    "Random noise on each number": ("laplace",),
+    "Random noise on some numbers": ("piecewise",),
+    "Random noise on pairs of numbers": ("t-noise",),
+    "Random noise for each record": ("udp",),
+    "Random noise for each record, less in later rounds": ("udp-crd", "udp-lei"),
+    "Random noise in each training step": ("dp-sgd",),
+    "Random noise that the server adds": ("dp-fedavg",),
     "Noise in a shared radio channel": ("ota",),
     "Noise in separate radio channels": ("ota-orthogonal",),
-    "Few bits, drawn by chance": ("mvu", "vqsgd"),
-    "A part of the message, drawn by chance": ("sqsgd",),
-    "A part of the message, unprotected": ("random-mask", "top-k"),
+    "Each message cut to a few random bits": ("mvu", "vqsgd"),
+    "Only a random part of each message is sent": ("sqsgd",),
+    "Only a part of each message is sent, as it is": ("random-mask", "top-k"),
     "None": (UNDEFENDED,),
 }
 
@@ -61,11 +63,10 @@ PROTECTIONS = {name: words for words, names in _PROTECTIONS.items() for name in 
 """What a shipped defense does; another one is shown by its name alone."""
 
 SENTENCES = {
-    Word.LEAKS: "{people} can be recognized from {source}{promise}. Do not use real data in this configuration.",
+    Word.LEAKS: "{people} can be recognized from {source}{promise}. Do not use real data with these settings.",
     Word.SOME: "From {source}, an observer can tell {what}{promise}. "
     "Change the protection and test again before real data is used.",
-    Word.WEAK: "This test is too weak to tell what leaks{promise}. "
-    "Do not rely on this configuration before a stronger test.",
+    Word.WEAK: "This test is too weak to tell what leaks{promise}. Do not use real data before a stronger test.",
     Word.HIDDEN: "These records stayed hidden in {source}{promise}. "
     "Use with records like these can be considered; any change needs a new test.",
 }
@@ -85,16 +86,21 @@ NOTHING = "No attack ran. Nothing is known; test before real data is used."
 FOUND = {
     "named": (
         "which of {among} records is behind a message",
-        "people were picked out of line-ups of {among} {records}",
+        "people were picked out. Each time the attack saw a message and {among} {records}, one of them the right one",
     ),
     "labels": ("the category of a record", "categories of records were guessed right"),
-    "membership": ("whether a person’s record was used", "times, a record that was used is told from one that was not"),
+    "membership": (
+        "whether a person’s record was used",
+        "of the times, a record that was used is told from one that was not",
+    ),
     "source": ("which site a record belongs to", "records were traced to their site"),
     "linkability": ("which messages come from one site", "messages were linked to their site"),
-    "property": ("a property of a site’s records", "times, the site whose records have a property is found"),
+    "property": ("a property of a site’s records", "of the times, the site whose records have a property is found"),
     "foreseen": ("which record is behind the messages of many rounds", "{text}"),
 }
 """By what was found: the words after `can tell`, and those after the number."""
+
+_OF_TWO = r"of two records, the attack picked the right one for \1 people; a coin does for half"
 
 _MISSING = (
     (r"^of ([\d\s]+) cells?, ", r"of \1 attacks, "),
@@ -102,8 +108,8 @@ _MISSING = (
     (r"^no lineup can tell .*", "a method that proves what this observer cannot learn"),
     (r"^the lineup has no rival$", "other records in the line-up"),
     (r"^the defense's likelihood .*", "proof that no better attack exists"),
-    (r"^.* named among 2: (\d+) messages would do$", r"more messages, \1 would do"),
-    (r"^.* named among 2: .*", "more messages"),
+    (r"^(.*) named among 2: (\d+) messages would do$", rf"more messages, \2 would do ({_OF_TWO})"),
+    (r"^(.*) named among 2: .*", rf"more messages ({_OF_TWO})"),
 )
 
 """What a rating lacks, in words after `Missing:`."""
@@ -114,25 +120,25 @@ NOUNS = {"ssim": ("People", "pictures"), "rouge1": ("People’s texts", "texts")
 UNITS = {
     "coordinate": "One number of a message",
     "sub-vector": "A few numbers of a message",
-    "message": "A whole message, so a person",
+    "message": "A whole message, so its person",
     "record": "One record",
     "client": "All records of a site",
 }
 
 VERDICTS = {
-    BY_AUDIT: "is not kept: a measurement exceeds it",
+    BY_AUDIT: "is not kept: a measurement found more",
     "BROKEN": "is not kept",
     "UNPROVED": "is not proved",
-    "VACUOUS": "is too wide to protect anybody",
+    "VACUOUS": "is too weak to protect anybody",
     AUTHORS_WORD: "rests on its author’s word",
     "LOOSE": "holds by its proof",
     "HOLDS": "holds by its proof",
 }
 
 CODES = {
-    "CONSISTENT": "The code matches its description.",
-    "CONTRADICTED": "The code differs from its description.",
-    "INCONCLUSIVE": "Whether the code matches its description is open.",
+    "CONSISTENT": "The program does what its description says.",
+    "CONTRADICTED": "The program differs from its description.",
+    "INCONCLUSIVE": "Whether the program does what its description says is open.",
 }
 
 
@@ -154,18 +160,18 @@ def missing(lack: str) -> str:
 
 
 def odds(epsilon: float | None, delta: float) -> str:
-    """How often a guess may be right under (epsilon, delta); None is infinity."""
+    """How many of 100 guesses may be right under (epsilon, delta); None is infinity."""
     if epsilon is None:
-        return "nothing"
+        return "no limit"
     share = chance(epsilon, delta)
-    return "no useful limit" if share > 0.9999 else f"right in {100 * share:.4g} of 100"
+    return "all 100" if share > 0.9999 else f"{100 * share:.4g}"
 
 
 def times(finding: Finding) -> str:
-    """`16 of 16`; for a rank statistic, how many of 100 pairs are ordered right; `half` for a foreseen finding."""
+    """`16 of 16`; for a rank statistic, the share of pairs that are ordered right; `half` for a foreseen finding."""
     if finding.n:
         return f"{finding.hits} of {finding.n}"
-    return "half" if finding.high is None else f"{100 * finding.value:.0f} of 100"
+    return "half" if finding.high is None else f"{100 * finding.value:.0f} %"
 
 
 def ends(finding: Finding) -> str:
