@@ -122,6 +122,8 @@ def test_granted_side_knowledge_and_an_attacks_own_threats_are_part_of_the_cell(
     wants = {"name": ECHO, "wants": "messages,labels"}
     (line,) = problems(attacks=[wants])
     assert line.endswith("grant it with threat server+labels")
+    (line,) = problems(attacks=[{"name": "trap-weights"}])
+    assert line.endswith("grant it with threat malicious-server")
     own = {"name": ECHO, "threat": ["server", "eavesdropper"]}
     study = resolve(table(attacks=[wants, own], threats=["server+labels"]))
     assert {cell.threat for cell in study.cells} == {"server+labels", "server", "eavesdropper"}
