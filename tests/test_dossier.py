@@ -7,8 +7,8 @@
 | What shall I do? | 1 | Do not use real data with these settings |
 | How many people, of how many? | 1 | 12 of 16 people were picked out |
 | What did the attack have? | 1 | a message and 100 pictures, one of them the right one |
-| And among more people? | 1 | a larger test would find 48 to 93 % |
-| Is that more than guessing? | 1 | That is 75 %; a larger test would find 48 to 93 %, guessing 1 % |
+| And among more people? | 1 | in a larger test probably 48 to 93 % |
+| Is that more than guessing? | 1 | guessing gets 1 % |
 | Who could do it? | 1 | A server that follows the rules, but studies every message: recognizes people |
 | Who was not considered? | 1 | A server that tampers with the model |
 | What leaves a site? | 1 | never leave a site; numbers computed from them do |

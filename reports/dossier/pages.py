@@ -118,7 +118,7 @@ def _counted(subject: Subject) -> tuple[str, str]:
     first = next(iter(rating.findings), None)
     if rating.word is Word.WEAK or first is None:
         lacks = "; ".join([*dict.fromkeys(map(missing, rating.lacks))][:4])
-        told = "" if first is None or " people; a coin" in lacks else f" {times(first)} {_told(subject, first)}"
+        told = "" if first is None or "; a coin" in lacks else f" {times(first)} {_told(subject, first)}"
         return "?", f"This is no all-clear. Missing: {lacks}.{told and f' So far, luck can explain this:{told}'}"
     if rating.word is Word.HIDDEN:
         two = next(one for one in rating.findings if one.among == 2)
@@ -133,8 +133,8 @@ def _told(subject: Subject, finding: Finding) -> str:
     what = words.format(among=finding.among, records=subject.nouns[1], text=finding.text)
     if finding.high is None:
         return f"{what}."
-    share = f"That is {100 * finding.value:.0f} %; a larger test would find {ends(finding)}"
-    return f"{what}. {share}, guessing {100 * finding.chance:.3g} %."
+    share = f"That is {100 * finding.value:.0f} %, in a larger test probably {ends(finding)}"
+    return f"{what}. {share}; guessing gets {100 * finding.chance:.3g} %."
 
 
 def _system(subject: Subject) -> str:

@@ -37,8 +37,8 @@ def promise(subject: Subject) -> dict[str, object]:
         "numbers": _numbers(subject, one, whole),
         "broken": ""
         if kept is None
-        else f"This run broke a condition of the promise ({kept.assumption}): {grouped(kept.broken)} of "
-        f"{counted(kept.of, kept.what)}.",
+        else f"The promise assumes that {kept.assumption}. In this run, {grouped(kept.broken)} of "
+        f"{counted(kept.of, kept.what)} broke this.",
     }
 
 
@@ -49,7 +49,7 @@ def _rows(subject: Subject, one: ClaimRecord, whole: ClaimRecord) -> Iterator[tu
     if subject.federation.rounds > 1:
         yield f"The same, all {subject.federation.rounds} rounds", *_row(whole, audit)
     for proof in _further(subject, one):
-        yield UNITS.get(proof.unit, proof.unit), "no limit", odds(proof.epsilon, proof.delta), ""
+        yield UNITS.get(proof.unit, proof.unit), "nothing", odds(proof.epsilon, proof.delta), ""
 
 
 def _audit(subject: Subject) -> AuditRecord | None:
@@ -60,7 +60,8 @@ def _row(claim: ClaimRecord, audit: AuditRecord | None) -> tuple[str, str, str]:
     fits = audit is not None and (audit.horizon, audit.unit) == (claim.horizon, claim.unit)
     measured = odds(audit.epsilon_lower, audit.delta) if fits and audit is not None else ""
     measured = f"at least {measured}" if measured[:1].isdigit() else measured
-    return odds(claim.epsilon, claim.delta), odds(claim.proved.epsilon, claim.proved.delta), measured
+    promised = "nothing" if claim.epsilon is None else odds(claim.epsilon, claim.delta)
+    return promised, odds(claim.proved.epsilon, claim.proved.delta), measured
 
 
 def _further(subject: Subject, claim: ClaimRecord) -> list[ProofRecord]:
@@ -88,7 +89,12 @@ def _title(subject: Subject, one: ClaimRecord, whole: ClaimRecord) -> str:
         verdict += ", but it is weak"
     elif "not kept" in verdict and worst.epsilon is not None and odds(worst.epsilon, worst.delta) == "all 100":
         verdict = f"{VERDICTS['VACUOUS']}, and it {verdict}"
-    return f"The promise {f'is {listing(about)}, and it ' if about else ''}{verdict}."
+    when = (
+        f"Over all {subject.federation.rounds} rounds, the"
+        if worst is whole and severity(one) < severity(whole)
+        else "The"
+    )
+    return f"{when} promise {f'is {listing(about)}, and it ' if about else ''}{verdict}."
 
 
 def _numbers(subject: Subject, one: ClaimRecord, whole: ClaimRecord) -> str:
@@ -131,14 +137,15 @@ def _sure(subject: Subject) -> Iterator[str]:
     if not any(group.case.info.aware for group in subject.groups):
         yield "No attack made use of how the protection works: a better one may exist."
     if subject.word in (Word.WEAK, None):
-        yield "Here it was too small, or could not see enough, to decide: page 1 says what is missing."
+        yield "Here it could not decide: page 1 says what is missing. That a promise fails does not tell what leaks."
     more = len(subject.attacked) < subject.federation.rounds
     yield f"The test attacked {rounds(subject)}{'; all together may tell more' if more else ''}."
-    yield "Each range, as in “13 to 36 %”, is right in 95 of 100 tests."
+    yield "A range, “from … to … %”, holds the truth in 95 of 100 tests."
     if subject.accuracy is not None:
         known = [training.accuracy for training in subject.trainings if training.accuracy is not None]
-        spread = f"; {len(known)} trainings differ by {100 * (max(known) - min(known)):.0f} points" * (len(known) > 1)
-        yield f"The model was tried on {counted(subject.trainings[0].test_samples, 'new record')}{spread}."
+        gap = counted(round(100 * (max(known) - min(known))), "percentage point")
+        spread = f"; {len(known)} trainings differ by {gap}" if len(known) > 1 else ""
+        yield f"The model’s answers were tried on {counted(subject.trainings[0].test_samples, 'new record')}{spread}."
     if subject.lost:
         yield f"{subject.lost}."
 

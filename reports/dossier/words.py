@@ -100,7 +100,7 @@ FOUND = {
 }
 """By what was found: the words after `can tell`, and those after the number."""
 
-_OF_TWO = r"of two records, the attack picked the right one for \1 people; a coin does for half"
+_OF_TWO = r"given a message and two records, the attack picked the right one \1 times of \2; a coin: half"
 
 _MISSING = (
     (r"^of ([\d\s]+) cells?, ", r"of \1 attacks, "),
@@ -108,8 +108,8 @@ _MISSING = (
     (r"^no lineup can tell .*", "a method that proves what this observer cannot learn"),
     (r"^the lineup has no rival$", "other records in the line-up"),
     (r"^the defense's likelihood .*", "proof that no better attack exists"),
-    (r"^(.*) named among 2: (\d+) messages would do$", rf"more messages, \2 would do ({_OF_TWO})"),
-    (r"^(.*) named among 2: .*", rf"more messages ({_OF_TWO})"),
+    (r"^(\d+) of (\d+) named among 2: (\d+) messages would do$", rf"more messages, \3 would do ({_OF_TWO})"),
+    (r"^(\d+) of (\d+) named among 2: .*", rf"more messages ({_OF_TWO})"),
 )
 
 """What a rating lacks, in words after `Missing:`."""
@@ -126,7 +126,7 @@ UNITS = {
 }
 
 VERDICTS = {
-    BY_AUDIT: "is not kept: a measurement found more",
+    BY_AUDIT: "is not kept, by a measurement",
     "BROKEN": "is not kept",
     "UNPROVED": "is not proved",
     "VACUOUS": "is too weak to protect anybody",
@@ -161,9 +161,7 @@ def missing(lack: str) -> str:
 
 def odds(epsilon: float | None, delta: float) -> str:
     """How many of 100 guesses may be right under (epsilon, delta); None is infinity."""
-    if epsilon is None:
-        return "no limit"
-    share = chance(epsilon, delta)
+    share = 1.0 if epsilon is None else chance(epsilon, delta)
     return "all 100" if share > 0.9999 else f"{100 * share:.4g}"
 
 
