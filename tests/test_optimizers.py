@@ -107,7 +107,7 @@ def test_the_slope_of_a_followed_step_is_finite_where_a_gradient_is_zero():
 def test_the_epsilon_of_adam_shows_gradients():
     gradient, params = normal(Key(4), (2000,)) * 1e-3, normal(Key(5), (2000,)) * 0.1
     after = params - 0.1 * gradient / (gradient.abs() + 1e-8)
-    (found,) = undone((after - params)[None] / -0.1, params, 0.1)
+    (found,) = undone((after - params)[None] / -0.1, torch.finfo().eps * (1 + params.abs() / 0.1))
     off = (found - gradient).abs() / gradient.abs()
     assert off[gradient.abs() < 1e-3].median() < 0.01
     assert (found.sign() == gradient.sign()).all()
@@ -167,11 +167,12 @@ def test_records_behind_decay_and_proximal_steps_are_found_as_behind_sgd(make, n
 
 
 @pytest.mark.matrix
-@pytest.mark.ci("dense-0.96-adam-decay", "relu-0.75-adam", "conv-0.68-adamw")
+@pytest.mark.ci("dense-0.03-adam-decay", "relu-0.1-adam", "conv-0.13-adamw")
 @pytest.mark.parametrize("name", ["adam", "adam-decay", "adamw"])
-@by_rows((dense, 0.96), (relu, 0.75), (conv, 0.68))
-def test_records_behind_a_step_of_adam_are_found(make, least, name, tmp_path):
-    assert found(tmp_path, make(), HOW[name], 0.1) >= least
+@by_rows((dense, 0.03), (relu, 0.1), (conv, 0.13))
+def test_records_behind_a_step_of_adam_are_found(make, less, name, tmp_path, tmp_path_factory):
+    base = plain(make, 1, tmp_path_factory.getbasetemp() / f"plain-{make.__name__}-adam")
+    assert found(tmp_path, make(), HOW[name], 0.1) >= base - less
 
 
 @by_rows(

@@ -30,6 +30,8 @@ from leakgauge.harness.learn.gradients import targets_of
 
 Kind = Literal["l2", "likelihood"]
 
+_EXACT = 3e-3  # least error of a bent gradient of Adam; smaller ones make a search stiff
+_CLOSE = 4.0  # rounding errors between a step of Adam and the longest one, within which only a least size is known
 _DECODED = 2**25  # maximum number of entries in the cache of likelihoods, each for one chunk of victims
 
 
@@ -106,23 +108,23 @@ def _without_decay(observation: Observation, observed: ObservedRound, steps: Ten
         return steps
     if setting.optimizer != "sgd" and observed.messages[0].steps == 1:
         decayed = setting.weight_decay * params if setting.optimizer == "adamw" else torch.zeros_like(params)
-        return undone(steps - decayed, params, observed.lr) - (setting.weight_decay * params - decayed)
+        rounding = _rounding(params, observed.lr)
+        return undone(steps - decayed, rounding) - (setting.weight_decay * params - decayed)
     return steps - setting.weight_decay * params
 
 
-def undone(steps: Tensor, params: Vector, lr: float) -> Tensor:
-    """[n, d]: the gradients behind first steps of Adam, which are g / (|g| + epsilon).
+def undone(steps: Tensor, rounding: Tensor) -> Tensor:
+    """[n, d]: the gradients behind first steps of Adam, g / (|g| + epsilon), with rounding errors [d].
 
     The epsilon shows the size of small gradients. Of large ones, rounding leaves only the sign and a least size. Steps
     that are longer than 1 are noisy, and returned as they are.
     """
-    least = _rounding(params, lr)
-    noisy = (steps.abs() > 1 + 4 * least).any(1, keepdim=True)
-    return torch.where(noisy, steps, EPSILON * steps / (1 - steps.abs()).clamp(min=least))
+    noisy = (steps.abs() > 1 + 4 * rounding).any(1, keepdim=True)
+    return torch.where(noisy, steps, EPSILON * steps / (1 - steps.abs()).clamp(min=rounding))
 
 
 def _rounding(params: Vector, lr: float) -> Tensor:
-    """[d]: about the rounding error of a step of Adam, in units of the learning rate."""
+    """[d]: about the largest rounding error of a step of Adam, in units of the learning rate."""
     return torch.finfo(params.dtype).eps * (1 + params.abs() / lr)
 
 
@@ -190,7 +192,9 @@ def _of_round(
     if not explains.unroll or (one_gradient(plan, message.images) and message.users == 1):
         if plan.optimizer != "sgd" and not plan.gradient:
             estimates = received_gradients(observation, observed, numbers=True)
-            misfit = _by_bent(estimates.to(params), _rounding(params, observed.lr))
+            setting = observation.setting
+            decay = params * (setting.weight_decay if plan.optimizer == "adam" else 0.0)  # added to what Adam follows
+            misfit = _by_bent(estimates.to(params), decay, _rounding(params, observed.lr))
         elif aware:
             decay = observation.setting.weight_decay if observation.setting.sends == "update" else 0.0
             misfit = partial(_of_gradients, unlikely, factor, decay * params if decay else None)
@@ -224,21 +228,30 @@ def _of_gradients(
     return misfit(per_gradient[instances, None] * steps, instances)
 
 
-def _by_bent(estimates: Tensor, rounding: Tensor) -> Misfit:
-    """The misfit of gradients g after g / (|g| + scale), as Adam bends them, but with a scale of their size.
+def _by_bent(estimates: Tensor, decay: Tensor, rounding: Tensor) -> Misfit:
+    """The misfit of g + decay after g / (|g| + scale), as Adam bends them, but with a scale of their size.
 
-    So entries count by their sign where only that is known. Errors of bent entries are normal; of large ones, they are
-    about the rounding errors [d] of Adam's steps times scale / epsilon.
+    rounding: [d], the rounding errors of Adam's steps. They give each estimate its error; where only the sign and a
+    least size are known, a larger gradient of this sign fits.
     """
-    known = estimates.abs().where(estimates != 0, torch.nan)
+    followed = estimates + decay
+    size = followed.abs()
+    known = size.where(estimates != 0, torch.nan)
     scale = known.nanmedian(1, keepdim=True).values.nan_to_num(1.0)
 
     def bent(rows: Tensor, instances: Tensor) -> Tensor:
         return rows / (rows.abs() + scale[instances])
 
-    wanted = bent(estimates, torch.arange(len(estimates), device=estimates.device))
-    precision = (rounding * scale / EPSILON).clamp(1e-3, 1.0).square().reciprocal() / 2
-    return lambda rows, at: (precision[at] * (bent(rows, at) - wanted[at]).square()).sum(1)
+    wanted = bent(followed, torch.arange(len(followed), device=followed.device))
+    error = rounding * (EPSILON + size).square() / EPSILON * scale / (size + scale).square()
+    precision, least = error.clamp(_EXACT, 1.0).square().reciprocal() / 2, size >= EPSILON / (_CLOSE * rounding)
+
+    def misfit(rows: Tensor, at: Tensor) -> Tensor:
+        off = bent(rows + decay, at) - wanted[at]
+        off = off.where(~(least[at] & (off * wanted[at] > 0)), 0.0)
+        return (precision[at] * off.square()).sum(1)
+
+    return misfit
 
 
 @dataclass(frozen=True, eq=False)
