@@ -1,4 +1,4 @@
-"""The first table of `docs/claims.md` has the numbers that its commands print."""
+"""The first table of `docs/claims-tables.md` has the numbers that its commands print."""
 
 import re
 import shlex
@@ -9,7 +9,7 @@ import pytest
 from leakgauge.harness.audit.claims import assignments
 from leakgauge.harness.audit.standalone import audit
 
-LINES = (Path(__file__).parents[1] / "docs" / "claims.md").read_text().splitlines()
+LINES = (Path(__file__).parents[1] / "docs" / "claims-tables.md").read_text().splitlines()
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in LINES if re.match(r"\| `.*--trials", line)]
 
 

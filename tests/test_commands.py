@@ -16,7 +16,7 @@ from leakgauge.harness.study.study import load_study
 from tests.page_case import PAGES, ROOT, blocks, commands, name_of
 from tests.test_site import ELSEWHERE, PLAYED
 
-MINE = ("README.md", "docs/studies.md", "docs/how-to/officer.md", "docs/how-to/view.md")
+MINE = ("docs/studies.md", "docs/how-to/officer.md", "docs/how-to/view.md")
 """Pages whose commands are about the study `mine`, in any order."""
 
 SMALL = """
@@ -83,7 +83,7 @@ def leakgauge(*words, at):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where the README's commands find what they name: a study, its results, other results, a baseline."""
+    """Where the commands of the pages find what they name: a study, its results, other results, a baseline."""
     at = tmp_path_factory.mktemp("user")
     (at / "mine.toml").write_text(SMALL)
     leakgauge("run", "mine.toml", "-o", "runs/mine", at=at)
@@ -101,8 +101,9 @@ def test_a_command_about_a_study_runs(words, folder):
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_ci_page_run_in_their_order(tmp_path):
-    for words in EVERY["docs/ci.md"]:
+@pytest.mark.parametrize("page", ["docs/ci.md", "README.md"])
+def test_the_commands_of_a_page_run_in_their_order(page, tmp_path):
+    for words in EVERY[page]:
         if words[0] == "leakgauge":
             assert leakgauge(*words[1:], at=tmp_path)
 
@@ -111,7 +112,7 @@ def test_no_page_has_a_command_that_no_test_runs():
     others = [words for name, lines in EVERY.items() if name not in (*ELSEWHERE, *PLAYS) for words in lines]
     assert others
     assert all(is_long(words) for words in others)
-    assert {words[0] for name in ELSEWHERE for words in EVERY[name]} == {"leakgauge", "make"}
+    assert {words[0] for name in ELSEWHERE for words in EVERY[name]} == {"leakgauge", "make", "."}
 
 
 def test_a_workflow_asks_for_options_that_exist():

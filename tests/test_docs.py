@@ -21,8 +21,6 @@ def test_the_studies_that_a_page_shows_resolve():
     assert len(resolve(first).cells) == 2 * 3 * (4 + 4)  # and two lineups for each of two targets
     assert len(resolve(noise).claims) == 1
     assert len(resolve(first | goals).cells) == 2 * 6 * (4 + 4)
-    (readme,) = blocks(ROOT / "README.md", "toml")
-    assert len(resolve(tomllib.loads(readme.code)).cells) == 3 * (2 + 2)
 
 
 def test_every_threat_and_exit_code_is_named():

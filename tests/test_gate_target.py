@@ -1,6 +1,6 @@
 """Attacks on the gate, in small repositories: whoever proposes a change may edit everything that the branch holds.
 
-Each is a row of the threat model in `docs/ci.md`.
+Each is a row of the threat model in `docs/ci-threats.md`.
 """
 
 import dataclasses

@@ -26,7 +26,7 @@ def test_no_text_installs_leakgauge_from_a_package_index():
 
 
 def test_the_page_about_ci_names_every_kind_of_file_that_owners_review():
-    text = (ROOT / "docs" / "ci.md").read_text("utf-8")
+    text = (ROOT / "docs" / "ci-threats.md").read_text("utf-8")
     (owned,) = re.findall(r"Have owners review ([^(]*)\(", text)
     for name in ("defenses/", "attacks/", "harness/", "leakgauge/", "pyproject.toml", "*.so", "Makefile", ".ci"):
         assert f"`{name}`" in owned

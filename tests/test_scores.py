@@ -62,7 +62,7 @@ CASES = [
     (gaussian(0.0), 0.0, 300, 0.0, 0.0, 0.0),
     (laplace(0.2), 0.2, 100, 0.0, 0.0, 0.0),
 ]
-"""Scores, the true epsilon, the trials a side, delta, jax_privacy's mean bound, and ours in docs/claims.md."""
+"""Scores, the true epsilon, the trials a side, delta, jax_privacy's mean bound, and ours in docs/claims-tables.md."""
 
 
 @pytest.mark.slow

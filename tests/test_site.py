@@ -22,6 +22,34 @@ PLAYED = [page for page in PAGES if name_of(page) not in ELSEWHERE and blocks(pa
 TEXT = {name_of(page): page.read_text("utf-8") for page in PAGES}
 
 
+NAVIGATION = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
+SECTIONS = {
+    section.partition(":\n")[0].strip('" '): re.findall(r"([\w/-]+\.(?:md|ipynb))$", section, re.M)
+    for section in re.split(r"^  - ", NAVIGATION, flags=re.M)[1:]
+}
+"""Pages by section of the navigation."""
+
+MAIN = {
+    f"docs/{page}"
+    for name, pages in SECTIONS.items()
+    if name != "API" and not name.startswith("Appendix")
+    for page in pages
+}
+"""What a reader is asked to read; results and design are in the appendix."""
+
+
+def written(page):
+    """The text of a page; of a notebook, that of its cells and what they printed."""
+    if page in TEXT:
+        return TEXT[page]
+    cells = json.loads((ROOT / page).read_text("utf-8"))["cells"]
+    return " ".join("".join(part) for cell in cells for part in (cell["source"], *printed(cell)))
+
+
+def printed(cell):
+    return [output.get("text", ()) for output in cell.get("outputs", ())]
+
+
 def is_slow(page):
     """Whether a page takes seconds: it starts processes, or attacks."""
     return page.parent.name == "how-to" or page.name == "run.md" or any(blocks(page, "sh"))
@@ -122,9 +150,40 @@ def test_every_shipped_part_has_its_docstring_on_a_page():
 
 
 def test_every_page_is_in_the_navigation():
-    text = (ROOT / "mkdocs.yml").read_text("utf-8")
-    listed = {f"docs/{path}" for path in re.findall(r"^ +- .*?([\w/-]+\.md)$", text, re.M)}
-    assert listed == set(TEXT) - {"README.md"}
+    listed = {f"docs/{page}" for pages in SECTIONS.values() for page in pages}
+    notebooks = {name_of(path) for path in (ROOT / "docs" / "notebooks").glob("*.ipynb")}
+    assert listed == set(TEXT) - {"README.md"} | notebooks
+    assert {"I have a defense", "I have an app", "I have a repository"} <= set(SECTIONS)
+
+
+def test_the_main_path_can_be_read():
+    assert {f"docs/{page}" for pages in SECTIONS.values() for page in pages} > MAIN
+    words = {page: len(written(page).split()) for page in MAIN}
+    assert sum(words.values()) <= 30_000, words
+    readme = TEXT["README.md"]
+    assert len(readme.splitlines()) <= 45
+    assert len(readme.split()) <= 350
+
+
+def test_the_pictures_are_what_their_command_draws():
+    drawn = runpy.run_path(str(ROOT / ".ci" / "pictures.py"))["drawn"]()
+    shown = {page: set(re.findall(r"!\[[^]]{20,}\]\((?:\.\./)?assets/([\w-]+\.\w+)\)", TEXT[page])) for page in TEXT}
+    for name, text in drawn.items():
+        picture = (ROOT / "docs" / "assets" / name).read_text("utf-8")
+        assert picture == text, f"docs/assets/{name}: write it with python .ci/pictures.py"
+        assert 'role="img" aria-label="' in picture
+        assert "prefers-color-scheme: dark" in picture
+        assert any(name in names for names in shown.values()), f"no page shows {name} with words for it"
+    assert len(set(drawn) & {name for page in MAIN if page in shown for name in shown[page]}) >= 10
+
+
+def test_a_notebook_becomes_a_page_with_its_outputs():
+    parts = runpy.run_path(str(ROOT / ".ci" / "notebooks.py"))["parts"]
+    table = {"data": {"text/html": ["<table>", "</table>"], "text/plain": ["x"]}}
+    cell = {"cell_type": "code", "source": ["a = 1\n", "a"], "outputs": [{"text": ["1\n"]}, table, {"data": {}}]}
+    shown = ["```python\na = 1\na\n```", "```text\n1\n```", '<div class="output"><table></table></div>']
+    assert list(parts(cell)) == shown
+    assert list(parts({"cell_type": "markdown", "source": ["# A"]})) == ["# A"]
 
 
 def test_what_a_page_shows_is_compared_with_what_is_printed():

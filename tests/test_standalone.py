@@ -309,7 +309,7 @@ def test_an_audit_of_a_study_has_its_claim_and_the_small_federation_beside_the_b
     assert "audited" not in found["reason"]
 
 
-DOCUMENT = (Path(__file__).parents[1] / "docs" / "claims.md").read_text("utf-8")
+DOCUMENT = (Path(__file__).parents[1] / "docs" / "claims-tables.md").read_text("utf-8")
 ROWS = re.findall(
     r"^\| `(\S+) --by (\S+)` \| (.*?), (.*?), (.*?) \| (\S+) \| (\S+) \| (.*?) \| (.*?) \|$", DOCUMENT, re.M
 )

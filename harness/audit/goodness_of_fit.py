@@ -3,8 +3,8 @@
 Distinguishing two inputs needs about e^epsilon trials; a distribution is tested with a few hundred messages at any
 epsilon. The test does not measure epsilon. It shows whether the code is the mechanism of the proof.
 
-Messages come from a small federation that runs the same round as training (`docs/claims.md` describes it). Discrete
-messages also come from updates at the clip in few and in many coordinates, where messages reveal most about an update.
+Messages come from a small federation that runs the same round as training; `docs/audit-instruments.md` describes it.
+Discrete ones also come from updates at the clip in few and in many coordinates, where they reveal most of an update.
 """
 
 from __future__ import annotations
