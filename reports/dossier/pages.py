@@ -238,7 +238,7 @@ def _helps(subject: Subject, pick: Subject | None) -> Iterator[str]:
         promises = [f" Its promise for one round: {odds(one.epsilon, one.delta)} of 100 guesses." for one in claims]
         yield f"{pick.words} ({cut(pick.label)}).{''.join(promises)}"
     elif subject.word in (Word.LEAKS, Word.SOME):
-        yield "More noise, or another protection; then a new test."
+        yield "A stronger or another protection; then a new test."
     if subject.word in (Word.WEAK, None):
         yield "A stronger test: page 1 says what is missing."
     if rating is not None and not hidden and observer(rating.adversary).source == OBSERVERS["server"].source:

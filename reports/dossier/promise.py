@@ -88,7 +88,7 @@ def _title(subject: Subject, one: ClaimRecord, whole: ClaimRecord) -> str:
     if verdict == VERDICTS["HOLDS"] and (proved.epsilon is None or chance(proved.epsilon, proved.delta) > 0.99):
         verdict += ", but it is weak"
     elif "not kept" in verdict and worst.epsilon is not None and odds(worst.epsilon, worst.delta) == "all 100":
-        verdict = f"{VERDICTS['VACUOUS']}, and it {verdict}"
+        verdict = f"{VERDICTS['VACUOUS']}; even so, it {verdict}"
     when = (
         f"Over all {subject.federation.rounds} rounds, the"
         if worst is whole and severity(one) < severity(whole)
@@ -108,7 +108,9 @@ def _numbers(subject: Subject, one: ClaimRecord, whole: ClaimRecord) -> str:
     if audit is None:
         return f"{text}. The program was not checked against its description."
     text += f"; measured on a small system: at least {short(audit.epsilon_lower)}, with {grouped(audit.trials)} trials"
-    blame = " The description itself promises too much." if audit.code == "CONSISTENT" and is_broken(claim) else ""
+    blame = (
+        " What the description promises is more than that." if audit.code == "CONSISTENT" and is_broken(claim) else ""
+    )
     return f"{text}. {CODES.get(audit.code, '')}{blame}".strip()
 
 
@@ -140,7 +142,7 @@ def _sure(subject: Subject) -> Iterator[str]:
         yield "Here it could not decide: page 1 says what is missing. That a promise fails does not tell what leaks."
     more = len(subject.attacked) < subject.federation.rounds
     yield f"The test attacked {rounds(subject)}{'; all together may tell more' if more else ''}."
-    yield "A range, “from … to … %”, holds the truth in 95 of 100 tests."
+    yield "Ranges in percent are right in 95 of 100 tests."
     if subject.accuracy is not None:
         known = [training.accuracy for training in subject.trainings if training.accuracy is not None]
         gap = counted(round(100 * (max(known) - min(known))), "percentage point")

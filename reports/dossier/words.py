@@ -100,7 +100,7 @@ FOUND = {
 }
 """By what was found: the words after `can tell`, and those after the number."""
 
-_OF_TWO = r"given a message and two records, the attack picked the right one \1 times of \2; a coin: half"
+_OF_TWO = r"given a message and two records, the attack picked the right one for \1 of \2 people; a coin: half"
 
 _MISSING = (
     (r"^of ([\d\s]+) cells?, ", r"of \1 attacks, "),
@@ -126,7 +126,7 @@ UNITS = {
 }
 
 VERDICTS = {
-    BY_AUDIT: "is not kept, by a measurement",
+    BY_AUDIT: "is not kept: a measurement shows it",
     "BROKEN": "is not kept",
     "UNPROVED": "is not proved",
     "VACUOUS": "is too weak to protect anybody",
