@@ -46,7 +46,7 @@ def perturbed(rows, level, key):
     return rows.detach() + size.detach() * rng.normal(key.child("noise"), tuple(rows.shape))
 
 
-@pytest.mark.parametrize("images", [2, 4, 8])
+@pytest.mark.parametrize("images", [2, 4, 8, 16])
 @pytest.mark.parametrize("name", ["lenet5", "cnn2"])
 @pytest.mark.ci("lenet5-8", "cnn2-2", "cnn2-4")
 def test_a_gradient_shows_most_features_with_their_labels(name, images):

@@ -112,6 +112,18 @@ def test_a_model_of_other_layers_shows_no_features():
     assert Features.of(task, params, params[None]) is None
 
 
+def test_a_mean_of_minima_without_gradients_leans_to_the_one_that_explains_most():
+    task, params, x, targets = federation("cnn2", torch.float32)
+    prior = gaussian_prior(rng.uniform(KEY.child("auxiliary"), (40, *SHAPE)), 100.0)
+    start = torch.zeros(N, prior.coordinates(x[0].flatten()).shape[-1])
+    exact = Features.of(task, params, targets)
+    told = exact.of_batches(exact.features)
+    plain, lone = (dataclasses.replace(told, choice=power).search(prior, start, 30, Key(1)) for power in (0.0, 1e3))
+    found = told.search(prior, start, 30, Key(1))
+    assert found.evaluations.tolist() == [3 * 48] * N
+    assert ((found.x - lone.x).norm(dim=1) < (plain.x - lone.x).norm(dim=1)).all()
+
+
 def test_searches_repeat_themselves_and_do_not_depend_on_other_victims():
     task, params, x, targets = federation("cnn2", torch.float32)
     prior = gaussian_prior(rng.uniform(KEY.child("auxiliary"), (40, *SHAPE)), 100.0)

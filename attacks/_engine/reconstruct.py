@@ -286,12 +286,18 @@ class _Group:
             return imitated_gradients(self.observation, alone, Examples(x[None], y[None]), 0, key)[0].cpu()
 
         targets, labels = self.targets.cpu(), labels.clone()
-        for row, (x, own) in enumerate(shown(task, params.cpu(), targets, images, known, imitate, key)):
-            if 2 * (count := len(own)) >= images:
-                z = torch.zeros_like(self._coordinates(best.x[row : row + 1]).view(images, -1))
-                minima = features.of_batches(x.to(z)).search(prior, z[:count], self.search.warm, key.child("features"))
-                z[:count], done[row], best.evaluations[row] = minima.x, True, int(minima.evaluations.sum())
-                best.x[row], rest = prior.inputs(z).flatten(), Counter(labels[row].tolist()) - Counter(own.tolist())
+        all_shown = enumerate(shown(task, params.cpu(), targets, images, known, imitate, key))
+        each = [(row, x, own) for row, (x, own) in all_shown if 2 * len(own) >= images]
+        if each:
+            blank = torch.zeros_like(self._coordinates(best.x[:1]).view(images, -1))
+            x, sizes = torch.cat([x for _, x, _ in each]).to(blank), [len(own) for *_, own in each]
+            starts = blank.new_zeros(len(x), blank.shape[1])
+            minima = features.of_batches(x).search(prior, starts, self.search.warm, key.child("features"))
+            parts = zip(each, torch.split(minima.x, sizes), torch.split(minima.evaluations, sizes), strict=True)
+            for (row, _, own), found, used in parts:
+                z = torch.cat([found, blank[len(own) :]])
+                best.x[row], done[row], best.evaluations[row] = prior.inputs(z).flatten(), True, used.sum()
+                rest = Counter(labels[row].tolist()) - Counter(own.tolist())
                 labels[row] = torch.tensor([*own.tolist(), *rest.elements()][:images])
         return labels, done
 

@@ -1,8 +1,9 @@
 """The features of the images of a batch, from the gradient of the first dense layer, without labels.
 
 The gradient is D^T X = U diag(s) V^T, with slopes D [b, m] and features X [b, f]; an image has the slopes U q and the
-features a V. Behind ReLU, images are vertices of the set of nonnegative a V, because many features are zero; linear
-programs find them. A vertex is an image if U spans its slopes for a label. All others then have (a / s) q = 0.
+features a V. Behind ReLU, images are vertices of the set of nonnegative a V, because many features are zero. Linear
+programs find them: each minimizes the sum of the features that another input lacks. A vertex is an image if U spans its
+slopes for a label. All others then have (a / s) q = 0.
 
 Sources: Dimitrov et al. 2024 (SPEAR), who search q by its zeros; Kariyappa et al. 2023, "Cocktail party attack", who
 search a by the independence of the images. Differs: searches a by the zeros of the features, and tests each image.
@@ -24,7 +25,7 @@ from leakgauge.harness.learn.layers import Dropout, Flatten, MaxPool, Mean, Mean
 from leakgauge.harness.learn.structure import Structure
 from leakgauge.harness.learn.tasks import ModelTask
 
-_PROGRAMS, _IMITATED = 100, 4  # number of linear programs, each toward another input, and of imitated batches
+_PROGRAMS, _IMITATED = 100, 4  # number of linear programs, each for another input, and of imitated batches
 _RIGHT = 0.9  # least share of right features among the imitated images with small misfits
 _CLEAR = 10.0  # least ratio of the smallest singular value of the images to the largest of the noise
 _FAR = 0.05  # misfit up to which a vertex may be an image
@@ -70,11 +71,12 @@ def _find(network: Structure, tensors: list[Tensor], gradient: Tensor, images: i
     left, values, right = torch.linalg.svd(of_weight, full_matrices=False)
     noise = float(values[images] / values[images - 1]) if len(values) > images else 1.0
     left, values, right = left[:, :images], values[:images], right[:images]
+    absent = ((others <= 0) & (others > 0).any(0)).to(others)
     x, q, before = right[:0], left[:0], -1
     while noise < 1 / _CLEAR and before < len(q) < images:
         before = len(q)
         basis = torch.linalg.qr((q / values).T, mode="complete").Q[:, before:]
-        new = _vertices(basis.T @ right, others - others.mean(0), noise)
+        new = _vertices(basis.T @ right, absent, noise)
         new = others.norm(dim=1).median() * new / new.norm(dim=1, keepdim=True)
         for factors in _FACTORS:
             every = factors[:, None, None] * new
@@ -101,11 +103,11 @@ def _slopes(network: Structure, tensors: list[Tensor], x: Tensor, left: Tensor) 
     return each[torch.arange(len(x)), labels], labels, misfit
 
 
-def _vertices(rows: Tensor, directions: Tensor, noise: float) -> Tensor:
-    """[k, f]: nonnegative combinations of `rows` [b, f] with the sum 1 that reach farthest in `directions` [s, f]."""
+def _vertices(rows: Tensor, costs: Tensor, noise: float) -> Tensor:
+    """[k, f]: nonnegative combinations of `rows` [b, f] with the sum 1 and the least of each of the `costs` [s, f]."""
     shape, found = rows.numpy(), [np.zeros((0, len(rows)))]
     sums = {"b_ub": np.full(rows.shape[1], max(_CLEAR * noise, 1e-3) / rows.shape[1]), "A_eq": shape.sum(1)[None]}
-    for direction in (directions @ rows.T).numpy():
-        result = linprog(-direction, A_ub=-shape.T, b_eq=[1.0], bounds=(None, None), method="highs-ds", **sums)
+    for cost in (costs @ rows.T).numpy():
+        result = linprog(cost, A_ub=-shape.T, b_eq=[1.0], bounds=(None, None), method="highs-ds", **sums)
         found += [result.x[None]] if result.status == 0 else []
     return torch.from_numpy(np.concatenate(found)) @ rows
