@@ -1,5 +1,6 @@
 """The features of the images of a batch, and the images that `map` finds from them."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -46,8 +47,10 @@ def perturbed(rows, level, key):
     return rows.detach() + size.detach() * rng.normal(key.child("noise"), tuple(rows.shape))
 
 
-@pytest.mark.parametrize("images", [2, 4, 8, 16])
-@pytest.mark.parametrize("name", ["lenet5", "cnn2"])
+@pytest.mark.parametrize(
+    ("name", "images"),
+    [*itertools.product(["lenet5", "cnn2"], [2, 4, 8]), pytest.param("lenet5", 16, marks=pytest.mark.slow)],
+)
 @pytest.mark.ci("lenet5-8", "cnn2-2", "cnn2-4")
 def test_a_gradient_shows_most_features_with_their_labels(name, images):
     each, truth, labels = shows(name, images)
