@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.stats import joined
-from leakgauge.harness.gate.compare import ORDINALS, Comparison, Difference
+from leakgauge.harness.gate.compare import CAPTION, ORDINALS, Comparison, Difference
 from leakgauge.harness.gate.measure import Measure, titles
 from leakgauge.harness.gate.output import change, number
 from leakgauge.reports.table import Cell, Column, Fields, Table
@@ -31,12 +31,8 @@ def side_by_side(compared: Sequence[Comparison]) -> Table:
     made = [f"{run.study} at {', '.join(c[:10] for c in run.commit.split(', ')) or 'no commit'}" for run in runs]
     shared = counted(sum(all(key in each for each in known) for key in names), "measure")
     notes = tuple(note for one, which in zip(compared, ORDINALS[1:], strict=False) for note in _notes(one, which, two))
-    return Table(
-        f"{listing(made)}: {shared} in {'both' if two else 'all'}",
-        (*columns, Column("n", "num"), "How"),
-        rows,
-        notes=notes,
-    )
+    title = f"{listing(made)}: {shared} in {'both' if two else 'all'}"
+    return Table(title, (*columns, Column("n", "num"), "How"), rows, notes=(*notes, CAPTION))
 
 
 def _notes(one: Comparison, which: str, two: bool) -> Iterator[str]:

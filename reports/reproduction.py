@@ -40,12 +40,9 @@ def _scoreboard(recipes: Sequence[Reproduced]) -> Table:
         (Cell(recipe.name, link=slug(recipe.name)), recipe.title, *(str(count or "") for count in row))
         for recipe, row in zip(recipes, counts, strict=True)
     ]
-    return Table(
-        "Claims by recipe",
-        ("Recipe", "Title", *(Column(str(kind), "num") for kind in Verdict)),
-        tuple(rows),
-        lead=f"{counted(sum(totals.values()), 'claim')} of {counted(len(recipes), 'recipe')}: {words}.",
-    )
+    lead = f"{counted(sum(totals.values()), 'claim')} of {counted(len(recipes), 'recipe')}: {words}."
+    columns: tuple[Column | str, ...] = ("Recipe", "Title", *(Column(str(kind), "num") for kind in Verdict))
+    return Table("Claims by recipe", columns, tuple(rows), lead)
 
 
 def scoreboard(recipes: Sequence[Reproduced]) -> str:
@@ -53,16 +50,10 @@ def scoreboard(recipes: Sequence[Reproduced]) -> str:
     parts = [_scoreboard(recipes).lead]
     for paper, alike in gathered((recipe.name.partition("/")[0], recipe) for recipe in recipes).items():
         made_by = "; ".join(dict.fromkeys(text for recipe in alike for text in recipe.made_by))
-        table = Table(
-            paper,
-            ("recipe", "claim", "verdict", "measured", "printed"),
-            tuple(
-                (recipe.name, claim.text, claim.verdict, claim.measured, claim.statement.printed)
-                for recipe in alike
-                for claim in recipe.judged
-            ),
-            f"Size {alike[0].size}, code and machine: {made_by}.",
-            tuple(f"{recipe.name}: {note}." for recipe in alike for note in recipe.notes),
-        )
-        parts += ["", table.markdown()]
+        columns = ("recipe", "claim", "verdict", "measured", "printed")
+        claims = ((recipe.name, claim) for recipe in alike for claim in recipe.judged)
+        rows = tuple((name, one.text, one.verdict, one.measured, one.statement.printed) for name, one in claims)
+        notes = tuple(f"{recipe.name}: {note}." for recipe in alike for note in recipe.notes)
+        lead = f"Size {alike[0].size}, code and machine: {made_by}."
+        parts += ["", Table(paper, columns, rows, lead, notes).markdown()]
     return "\n".join(parts) + "\n"

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from leakgauge.harness.core.cases import Case
+from leakgauge.harness.core.cases import Case, gathered
 from leakgauge.harness.core.cell import Cell, Target
 from leakgauge.harness.core.labels import (
     UNDEFENDED,
-    Label,
     label_parts,
     label_settings,
     server_text,
@@ -21,9 +19,9 @@ from leakgauge.harness.core.labels import (
     unpromised,
     where,
 )
-from leakgauge.harness.core.metrics import Metric, headline, metric
-from leakgauge.harness.core.rating import Finding, Rating, Ratings
-from leakgauge.harness.core.result import Environment, Estimate, Flag, Result, Run, TrainingRecord
+from leakgauge.harness.core.metrics import headline, metric
+from leakgauge.harness.core.rating import Finding, Rating, Ratings, Word
+from leakgauge.harness.core.result import Estimate, Flag, Result, Run, TrainingRecord
 from leakgauge.harness.core.stats import clopper_pearson, cut, mean_interval, pool
 from leakgauge.reports.text.notation import fixed, listing
 
@@ -33,57 +31,24 @@ if TYPE_CHECKING:
 Images = Literal["public", "redact", "none"]
 
 
-class Recognized(NamedTuple):
-    """Number of recognizable images (identified, with a high SSIM; see `study.score`), and of all images."""
-
-    hits: int
-    of: int
-
-
-@dataclass(frozen=True)
 class Group:
     """A case with its place on the page.
 
     Attributes:
         case: the cells that differ only in their seed, with their results.
-        setting: key of its task and federation in `Analysis.settings`.
-        estimate: the headline metric, pooled over the seeds; None if no result has one.
+        setting, defense: the keys in `Analysis.settings` and `Analysis.defenses`.
+        column: attack, adversary and target: the groups of one column differ in their defense.
+        undefended: whether the group has no defense, so that it is a ceiling.
+        estimate, metric, value: the headline metric, pooled over the seeds (None if no result has one), and its value.
     """
 
-    case: Case
-    setting: str
-    estimate: Estimate | None
-
-    @property
-    def defense(self) -> str:
-        """Key of the defense in `Analysis.defenses`."""
-        return self.case.training.defense.key
-
-    @property
-    def column(self) -> tuple[str, str, Target]:
-        """Attack, adversary and target: the groups of one column differ in their defense."""
-        return self.case.attack.key, self.case.threat, self.case.target
-
-    @property
-    def undefended(self) -> bool:
-        """Whether the group has no defense, so that it is a ceiling."""
-        return self.case.training.defense.name == UNDEFENDED
-
-    @property
-    def value(self) -> float | None:
-        """Value of the headline metric."""
-        return None if self.estimate is None else self.estimate.value
-
-    @property
-    def metric(self) -> Metric:
-        """The headline metric."""
-        return metric(headline(self.case.kind) if self.estimate is None else self.estimate.name)
-
-    @property
-    def recognized(self) -> Recognized | None:
-        """Recognizable images among the attacked images, including failed ones; None without images."""
-        images = [flag for result in self.case.results for flag in recognizable(result)]
-        return Recognized(sum(images), len(images)) if images else None
+    def __init__(self, case: Case) -> None:
+        spec, self.case, self.estimate = case.training, case, case.pooled
+        self.setting, self.defense = setting_key(spec.task, spec.federation), spec.defense.key
+        self.column = case.attack.key, case.threat, case.target
+        self.undefended = spec.defense.name == UNDEFENDED
+        self.value = None if self.estimate is None else self.estimate.value
+        self.metric = metric(headline(case.kind) if self.estimate is None else self.estimate.name)
 
     def pooled(self, name: str) -> Estimate | None:
         """The estimate of another metric, pooled over the seeds; None if no result has it."""
@@ -127,45 +92,32 @@ def best(groups: Sequence[Group]) -> Group | None:
     return max(known, key=lambda group: group.value or 0.0, default=None)
 
 
-def _brief(data: str) -> str:
-    """The name of data without the folder and the options of a recording."""
-    return "a recording" if data.startswith("recording:") else data
-
-
 class Analysis:
-    """The groups of a run, and what its report shall show. Every part is computed once.
+    """The groups of a run, and what its report shall show. Each part is in the study's order, and computed once.
 
     Attributes:
         images: `public` shows pictures of the data sets in `run.public_data` and withholds the others, with the reason;
             `redact` withholds all pictures and keeps their numbers; `none` leaves them out.
         against: a finished comparison for the section on changes; None: the report has no such section.
+        settings: the name of each setting by its key.
+        defenses, attacks: the label of each defense and attack by `PartSpec.key`.
     """
 
     def __init__(self, run: Run, *, images: Images = "public", against: Against | None = None) -> None:
         self.run, self.images, self.against = run, images, against
+        self.settings = label_settings(run.cells)
+        self.defenses = label_parts(cell.training.defense for cell in run.cells)
+        self.attacks = label_parts(cell.attack for cell in run.cells)
 
     @cached_property
-    def settings(self) -> dict[str, str]:
-        """Name of each setting by its key, in the study's order."""
-        return label_settings(self.run.cells)
-
-    @cached_property
-    def defenses(self) -> dict[str, Label]:
-        """Label of each defense by `PartSpec.key`, in the study's order."""
-        return label_parts(cell.training.defense for cell in self.run.cells)
-
-    @cached_property
-    def attacks(self) -> dict[str, Label]:
-        """Label of each attack by `PartSpec.key`, in the study's order."""
-        return label_parts(cell.attack for cell in self.run.cells)
+    def ratings(self) -> Ratings:
+        """The ratings of the run: how much leaks, in people."""
+        return Ratings(self.run)
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
-        """All groups, in the study's order."""
-        return tuple(
-            Group(case, setting_key(case.training.task, case.training.federation), case.pooled)
-            for case in self.ratings.cases
-        )
+        """All groups."""
+        return tuple(map(Group, self.ratings.cases))
 
     @cached_property
     def attacked(self) -> tuple[Group, ...]:
@@ -181,6 +133,15 @@ class Analysis:
     def judged(self) -> tuple[Group, ...]:
         """The groups that the headline is about: the defended ones; without any, all attacked groups."""
         return self.defended or self.attacked
+
+    @cached_property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """(setting, defense)."""
+        return tuple(dict.fromkeys((group.setting, group.defense) for group in self.groups))
+
+    def defenses_of(self, setting: str) -> list[str]:
+        """The keys of the defenses in a setting, first that of no defense."""
+        return sorted((name for place, name in self.pairs if place == setting), key=lambda name: name != UNDEFENDED)
 
     @cached_property
     def _ceilings(self) -> dict[tuple[str, tuple[str, str, Target]], Group]:
@@ -210,11 +171,6 @@ class Analysis:
         chance = None if group.estimate is None else group.estimate.chance  # of the lineups or clients as they were
         return group.metric.chance if chance is None else chance
 
-    @cached_property
-    def ratings(self) -> Ratings:
-        """The ratings of the run: how much leaks, in people."""
-        return Ratings(self.run)
-
     def rating(self, group: Group) -> Rating:
         """The rating of a group's defense against its adversary, by all attacks together."""
         rating = self.ratings.of_cell(group.case.cells[0])
@@ -230,6 +186,12 @@ class Analysis:
         """The ratings that the headline counts, one for each defense in each setting; without a defense, of none."""
         pairs = dict.fromkeys((group.setting, group.defense) for group in self.judged)
         return tuple(rating for pair in pairs if (rating := self.overall(*pair)) is not None)
+
+    @property
+    def worst(self) -> Rating | None:
+        """The rating that decides: of an adversary to whom something is promised, if there is one."""
+        shares = {one: 0.0 if one.people is None else -one.people.value for one in self.rated}
+        return min(shares, key=lambda one: (one.excluded, [*Word].index(one.word), shares[one]), default=None)
 
     def strongest(self, groups: Sequence[Group]) -> Group | None:
         """The group whose attack found most beyond chance; None: none did."""
@@ -260,10 +222,8 @@ class Analysis:
         Otherwise the trainings of one attack in which the server broadcasts; their accuracy counts as the defense's.
         """
         records: dict[tuple[str, str], list[TrainingRecord]] = {}
-        honest_first = sorted(
-            self.run.trainings.values(), key=lambda r: (r.spec.malice is not None, server_text(r.spec))
-        )
-        for record in honest_first:
+        every = self.run.trainings.values()
+        for record in sorted(every, key=lambda one: (one.spec.malice is not None, server_text(one.spec))):
             key = (setting_key(record.spec.task, record.spec.federation), record.spec.defense.key)
             alike = records.setdefault(key, [])
             if not alike or (record.spec.malice == alike[0].spec.malice and record not in alike):
@@ -275,18 +235,6 @@ class Analysis:
         return self.trainings.get((setting, defense), ())
 
     @cached_property
-    def pairs(self) -> tuple[tuple[str, str], ...]:
-        """(setting, defense) in the study's order."""
-        return tuple(dict.fromkeys((group.setting, group.defense) for group in self.groups))
-
-    @cached_property
-    def environments(self) -> tuple[Environment, ...]:
-        """The distinct environments of trainings and results."""
-        environments = [record.environment for record in self.run.trainings.values()]
-        environments += [result.environment for result in self.run.results.values()]
-        return tuple(environment for at, environment in enumerate(environments) if environment not in environments[:at])
-
-    @cached_property
     def outdone(self) -> dict[str, Flag]:
         """A flag for each cell of a best aware attack that a naive attack beats significantly.
 
@@ -294,11 +242,8 @@ class Analysis:
         is above the floor: below the floor neither attack learns anything. Such an aware attack understates the
         leakage.
         """
-        rows: dict[tuple[str, str, str, str, Target], list[Group]] = {}
-        for group in self.defended:
-            if group.value is not None:
-                key = group.setting, group.defense, group.case.kind, group.case.threat, group.case.target
-                rows.setdefault(key, []).append(group)
+        known = [(group.case, group) for group in self.defended if group.value is not None]
+        rows = gathered(((one.setting, one.defense, case.kind, case.threat, case.target), one) for case, one in known)
         flags: dict[str, Flag] = {}
         for groups in rows.values():
             aware = best([group for group in groups if group.case.info.aware])
@@ -335,8 +280,8 @@ class Analysis:
         seeds = sorted({cell.training.seed for cell in cells})
         shown = ", ".join(map(str, seeds[:6])) + (f" and {len(seeds) - 6} more" if len(seeds) > 6 else "")
         tasks = [cell.training.task for cell in cells]
-        parts = [listing(dict.fromkeys(_brief(task.data) for task in tasks))]
-        parts += [listing(dict.fromkeys(task.model for task in tasks))]
+        data = ("a recording" if task.data.startswith("recording:") else task.data for task in tasks)
+        parts = [listing(dict.fromkeys(data)), listing(dict.fromkeys(task.model for task in tasks))]
         parts += [f"{'seed' if len(seeds) == 1 else 'seeds'} {shown}"] if seeds else []
         counts = ((len(self.run.failures), "failed"), (len(self.run.missing), "missing"))
         return " · ".join(filter(None, [*parts, *(f"{count} {what}" for count, what in counts if count)]))

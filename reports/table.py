@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -88,16 +88,11 @@ class Table:
         shown, caption = self._shown, " ".join(filter(None, (self.title and f"{self.title.rstrip('.')}.", self.lead)))
         sides = "".join("r" if self.heads[at].kind == "num" else "l" for at in shown)
         lines = [rf"\begin{{longtable}}{{{sides}}}", *([rf"\caption{{{latex(caption)}}} \\"] if caption else [])]
-        lines += [
-            r"\toprule",
-            rf"{' & '.join(latex(self.heads[at].name) for at in shown)} \\",
-            r"\midrule",
-            r"\endhead",
-        ]
-        lines += [
-            rf"{' & '.join(latex(row[at].text + _bracketed(row[at].ends)) for at in shown)} \\" for row in self.cells
-        ]
-        return "\n".join([*lines, r"\bottomrule", r"\end{longtable}", *map(latex, self.notes)]) + "\n"
+        texts = [[self.heads[at].name for at in shown]]
+        texts += [[row[at].text + _bracketed(row[at].ends) for at in shown] for row in self.cells]
+        head, *rows = (rf"{' & '.join(map(latex, line))} \\" for line in texts)
+        lines += [r"\toprule", head, r"\midrule", r"\endhead", *rows, r"\bottomrule", r"\end{longtable}"]
+        return "\n".join([*lines, *map(latex, self.notes)]) + "\n"
 
     def records(self) -> list[dict[str, str]]:
         """One record per row: its fields by column; `COLUMN, ends` holds what the page shows in brackets."""
@@ -105,10 +100,11 @@ class Table:
         names = [name if name not in heads[:at] else f"{name} ({at})" for at, name in enumerate(heads)]
         columns = list(zip(self._shown, names, strict=True))
         whole = {at for at in self._shown if any(row[at].ends for row in self.cells)}
-        return [
-            {key: text for at, name in columns for key, text in _fields(name, row[at], ends=at in whole)}
-            for row in self.cells
-        ]
+        records = [dict[str, str]() for _ in self.rows]
+        for record, row in zip(records, self.cells, strict=True):
+            for at, name in columns:
+                record |= {name: row[at].text} | ({f"{name}, ends": row[at].ends} if at in whole else {})
+        return records
 
     def terminal(self, width: int = 80) -> RichTable:
         """The table for a terminal of this many characters, with its notes below it.
@@ -145,12 +141,6 @@ class Table:
             else:
                 drawn.add_row(*fields)
         return drawn
-
-
-def _fields(name: str, cell: Cell, *, ends: bool) -> Iterator[tuple[str, str]]:
-    yield name, cell.text
-    if ends:
-        yield f"{name}, ends", cell.ends
 
 
 def written(tables: Sequence[Table], to: Literal["md", "tex", "csv", "json"]) -> str:

@@ -13,12 +13,12 @@ from scipy import stats as reference
 from typer.testing import CliRunner
 
 from leakgauge.harness.cli.report import compare as command
-from leakgauge.harness.cli.report import comparison_markdown as to_markdown
-from leakgauge.harness.cli.report import comparison_table as table
 from leakgauge.harness.core.cell import PartSpec, Target
 from leakgauge.harness.core.result import Pictures, Scores
 from leakgauge.harness.core.stats import mean
 from leakgauge.harness.gate.compare import compare, compare_all, to_json, welch
+from leakgauge.harness.gate.output import escaped
+from leakgauge.reports.compared import side_by_side
 from tests import report_fixtures as double
 from tests.by_rows import by_rows
 from tests.stored import on_disk
@@ -66,8 +66,12 @@ def numbers(one):
 
 def plain(*found, width=140):
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(table(*found, width=width))
+    console.print(side_by_side(found).terminal(width))
     return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def to_markdown(compared):
+    return side_by_side(compared).markdown(escaped)
 
 
 def test_a_run_does_not_differ_from_itself():
@@ -254,18 +258,18 @@ def test_what_differs_as_a_whole_is_said():
 def test_the_terminal_and_markdown_say_the_same_numbers():
     found = compare(attacked(), attacked(shift=0.1))
     one = only(found, "ssim")
-    for text in (plain(found), to_markdown(found)):
+    for text in (plain(found), to_markdown([found])):
         assert f"{one.difference:+.3f} ({one.low:+.3f} to {one.high:+.3f})" in text
         assert "never fails the build" in " ".join(text.split())
-    assert f"**{one.difference:+.3f}" in to_markdown(found)
-    assert "**0.000" not in to_markdown(compare(attacked(), attacked()))
+    assert f"**{one.difference:+.3f}" in to_markdown([found])
+    assert "**0.000" not in to_markdown([compare(attacked(), attacked())])
 
 
 def test_markdown_survives_hostile_names():
     odd = PartSpec("a|b<script>", {"x": "*y*\n|z", "w": 1})
     cells = double.grid([odd, PartSpec("a|b<script>", {"x": "2", "w": 1})], IMAGES)
     run = double.make_run(cells)
-    lines = [line for line in to_markdown(compare(run, run)).splitlines() if line.startswith("|")]
+    lines = [line for line in to_markdown([compare(run, run)]).splitlines() if line.startswith("|")]
     assert len(lines) == 2 + 6
     assert all(len(re.findall(r"(?<!\\)\|", line)) == 7 for line in lines)
     assert "<script>" not in "".join(lines)
@@ -278,7 +282,7 @@ def test_more_than_two_runs_are_each_compared_with_the_first_in_one_table():
         alone = compare(first, other)
         assert [numbers(each) for each in one.differences] == [numbers(each) for each in alone.differences]
         assert [each.method for each in one.differences] == [each.method for each in alone.differences]
-    rows = [line.strip("| ").split(" | ") for line in to_markdown(*found).splitlines() if line.startswith("|")]
+    rows = [line.strip("| ").split(" | ") for line in to_markdown(found).splitlines() if line.startswith("|")]
     names = ("First", "Second", "Second − first (95 %)", "Third", "Third − first (95 %)")
     assert rows[0] == ["Measure", *names, "n", "How"]
     moved = [only(one, "ssim") for one in found]
@@ -291,7 +295,7 @@ def test_more_than_two_runs_are_each_compared_with_the_first_in_one_table():
 
 def test_what_some_of_several_runs_lack_is_said():
     other = double.make_run(double.grid([double.SQSGD], IMAGES))
-    text = to_markdown(*compare_all(attacked(), other, attacked()))
+    text = to_markdown(compare_all(attacked(), other, attacked()))
     rows = [line for line in text.splitlines() if line.startswith(("| gaussian", "| sqsgd"))]
     assert [row.rpartition("only in the ")[2].strip(" |") for row in rows] == 3 * ["first and third"] + 3 * ["second"]
 

@@ -24,9 +24,9 @@ from leakgauge.harness.federation.loop import Keep, train
 from leakgauge.harness.federation.round import Client, Round
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import Store
-from leakgauge.reports.text.tables import plain
 from tests.doubles import Counting, random_examples, small_task
 from tests.fuzz import SETTING
+from tests.terminal_text import plain
 from tests.test_run import ECHO, study
 
 TASK = small_task()

@@ -10,10 +10,10 @@ from leakgauge.reports.sections.checked import checked, stated
 from leakgauge.reports.sections.claims import claims
 from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.notation import number, short
-from leakgauge.reports.text.tables import plain
 from tests import report_fixtures as double
 from tests.command import call
 from tests.report_page import content, with_trainings
+from tests.terminal_text import plain
 
 UNITS, THREATS = ("record", "message", "client", "coordinate", "sub-vector"), ("server", "eavesdropper", "public")
 

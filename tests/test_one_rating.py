@@ -21,11 +21,12 @@ from leakgauge.reports.sections.answer import answer, headline
 from leakgauge.reports.sections.claims import claims
 from leakgauge.reports.sections.pictures import gallery
 from leakgauge.reports.select import Analysis
-from leakgauge.reports.text.tables import plain, to_matrix
+from leakgauge.reports.text.tables import to_matrix
 from tests import report_fixtures as double
 from tests.by_rows import by_rows
 from tests.command import call
 from tests.report_page import Page, content, part, small, with_trainings
+from tests.terminal_text import plain
 
 QUIET = {"limit": False, "progress": False, "minutes": 0.1}
 

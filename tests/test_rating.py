@@ -24,10 +24,11 @@ from leakgauge.reports.sections import sections
 from leakgauge.reports.sections.answer import answer
 from leakgauge.reports.sections.ratings import WORDS
 from leakgauge.reports.select import Analysis
-from leakgauge.reports.text.tables import plain, to_matrix
+from leakgauge.reports.text.tables import to_matrix
 from tests import report_fixtures as double
 from tests.by_rows import by_rows
 from tests.report_page import Page, part, with_trainings
+from tests.terminal_text import plain
 
 PARTS = {"none": double.NONE, "laplace": double.LAPLACE[0], "sqsgd": double.SQSGD}
 PARTS |= {name: PartSpec(name, {"epsilon": 2.0}) for name in ("dithered", "sampled")}

@@ -32,7 +32,7 @@ def test_every_section_of_a_full_run_is_there_in_order():
 def test_the_page_is_the_same_in_every_process_and_torch_is_never_imported():
     script = (
         "import hashlib, sys\nfrom leakgauge.reports.html import render\n"
-        "from leakgauge.reports.text.tables import plain\nfrom tests import report_fixtures\n"
+        "from tests.terminal_text import plain\nfrom tests import report_fixtures\n"
         "run = report_fixtures.full_run()\nplain(run)\n"
         "print(hashlib.sha256(render(run).encode()).hexdigest())\n"
         "print([name for name in sys.modules if name.split('.')[0] == 'torch' or name in ('matplotlib.pyplot',"

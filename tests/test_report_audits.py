@@ -13,10 +13,10 @@ from leakgauge.reports.sections.checked import BADGES, BY_AUDIT, broken, checked
 from leakgauge.reports.sections.claims import claims
 from leakgauge.reports.sections.limits import limits
 from leakgauge.reports.select import Analysis
-from leakgauge.reports.text.tables import plain
 from tests import report_fixtures as double
 from tests.by_rows import by_rows
 from tests.report_page import complete, content, full_source, part, with_trainings
+from tests.terminal_text import plain
 
 
 @pytest.fixture(scope="module")

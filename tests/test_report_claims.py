@@ -30,10 +30,10 @@ from leakgauge.reports.sections.claims import claims, place
 from leakgauge.reports.sections.limits import limits
 from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.notation import bound, epsilon
-from leakgauge.reports.text.tables import plain
 from tests import report_fixtures as double
 from tests.by_rows import by_rows
 from tests.report_page import Page, complete, content, full_source, part, small, with_trainings
+from tests.terminal_text import plain
 
 POINTS, _, DITHERED, _, SAMPLED, _, GENEROUS, _ = double.CHECKED_PARTS
 

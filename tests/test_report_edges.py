@@ -9,10 +9,10 @@ from leakgauge.harness.core.cell import PartSpec, TaskSpec
 from leakgauge.harness.core.result import Failure, Flag
 from leakgauge.harness.core.sinks import visible
 from leakgauge.reports.html import PAGE, folder_files, render
-from leakgauge.reports.text.tables import plain
 from tests import report_fixtures as double
 from tests.by_rows import by_rows
 from tests.report_page import SECTIONS, Page, complete, sections, small
+from tests.terminal_text import plain
 
 TEXT = '<script>alert("x")</script> & src="data:image/png;base64,AAAA"'
 EVIL = TEXT + " \u202eneddih\nsecond line \x00\x1b[31m العربية 数据 $x_1$"

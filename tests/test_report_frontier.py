@@ -7,7 +7,7 @@ import pytest
 from leakgauge.harness.core.cell import PartSpec
 from leakgauge.harness.core.stats import clopper_pearson
 from leakgauge.reports.html import render
-from leakgauge.reports.sections.frontier import Standing, dominates, frontier, frontier_chart, standings
+from leakgauge.reports.sections.frontier import Standing, dominates, frontier, standings
 from leakgauge.reports.select import Analysis
 from tests import report_fixtures as double
 from tests.report_page import complete, small, ssim_of
@@ -72,9 +72,6 @@ def test_the_table_names_who_is_dominated_and_the_goals():
     page = complete(render(run))
     for words in ("Choosing a defense", "out of reach <b>", "– on the frontier", "Goals of this study"):
         assert words in page.text
-    chart = frontier_chart(Analysis(run), next(iter(Analysis(run).settings)))
-    assert [series.label for series in chart.series] == ["no defense", "laplace", "sqsgd"]
-    assert chart.rows[0][1] == "100 %"
 
 
 def test_one_defense_is_no_frontier():

@@ -24,10 +24,10 @@ from leakgauge.reports.sections.ratings import found, ratings
 from leakgauge.reports.sections.tradeoffs import charts
 from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.notation import fixed, short
-from leakgauge.reports.text.tables import plain
 from tests import report_fixtures as double
 from tests.by_rows import by_rows
 from tests.report_page import Page, complete, content, full_source, small, ssim_of, with_ssim
+from tests.terminal_text import plain
 
 RUN = double.full_run()
 
@@ -142,7 +142,7 @@ def test_cells_that_failed_or_are_missing_are_named_in_their_place():
 def test_charts_of_one_point_are_not_drawn():
     analysis = Analysis(double.make_run(small(double.NONE, double.GAUSSIAN[0])))
     titles = [chart.title for chart in charts(analysis, next(iter(analysis.settings)))]
-    assert titles == ["Accuracy against leakage", "Test accuracy over the rounds", "Test loss over the rounds"]
+    assert titles == ["Test accuracy over the rounds", "Test loss over the rounds"]
 
 
 def a_chart(**changes):

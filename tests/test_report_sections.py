@@ -13,10 +13,11 @@ from leakgauge.reports.export import section_as
 from leakgauge.reports.html import render
 from leakgauge.reports.select import Analysis
 from leakgauge.reports.table import Cell, Column, Table
-from leakgauge.reports.text.tables import plain, to_matrix
+from leakgauge.reports.text.tables import to_matrix
 from tests import report_fixtures as double
 from tests.report_page import SECTIONS, complete, small
 from tests.report_page import sections as ids
+from tests.terminal_text import plain
 
 TOY = '''
 from leakgauge.reports.sections import of_tables

@@ -11,9 +11,9 @@ from leakgauge.reports.html import render
 from leakgauge.reports.sections.checked import overview
 from leakgauge.reports.sections.claims import claims
 from leakgauge.reports.select import Analysis
-from leakgauge.reports.text.tables import plain
 from tests import report_fixtures as double
 from tests.report_page import complete, content, part, small, with_trainings
+from tests.terminal_text import plain
 
 SINGLE, CLIP = "a record is in one batch per round", "the clip bounds each record's gradient"
 KEPT = ViolationRecord(CLIP, 0, 3_600_000, "coordinate", covered=False)

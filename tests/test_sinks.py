@@ -16,7 +16,6 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 
 from leakgauge.harness.cli.progress import _view, logged
-from leakgauge.harness.cli.report import comparison_markdown, comparison_table
 from leakgauge.harness.core.rows import COLUMNS, rows
 from leakgauge.harness.core.sinks import (
     clean,
@@ -35,19 +34,21 @@ from leakgauge.harness.gate import compare as comparing
 from leakgauge.harness.gate.baseline import Baseline, to_text, write
 from leakgauge.harness.gate.judge import Outcome, Rules, Verdict, judge
 from leakgauge.harness.gate.measure import measured
-from leakgauge.harness.gate.output import annotations, as_json, junit, summary
+from leakgauge.harness.gate.output import annotations, as_json, escaped, junit, summary
 from leakgauge.harness.study.jobs import Outcome as Ended
 from leakgauge.harness.study.schedule import Progress
+from leakgauge.reports.compared import side_by_side
 from leakgauge.reports.export import rows_as, to_jsonl
 from leakgauge.reports.html import render
 from leakgauge.reports.sections.changes import Against
 from leakgauge.reports.select import Analysis
-from leakgauge.reports.text.tables import plain, to_matrix
+from leakgauge.reports.text.tables import to_matrix
 from tests import gate_case
 from tests.by_rows import by_rows
 from tests.command import call
 from tests.hostile import PAYLOADS, hostile_baseline, hostile_folder, hostile_run, poisoned, tame_run
 from tests.report_page import Page
+from tests.terminal_text import plain
 
 ROOT = Path(__file__).parents[1]
 ALL = "".join(PAYLOADS)
@@ -136,7 +137,7 @@ def table_of(run, found):
     """What the terminal shows of a run, narrow and wide, and of a comparison."""
     buffer = io.StringIO()
     for width in (30, 140):
-        Console(file=buffer, width=width).print(comparison_table(found))
+        Console(file=buffer, width=width).print(side_by_side([found]).terminal(width))
     return buffer.getvalue() + plain(run, width=40) + plain(run, width=200, details=True)
 
 
@@ -158,7 +159,8 @@ def test_no_text_of_a_hostile_run_or_baseline_is_more_than_a_text(cells, reason)
     folds = ("<details><summary>Details</summary>", "</details>")
     markdown_well(summary(outcome, now, base), ours=folds)
     few = ["ssim", "auc", "finished", "claimed_epsilon", "audited_epsilon"]
-    for text in (to_matrix(Analysis(run)), rows_as("md", run, few).decode(), comparison_markdown(compared)):
+    tables = side_by_side([compared]).markdown(escaped), to_matrix(Analysis(run)), rows_as("md", run, few).decode()
+    for text in tables:
         markdown_well(text)
     suite = ElementTree.fromstring(junit(outcome, now).encode())
     assert len(list(suite.iter("testcase"))) == len(outcome.checks) + len(outcome.problems)
@@ -273,13 +275,13 @@ CHILDREN = frozenset({"harness.gate.rerun", "harness.study.environment"})
 """They read what git and a child process wrote."""
 
 OWNERS = {
-    "print": frozenset({"harness.cli.options", "reports.text.tables"}),
+    "print": frozenset({"harness.cli.options"}),
     "echo": frozenset({"harness.core.sinks"}),
     "secho": frozenset[str](),
     "stdout": frozenset({"harness.core.sinks", "harness.cli.options", *CHILDREN}),
     "stderr": frozenset({"harness.core.sinks", *CHILDREN}),
     "Text": frozenset({"harness.core.sinks"}),
-    "Console": frozenset({"harness.cli.options", "harness.cli.progress", "reports.text.tables"}),
+    "Console": frozenset({"harness.cli.options", "harness.cli.progress"}),
     "Markup": frozenset({"reports.charts.plane", "reports.html", "reports.sections.asked"}),
     "write_text": frozenset[str](),
     "emit": frozenset({"harness.core.sinks", *(f"harness.cli.{name}" for name in ("options", "gate", "report"))}),

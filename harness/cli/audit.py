@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from leakgauge.harness.cli import options as cli
 from leakgauge.harness.core.code import import_from, named_code
@@ -31,10 +32,8 @@ def _seconds(text: str) -> float:
 def claim(
     defense: cli.DefenseArgument,
     set_: cli.SetOption = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds that the claim covers.")] = None,
-    delta: Annotated[
-        float | None, typer.Option(help="Delta of the proved epsilon; default: the delta of the claim.")
-    ] = None,
+    rounds: Annotated[int | None, Option(help="Rounds that the claim covers.")] = None,
+    delta: Annotated[float | None, Option(help="Delta of the proved epsilon; default: the delta of the claim.")] = None,
     setting: cli.SettingOption = None,
     as_json: cli.JsonOption = False,
 ) -> None:
@@ -61,36 +60,23 @@ def claim(
 
 
 def audit(
-    defense: Annotated[str | None, typer.Argument(help=cli.DEFENSE_HELP, metavar="DEFENSE")] = None,
+    defense: Annotated[str | None, Argument(help=cli.DEFENSE_HELP, metavar="DEFENSE")] = None,
     set_: cli.SetOption = None,
-    by: Annotated[
-        str, typer.Option(help="trials; messages (of a training); one-run (canary clients); cosine (only an estimate).")
-    ] = "trials",
-    rounds: Annotated[int | None, typer.Option(help="Rounds of a trial, or of the training.")] = None,
-    trials: Annotated[int | None, typer.Option(help="Trials with each input; default: 1000 to 3000.")] = None,
-    budget: Annotated[
-        float | None, typer.Option(parser=_seconds, metavar="TIME", help="As many trials as fit in 30s or 2m.")
-    ] = None,
-    confidence: Annotated[float | None, typer.Option(help="Confidence of the lower bound; default: 0.95.")] = None,
-    threat: Annotated[
-        str | None, typer.Option(help="The adversary; default: the one in the claim that sees most.")
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="Where clients train and likelihoods are computed: cpu (the default) or cuda.")
-    ] = None,
+    by: Annotated[str, Option(help="trials, messages, one-run (canaries), cosine (estimate).")] = "trials",
+    rounds: Annotated[int | None, Option(help="Rounds of a trial, or of the training.")] = None,
+    trials: Annotated[int | None, Option(help="Trials with each input; default: 1000 to 3000.")] = None,
+    budget: Annotated[float | None, Option(parser=_seconds, metavar="TIME", help="Trials within 30s or 2m.")] = None,
+    confidence: Annotated[float | None, Option(help="Confidence of the lower bound; default: 0.95.")] = None,
+    threat: Annotated[str | None, Option(help="The adversary; default: the one in the claim that sees most.")] = None,
+    device: Annotated[str | None, Option(help="Where training and likelihoods run: cpu (default) or cuda.")] = None,
     setting: cli.SettingOption = None,
-    scores: Annotated[
-        Path | None,
-        typer.Option(help="Instead of a defense: a CSV or npz file with your canaries' scores; columns score and in."),
-    ] = None,
-    delta: Annotated[float | None, typer.Option(help="Delta of the bound from --scores; default: 1e-5.")] = None,
-    study: Annotated[
-        str | None, typer.Option(help="Instead of a defense: those of this study (file or name), at its size.")
-    ] = None,
-    only: Annotated[list[str] | None, typer.Option(help="With --study: this defense alone; repeatable.")] = None,
+    scores: Annotated[Path | None, Option(help="Your canaries' scores: CSV or npz, columns score and in.")] = None,
+    delta: Annotated[float | None, Option(help="Delta of the bound from --scores; default: 1e-5.")] = None,
+    study: Annotated[str | None, Option(help="The defenses of this study (file or name), at its size.")] = None,
+    only: Annotated[list[str] | None, Option(help="With --study: this defense alone; repeatable.")] = None,
     data: cli.DataOption = None,
     allow_code: cli.AllowCodeOption = False,
-    seed: Annotated[int, typer.Option(help="Seed of every random draw.")] = 0,
+    seed: Annotated[int, Option(help="Seed of every random draw.")] = 0,
     as_json: cli.JsonOption = False,
 ) -> None:
     """Audit a defense: show a measured lower bound of epsilon beside the claimed and the proved epsilon."""

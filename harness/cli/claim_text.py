@@ -69,10 +69,8 @@ def audit_lines(record: DefenseRecord) -> list[str]:
         other = "" if assumption(audit.method) == "nothing" else other
         epsilon = f"{audit.epsilon_lower:.4g} ({odds(chance(audit.epsilon_lower, audit.delta))})"
         how = f"assuming {assumption(audit.method)} ({audit.method}{other}; {_counted(audit, record)})"
-        rows = [
-            f"  audited  epsilon >= {epsilon} {what}, confidence {audit.confidence:g}, by {audit.threat}, {how}",
-            *map(_assuming, audit.assuming),
-        ]
+        rows = [f"  audited  epsilon >= {epsilon} {what}, confidence {audit.confidence:g}, by {audit.threat}, {how}"]
+        rows += map(_assuming, audit.assuming)
     if at is not None:
         how = "exact, of the pair that attains the proof"
         if at.method != "exact":
@@ -92,17 +90,13 @@ def _counted(audit: AuditRecord, record: DefenseRecord) -> str:
         pilot = f", {counts.pilot} more in the pilot" if counts.pilot else ""
         run = f"{counts.messages} messages of {audit.rounds} rounds{pilot}; "
     assert counts is not None  # a bound has counts
-    return (
-        f"{audit.distinguisher}, {audit.pair}; {run}{counts.true_positives} of {positives} right on input 1, "
-        f"{counts.false_positives} of {negatives} wrong on input 0"
-    )
+    right = f"{counts.true_positives} of {positives} right on input 1"
+    wrong = f"{counts.false_positives} of {negatives} wrong on input 0"
+    return f"{audit.distinguisher}, {audit.pair}; {run}{right}, {wrong}"
 
 
 def _assuming(bound: AssumedBound) -> str:
-    counted = f"{bound.trials} messages"
-    if bound.numbers > 1:
-        counted = f"{bound.numbers} numbers in each of {counted} per input"
-    return (
-        f"           epsilon >= {bound.epsilon_lower:.4g} per {bound.unit}, assuming {bound.assumes} "
-        f"({counted}, {bound.pair})"
-    )
+    numbers = f"{bound.numbers} numbers in each of " if bound.numbers > 1 else ""
+    counted = f"{numbers}{bound.trials} messages{' per input' if numbers else ''}"
+    text = f"epsilon >= {bound.epsilon_lower:.4g} per {bound.unit}, assuming {bound.assumes} ({counted}, {bound.pair})"
+    return f"{'':11}{text}"

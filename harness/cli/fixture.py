@@ -100,25 +100,19 @@ class Leak:
 
     def assert_below(self, limit: float) -> None:
         """Fail unless the mean SSIM of every attack is below `limit`."""
-        bad = [
-            f"{measure.name} is {measure.value:.3f} over {measure.n} images"
-            for measure in self._reconstructions()
-            if measure.value is None or not measure.value < limit
-        ]
+        high = [one for one in self._reconstructions() if one.value is None or not one.value < limit]
+        bad = [f"{one.name} is {one.value:.3f} over {one.n} images" for one in high]
         if bad:
             _fail(f"leakage is not below {limit:g}: {'; '.join(bad)}")
 
     def assert_recognizable(self, *, at_most: int) -> None:
         """Fail if more than `at_most` images are identified, with an SSIM of 0.5 or more, under some attack."""
-        recognizable = {
-            number
-            for measure in self._reconstructions()
-            for number, value in enumerate(measure.values)
-            if (value or 0.0) >= Rules().above and number not in measure.unseen
-        }
-        images = sorted(number + 1 for number in recognizable)
+        images = set[int]()
+        for measure in self._reconstructions():
+            seen = (number for number, value in enumerate(measure.values, 1) if (value or 0.0) >= Rules().above)
+            images |= {number for number in seen if number - 1 not in measure.unseen}
         if len(images) > at_most:
-            named = ", ".join(map(str, images[:10]))
+            named = ", ".join(map(str, sorted(images)[:10]))
             _fail(f"{len(images)} images are recognizable, at most {at_most} may be: image {named}")
 
     def assert_no_increase(self) -> None:
@@ -150,9 +144,7 @@ class Leak:
     def _reconstructions(self) -> list[Measure]:
         """The mean SSIM of each attack; the test fails if an attack has no number."""
         measures = [measure for measure in self.measured.measures if measure.metric == "ssim"]
-        lost = [
-            f"{measure.name}: {measure.problem}" for measure in measures if measure.problem or measure.value is None
-        ]
+        lost = [f"{one.name}: {one.problem}" for one in measures if one.problem or one.value is None]
         if lost or not measures:
             _fail(f"no number: {'; '.join(lost) or 'no attack reconstructs images'}")
         return measures

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
 from leakgauge.harness.cli import options as cli
 from leakgauge.harness.core.sinks import clipped, emit, say, spelled
@@ -21,33 +22,21 @@ if TYPE_CHECKING:
     from leakgauge.harness.gate.rerun import Bench
     from leakgauge.harness.gate.target import Trusted
 
-BaselineArgument = Annotated[Path, typer.Argument(help="A baseline.")]
-InconclusiveOption = Annotated[
-    Literal["warn", "fail"], typer.Option(help="On an inconclusive check: warn and exit 0, or exit 3.")
-]
-SummaryOption = Annotated[
-    str | None,
-    typer.Option(metavar="FILE|auto", help="Write Markdown to this file; auto: append to GITHUB_STEP_SUMMARY."),
-]
-BaselineOption = Annotated[Path, typer.Option(help="The file that 'leakgauge baseline update' wrote.")]
-TargetOption = Annotated[
-    str | None,
-    typer.Option(metavar="REF", help="The branch whose baseline counts; default: that of CI, else origin/main."),
-]
-AcceptOption = Annotated[
-    str | None, typer.Option(metavar="REASON", help="Judge by the baseline and the rules of this checkout.")
-]
-JunitOption = Annotated[Path | None, typer.Option(help="Write JUnit XML to this file.")]
-ToJsonOption = Annotated[Path | None, typer.Option("--json", help="Write JSON to this file.")]
-AnnotationsOption = Annotated[
-    Literal["auto", "off"], typer.Option(help="auto: print GitHub annotations in a GitHub workflow.")
-]
+BaselineArgument = Annotated[Path, Argument(help="A baseline.")]
+InconclusiveOption = Annotated[Literal["warn", "fail"], Option(help="An inconclusive check: a warning, or exit 3.")]
+SummaryOption = Annotated[str | None, Option(metavar="FILE|auto", help="Write Markdown; auto: to GITHUB_STEP_SUMMARY.")]
+BaselineOption = Annotated[Path, Option(help="The file that 'leakgauge baseline update' wrote.")]
+TargetOption = Annotated[str | None, Option(help="Branch whose baseline counts; default: CI's, or origin/main.")]
+AcceptOption = Annotated[str | None, Option(metavar="REASON", help="Judge by this checkout's baseline and rules.")]
+JunitOption = Annotated[Path | None, Option(help="Write JUnit XML to this file.")]
+ToJsonOption = Annotated[Path | None, Option("--json", help="Write JSON to this file.")]
+AnnotationsOption = Annotated[Literal["auto", "off"], Option(help="auto: GitHub annotations in a GitHub workflow.")]
 
 
 def gate(
     study: cli.StudyArgument,
     baseline: BaselineOption,
-    out: Annotated[Path, typer.Option("-o", "--out", help="Folder of the new results.")],
+    out: Annotated[Path, Option("-o", "--out", help="Folder of the new results.")],
     target: TargetOption = None,
     accept_baseline: AcceptOption = None,
     inconclusive: InconclusiveOption = "warn",
@@ -73,8 +62,7 @@ def gate(
             now, outcome = judged(asked, out, held.baseline, own, held.rules, data=data, workers=workers, listen=listen)
         refused, warnings = (*held.unaccepted, *outcome.unaccepted), (*held.warnings, *outcome.warnings)
         outcome = replace(outcome, unaccepted=refused, warnings=warnings)
-        fails = inconclusive == "fail"
-        raise _published(outcome, now, held.baseline, baseline, fails, junit, summary, to_json, annotations)
+        raise _published(outcome, now, held.baseline, baseline, inconclusive, (junit, to_json, summary, annotations))
 
 
 def check(
@@ -82,9 +70,7 @@ def check(
     baseline: BaselineOption,
     target: TargetOption = None,
     accept_baseline: AcceptOption = None,
-    rerun_base: Annotated[
-        bool, typer.Option("--rerun-base", help="Rerun the baseline by the target's code instead of using its numbers.")
-    ] = False,
+    rerun_base: Annotated[bool, Option("--rerun-base", help="Rerun the baseline by the target's code.")] = False,
     inconclusive: InconclusiveOption = "warn",
     junit: JunitOption = None,
     summary: SummaryOption = None,
@@ -92,7 +78,7 @@ def check(
     annotations: AnnotationsOption = "auto",
     data: cli.DataOption = None,
     workers: cli.WorkersOption = None,
-    no_rerun: Annotated[bool, typer.Option("--no-rerun", help="Do not rerun inconclusive checks.")] = False,
+    no_rerun: Annotated[bool, Option("--no-rerun", help="Do not rerun inconclusive checks.")] = False,
     allow_code: cli.AllowCodeOption = False,
 ) -> None:
     """Check a finished run against a baseline."""
@@ -108,24 +94,18 @@ def check(
         now, held = measured(load_run(folder)), trusted(baseline, target, accept_baseline)
         bench = Bench(folder, data, workers, allow_code)
         base, outcome = _judged(now, held, bench, rerun_base=rerun_base, rerun=not no_rerun)
-        fails = inconclusive == "fail"
-        raise _published(outcome, now, base, baseline, fails, junit, summary, to_json, annotations)
+        raise _published(outcome, now, base, baseline, inconclusive, (junit, to_json, summary, annotations))
 
 
-def _published(
-    outcome: Outcome,
-    now: Measured,
-    base: Baseline,
-    path: Path,
-    fails: bool,
-    junit: Path | None,
-    summary: str | None,
-    to_json: Path | None,
-    annotations: str,
-) -> typer.Exit:
-    """Print the outcome, write the requested files, and return the exit. `fails`: whether INCONCLUSIVE does."""
+Files = tuple[Path | None, Path | None, str | None, str]
+"""The values of `--junit`, `--json`, `--summary` and `--annotations`."""
+
+
+def _published(outcome: Outcome, now: Measured, base: Baseline, path: Path, inconclusive: str, to: Files) -> typer.Exit:
+    """Print the outcome, write the requested files, and return the exit."""
     from leakgauge.harness.gate import output
 
+    fails, (junit, to_json, summary, annotations) = inconclusive == "fail", to
     say(*output.lines(outcome, now))
     if junit is not None:
         _write(junit, output.junit(outcome, now))
@@ -144,7 +124,7 @@ def _published(
 def acknowledge(
     file: BaselineArgument,
     study: cli.StudyArgument,
-    reason: Annotated[str, typer.Option(help="Why the code behind the numbers changed; stored in the file.")],
+    reason: Annotated[str, Option(help="Why the code behind the numbers changed; stored in the file.")],
     data: cli.DataOption = None,
     allow_code: cli.AllowCodeOption = False,
 ) -> None:
@@ -162,23 +142,16 @@ def acknowledge(
         fingerprints = take(loaded.cells, data)
         write(replace(before, fingerprints=fingerprints, reason=reason.strip()), file)
     lines = compare(fingerprints, before.fingerprints).lines or ("nothing changed",)
-    say(
-        *(f"leakgauge: {clipped(line)}" for line in lines), f"leakgauge: wrote {file}: {len(fingerprints)} fingerprints"
-    )
+    say(*(f"leakgauge: {clipped(line)}" for line in lines))
+    say(f"leakgauge: wrote {file}: {len(fingerprints)} fingerprints")
 
 
 def update(
     folder: cli.FolderArgument,
-    reason: Annotated[str, typer.Option(help="Why these numbers are accepted; stored in the file.")],
-    baseline: Annotated[Path | None, typer.Option(help="The file; default: baselines/STUDY.json.")] = None,
-    accept_increase: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY", help="An accepted increase, or a pattern such as 'gaussian/*'; repeatable."),
-    ] = None,
-    allow_gaps: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY", help="A measure, or a pattern, that may lack numbers: a known gap; repeatable."),
-    ] = None,
+    reason: Annotated[str, Option(help="Why these numbers are accepted; stored in the file.")],
+    baseline: Annotated[Path | None, Option(help="The file; default: baselines/STUDY.json.")] = None,
+    accept_increase: Annotated[list[str] | None, Option(help="An accepted increase, or a pattern; repeatable.")] = None,
+    allow_gaps: Annotated[list[str] | None, Option(metavar="KEY", help="A known gap or pattern; repeatable.")] = None,
 ) -> None:
     """Make a run the baseline. Each increase over the previous baseline must be accepted by its key."""
     from leakgauge.harness.gate.baseline import Baseline, moves, read, write
@@ -224,7 +197,7 @@ def show(file: BaselineArgument, as_json: cli.JsonOption = False) -> None:
 
 def diff(
     old: BaselineArgument,
-    new: Annotated[Path, typer.Argument(help="A later baseline.")],
+    new: Annotated[Path, Argument(help="A later baseline.")],
     as_json: cli.JsonOption = False,
 ) -> None:
     """Show which measures of two baselines moved, appeared or vanished. Never fails the build."""
@@ -259,7 +232,6 @@ def _judged(now: Measured, held: Trusted, bench: Bench, *, rerun_base: bool, rer
 
 
 def _check_update(reason: str) -> None:
-    """Refuse an update in CI, or without a printable reason."""
     if os.environ.get("CI", "").strip().lower() not in ("", "0", "false"):
         raise cli.refusal(cli.USAGE, "CI is set: a person updates a baseline, in a commit that others review")
     if not reason.strip() or not reason.isprintable():
@@ -301,11 +273,7 @@ def _check_accepted(outcome: Outcome, accepted: list[str]) -> None:
 
 
 def _write(path: Path, text: str, *, append: bool = False) -> None:
-    """Write a text file that other users of the machine may read.
-
-    Raises:
-        StoreError: the file cannot be written.
-    """
+    """Write a text file that other users of the machine may read."""
     from leakgauge.harness.study.store import StoreError
 
     try:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import typer
+from typer import Option
 
 from leakgauge.harness.cli import options as cli
 from leakgauge.harness.core.sinks import say
@@ -62,11 +63,11 @@ docs/ci, docs/how-to/ci-elsewhere: files for GitHub, GitLab and others.""",
 
 
 def init(
-    have: Annotated[Have | None, typer.Option(help="What you have.")] = None,
-    adversary: Annotated[Adversary | None, typer.Option(help="Who must not learn about people.")] = None,
-    data: Annotated[Data | None, typer.Option(help="What clients hold.")] = None,
-    defense: Annotated[str, typer.Option(help="A name of 'leakgauge list defenses', or module:Class.")] = "",
-    out: Annotated[Path, typer.Option("-o", "--out", help="The study; nothing is overwritten.")] = Path("study.toml"),
+    have: Annotated[Have | None, Option(help="What you have.")] = None,
+    adversary: Annotated[Adversary | None, Option(help="Who must not learn about people.")] = None,
+    data: Annotated[Data | None, Option(help="What clients hold.")] = None,
+    defense: Annotated[str, Option(help="A name of 'leakgauge list defenses', or module:Class.")] = "",
+    out: Annotated[Path, Option("-o", "--out", help="The study; nothing is overwritten.")] = Path("study.toml"),
 ) -> None:
     """Choose by questions: write a study of a defense, or name the commands for an app or a repository."""
     from leakgauge.harness.core.errors import StudyError

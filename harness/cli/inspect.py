@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 from leakgauge.harness.cli import options as cli
 from leakgauge.harness.cli.report import DetailsOption, ImagesOption, publish
@@ -116,11 +116,8 @@ def inspect(
     how = How(*map(plain, (sends, lr, steps, batch, momentum, victims, seed, optimizer, weight_decay, proximal)))
     parts = PartSpec("none") if defense is None else part_spec("defense", defense)
     named = None if attacks is None else [part_spec("attack", attack) for attack in listed("attacks", attacks)]
-    source = Sources(
-        None if messages is None else listed("messages", messages),
-        None if records is None else listed("records", records),
-        train_step,
-    )
+    sent = None if messages is None else listed("messages", messages)
+    source = Sources(sent, None if records is None else listed("records", records), train_step)
     task, recording = record(
         folder, model, data, auxiliary, source, how, parts, place, public=public, classes=classes, loss=loss
     )
@@ -136,38 +133,24 @@ def inspect(
 
 
 def inspect_(
-    folder: Annotated[Path, typer.Argument(help="Folder of a recording.")],
-    model: Annotated[str, typer.Option(help="The model: a shipped one, torchvision:NAME or module:factory.")],
-    data: Annotated[
-        str, typer.Option(help="Data of the same kind, such as mnist; needed if the recording has no records.")
-    ] = "",
-    loss: Annotated[
-        str, typer.Option(help="What clients minimized, such as binary-cross-entropy; default: the model's own.")
-    ] = "",
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Folder of the results; default: DIR/results.")
-    ] = None,
-    attacks: Annotated[
-        str, typer.Option(help="Attacks, as in map,idlg; default: the floor, and attacks that fit the time limit.")
-    ] = "",
-    threat: Annotated[list[str] | None, typer.Option(help="An adversary; repeatable; default: server.")] = None,
-    number: Annotated[
-        int | None, typer.Option("--round", min=0, help="Attacked round; default: the first with known records.")
-    ] = None,
-    victims: Annotated[int | None, typer.Option(min=1, help="Number of victims; default: all, up to 8.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Records of each victim, if probes are attacked.")] = 1,
-    limit: Annotated[
-        bool | None, typer.Option("--limit/--no-limit", help="Compute the limit; default: if time allows.")
-    ] = None,
-    minutes: Annotated[
-        float, typer.Option(min=0, help="Time limit in minutes for all default attacks together.")
-    ] = 7.0,
-    audit: Annotated[int, typer.Option(min=0, help="Trials for each input of an audit of the defense.")] = 0,
-    seed: Annotated[int, typer.Option(help="Seed of the attacks, if the recording has none.")] = 0,
-    show: Annotated[bool, typer.Option("--show-records", help="The records may appear in the report.")] = False,
+    folder: Annotated[Path, Argument(help="Folder of a recording.")],
+    model: Annotated[str, Option(help="The model: a shipped one, torchvision:NAME or module:factory.")],
+    data: Annotated[str, Option(help="Data of the same kind, as mnist; needed if the recording has no records.")] = "",
+    loss: Annotated[str, Option(help="Loss of the clients, as binary-cross-entropy; default: the model's own.")] = "",
+    out: Annotated[Path | None, Option("-o", "--out", help="Folder of the results; default: DIR/results.")] = None,
+    attacks: Annotated[str, Option(help="As in map,idlg; default: the floor, and attacks within the time limit.")] = "",
+    threat: Annotated[list[str] | None, Option(help="An adversary; repeatable; default: server.")] = None,
+    number: Annotated[int | None, Option("--round", min=0, help="Attacked round; default: first with records.")] = None,
+    victims: Annotated[int | None, Option(min=1, help="Number of victims; default: all, up to 8.")] = None,
+    batch: Annotated[int, Option(min=1, help="Records of each victim, if probes are attacked.")] = 1,
+    limit: Annotated[bool | None, Option("--limit/--no-limit", help="With the limit; default: if time allows.")] = None,
+    minutes: Annotated[float, Option(min=0, help="Time limit in minutes for all default attacks together.")] = 7.0,
+    audit: Annotated[int, Option(min=0, help="Trials for each input of an audit of the defense.")] = 0,
+    seed: Annotated[int, Option(help="Seed of the attacks, if the recording has none.")] = 0,
+    show: Annotated[bool, Option("--show-records", help="The records may appear in the report.")] = False,
     images: ImagesOption = "public",
     details: DetailsOption = False,
-    root: Annotated[Path | None, typer.Option("--root", help="Folder of the data sets.")] = None,
+    root: Annotated[Path | None, Option("--root", help="Folder of the data sets.")] = None,
     workers: cli.WorkersOption = None,
     allow_code: cli.AllowCodeOption = False,
 ) -> None:

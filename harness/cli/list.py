@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument
 
 from leakgauge.harness.cli.options import USAGE, JsonOption, print_json, refusal
 from leakgauge.harness.core.sinks import line, say
@@ -21,7 +21,7 @@ _LISTS = ("defenses", "attacks", "tasks", "studies")
 
 
 def list_(
-    what: Annotated[str, typer.Argument(metavar="WHAT", help=f"{', '.join(_LISTS[:-1])} or {_LISTS[-1]}.")],
+    what: Annotated[str, Argument(metavar="WHAT", help=f"{', '.join(_LISTS[:-1])} or {_LISTS[-1]}.")],
     as_json: JsonOption = False,
 ) -> None:
     """List the defenses, attacks, tasks or studies, each with one line of description."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from leakgauge import __version__
 from leakgauge.harness.cli import options as cli
@@ -45,21 +46,19 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+        bool, Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Print the traceback of an internal error.")] = False,
+    verbose: Annotated[bool, Option("--verbose", help="Print the traceback of an internal error.")] = False,
 ) -> None:
     """Measure how much a federated-learning defense really leaks."""
 
 
-baselines = typer.Typer(
-    name="baseline",
-    cls=cli.Group,
-    help="The numbers that 'check' and 'gate' compare with: make, acknowledge, show and compare them.",
-    no_args_is_help=True,
-)
+_BASELINES = "The numbers that 'check' and 'gate' compare with: make, acknowledge, show and compare them."
+baselines = typer.Typer(name="baseline", cls=cli.Group, no_args_is_help=True, help=_BASELINES)
 
 _MEASURE, _LOOK, _KNOW, _GUARD = "Measure leakage", "Results", "Defenses, attacks and claims", "Gate (for CI)"
+_LOST, _BASE = (cli.INCOMPLETE,), (cli.NOT_COMPARABLE,)
+_CHANGED = (cli.INCREASED, cli.NOT_COMPARABLE, cli.INCOMPLETE)
 _GATED = (cli.INCREASED, cli.INCONCLUSIVE, cli.NOT_COMPARABLE, cli.INCOMPLETE, cli.UNACCEPTED)
 
 
@@ -72,32 +71,14 @@ def _add(command: Callable[..., None], panel: str | None, codes: tuple[int, ...]
 
 _add(init, _MEASURE, (), "init", "init --have defense --defense jopeq --adversary server --data pictures -o mine.toml")
 _add(show, _MEASURE, (), "show demo", "show mine.toml --json")
-_add(run, _MEASURE, (cli.INCOMPLETE,), "run demo -o runs/demo", "run mine.toml -o runs/mine --only 'gaussian*map'")
-_add(
-    inspect_,
-    _MEASURE,
-    (cli.INCOMPLETE,),
-    "inspect recording --model cnn2",
-    "inspect recording --model linear --data mnist",
-)
-_add(
-    reproduce,
-    _MEASURE,
-    (cli.INCREASED, cli.NOT_COMPARABLE, cli.INCOMPLETE),
-    "reproduce --list",
-    "reproduce jopeq/figure-2 -o runs/jopeq",
-)
-_add(
-    report,
-    _LOOK,
-    (cli.NOT_COMPARABLE, cli.INCOMPLETE),
-    "report runs/mine --details",
-    "report runs/mine --against runs/other",
-)
+_add(run, _MEASURE, _LOST, "run demo -o runs/demo", "run mine.toml -o runs/mine --only 'gaussian*map'")
+_add(inspect_, _MEASURE, _LOST, "inspect recording --model cnn2", "inspect recording --model linear --data mnist")
+_add(reproduce, _MEASURE, _CHANGED, "reproduce --list", "reproduce jopeq/figure-2 -o runs/jopeq")
+_add(report, _LOOK, (*_BASE, *_LOST), "report runs/mine --details", "report runs/mine --against runs/other")
 _add(export, _LOOK, (), "export runs/mine", "export runs/mine --to csv -o mine.csv")
 _add(compare, _LOOK, (), "compare runs/mine runs/other", "compare runs/mine runs/other runs/third --format md")
 _add(view, _LOOK, (), "view runs", "view runs --bundle site")
-_add(verify, _LOOK, (cli.INCOMPLETE,), "verify runs/mine")
+_add(verify, _LOOK, _LOST, "verify runs/mine")
 _add(list_, _KNOW, (), "list attacks", "list tasks")
 _add(claim, _KNOW, (), "claim gaussian --set epsilon=8")
 _add(audit, _KNOW, (), "audit laplace --trials 1000", "audit --study mine.toml --only laplace")
@@ -106,20 +87,10 @@ _add(doctor, _KNOW, (cli.UNSOUND,), "doctor my_defense.py", "doctor jopeq --set 
 _add(gate, _GUARD, _GATED, "gate mine.toml -o runs/gate --baseline baselines/mine.json")
 _add(check, _GUARD, _GATED, "check runs/mine --baseline baselines/mine.json")
 app.add_typer(baselines, rich_help_panel=_GUARD)
-_add(
-    update,
-    None,
-    (cli.INCREASED, cli.NOT_COMPARABLE, cli.INCOMPLETE),
-    "baseline update runs/mine --reason 'first numbers'",
-)
-_add(
-    acknowledge,
-    None,
-    (cli.NOT_COMPARABLE,),
-    "baseline acknowledge mine.json mine.toml --reason 'another clip'",
-)
-_add(show_baseline, None, (cli.NOT_COMPARABLE,), "baseline show baselines/mine.json")
-_add(diff, None, (cli.NOT_COMPARABLE,), "baseline diff old.json new.json")
+_add(update, None, _CHANGED, "baseline update runs/mine --reason 'first numbers'")
+_add(acknowledge, None, _BASE, "baseline acknowledge mine.json mine.toml --reason 'another clip'")
+_add(show_baseline, None, _BASE, "baseline show baselines/mine.json")
+_add(diff, None, _BASE, "baseline diff old.json new.json")
 
 
 def main() -> None:

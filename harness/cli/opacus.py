@@ -61,14 +61,12 @@ class Inspection:
         return "\n".join(rows)
 
     def _trained(self) -> list[str]:
-        """The bound for the whole training, as a line."""
         if self.trained is None:
             return []
         low, confidence, drawn, draws = self.trained
         share = f"; its sampler took a record in {drawn:,} of {draws:,} draws" if draws else ""
-        proved = (
-            f"{low / self.promise.proved:.0%} of what is proved" if 0 < self.promise.proved < math.inf else "proved: 0"
-        )
+        finite = 0 < self.promise.proved < math.inf
+        proved = f"{low / self.promise.proved:.0%} of what is proved" if finite else "proved: 0"
         how = f"confidence {confidence:g}, if all steps are like the audited one{share}"
         return [f"training: audited epsilon >= {low:.4g}, {proved} ({how})"]
 

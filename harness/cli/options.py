@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 
 from leakgauge.harness.core.sinks import emit, say, spelled
@@ -38,44 +39,23 @@ EXITS = {
 _ANY = (0, USAGE, BUG, INTERRUPTED)
 """The exit codes of every command."""
 
-StudyArgument = Annotated[str, typer.Argument(help="A TOML file, or the name of a shipped study.")]
-FolderArgument = Annotated[Path, typer.Argument(help="Folder of results that 'leakgauge run' wrote.")]
+StudyArgument = Annotated[str, Argument(help="A TOML file, or the name of a shipped study.")]
+FolderArgument = Annotated[Path, Argument(help="Folder of results that 'leakgauge run' wrote.")]
 DEFENSE_HELP = "Name of a defense, or two names joined as in laplace+sdq."
-DefenseArgument = Annotated[str, typer.Argument(help=DEFENSE_HELP)]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", help="A parameter of the defense, as key=value; repeatable.")
-]
+DefenseArgument = Annotated[str, Argument(help=DEFENSE_HELP)]
+SetOption = Annotated[list[str] | None, Option("--set", help="A parameter of the defense, as key=value; repeatable.")]
 SettingOption = Annotated[
-    list[str] | None,
-    typer.Option(help="Federation property as key=value: dim, clients, participants, samples, steps, batch, lr."),
+    list[str] | None, Option(help="Federation, as key=value: dim, clients, participants, samples, steps, batch, lr.")
 ]
-DataOption = Annotated[
-    Path | None, typer.Option("--data", help="Folder of the data sets; default: LEAKGAUGE_DATA, or ~/.cache/leakgauge.")
-]
-WorkersOption = Annotated[
-    int | None, typer.Option(min=0, help="Worker processes; default: one per core; 0: work in this process.")
-]
-EngineOption = Annotated[
-    str, typer.Option(help="Where jobs run: workers (processes of this machine), ray, or an engine of your own.")
-]
-AddressOption = Annotated[
-    str | None,
-    typer.Option(metavar="HOST:PORT", help="Address of a Ray cluster; default: a private Ray on this machine."),
-]
-AllowCodeOption = Annotated[
-    bool,
-    typer.Option(
-        "--allow-code", help="Import the code that the study names as module:Class; also set by LEAKGAUGE_ALLOW_CODE=1."
-    ),
-]
-MaxCellsOption = Annotated[int, typer.Option("--max-cells", min=1, help="Maximum number of cells of a grid.")]
-MaxNumberOption = Annotated[
-    int, typer.Option("--max-number", min=1, help="Maximum number of clients, rounds, victims, ... of a study.")
-]
-FiguresOption = Annotated[
-    str, typer.Option(help="Formats such as png,pdf,svg: also write each chart to the folder `figures` of the results.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+DataOption = Annotated[Path | None, Option("--data", help="Data sets; default: LEAKGAUGE_DATA, or ~/.cache/leakgauge.")]
+WorkersOption = Annotated[int | None, Option(min=0, help="Worker processes; default: one per core; 0: this process.")]
+EngineOption = Annotated[str, Option(help="Where jobs run: workers (of this machine), ray, or an engine of your own.")]
+AddressOption = Annotated[str | None, Option(metavar="HOST:PORT", help="A Ray cluster; default: a private Ray.")]
+AllowCodeOption = Annotated[bool, Option("--allow-code", help="Import a study's code; also LEAKGAUGE_ALLOW_CODE=1.")]
+MaxCellsOption = Annotated[int, Option("--max-cells", min=1, help="Maximum number of cells of a grid.")]
+MaxNumberOption = Annotated[int, Option("--max-number", min=1, help="Most clients, rounds, victims, ... of a study.")]
+FiguresOption = Annotated[str, Option(help="Formats, as in png,pdf: write each chart to `figures` of the results.")]
+JsonOption = Annotated[bool, Option("--json", help="Print JSON.")]
 
 
 def _short(parameters: list[Any]) -> list[Any]:

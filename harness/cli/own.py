@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument
 
 from leakgauge.harness.cli import options as cli
 from leakgauge.harness.core.sinks import say
@@ -15,8 +16,8 @@ _MARKS = {"ok": "ok  ", "FAIL": "FAIL", "skipped": "—   "}
 
 
 def new(
-    kind: Annotated[str, typer.Argument(help="What to write.", metavar="defense|attack|task")],
-    file: Annotated[Path, typer.Argument(help="The file, such as my_defense.py. Nothing is overwritten.")],
+    kind: Annotated[str, Argument(help="What to write.", metavar="defense|attack|task")],
+    file: Annotated[Path, Argument(help="The file, such as my_defense.py. Nothing is overwritten.")],
 ) -> None:
     """Write a runnable skeleton of a defense, an attack or a task, and a small study of it."""
     with cli.user_errors():
@@ -26,12 +27,7 @@ def new(
 
 
 def _write(kind: str, file: Path) -> tuple[Path, Path]:
-    """Write a skeleton that runs unchanged, and next to it a small study of it; returns both paths.
-
-    Raises:
-        UnknownNameError: there is no such kind.
-        StudyError: a file already exists, cannot be written, or its name is not a module name.
-    """
+    """Write a skeleton that runs unchanged, and next to it a small study of it; returns both paths."""
     from importlib import resources
 
     from leakgauge.harness.core.errors import StudyError, unknown
@@ -57,9 +53,7 @@ def _write(kind: str, file: Path) -> tuple[Path, Path]:
 
 
 def doctor(
-    what: Annotated[
-        str, typer.Argument(help="FILE.py, module:Class, or a name. It is imported: no --allow-code is needed.")
-    ],
+    what: Annotated[str, Argument(help="FILE.py, module:Class, or a name. It is imported: no --allow-code is needed.")],
     set_: cli.SetOption = None,
     as_json: cli.JsonOption = False,
 ) -> None:
@@ -77,8 +71,7 @@ def doctor(
         cli.print_json([finding._asdict() for finding in findings])
     wrong = [finding.name for finding in findings if finding.mark == "FAIL"]
     if not as_json:
-        say(
-            f"{len(wrong)} of {len(findings)} checks failed: {', '.join(wrong)}" if wrong else "nothing wrong was found"
-        )
+        failed = f"{len(wrong)} of {len(findings)} checks failed: {', '.join(wrong)}"
+        say(failed if wrong else "nothing wrong was found")
     if wrong:
         raise typer.Exit(cli.UNSOUND)

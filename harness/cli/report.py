@@ -4,72 +4,60 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
 from leakgauge.harness.cli import options as cli
 from leakgauge.harness.core.sinks import emit, say
 
 if TYPE_CHECKING:
-    from rich.table import Table as RichTable
-
     from leakgauge.harness.core.result import Run
-    from leakgauge.harness.gate.compare import Comparison
     from leakgauge.reports.sections.changes import Against
 
 Images = Literal["public", "redact", "none"]
 Layout = Literal["file", "dir"]
-ImagesOption = Annotated[
-    Images,
-    typer.Option(
-        metavar="WHICH",
-        help="Pictures in the report: public: of public data sets; redact: placeholders; none: left out.",
-    ),
-]
-DetailsOption = Annotated[bool, typer.Option("--details", help="Also print what each attack found.")]
+ImagesOption = Annotated[Images, Option(metavar="WHICH", help="public: of public data; redact: placeholders; none.")]
+DetailsOption = Annotated[bool, Option("--details", help="Also print what each attack found.")]
 
 
 def report(
     folder: cli.FolderArgument,
     images: ImagesOption = "public",
-    layout: Annotated[
-        Layout, typer.Option(help="file: one page; dir: a folder, for servers that forbid inline styles and scripts.")
-    ] = "file",
-    out: Annotated[
-        Path | None, typer.Option(help="The page, or its folder; default: DIR/report.html or DIR/report.")
-    ] = None,
+    layout: Annotated[Layout, Option(help="dir: a folder for servers that forbid inline styles or scripts.")] = "file",
+    out: Annotated[Path | None, Option(help="The page, or its folder; default: DIR/report.html or DIR/report.")] = None,
     figures: cli.FiguresOption = "",
-    against: Annotated[
-        Path | None, typer.Option(help="A baseline, or another folder of results: adds a section on the changes.")
-    ] = None,
+    against: Annotated[Path | None, Option(help="A baseline or other results: adds a section on the changes.")] = None,
     reader: Annotated[
         Literal["researcher", "officer"],
-        typer.Option("--for", help="officer: four pages in plain words on one defense, to DIR/dossier.html."),
+        Option("--for", help="officer: four pages in plain words on one defense, to DIR/dossier.html."),
     ] = "researcher",
-    defense: Annotated[
-        str, typer.Option(help="The defense that the pages for an officer are about; default: the worst-rated one.")
-    ] = "",
+    defense: Annotated[str, Option(help="The defense of the officer's pages; default: the worst-rated one.")] = "",
     details: DetailsOption = False,
 ) -> None:
     """Write the HTML report of a folder of results again, and print a line for each defense."""
     from leakgauge.harness.study.store import load_run, write_atomically
     from leakgauge.reports.charts.files import figure_files
+    from leakgauge.reports.dossier.pages import render as dossier
     from leakgauge.reports.select import Analysis
 
     kinds = cli.figure_formats(figures)
     if reader == "officer":
         if kinds or against or layout != "file":
             raise cli.refusal(cli.USAGE, "--figures, --against and --layout dir need --for researcher")
-        _dossier(folder, defense, images, out or folder / "dossier.html")
+        with cli.user_errors():
+            finished, place = load_run(folder), out or folder / "dossier.html"
+            write_atomically(place, dossier(finished, defense=defense, images=images).encode())
+        say(f"dossier: {place}")
+        _require_complete(finished)
         return
     if defense:
         raise cli.refusal(cli.USAGE, "--defense needs --for officer")
     with cli.user_errors():
         finished = load_run(folder)
-        for name, content in figure_files(Analysis(finished), kinds):
+        for name, content in figure_files(Analysis(finished), kinds) if kinds else ():
             write_atomically(folder / "figures" / name, content)
         publish(finished, folder, images, layout, out, against, details=details)
 
@@ -78,22 +66,18 @@ def export(
     folder: cli.FolderArgument,
     to: Annotated[
         Literal["csv", "parquet", "tex", "md", "json", "jsonl", "matrix", "wandb", "mlflow"],
-        typer.Option(
+        Option(
             metavar="FORMAT",
             help="csv, parquet, tex, md: one row per value; jsonl: one line per cell; matrix: Markdown by attack; "
             "json: with --table; wandb, mlflow: one run of the tracker for each training and each attack.",
         ),
     ] = "matrix",
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="A file; default: standard output.")] = None,
-    table: Annotated[
-        str, typer.Option(help="A table of the report, such as ratings or claims, as csv, tex, md or json.")
-    ] = "",
-    quantity: Annotated[
-        list[str] | None, typer.Option(help="Only rows of this quantity, such as ssim or proved_epsilon; repeatable.")
-    ] = None,
-    columns: Annotated[str, typer.Option(help="Only these columns, as in defense,attack,value,low,high.")] = "",
-    items: Annotated[bool, typer.Option("--items", help="Also one row for each victim or record.")] = False,
-    digits: Annotated[int, typer.Option(min=1, max=17, help="Significant digits in tex and md.")] = 4,
+    out: Annotated[Path | None, Option("-o", "--out", help="A file; default: standard output.")] = None,
+    table: Annotated[str, Option(help="A table of the report, such as ratings or claims: csv, tex, md, json.")] = "",
+    quantity: Annotated[list[str] | None, Option(help="Only rows of this quantity, such as ssim; repeatable.")] = None,
+    columns: Annotated[str, Option(help="Only these columns, as in defense,attack,value,low,high.")] = "",
+    items: Annotated[bool, Option("--items", help="Also one row for each victim or record.")] = False,
+    digits: Annotated[int, Option(min=1, max=17, help="Significant digits in tex and md.")] = 4,
 ) -> None:
     """Write the results of a folder for other programs."""
     from leakgauge.harness.study.store import load_run, write_atomically
@@ -110,10 +94,8 @@ def export(
         if to == "json" and not table:
             raise cli.refusal(cli.USAGE, "json needs --table, such as --table claims; jsonl has one line per cell")
         if to in ("jsonl", "matrix", "wandb", "mlflow") and (quantity or names or items):
-            raise cli.refusal(
-                cli.USAGE,
-                f"--quantity, --columns and --items need a format with rows: csv, parquet, tex or md; got {to}",
-            )
+            rows = "--quantity, --columns and --items need a format with rows: csv, parquet, tex or md"
+            raise cli.refusal(cli.USAGE, f"{rows}; got {to}")
         try:
             if to == "wandb" or to == "mlflow":
                 say(f"{to}: {send(to, loaded)} runs of {loaded.name}")
@@ -134,12 +116,14 @@ def export(
 
 def compare(
     first: cli.FolderArgument,
-    later: Annotated[list[Path], typer.Argument(help="Other folders; differences are these minus the first.")],
-    format_: Annotated[Literal["table", "md", "json"], typer.Option("--format", help="Output format.")] = "table",
+    later: Annotated[list[Path], Argument(help="Other folders; differences are these minus the first.")],
+    format_: Annotated[Literal["table", "md", "json"], Option("--format", help="Output format.")] = "table",
 ) -> None:
     """Show how runs differ from the first, image by image if they attacked the same images. Never fails the build."""
     from leakgauge.harness.gate.compare import compare_all, to_json
+    from leakgauge.harness.gate.output import escaped
     from leakgauge.harness.study.store import load_run
+    from leakgauge.reports.compared import side_by_side
 
     with cli.user_errors():
         try:
@@ -147,36 +131,16 @@ def compare(
         except ValueError as error:
             raise cli.refusal(cli.USAGE, str(error)) from error
     if format_ == "table":
-        cli.print_table(lambda width: comparison_table(*compared, width=width))
+        cli.print_table(side_by_side(compared).terminal)
     else:
-        emit((comparison_markdown if format_ == "md" else to_json)(*compared))
-
-
-def comparison_table(*compared: Comparison, width: int = 80) -> RichTable:
-    """Runs side by side, for a terminal of this width."""
-    from leakgauge.harness.gate.compare import CAPTION
-    from leakgauge.reports.compared import side_by_side
-
-    table = side_by_side(compared)
-    return replace(table, notes=(*table.notes, CAPTION)).terminal(width)
-
-
-def comparison_markdown(*compared: Comparison) -> str:
-    """Runs side by side, as Markdown."""
-    from leakgauge.harness.gate.compare import CAPTION
-    from leakgauge.harness.gate.output import escaped
-    from leakgauge.reports.compared import side_by_side
-
-    return f"{side_by_side(compared).markdown(escaped)}\n\n{CAPTION}\n"
+        emit(f"{side_by_side(compared).markdown(escaped)}\n" if format_ == "md" else to_json(*compared))
 
 
 def view(
-    folder: Annotated[Path, typer.Argument(help="Folder with results below it, each in its own folder.")],
-    host: Annotated[str, typer.Option(help="Address to listen at; who reaches it may read the results.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free one.")] = 0,
-    bundle: Annotated[
-        Path | None, typer.Option(help="Write the pages as files into this new folder instead, for any web server.")
-    ] = None,
+    folder: Annotated[Path, Argument(help="Folder with results below it, each in its own folder.")],
+    host: Annotated[str, Option(help="Address to listen at; who reaches it may read the results.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="Port; 0: a free one.")] = 0,
+    bundle: Annotated[Path | None, Option(help="Write the pages into this new folder, for any web server.")] = None,
     images: ImagesOption = "public",
 ) -> None:
     """Look at the results below a folder in a browser: ratings, cells, comparisons. Ctrl-C ends it."""
@@ -260,17 +224,6 @@ def publish(
     for goal in finished.study.get("goals", ()):
         say(f"goal: {goal}")
     say(f"report: {list(files)[-1]}")
-    _require_complete(finished)
-
-
-def _dossier(folder: Path, defense: str, images: Images, out: Path) -> None:
-    from leakgauge.harness.study.store import load_run, write_atomically
-    from leakgauge.reports.dossier.pages import render
-
-    with cli.user_errors():
-        finished = load_run(folder)
-        write_atomically(out, render(finished, defense=defense, images=images).encode())
-    say(f"dossier: {out}")
     _require_complete(finished)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from leakgauge.harness.cli import options as cli
 from leakgauge.harness.core.cell import Size
@@ -16,19 +17,15 @@ from leakgauge.harness.core.sinks import say
 
 
 def reproduce(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Recipes as paper/item, papers, or TOML files; see --list.")
-    ] = None,
-    out: Annotated[Path, typer.Option("-o", "--out", help="Folder of the results.")] = Path("runs/reproduce"),
-    every: Annotated[bool, typer.Option("--all", help="All shipped recipes.")] = False,
-    listing: Annotated[bool, typer.Option("--list", help="Only list the recipes.")] = False,
-    size: Annotated[Size, typer.Option(help="quick (minutes), standard (hours) or paper.")] = Size.QUICK,
+    names: Annotated[list[str] | None, Argument(help="Recipes as paper/item, papers, TOML files; see --list.")] = None,
+    out: Annotated[Path, Option("-o", "--out", help="Folder of the results.")] = Path("runs/reproduce"),
+    every: Annotated[bool, Option("--all", help="All shipped recipes.")] = False,
+    listing: Annotated[bool, Option("--list", help="Only list the recipes.")] = False,
+    size: Annotated[Size, Option(help="quick (minutes), standard (hours) or paper.")] = Size.QUICK,
     data: cli.DataOption = None,
     workers: cli.WorkersOption = None,
     figures: cli.FiguresOption = "",
-    against: Annotated[
-        Path | None, typer.Option(help="An earlier reproduce.json: exit with 1 if a decided verdict has changed.")
-    ] = None,
+    against: Annotated[Path | None, Option(help="Earlier reproduce.json: exit 1 if a decided verdict changed.")] = None,
 ) -> None:
     """Repeat tables and figures of papers, check what they claim, and write one page and reproduce.json."""
     from leakgauge.harness.cli.progress import listener

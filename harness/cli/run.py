@@ -7,7 +7,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from leakgauge.harness.cli import options as cli
 from leakgauge.harness.cli.report import DetailsOption, ImagesOption, publish
@@ -19,35 +19,25 @@ if TYPE_CHECKING:
 
 def run(
     study: cli.StudyArgument,
-    out: Annotated[Path, typer.Option("-o", "--out", help="Folder of the results; the same command resumes.")],
+    out: Annotated[Path, Option("-o", "--out", help="Folder of the results; the same command resumes.")],
     data: cli.DataOption = None,
     workers: cli.WorkersOption = None,
     engine: cli.EngineOption = "workers",
     address: cli.AddressOption = None,
-    device: Annotated[str, typer.Option(help="Where clients train and attacks compute: cpu or cuda.")] = "cpu",
+    device: Annotated[str, Option(help="Where clients train and attacks compute: cpu or cuda.")] = "cpu",
     images: ImagesOption = "public",
     details: DetailsOption = False,
-    only: Annotated[
-        str, typer.Option(help="Only cells whose line in 'show' holds this pattern, as in 'gaussian*map*seed 0'.")
-    ] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the cells, and which are finished.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Also print starts, and the traces of failures.")] = False,
+    only: Annotated[str, Option(help="Only cells whose line in 'show' holds this, as in 'gaussian*map*seed 0'.")] = "",
+    dry_run: Annotated[bool, Option("--dry-run", help="Only show the cells, and which are finished.")] = False,
+    verbose: Annotated[bool, Option("--verbose", help="Also print starts, and the traces of failures.")] = False,
     allow_code: cli.AllowCodeOption = False,
     max_cells: cli.MaxCellsOption = 20_000,
     max_number: cli.MaxNumberOption = 1_000_000,
-    merge: Annotated[bool, typer.Option("--merge", help="Keep the cells of other studies in the folder.")] = False,
-    reuse: Annotated[bool, typer.Option("--reuse", help="Keep the results that other code made.")] = False,
-    fresh_audits: Annotated[
-        bool,
-        typer.Option("--fresh-audits", help="Reuse no audits of earlier studies; also set by LEAKGAUGE_CACHE=off."),
-    ] = False,
-    cell_timeout: Annotated[
-        float | None, typer.Option(min=0, metavar="SECONDS", help="A training or an attack fails after this time.")
-    ] = None,
-    cell_memory: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="MB", help="A training or an attack fails if its worker process uses more memory."),
-    ] = None,
+    merge: Annotated[bool, Option("--merge", help="Keep the cells of other studies in the folder.")] = False,
+    reuse: Annotated[bool, Option("--reuse", help="Keep the results that other code made.")] = False,
+    fresh_audits: Annotated[bool, Option("--fresh-audits", help="Reuse no audits; also LEAKGAUGE_CACHE=off.")] = False,
+    cell_timeout: Annotated[float | None, Option(min=0, help="Seconds that a training or an attack may take.")] = None,
+    cell_memory: Annotated[int | None, Option(min=0, metavar="MB", help="Memory limit of a worker process.")] = None,
 ) -> None:
     """Run a study, print a line for each defense, and write the report; DIR/run.log lists every job."""
     from leakgauge.harness.study.engines.workers import warm_up
@@ -88,11 +78,7 @@ def run(
 
 
 def _chosen(study: Study, pattern: str) -> Study:
-    """The study with only the cells whose text holds the pattern, ignoring case; an empty pattern keeps all cells.
-
-    Raises:
-        StudyError: no cell holds the pattern.
-    """
+    """The study with only the cells whose text holds the pattern, ignoring case; an empty pattern keeps all cells."""
     from leakgauge.harness.core.errors import StudyError
     from leakgauge.harness.core.labels import Names
 
@@ -141,13 +127,10 @@ def _print_study(study: Study, data: Path | None, folder: Path | None = None) ->
     for training in study.trainings:
         federation, goal = training.federation, goal_of(training.defense)
         solved = part_text(training.defense) if goal is None else f"{training.defense.name} for {goal.text}"
-        say(
-            "",
-            f"training {training.id}  {training.task.data} {training.task.model}  {solved}  "
-            f"seed {training.seed}  {federation.algorithm}, {federation.rounds} rounds, "
-            f"{federation.participants or federation.clients} of {federation.clients} clients, "
-            f"server {server_text(training)}",
-        )
+        clients = f"{federation.participants or federation.clients} of {federation.clients} clients"
+        size = f"{federation.algorithm}, {federation.rounds} rounds, {clients}, server {server_text(training)}"
+        task = f"{training.task.data} {training.task.model}"
+        say("", f"training {training.id}  {task}  {solved}  seed {training.seed}  {size}")
         for cell in study.cells_of[training.id]:
             size = f"{cell.target.count} x {cell.target.batch}"
             stored = None if store is None else store.examine(store.cell(cell.id))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -184,12 +184,13 @@ class Ratings:
 
     def of_cell(self, cell: Cell) -> Rating | None:
         """The rating that a cell belongs to; None for a floor alone."""
-        return self._by_place.get(_place(cell))
+        setting, defense, adversary = _place(cell)
+        return next((one for one in self._by_defense.get((setting, defense), []) if one.adversary == adversary), None)
 
     def of_case(self, case: Case) -> Word | None:
         """What the attack of a case shows alone; None: nothing beyond chance."""
-        words = [one.word for one in self.findings.get(case.identity, ()) if one.word is not None]
-        return min(words, key=[*Word].index, default=None)
+        first = next(iter(self.findings.get(case.identity, ())), None)
+        return None if first is None else first.word
 
     @cached_property
     def _places(self) -> dict[tuple[str, str, str], list[Case]]:
@@ -198,10 +199,6 @@ class Ratings:
     @cached_property
     def _by_defense(self) -> dict[tuple[str, str], list[Rating]]:
         return gathered(((one.setting, one.defense), one) for one in self.all)
-
-    @cached_property
-    def _by_place(self) -> dict[tuple[str, str, str], Rating]:
-        return {(one.setting, one.defense, one.adversary): one for one in self.all}
 
     def _rated(self, setting: str, defense: str, adversary: str, alike: Sequence[Case]) -> Rating:
         found = sorted((one for case in alike for one in self.findings.get(case.identity, ())), key=Finding.rank)
@@ -251,10 +248,7 @@ class Ratings:
             yield "no lineup ran" if sees else "no lineup can tell what this adversary cannot learn"
         for same in gathered((replace(case.target, count=1, skip=0, among=2), case) for case in lineups).values():
             yield from _uncertain(same)
-        yield from self._unlearned(cell for case in alike for cell in case.cells)
-
-    def _unlearned(self, cells: Iterable[Cell]) -> Iterator[str]:
-        for name in dict.fromkeys(cell.training.id for cell in cells):
+        for name in dict.fromkeys(cell.training.id for case in alike for cell in case.cells):
             record = self.run.trainings.get(name)
             if record is not None and (why := unlearned(record)):
                 yield why

@@ -500,6 +500,16 @@ class Run:
     attacks: dict[str, PartInfo]
     faults: tuple[str, ...] = ()
 
+    @property
+    def environments(self) -> tuple[Environment, ...]:
+        """The distinct environments of trainings and results."""
+        every = [one.environment for one in self.trainings.values()]
+        every += [one.environment for one in self.results.values()]
+        distinct = list[Environment]()
+        for one in every:
+            distinct += [] if one in distinct else [one]
+        return tuple(distinct)
+
     def frame(self, *, items: bool = False) -> pd.DataFrame:
         """All values as a tidy pandas data frame: one row per value, with its question, interval, n and unit.
 

@@ -51,9 +51,9 @@ COLUMNS: dict[str, str] = {
 
 QUANTITIES = (
     *("finished", "accuracy", "loss", "final_accuracy", "final_loss", "rounds_run", "message_bytes", "snr_db", "bits"),
-    *("update_norm", "noise_multiplier", "planned_rounds"),
-    *("dim", "seconds", "claimed_epsilon", "proved_epsilon", "attained_epsilon", "broken", "audited_epsilon"),
-    *("audited_strict", "audited_ceiling", "audit_claimed_epsilon", "audit_proved_epsilon"),
+    *("update_norm", "noise_multiplier", "planned_rounds", "dim", "seconds", "claimed_epsilon", "proved_epsilon"),
+    *("attained_epsilon", "broken", "audited_epsilon", "audited_strict", "audited_ceiling", "audit_claimed_epsilon"),
+    "audit_proved_epsilon",
 )
 """The quantities that are not metrics of attacks."""
 

@@ -176,6 +176,8 @@ def _difference(a: Measure, b: Measure, name: str, which: str, *, same_seeds: bo
         difference = _placed(plain, a, b, "" if same_seeds else "the seeds differ, so the records differ")
     elif test is GateTest.RATE:
         difference = _shares(plain, a, b)
+    elif not (a.values and b.values):
+        difference = replace(plain, note="no interval: no value of an item is known")
     elif test is GateTest.PAIRED:
         difference = _images(plain, a, b)
     elif same_seeds and len(a.values) == len(b.values):

@@ -144,8 +144,7 @@ class Measured:
 
 def measured(run: Run) -> Measured:
     """The measures of a run, in the study's order: first of the attacks, then of the trainings."""
-    environments = [record.environment for record in run.trainings.values()]
-    environments += [result.environment for result in run.results.values()]
+    environments = run.environments
     packages, rated = dict[str, str](), Ratings(run)
     for environment in environments:
         packages |= environment.packages | {"python": environment.python}

@@ -4,48 +4,30 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from leakgauge.harness.core import stats
 from leakgauge.harness.core.cases import gathered
-from leakgauge.harness.core.cell import Target
 from leakgauge.harness.core.labels import UNDEFENDED, counted, where
 from leakgauge.harness.core.metrics import RECOGNIZABLE
 from leakgauge.harness.core.result import Estimate, Scores, TrainingRecord
 from leakgauge.harness.core.stats import Interval, mean_interval
 from leakgauge.reports.charts.figures import ACCURACY_BETTER, LEAK_BETTER, MOST_SERIES, Chart, Point, Series, slug
 from leakgauge.reports.select import Analysis, Group, accuracy_of, best
-from leakgauge.reports.text.notation import NO_VALUE, fixed, interval, listing, percent, short
+from leakgauge.reports.text.notation import NO_VALUE, fixed, interval, listing, percent, short, spread
 
-
-class _Axis(NamedTuple):
-    slug: str
-    title: str
-    x_label: str
-    column: str
-    caption: str
-    at: Callable[[Target], int]
-
-
-_ATTACKED = _Axis(
-    "rounds",
-    "Leakage by attacked round",
-    "attacked round",
-    "Round",
+_ATTACKED = (
+    *("rounds", "Leakage by attacked round", "attacked round", "Round"),
     "The strongest attack at each round. Bars: 95 % intervals.",
-    lambda target: target.round or 0,
 )
-_WATCHED = _Axis(
-    "watched",
-    "Leakage over the rounds watched",
-    "rounds in which the same images were sent",
-    "Rounds watched",
+_WATCHED = (
+    *("watched", "Leakage over the rounds watched", "rounds in which the same images were sent", "Rounds watched"),
     "The adversary combines all watched rounds. The strongest attack at each number of rounds. Bars: 95 % intervals.",
-    lambda target: target.rounds,
 )
+"""The name of a chart, its title, its axis, the column of its table, and its caption."""
 
 
 def attack_charts(analysis: Analysis, setting: str) -> list[Chart]:
@@ -54,42 +36,45 @@ def attack_charts(analysis: Analysis, setting: str) -> list[Chart]:
     groups = [
         g for g in analysis.attacked if g.setting == setting and g.case.kind == "reconstruction" and g.value is not None
     ]
-    for kind in dict.fromkeys(group.case.target.kind for group in groups):
-        alone = [group for group in groups if group.case.target.kind == kind and group.case.target.users == 1]
+    for kind, alike in gathered((group.case.target.kind, group) for group in groups).items():
+        alone = [group for group in alike if group.case.target.users == 1]
         single = [group for group in alone if group.case.target.rounds == 1]
         # a chart of watched rounds begins at a round from which several rounds are watched
         starts = {group.case.target.round for group in alone if group.case.target.rounds > 1}
         watched = [group for group in alone if group.case.target.round in starts]
-        for axis, those in ((_ATTACKED, single), (_WATCHED, watched)):
-            if len({axis.at(group.case.target) for group in those}) > 1:
-                charts.append(_chart(analysis, kind, axis, those))
+        first = [(group.case.target.round or 0, group) for group in single]
+        number = [(group.case.target.rounds, group) for group in watched]
+        for words, those in ((_ATTACKED, first), (_WATCHED, number)):
+            if len({at for at, _ in those}) > 1:
+                charts.append(_chart(analysis, kind, words, those))
     return charts
 
 
-def _chart(analysis: Analysis, kind: str, axis: _Axis, groups: Sequence[Group]) -> Chart:
+def _chart(analysis: Analysis, kind: str, words: tuple[str, ...], groups: Sequence[tuple[int, Group]]) -> Chart:
+    name, title, x_label, column, caption = words
     series, rows = [], []
     for defense, label in analysis.defenses.items():
         points = []
-        places = gathered((axis.at(group.case.target), group) for group in groups if group.defense == defense)
+        places = gathered((at, group) for at, group in groups if group.defense == defense)
         for at, row in sorted(places.items()):
             group = best(row)
             assert group is not None
-            assert group.estimate is not None
             e = group.estimate
+            assert e is not None
             points.append(Point(float(at), e.value or 0.0, e.low, e.high))
             rows.append((label.text, str(at), analysis.attack_text(group), fixed(e.value), interval(e)))
         if points:
             series.append((defense, tuple(points)))
     shown, rest = _drawn(analysis, series)
     return Chart(
-        name=slug(f"{axis.slug} {kind}"),
-        title=f"{axis.title} ({kind})",
-        x_label=axis.x_label,
+        name=slug(f"{name} {kind}"),
+        title=f"{title} ({kind})",
+        x_label=x_label,
         y_label="mean SSIM, strongest attack",
         series=shown,
         better=LEAK_BETTER,
-        caption=f"{axis.caption} {rest}".strip(),
-        header=("Defense", axis.column, "Attack", "Mean SSIM", "95 % interval"),
+        caption=f"{caption} {rest}".strip(),
+        header=("Defense", column, "Attack", "Mean SSIM", "95 % interval"),
         rows=tuple(rows),
         lines=((RECOGNIZABLE, f"recognizable from {RECOGNIZABLE}"),),
         whole_x=True,
@@ -125,17 +110,13 @@ def _curve(
     trainings: Sequence[TrainingRecord], name: str
 ) -> Iterator[tuple[int, float, float | None, float | None, int]]:
     """Each evaluated round, its mean of `name` over the seeds, the ends of its interval, and a seed's test samples."""
-    by_round: dict[int, list[float]] = {}
-    samples: dict[int, int] = {}
-    for one in (evaluation for training in trainings for evaluation in training.evaluations):
-        value = one.accuracy if name == "accuracy" else one.loss
-        if value is not None and math.isfinite(value):
-            by_round.setdefault(one.round, []).append(value)
-            samples[one.round] = min(one.samples, samples.get(one.round, one.samples))
-    for at, values in sorted(by_round.items()):
-        ends: Estimate | Interval
-        ends = accuracy_of(values, samples[at]) if name == "accuracy" else mean_interval(values)
-        yield at, float(np.mean(values)), ends.low, ends.high, samples[at]
+    every = (evaluation for training in trainings for evaluation in training.evaluations)
+    known = ((one.round, getattr(one, name), one.samples) for one in every)
+    by_round = gathered((at, (value, n)) for at, value, n in known if value is not None and math.isfinite(value))
+    for at, found in sorted(by_round.items()):
+        values, samples = [value for value, _ in found], min(n for _, n in found)
+        ends: Estimate | Interval = accuracy_of(values, samples) if name == "accuracy" else mean_interval(values)
+        yield at, float(np.mean(values)), ends.low, ends.high, samples
 
 
 def _training_chart(analysis: Analysis, setting: str, name: str) -> Chart | None:
@@ -149,8 +130,7 @@ def _training_chart(analysis: Analysis, setting: str, name: str) -> Chart | None
             lines.append((defense, tuple(Point(float(at), scale * mean) for at, mean, *_ in places)))
             for at, mean, low, high, samples in places:
                 sizes.append(samples)
-                ends = "" if low is None else f"{write(low)} to {write(high)}"
-                rows.append((label.text, str(at), write(mean), ends, f"{samples:,}"))
+                rows.append((label.text, str(at), write(mean), spread(low, high, write), f"{samples:,}"))
     if not lines:
         return None
     series, rest = _drawn(analysis, lines)
@@ -174,8 +154,7 @@ def _training_chart(analysis: Analysis, setting: str, name: str) -> Chart | None
 
 def training_charts(analysis: Analysis, setting: str) -> list[Chart]:
     """Accuracy and loss over the rounds."""
-    charts = [_training_chart(analysis, setting, name) for name in ("accuracy", "loss")]
-    return [chart for chart in charts if chart is not None]
+    return [chart for name in ("accuracy", "loss") if (chart := _training_chart(analysis, setting, name)) is not None]
 
 
 RATES = (0.01, 0.001)
@@ -183,12 +162,6 @@ RATES = (0.01, 0.001)
 
 LEAST_RATE = 1e-4
 """The lowest rate at which the axes may begin."""
-
-_SPAN = (340.0, 190.0)
-"""Approximate width and height of the axes, in points."""
-
-_UNSEEN = 0.35
-"""Largest distance, in points, of a drawn line from its corners: a fifth of its width."""
 
 
 class Line(NamedTuple):
@@ -201,9 +174,9 @@ class Line(NamedTuple):
 def roc_charts(analysis: Analysis, setting: str) -> list[Chart]:
     """One chart per target: one line per defense, under the attack with the highest AUC."""
     groups = [g for g in analysis.attacked if g.setting == setting and g.metric.name == "auc" and g.value is not None]
-    charts, targets = [], list(dict.fromkeys(group.case.target for group in groups))
-    for target in targets:
-        rows = [[g for g in groups if g.case.target == target and g.defense == d] for d in analysis.defenses]
+    charts, targets = [], gathered((group.case.target, group) for group in groups)
+    for target, alike in targets.items():
+        rows = [[group for group in alike if group.defense == defense] for defense in analysis.defenses]
         lines = [Line(group, _scores(analysis, group)) for row in rows if (group := best(row)) is not None]
         if any(line.scores for line in lines):
             charts.append(_roc_chart(analysis, lines, where(target), f" ({where(target)})" * (len(targets) > 1)))
@@ -212,11 +185,8 @@ def roc_charts(analysis: Analysis, setting: str) -> list[Chart]:
 
 def _scores(analysis: Analysis, group: Group) -> dict[int, Scores]:
     scores = {result.cell.training.seed: analysis.run.scores(result.cell.id) for result in group.case.results}
-    return {
-        seed: known
-        for seed, known in scores.items()
-        if known and all(len(side) and np.isfinite(side).all() for side in (known.members, known.outside))
-    }
+    known = [(seed, one, (one.members, one.outside)) for seed, one in scores.items() if one]
+    return {seed: one for seed, one, sides in known if all(len(side) and np.isfinite(side).all() for side in sides)}
 
 
 def vertical_average(trained: Sequence[Scores]) -> stats.Roc:
@@ -249,42 +219,16 @@ def staircase(curve: stats.Roc, least: float) -> stats.Numbers:
     return corners[max(0, int(np.sum(corners[:, 1] <= least)) - 1) :]
 
 
-def thinned(corners: stats.Numbers, tolerance: float) -> stats.Numbers:
-    """Some of the corners [k, 2] of a line, both ends included; every corner is within `tolerance` of the new line.
-
-    Source: Ramer 1972; Douglas, Peucker 1973.
-    """
-    chosen = np.zeros(len(corners), dtype=bool)
-    chosen[[0, -1]] = True
-    spans = [(0, len(corners) - 1)]
-    while spans:
-        first, last = spans.pop()
-        if last - first < 2:
-            continue
-        chord, offsets = corners[last] - corners[first], corners[first + 1 : last] - corners[first]
-        # both coordinates only grow, so the point of the chord's line that is nearest to a corner is on the chord
-        away = np.abs(chord[0] * offsets[:, 1] - chord[1] * offsets[:, 0]) / max(float(np.hypot(*chord)), 1e-300)
-        far = int(np.argmax(away))
-        if away[far] > tolerance:
-            chosen[first + 1 + far] = True
-            spans += [(first, first + 1 + far), (first + 1 + far, last)]
-    return np.asarray(corners[chosen], dtype=np.float64)
-
-
 def _trace(line: Line, least: float) -> tuple[tuple[float, float], ...]:
-    corners = staircase(vertical_average([*line.scores.values()]), least)
-    scale = np.array(_SPAN) / -np.log10(least)
-    drawn = 10 ** (thinned(np.log10(corners) * scale, _UNSEEN) / scale)
-    return tuple((float(x), float(y)) for x, y in drawn)
+    return tuple((float(x), float(y)) for x, y in staircase(vertical_average([*line.scores.values()]), least))
 
 
 def _points(line: Line) -> tuple[Point, ...]:
     """The true-positive rates at `RATES`, over all trainings; no point if one training has no rate."""
-    points = list[Point]()
-    for rate in sorted(RATES):
-        e = stats.pool_shares([stats.tpr_at_fpr(one.members, one.outside, rate) for one in line.scores.values()])
-        points += [] if e.value is None else [Point(rate, e.value, e.low, e.high)]
-    return tuple(points)
+    scores, rates = line.scores.values(), sorted(RATES)
+    pooled = [stats.pool_shares([stats.tpr_at_fpr(one.members, one.outside, rate) for one in scores]) for rate in rates]
+    each = zip(rates, pooled, strict=True)
+    return tuple(Point(rate, e.value, e.low, e.high) for rate, e in each if e.value is not None)
 
 
 def _written(estimate: Estimate) -> str:
@@ -314,15 +258,12 @@ def _rows(analysis: Analysis, line: Line) -> list[tuple[str, ...]]:
 
 
 def _roc_chart(analysis: Analysis, lines: Sequence[Line], place: str, aside: str) -> Chart:
-    """The chart of one target; its title ends with `aside`."""
     look = looks(analysis)
     drawn = [line for line in lines if line.scores and line.group.defense in look]
     outside = [len(known.outside) for line in drawn or lines for known in line.scores.values()]
     least = max(LEAST_RATE, 1 / max(outside, default=1))
-    series = [
-        Series(analysis.defenses[line.group.defense].text, _points(line), look[line.group.defense], _trace(line, least))
-        for line in drawn
-    ]
+    named = [(analysis.defenses[line.group.defense].text, look[line.group.defense], line) for line in drawn]
+    series = [Series(name, _points(line), at, _trace(line, least)) for name, at, line in named]
     rates = [f"TPR at {100 * rate:g} % FPR (95 % interval)" for rate in RATES]
     return Chart(
         name=slug(f"roc {place}"),
@@ -342,19 +283,17 @@ def _roc_chart(analysis: Analysis, lines: Sequence[Line], place: str, aside: str
 
 
 def _caption(drawn: Sequence[Line], series: Sequence[Series], least: float) -> str:
-    parts = ["Each defense under the attack with the highest AUC. Each step belongs to one threshold."]
     seeds = max((len(line.scores) for line in drawn), default=1)
-    if seeds > 1:
-        parts.append(
-            f"Each of {counted(seeds, 'seed')} has its own threshold at a rate, because models differ in the scale of "
-            "their scores. The line is the share of the members of all seeds."
-        )
+    several = f"Each of {counted(seeds, 'seed')} has its own threshold at a rate, because models differ in the scale of"
     marked = sorted({point.x for line in series for point in line.points}, reverse=True)
-    if marked:
-        names = listing(f"{100 * rate:g} %" for rate in marked)
-        parts.append(f"Markers: {names} false positives, with 95 % Clopper-Pearson intervals at these thresholds.")
-    if any(point.y < least for line in series for point in line.points):
-        parts.append("A marker at the lower edge stands for a value below it.")
-    if lacking := [rate for rate in RATES if rate not in marked]:
-        parts.append(f"No marker at {listing(f'{100 * r:g} %' for r in lacking)}: too few non-members.")
-    return " ".join(parts)
+    lacked = [rate for rate in RATES if rate not in marked]
+    names, lacking = (listing(f"{100 * rate:g} %" for rate in rates) for rates in (marked, lacked))
+    below = any(point.y < least for line in series for point in line.points)
+    parts = (
+        "Each defense under the attack with the highest AUC. Each step belongs to one threshold.",
+        f"{several} their scores. The line is the share of the members of all seeds." if seeds > 1 else "",
+        f"Markers: {names} false positives, with 95 % Clopper-Pearson intervals at these thresholds." if names else "",
+        "A marker at the lower edge stands for a value below it." if below else "",
+        f"No marker at {lacking}: too few non-members." if lacking else "",
+    )
+    return " ".join(filter(None, parts))

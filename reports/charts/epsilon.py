@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.cell import PartSpec
 from leakgauge.harness.core.labels import UNDEFENDED, varying_parameters, written
 from leakgauge.harness.core.metrics import METRICS, Metric
 from leakgauge.harness.core.result import ClaimRecord, Estimate
-from leakgauge.harness.core.stats import pool
 from leakgauge.reports.charts.figures import ACCURACY_BETTER, LEAK_BETTER, Chart, Point, Series, capped, slug
 from leakgauge.reports.sections.checked import checked, severity, verdict_of
 from leakgauge.reports.select import Analysis, final_accuracy
-from leakgauge.reports.text.notation import adversaries, fixed, listing, number, per, percent, short
+from leakgauge.reports.text.notation import adversaries, fixed, listing, number, per, percent, short, spread
 
 MOST_NAMES = 3
 """Number of defenses that a caption names."""
@@ -83,8 +83,7 @@ def accuracy_charts(analysis: Analysis, setting: str) -> list[Chart]:
             value = final_accuracy(trainings)
             if place == setting and claim is not None and value is not None:
                 samples.append(Sample(trainings[0].spec.defense, claim, value))
-        charts = _charts(analysis, ACCURACY, samples, undefended)
-        if charts:
+        if charts := _charts(analysis, ACCURACY, samples, undefended):
             return charts
     return []
 
@@ -105,10 +104,8 @@ def _strongest(analysis: Analysis, setting: str, measure: Measure) -> dict[str, 
     for group in analysis.attacked:
         # an attack on several rounds does not belong on the axis of the epsilon of one round
         if group.setting == setting and group.case.kind == measure.metric.kind and group.case.target.rounds == 1:
-            if analysis.unpromised(group):
-                continue  # nor does an adversary whom this epsilon does not cover
-            estimates = group.case.estimates(measure.metric.name)
-            estimate = pool(estimates) if estimates else None
+            # nor does an adversary whom this epsilon does not cover
+            estimate = None if analysis.unpromised(group) else group.pooled(measure.metric.name)
             if estimate is not None and estimate.value is not None:
                 other = strongest.setdefault(group.defense, estimate).value or 0.0
                 if estimate.value != other and (estimate.value < other) is measure.is_distance:
@@ -130,17 +127,13 @@ def _same_kind(claim: ClaimRecord) -> bool:
     return (proved.unit, proved.delta, set(proved.against)) == (claim.unit, claim.delta, set(claim.against))
 
 
-def _differs(claim: ClaimRecord) -> bool:
-    return verdict_of(claim) != "HOLDS"
-
-
 def _mark(claim: ClaimRecord) -> float | None:
-    return claim.proved.epsilon or None if _differs(claim) and _same_kind(claim) else None
+    return claim.proved.epsilon or None if verdict_of(claim) != "HOLDS" and _same_kind(claim) else None
 
 
 def _unmarked(analysis: Analysis, samples: Sequence[Sample]) -> str:
     """A sentence on differing proved epsilons without a marker: infinite, zero, or of another kind."""
-    lacking = [s for s in samples if _differs(s.claim) and _mark(s.claim) is None]
+    lacking = [s for s in samples if verdict_of(s.claim) != "HOLDS" and _mark(s.claim) is None]
     names = [f"{analysis.defenses[s.defense.key].text} ({_proved(s.claim)}, {verdict_of(s.claim)})" for s in lacking]
     more = [f"{len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
     return f"No marker for the proved epsilon of {listing(names[:MOST_NAMES] + more)}." if names else ""
@@ -155,8 +148,7 @@ def _families(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
     """The lines by name: samples that differ in one parameter only; claims with other deltas form other lines."""
     several = len({sample.claim.against for sample in samples}) > 1
     lines: dict[str, list[Sample]] = {}
-    for name in dict.fromkeys(sample.defense.name for sample in samples):
-        alike = [sample for sample in samples if sample.defense.name == name]
+    for name, alike in gathered((sample.defense.name, sample) for sample in samples).items():
         varying = varying_parameters([sample.defense for sample in alike])
         # a line sweeps the parameter with the most values
         values = {key: len({sample.defense.parameters.get(key) for sample in alike}) for key in varying}
@@ -172,11 +164,8 @@ def _families(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
 def _charts(
     analysis: Analysis, measure: Measure, samples: Sequence[Sample], undefended: Estimate | None
 ) -> list[Chart]:
-    axes: dict[tuple[str, str, str], list[Sample]] = {}
-    for sample in samples:
-        claim = sample.claim
-        if claim.epsilon is not None and claim.epsilon > 0 and sample.estimate.value is not None:
-            axes.setdefault((claim.unit, claim.relation, claim.horizon), []).append(sample)
+    known = [one for one in samples if (one.claim.epsilon or 0.0) > 0 and one.estimate.value is not None]
+    axes = gathered(((one.claim.unit, one.claim.relation, one.claim.horizon), one) for one in known)
     return [_chart(analysis, measure, alike, undefended) for alike in axes.values() if len(alike) > 1]
 
 
@@ -188,9 +177,8 @@ def _point(sample: Sample, scale: float) -> Point:
 
 def _row(analysis: Analysis, measure: Measure, sample: Sample) -> tuple[str, ...]:
     claim, e = sample.claim, sample.estimate
-    ends = "" if e.low is None or e.high is None else f"{measure.write(e.low)} to {measure.write(e.high)}"
     name, claimed = analysis.defenses[sample.defense.key].text, short(claim.epsilon)
-    rest = short(claim.delta), adversaries(claim.against), measure.write(e.value), ends
+    rest = short(claim.delta), adversaries(claim.against), measure.write(e.value), spread(e.low, e.high, measure.write)
     return name, claimed, _proved(claim), verdict_of(claim), *rest
 
 

@@ -18,8 +18,6 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from leakgauge.harness.core.cases import gathered
-from leakgauge.harness.core.labels import UNDEFENDED
 from leakgauge.harness.core.sinks import visible
 from leakgauge.reports.text.notation import short
 
@@ -89,6 +87,7 @@ RC: dict[Any, Any] = {
     "ytick.color": _MUTED,
     "grid.color": _GRID,
     "grid.linewidth": 0.7,
+    "path.simplify_threshold": 0.35,  # points by which a line of many corners may miss one: a fifth of its width
 }
 """Settings of matplotlib for a chart, in sentinel colors."""
 
@@ -147,7 +146,7 @@ class Chart:
     better: str
     caption: str
     header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    rows: tuple[tuple[str, ...], ...] = ()
     lines: tuple[tuple[float, str], ...] = ()
     log_x: bool = False
     log_y: bool = False
@@ -192,15 +191,6 @@ def capped(series: Sequence[Series]) -> tuple[tuple[Series, ...], str]:
     return tuple(series[:MOST_SERIES]), rest if len(series) > MOST_SERIES else ""
 
 
-def by_defense(points: Sequence[tuple[str, Point]]) -> tuple[tuple[Series, ...], str]:
-    """A series of points for each name of a defense, in order of first appearance; see `capped`."""
-    groups = gathered(points)
-    looks = [-1 if name == UNDEFENDED else look for look, name in enumerate(groups)]
-    texts = ["no defense" if name == UNDEFENDED else name for name in groups]
-    lines = zip(texts, groups.values(), looks, strict=True)
-    return capped([Series(text, tuple(sorted(group)), look) for text, group, look in lines])
-
-
 def key(series: Series, *, joined: bool = True) -> str:
     """The sample of a series in the legend: a piece of its line with its marker."""
     name, dash = series.style.name, series.style.dash or "none"
@@ -211,49 +201,49 @@ def key(series: Series, *, joined: bool = True) -> str:
     )
 
 
-def _draw(axes: Axes, chart: Chart, series: Series, index: int) -> None:
+def _draw(axes: Axes, chart: Chart, series: Series, index: int, paint: Mapping[str, str]) -> None:
     look, x = series.style, [point.x for point in series.points]
-    y = [max(chart.least, point.y) for point in series.points]
-    _draw_bars(axes, chart, series)
+    color, y = paint[look.color], [max(chart.least, point.y) for point in series.points]
+    _draw_bars(axes, chart, series, color)
     marked = zip(series.points, y, strict=True)
     hollow = [(point.x, point.proved, height) for point, height in marked if point.proved is not None]
     for claimed, there, height in hollow:
-        axes.plot((claimed, there), (height, height), color=look.color, linestyle=(0, (1, 2)), linewidth=1.0)
+        axes.plot((claimed, there), (height, height), color=color, linestyle=(0, (1, 2)), linewidth=1.0)
     if hollow:
         places = [there for _, there, _ in hollow], [height for _, _, height in hollow]
-        axes.plot(*places, look.marker, color=look.color, markersize=6.0, markerfacecolor="none", gid=f"proved{index}")
+        axes.plot(*places, look.marker, color=color, markersize=6.0, markerfacecolor="none", gid=f"proved{index}")
     if series.trace:
-        axes.plot(*zip(*series.trace, strict=True), color=look.color, linestyle=look.linestyle, linewidth=1.6)
+        axes.plot(*zip(*series.trace, strict=True), color=color, linestyle=look.linestyle, linewidth=1.6)
     axes.plot(
         x,
         y,
-        color=look.color,
+        color=color,
         linestyle=look.linestyle if chart.joined and not series.trace else "none",
         linewidth=1.6,
         marker=look.marker,
         markersize=6.0 if len(x) <= 25 else 3.0,
-        markeredgecolor=_SURFACE,
+        markeredgecolor=paint[_SURFACE],
         markeredgewidth=look.edge,
         clip_on=not series.trace,
         gid=f"series{index}",
     )
 
 
-def _draw_bars(axes: Axes, chart: Chart, series: Series) -> None:
+def _draw_bars(axes: Axes, chart: Chart, series: Series, color: str) -> None:
     bars = [(p.x, max(chart.least, p.y), p.low, p.high) for p in series.points if None not in (p.low, p.high)]
     if bars:
         below = [max(0.0, y - max(chart.least, low or 0.0)) for _, y, low, _ in bars]
         above = [max(0.0, (high or 0.0) - y) for _, y, _, high in bars]
         places = [x for x, *_ in bars], [y for _, y, *_ in bars]
-        style: dict[str, Any] = {"ecolor": series.style.color, "elinewidth": 1.1, "capsize": 2.5, "alpha": 0.75}
+        style: dict[str, Any] = {"ecolor": color, "elinewidth": 1.1, "capsize": 2.5, "alpha": 0.75}
         axes.errorbar(*places, yerr=[below, above], fmt="none", **style)
 
 
-def _draw_references(axes: Axes, chart: Chart) -> None:
+def _draw_references(axes: Axes, chart: Chart, paint: Mapping[str, str]) -> None:
     """The diagonal, infinity and the horizontal lines; a name is below its line if another line is close above it."""
-    dotted: dict[str, Any] = {"color": _MUTED, "linewidth": 1.0, "linestyle": (0, (1.5, 2.0))}
-    plate = {"facecolor": _SURFACE, "edgecolor": "none", "alpha": 0.75, "pad": 0.5}
-    small: dict[str, Any] = {"fontsize": 8.8, "color": _MUTED}
+    dotted: dict[str, Any] = {"color": paint[_MUTED], "linewidth": 1.0, "linestyle": (0, (1.5, 2.0))}
+    plate = {"facecolor": paint[_SURFACE], "edgecolor": "none", "alpha": 0.75, "pad": 0.5}
+    small: dict[str, Any] = {"fontsize": 8.8, "color": paint[_MUTED]}
     if chart.diagonal and chart.ends is not None:
         low, high = chart.ends
         axes.plot(chart.ends, chart.ends, **dotted)
@@ -320,14 +310,14 @@ def _scale(axes: Axes, chart: Chart) -> None:
     axes.tick_params(length=3)
 
 
-def fill(axes: Axes, chart: Chart) -> None:
-    """Draw a chart into empty axes, in sentinel colors."""
+def fill(axes: Axes, chart: Chart, paint: Mapping[str, str] = dict(zip(COLORS, COLORS, strict=True))) -> None:
+    """Draw a chart into empty axes. `paint`: the color for each sentinel; default: the sentinels."""
     for index, series in enumerate(chart.series):
-        _draw(axes, chart, series, index)
+        _draw(axes, chart, series, index, paint)
     for height, _ in chart.lines:
         axes.update_datalim(((0.0, height),), updatex=False)
     _scale(axes, chart)
-    _draw_references(axes, chart)
+    _draw_references(axes, chart, paint)
 
 
 def svg(chart: Chart, *, prefix: str) -> str:
@@ -340,25 +330,20 @@ def svg(chart: Chart, *, prefix: str) -> str:
     with matplotlib.rc_context(RC), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # text stays text, so the reader's fonts draw it
         figure = Figure(figsize=(5.9, 3.5), layout="constrained")
-        axes = figure.add_subplot()
-        fill(axes, chart)
+        fill(figure.add_subplot(), chart)
         buffer = io.StringIO()
         empty = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(buffer, format="svg", transparent=True, metadata=empty)
     titles = dict[str, list[str]]()
     for index, s in enumerate(chart.series):
-        titles[f"series{index}"], titles[f"proved{index}"] = [], []
-        for p in s.points:
-            x, y = "∞" if p.x == chart.infinity else short(p.x), f"{chart.y_label} {short(p.y)}"
-            titles[f"series{index}"].append(f"{s.label}: {chart.x_label} {x}, {y}")
-            if p.proved is not None:
-                titles[f"proved{index}"].append(f"{s.label}: proved {short(p.proved)}, {y}")
+        texts = [("∞" if p.x == chart.infinity else short(p.x), f"{chart.y_label} {short(p.y)}") for p in s.points]
+        titles[f"series{index}"] = [f"{s.label}: {chart.x_label} {x}, {y}" for x, y in texts]
+        proved = [(p.proved, y) for p, (_, y) in zip(s.points, texts, strict=True) if p.proved is not None]
+        titles[f"proved{index}"] = [f"{s.label}: proved {short(x)}, {y}" for x, y in proved]
     root = ElementTree.fromstring(buffer.getvalue())
     _add_titles(root, titles)
     wanted = {use.get(_LINK, "").removeprefix("#") for use in root.iter()}
-    wanted |= {
-        name for element in root.iter() for value in element.attrib.values() for name in _REFERENCE.findall(value)
-    }
+    wanted |= {name for element in root.iter() for name in _REFERENCE.findall(" ".join(element.attrib.values()))}
     _clean(root, prefix, wanted)
     for element in root.iter("tooltip"):
         element.tag = "title"
@@ -383,10 +368,7 @@ def _local(name: str) -> str:
 
 def _declarations(style: str) -> dict[str, str]:
     """`fill: none; stroke: #000` as a mapping; the `font` shorthand as its size."""
-    declarations = {}
-    for declaration in filter(None, (text.strip() for text in style.split(";"))):
-        name, _, value = declaration.partition(":")
-        declarations[name.strip()] = value.strip()
+    declarations = dict(re.findall(r"([\w-]+): ([^;]*)", style))
     shorthand = _FONT.fullmatch(declarations.pop("font", ""))
     if shorthand:
         declarations["font-size"] = shorthand["size"]
@@ -408,10 +390,9 @@ def _paint(element: ElementTree.Element, declarations: Mapping[str, str]) -> Non
 
 def _clean(element: ElementTree.Element, prefix: str, wanted: set[str]) -> None:
     element.tag = _local(element.tag)
-    declarations: dict[str, str] = {
-        name: element.attrib.pop(name) for name in ("fill", "stroke") if name in element.attrib
-    }
-    declarations.update(_declarations(element.attrib.pop("style", "")))
+    own = element.attrib
+    declarations: dict[str, str] = {name: own.pop(name) for name in ("fill", "stroke") if name in own}
+    declarations |= _declarations(own.pop("style", ""))
     for name in list(element.attrib):
         value = element.attrib.pop(name)
         if name == "id" and value not in wanted:

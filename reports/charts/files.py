@@ -8,13 +8,8 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import matplotlib
-from matplotlib.artist import getp
-from matplotlib.collections import Collection
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.text import Text
 
 from leakgauge.reports.charts import figures
 from leakgauge.reports.charts.figures import Chart, Series, slug
@@ -48,11 +43,11 @@ def figure_files(analysis: Analysis, kinds: Sequence[str]) -> Iterator[tuple[str
         Charts only: no picture of the data.
     """
     several = len(analysis.settings) > 1
-    for number, (setting, name) in enumerate(analysis.settings.items() if kinds else (), 1):
+    for number, (setting, name) in enumerate(analysis.settings.items(), 1):
         for chart in charts(analysis, setting):
             for kind in kinds:
                 yield f"{number}-{slug(chart.name)}.{kind}", _file(chart, name if several else "", kind)
-    requested = asked(analysis) if kinds else None
+    requested = asked(analysis)
     yield from chart_files([drawing["chart"] for drawing in requested["drawings"]] if requested else [], "asked", kinds)
 
 
@@ -70,19 +65,17 @@ def _file(chart: Chart, setting: str, kind: str) -> bytes:
     style = {name: light.get(value, value) if isinstance(value, str) else value for name, value in style.items()}
     with matplotlib.rc_context(style), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # the font draws a box for a missing letter
-        figure = _figure(chart, setting)
-        _recolor(figure, light)
-        buffer = io.BytesIO()
+        figure, buffer = _figure(chart, setting, light), io.BytesIO()
         figure.savefig(buffer, format=kind, dpi=_DOTS, metadata=FORMATS[kind])
     return buffer.getvalue()
 
 
-def _figure(chart: Chart, setting: str) -> Figure:
+def _figure(chart: Chart, setting: str, paint: Mapping[str, str]) -> Figure:
     columns = 1 if max((len(series.label) for series in chart.series), default=0) > _LONG else 2
     rows = -(-len(chart.series) // columns)
     figure = Figure(figsize=(_WIDTH, _HEIGHT + _LINE * rows), layout="constrained")
     axes = figure.add_subplot()
-    figures.fill(axes, chart)
+    figures.fill(axes, chart, paint)
     figure.suptitle(chart.title, x=0.02, ha="left", fontsize=11.5, fontweight="bold")
     axes.set_title("\n".join(filter(None, (setting, chart.better))), loc="left", fontsize=8.8)
     lines = {line.get_gid(): line for line in axes.get_lines()}
@@ -98,21 +91,3 @@ def _key(line: Line2D, chart: Chart, series: Series) -> Line2D:
     sample.update_from(line)
     sample.set(linestyle=series.style.linestyle if chart.joined or series.trace else "none")
     return sample
-
-
-def _recolor(figure: Figure, light: Mapping[str, str]) -> None:
-    boxes = [text.get_bbox_patch() for text in figure.findobj(Text) if isinstance(text, Text)]
-    for artist in [*figure.findobj(), *filter(None, boxes)]:
-        paints: tuple[str, ...] = ()
-        if isinstance(artist, Line2D):
-            paints = ("markerfacecolor", "markeredgecolor", "color")
-        elif isinstance(artist, Text):
-            paints = ("color",)
-        elif isinstance(artist, (Collection, Patch)):
-            paints = ("facecolor", "edgecolor")
-        for paint in paints:
-            color = getp(artist, paint)
-            colors = list(color) if isinstance(artist, Collection) else [color]  # a collection has equal colors
-            new = light.get(to_hex(colors[0])) if colors else None
-            if new is not None:
-                artist.set(**{paint: new})

@@ -97,10 +97,8 @@ def _svg(spots: Sequence[Spot], frame: Frame, width: float, height: float) -> Ma
         least = min(least, frame.guess)
     scale = _Scale(width, height, max(0.0, 10 * ((least - 3) // 10)))
     pairs = _placed(spots, scale)
-    notes = [
-        _Box(scale.x(scale.start) + 6, y - 11, scale.x(scale.start) + 6 + 6.2 * len(words), y + 3)
-        for y, words in _notes(frame, scale)
-    ]
+    left = scale.x(scale.start) + 6
+    notes = [_Box(left, y - 11, left + 6.2 * len(words), y + 3) for y, words in _notes(frame, scale)]
     parts = [*_frame(frame, scale), *_intervals(pairs, scale), *_names(pairs, scale, notes), *_markers(pairs)]
     title = Markup('role="img" aria-label="{}, {}: one point a defense"').format(frame.y_words, frame.x_words)
     return Markup('<svg viewBox="0 0 {:g} {:g}" {}>{}</svg>').format(width, height, title, Markup("").join(parts))
@@ -164,7 +162,6 @@ def _frame(frame: Frame, scale: _Scale) -> Iterator[Markup]:
 
 
 def _notes(frame: Frame, scale: _Scale) -> list[tuple[float, str]]:
-    """The height and words of each reference line's name."""
     return [(scale.y(share) + (14 if share > 50 else -5), words) for share, words, _ in frame.lines]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
@@ -77,9 +76,7 @@ def _answer(subject: Subject) -> dict[str, object]:
         "count": count,
         "words": words,
         "examples": _examples(subject),
-        "sites": [f"site {at + 1}" for at in range(min(sites, 3))]
-        if sites < 4
-        else ["site 1", "site 2", f"… site {grouped(sites)}"],
+        "sites": ["site 1", "site 2", "site 3" if sites < 4 else f"… site {grouped(sites)}"][:sites],
         "place": observer("server" if subject.rating is None else subject.rating.adversary).place,
         "accuracy": subject.accuracy,
         "system": _system(subject),
@@ -94,7 +91,6 @@ def _tested(rating: Rating) -> str:
 
 
 def _sentence(subject: Subject) -> str:
-    """The answer, and what to do."""
     rating = subject.rating
     if rating is None:
         return NOTHING
@@ -111,7 +107,6 @@ def _sentence(subject: Subject) -> str:
 
 
 def _counted(subject: Subject) -> tuple[str, str]:
-    """The number in the box, and its words."""
     rating = subject.rating
     if rating is None:
         return "?", "No attack returned a result."
@@ -148,14 +143,6 @@ def _system(subject: Subject) -> str:
     )
 
 
-class Example(NamedTuple):
-    """A record and the best attempt at it; `found`: it was recognized by this, as others were."""
-
-    original: Tile
-    recovered: Tile
-    found: bool
-
-
 def _examples(subject: Subject) -> dict[str, object] | None:
     """The first records, and what the attack with the highest score recovered; None: there is nothing to show."""
     analysis, rating = subject.analysis, subject.rating
@@ -171,12 +158,11 @@ def _examples(subject: Subject) -> dict[str, object] | None:
     withheld = analysis.images == "redact" or data not in analysis.run.public_data
     count = min(EXAMPLES, pictures.original.shape[0] * pictures.original.shape[1])
     flags = next((one.values for one in result.estimates if one.name == "identification"), ()) + (None,) * count
-    shown = [
-        Example(*_tiles(pictures, at, withheld), flags[at] == 1 and subject.word is Word.LEAKS) for at in range(count)
-    ]
+    named = [flags[at] == 1 and subject.word is Word.LEAKS for at in range(count)]  # recognized by this, as others were
+    shown = [(*_tiles(pictures, at, withheld), found) for at, found in enumerate(named)]
     why = "on request" if analysis.images == "redact" else "nobody said that they may be shown"
     note = f"Withheld: {why}." if withheld else f"The first {count}, not chosen."
-    if not any(one.found for one in shown) and subject.nouns[1] in ("pictures", "texts"):
+    if not any(named) and subject.nouns[1] in ("pictures", "texts"):
         note += f" The {subject.nouns[1]} could not be restored; "
         note += "people could still be picked out." if subject.word is Word.LEAKS else "that is no all-clear."
     note += f" They come from a public data set ({cut(data)}), not from your sites." if subject.shipped else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.rating import Finding, Word
@@ -16,30 +17,20 @@ from leakgauge.reports.text.notation import grouped, listing, number, short
 
 def promise(subject: Subject) -> dict[str, object]:
     """What page 2 shows; of several trainings, the claims with the worst verdicts count."""
-    page: dict[str, object] = {
-        "member": _member(subject),
-        "sure": " ".join(_sure(subject)),
-        "rows": (),
-        "numbers": "",
-        "broken": "",
-    }
+    page: dict[str, Any] = {"member": _member(subject), "sure": " ".join(_sure(subject))}
+    page |= dict.fromkeys(("rows", "numbers", "broken"), "")
     pairs = [checked(training) for training in subject.trainings]
     if not pairs:
         return page | {"title": "No training finished: the promise was not checked."}
     one, whole = (max(claims, key=severity) for claims in zip(*pairs, strict=True))
-    broken = (
-        v for (first, _), t in zip(pairs, subject.trainings, strict=True) if is_unkept(first, t) for v in t.violations
-    )
-    kept = next((v for v in broken if v.voids), None)
-    return page | {
-        "title": _title(subject, one, whole),
-        "rows": tuple(_rows(subject, one, whole)) if one.epsilon is not None or one.proved.epsilon is not None else (),
-        "numbers": _numbers(subject, one, whole),
-        "broken": ""
-        if kept is None
-        else f"The promise assumes that {kept.assumption}. In this run, {grouped(kept.broken)} of "
-        f"{counted(kept.of, kept.what)} broke this.",
-    }
+    page |= {"title": _title(subject, one, whole), "numbers": _numbers(subject, one, whole)}
+    if one.epsilon is not None or one.proved.epsilon is not None:
+        page["rows"] = tuple(_rows(subject, one, whole))
+    marked = [t for (first, _), t in zip(pairs, subject.trainings, strict=True) if is_unkept(first, t)]
+    for kept in [violation for training in marked for violation in training.violations if violation.voids][:1]:
+        page["broken"] = f"The promise assumes that {kept.assumption}. In this run, {grouped(kept.broken)} of "
+        page["broken"] += f"{counted(kept.of, kept.what)} broke this."
+    return page
 
 
 def _rows(subject: Subject, one: ClaimRecord, whole: ClaimRecord) -> Iterator[tuple[str, str, str, str]]:
@@ -79,9 +70,8 @@ def _title(subject: Subject, one: ClaimRecord, whole: ClaimRecord) -> str:
     if one.epsilon is None and whole.epsilon is None:
         return "Nothing is promised."
     about = ["about single numbers, not about people"] if one.unit in ("coordinate", "sub-vector") else []
-    about += (
-        ["not made against the observer of page 1"] if subject.rating is not None and subject.rating.excluded else []
-    )
+    if subject.rating is not None and subject.rating.excluded:
+        about.append("not made against the observer of page 1")
     worst = max((one, whole), key=severity)
     verdict = VERDICTS.get(verdict_of(worst), verdict_of(worst).lower())
     proved = worst.proved
@@ -89,11 +79,8 @@ def _title(subject: Subject, one: ClaimRecord, whole: ClaimRecord) -> str:
         verdict += ", but it is weak"
     elif "not kept" in verdict and worst.epsilon is not None and odds(worst.epsilon, worst.delta) == "all 100":
         verdict = f"{VERDICTS['VACUOUS']}; even so, it {verdict}"
-    when = (
-        f"Over all {subject.federation.rounds} rounds, the"
-        if worst is whole and severity(one) < severity(whole)
-        else "The"
-    )
+    later = worst is whole and severity(one) < severity(whole)
+    when = f"Over all {subject.federation.rounds} rounds, the" if later else "The"
     return f"{when} promise {f'is {listing(about)}, and it ' if about else ''}{verdict}."
 
 
@@ -126,14 +113,11 @@ def _member(subject: Subject) -> str:
     apart += f"({ends(one)}; a coin: 50)."
     if one.beyond:
         return f"An observer can tell, better than by chance. {apart}"
-    void = (
-        "Even without protection, it finds no more than chance. " if any(map(subject.analysis.is_void, asked)) else ""
-    )
+    void = any(map(subject.analysis.is_void, asked)) * "Even without protection, it finds no more than chance. "
     return f"The test could not tell. {apart} {void}This does not show that nobody can."
 
 
 def _sure(subject: Subject) -> Iterator[str]:
-    """What the numbers rest on."""
     if subject.used:
         yield _control(subject.bare)
     if not any(group.case.info.aware for group in subject.groups):

@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from leakgauge.harness.core.cases import gathered
-from leakgauge.harness.core.labels import counted
+from leakgauge.harness.core.labels import UNDEFENDED, counted
 from leakgauge.harness.core.metrics import MANY
 from leakgauge.harness.core.rating import Finding, Rating, Word
 from leakgauge.harness.core.result import Estimate
@@ -21,7 +21,7 @@ from leakgauge.reports.sections.checked import Badge, broken, checked, is_broken
 from leakgauge.reports.sections.pictures import strip
 from leakgauge.reports.sections.ratings import STATES, WORDS
 from leakgauge.reports.select import Analysis, final_accuracy
-from leakgauge.reports.text.notation import fixed, listing, percent
+from leakgauge.reports.text.notation import first_line, fixed, listing, percent
 
 NOTHING_RATED = Badge("none", "?", "Nothing to rate")
 
@@ -36,20 +36,6 @@ _RULE = (
 )
 
 
-def _badge(analysis: Analysis) -> Badge:
-    worst = _worst(analysis)
-    return NOTHING_RATED if worst is None else WORDS[worst.word]
-
-
-def _worst(analysis: Analysis) -> Rating | None:
-    """The rating that decides: of an adversary to whom something is promised, if there is one."""
-    return min(analysis.rated, key=lambda one: (one.excluded, [*Word].index(one.word), _share(one)), default=None)
-
-
-def _share(rating: Rating) -> float:
-    return -(rating.people.value if rating.people is not None else 0.0)
-
-
 def headline(analysis: Analysis) -> tuple[str, str]:
     """The answer in one sentence, and what it rests on."""
     columns = counted(len({group.column for group in analysis.attacked}), "combination")
@@ -58,18 +44,15 @@ def headline(analysis: Analysis) -> tuple[str, str]:
         lost = [str(note) for note in analysis.run.study.get("notes", ()) if str(note).startswith("attack ")]
         why = f"Only a floor ran{': ' if lost else ''}{'; '.join(lost)}."
         return "No attack fits this model" if lost else "No attack ran", why if analysis.groups else ""
-    worst = _worst(analysis)
+    worst = analysis.worst
     if worst is None or not any(group.case.results for group in analysis.judged):
         failures = analysis.run.failures.values()
-        why = Counter(f"{one.kind}: {(one.message.splitlines() or [''])[0]}" for one in failures).most_common(1)
-        first = f" The most frequent reason: {clipped(why[0][0])}" if why else ""
+        most = Counter(f"{one.kind}: {first_line(one.message)}" for one in failures).most_common(1)
+        first = f" The most frequent reason: {clipped(most[0][0])}" if most else ""
         support = f"Every cell that counts here failed, is missing or has no value; see “All results”.{first}"
         return f"No attack{' on a defense' if analysis.defended else ''} returned a value", support
-    name, promise = (
-        analysis.defenses[worst.defense].text,
-        ", against whom nothing is promised" if worst.excluded else "",
-    )
-    support = f"{name}, against {worst.adversary}{promise}: {worst.reason}. {frame}"
+    promise = ", against whom nothing is promised" if worst.excluded else ""
+    support = f"{analysis.defenses[worst.defense].text}, against {worst.adversary}{promise}: {worst.reason}. {frame}"
     return _counted(analysis) if analysis.defended else _ALONE[worst.word], support
 
 
@@ -115,10 +98,8 @@ def _counted(analysis: Analysis) -> str:
 def _near(analysis: Analysis, others: set[str]) -> str:
     """Which of these defenses cost little accuracy, in the first setting; empty if that is not known."""
     setting = next(iter(analysis.settings))
-    costs = {
-        name: final_accuracy(analysis.trainings_of(setting, name)) for place, name in analysis.pairs if place == setting
-    }
-    bare = next((costs[g.defense] for g in analysis.groups if g.undefended and g.setting == setting), None)
+    costs = {name: final_accuracy(analysis.trainings_of(setting, name)) for name in analysis.defenses_of(setting)}
+    bare = costs.get(UNDEFENDED)
     known = {name: one.value for name in others if (one := costs.get(name)) is not None and one.value is not None}
     if bare is None or bare.value is None or not known:
         return ""
@@ -130,30 +111,28 @@ def _near(analysis: Analysis, others: set[str]) -> str:
 
 
 _FEW = 3  # defenses that the sentence names
-
 _NEAR = 5.0  # points of accuracy below that without a defense, in the best corner
 
 
 def answer(analysis: Analysis) -> dict[str, Any]:
     """The first screen."""
     sentence, support = headline(analysis)
-    rated = [(setting, _of(analysis, setting)) for setting in analysis.settings]
-    planes = [(analysis.settings[setting], _plane(analysis, setting, alike)) for setting, alike in rated if alike]
-    first = next((setting for setting, alike in rated if alike), next(iter(analysis.settings), ""))
+    each = {setting: [(setting, name) for name in analysis.defenses_of(setting)] for setting in analysis.settings}
+    rated = {at: [one for pair in pairs if (one := analysis.overall(*pair)) is not None] for at, pairs in each.items()}
+    planes = [(analysis.settings[setting], _plane(analysis, setting, alike)) for setting, alike in rated.items()]
+    first = next((setting for setting, alike in rated.items() if alike), next(iter(analysis.settings), ""))
     tested, untested = _scope(analysis)
     return {
         "sentence": sentence,
         "support": support,
-        "badge": _badge(analysis),
+        "badge": NOTHING_RATED if analysis.worst is None else WORDS[analysis.worst.word],
         "planes": [(name, plane) for name, plane in planes if plane is not None],
         "alone": None if analysis.defended else next(iter(analysis.rated), None),
         "strip": _strip(analysis, first),
         "tested": tested,
         "untested": untested,
         "broken": broken(analysis),
-        "legend": [
-            (STATES[word], badge, meaning) for (word, badge), meaning in zip(WORDS.items(), _MEANS, strict=True)
-        ],
+        "legend": list(zip(STATES.values(), WORDS.values(), _MEANS, strict=True)),
         "rule": _RULE,
     }
 
@@ -170,12 +149,6 @@ _MEANS = ("people recognized", "more than chance", "what lacks: in Attacks", "by
 SECTION = Section("answer", "Answer", "Answer", answer, 0)
 
 
-def _of(analysis: Analysis, setting: str) -> list[Rating]:
-    """The rating of each defense of a setting, against the adversary who learns most."""
-    found = (analysis.overall(setting, defense) for place, defense in analysis.pairs if place == setting)
-    return [rating for rating in found if rating is not None]
-
-
 def _counts(rating: Rating) -> Finding | None:
     """What is shown as its leakage: people, or the surest finding."""
     return rating.people or next(iter(rating.findings), None)
@@ -188,7 +161,7 @@ def _plane(analysis: Analysis, setting: str, rated: list[Rating]) -> Markup | No
         return None
     people = any(found.people for _, found in pairs)
     spots = [_spot(analysis, rating, found, people) for rating, found in pairs]
-    bare = next((spot for spot, (rating, _) in zip(spots, pairs, strict=True) if _bare(analysis, rating)), None)
+    bare = next((spot for spot, (rating, _) in zip(spots, pairs, strict=True) if rating.defense == UNDEFENDED), None)
     guess = max((_guessed(found) for _, found in pairs if found.people == people), default=0.0)
     lines = [(100 * guess, f"floor: guessing, up to {percent(guess, 0)}", "floor")] if people else []
     corner = None
@@ -210,10 +183,6 @@ def _plane(analysis: Analysis, setting: str, rated: list[Rating]) -> Markup | No
 def _guessed(found: Finding) -> float:
     """The largest share that guessing explains, by the interval of n items."""
     return clopper_pearson(round(found.chance * found.n), found.n).high or 0.0 if found.n else 0.0
-
-
-def _bare(analysis: Analysis, rating: Rating) -> bool:
-    return any(group.undefended and group.defense == rating.defense for group in analysis.groups)
 
 
 def _spot(analysis: Analysis, rating: Rating, found: Finding, people: bool) -> Spot:
@@ -239,10 +208,8 @@ def _spot(analysis: Analysis, rating: Rating, found: Finding, people: bool) -> S
 def _range(accuracy: Estimate | None, known: list[float]) -> str:
     if accuracy is None or accuracy.value is None:
         return ""
-    spread = (
-        f" ({fixed(min(known), 0)} to {fixed(max(known), 0)} % in {len(known)} trainings)" if len(known) > 1 else ""
-    )
-    return f", accuracy {percent(accuracy.value)}{spread}"
+    spread = f" ({fixed(min(known), 0)} to {fixed(max(known), 0)} % in {len(known)} trainings)"
+    return f", accuracy {percent(accuracy.value)}{spread if len(known) > 1 else ''}"
 
 
 def _scope(analysis: Analysis) -> tuple[list[str], list[str]]:

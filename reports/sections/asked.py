@@ -16,7 +16,7 @@ from leakgauge.reports.charts.figures import Chart, Point, Series, drawable, slu
 from leakgauge.reports.sections import Section
 from leakgauge.reports.select import Analysis
 from leakgauge.reports.table import Cell, Fields, Table
-from leakgauge.reports.text.notation import short
+from leakgauge.reports.text.notation import short, spread
 
 _CAPTION = (
     "The claims, the measured numbers, and the numbers printed in the source. No verdict uses the printed numbers."
@@ -53,11 +53,10 @@ def shown(judged: Sequence[Judged], drawn: Sequence[Drawn], prefix: str) -> dict
 
 def charts_of(drawn: Sequence[Drawn]) -> list[Chart]:
     """The charts of figures: one for each panel with a point."""
-    charts = [
-        chart_of(figure, panel, f"{number}-{place}")
-        for number, (figure, panels) in enumerate(drawn)
-        for place, panel in enumerate(() if isinstance(panels, str) else panels)
-    ]
+    charts = []
+    for number, (figure, made) in enumerate(drawn):
+        parts = enumerate(() if isinstance(made, str) else made)
+        charts += [chart_of(figure, panel, f"{number}-{place}") for place, panel in parts]
     return [drawable(chart) for chart in charts if any(line.points for line in chart.series)]
 
 
@@ -80,15 +79,9 @@ def chart_of(figure: Figure, panel: Panel, name: str) -> Chart:
     x_label, y_label = figure.x_label or _words(figure.x), figure.y_label or _words(figure.y)
     if panel.names:
         x_label += ": " + ", ".join(f"{number} {text}" for number, text in enumerate(panel.names))
-    rows = [
-        (
-            *(line.label, short(spot.x), short(spot.y)),
-            "" if spot.low is None or spot.high is None else f"{short(spot.low)} to {short(spot.high)}",
-            str(spot.n),
-        )
-        for line in lines
-        for spot in line.spots
-    ] + [(label, "", short(level), "", "") for level, label in levels]
+    every = [(line.label, spot) for line in lines for spot in line.spots]
+    rows = [(name, short(one.x), short(one.y), spread(one.low, one.high), str(one.n)) for name, one in every]
+    rows += [(label, "", short(level), "", "") for level, label in levels]
     what = ""
     if figure.best is not None:
         what = f" Shown: the {'value at the ' * (figure.best.show == 'value')}best {_words(figure.best.along)}."
@@ -125,11 +118,8 @@ def _infinity(places: Sequence[float], *, log: bool) -> float | None:
 
 
 def _series(line: Line, at: int, infinity: float | None) -> Series:
-    points = [
-        Point(spot.x if math.isfinite(spot.x) else infinity or 0.0, spot.y, spot.low, spot.high)
-        for spot in line.spots
-        if math.isfinite(spot.y)
-    ]
+    known = [(one, one.x if math.isfinite(one.x) else infinity or 0.0) for one in line.spots if math.isfinite(one.y)]
+    points = [Point(x, one.y, one.low, one.high) for one, x in known]
     finite = tuple((point.x, point.y) for point in points if point.x != infinity)
     trace = (finite or ((points[0].x, points[0].y),)) if len(finite) < len(points) else ()
     return Series(line.label, tuple(points), -1 if line.label == "no defense" else at, trace)

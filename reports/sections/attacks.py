@@ -10,7 +10,7 @@ from leakgauge.harness.core.rating import Word
 from leakgauge.reports.sections import Section
 from leakgauge.reports.sections.checked import checked, is_broken
 from leakgauge.reports.sections.ratings import STATES, WORDS, cell_of, said, trained
-from leakgauge.reports.select import Analysis, Group
+from leakgauge.reports.select import Analysis, Group, recognizable
 from leakgauge.reports.table import Cell, Fields, Table
 from leakgauge.reports.text.notation import NO_VALUE, first_line, fixed, interval, percent
 
@@ -63,17 +63,15 @@ def _bounds(group: Group) -> list[str]:
 def _notes(analysis: Analysis, group: Group) -> tuple[str, ...]:
     findings = analysis.ratings.findings.get(group.case.identity, ())
     best = max((one for one in findings if one.people), key=lambda one: one.among, default=None)
-    notes, recognized = [], group.recognized
+    notes, images = [], [flag for result in group.case.results for flag in recognizable(result)]
     if best is not None:
         ends = f"{percent(best.low or 0.0, 0)} to {percent(best.high or 1.0, 0)}"
         notes.append(f"{best.text} ({ends})")
-    if recognized is not None and recognized.hits:
-        notes.append(f"{recognized.hits}/{recognized.of} recognizable")
+    if any(images):
+        notes.append(f"{sum(images)}/{len(images)} recognizable")
     notes += _bounds(group)
-    if group.case.failures:
-        notes.append(f"{counted(len(group.case.failures), 'seed')} failed")
-    if group.case.missing:
-        notes.append(f"{counted(group.case.missing, 'seed')} missing")
+    lost = (len(group.case.failures), "failed"), (group.case.missing, "missing")
+    notes += [f"{counted(count, 'seed')} {what}" for count, what in lost if count]
     ceiling = analysis.ceiling(group)
     if ceiling is not None and ceiling is not group and ceiling.case.results:
         seeds, there = ({result.cell.training.seed for result in control.case.results} for control in (group, ceiling))
@@ -106,12 +104,11 @@ def entry_of(analysis: Analysis, group: Group | None) -> Entry:
     return entry._replace(word=text, notes=notes)
 
 
-def _floor_entry(analysis: Analysis, sample: Group) -> Entry:
-    floor, chance = analysis.floor(sample), sample.metric.chance
+def _floor(analysis: Analysis, sample: Group) -> Cell:
+    floor = analysis.floor(sample)
     if floor is not None and floor.estimate is not None:
-        name, ends = analysis.attack_text(floor), interval(floor.estimate)
-        return Entry(fixed(floor.value), ends, name, notes=_notes(analysis, floor))
-    return Entry(fixed(chance), word="not measured" if chance is None else "chance")
+        return Cell(fixed(floor.value), interval(floor.estimate))
+    return Cell(fixed(sample.metric.chance))
 
 
 def _small(analysis: Analysis, setting: str, groups: list[Group]) -> dict[str, Any]:
@@ -124,13 +121,13 @@ def _small(analysis: Analysis, setting: str, groups: list[Group]) -> dict[str, A
     heads = [
         {
             "attack": analysis.attacks[attack],
-            "sub": f"{_AWARE[columns[attack, threat][0].case.info.aware]}, {threat}",
+            "sub": f"{'knows the defense' if columns[attack, threat][0].case.info.aware else 'ignores it'}, {threat}",
             "void": all(map(analysis.is_void, columns[attack, threat])),
         }
         for attack, threat in order
     ]
     rows = []
-    for defense in sorted((d for s, d in analysis.pairs if s == setting), key=lambda d: not _is_bare(groups, d)):
+    for defense in analysis.defenses_of(setting):
         cells = [_compact(analysis, [g for g in columns[key] if g.defense == defense]) for key in order]
         rated = [(one, cell_of(one)) for one in analysis.ratings.of(setting, defense)]
         trainings = analysis.trainings_of(setting, defense)
@@ -138,13 +135,6 @@ def _small(analysis: Analysis, setting: str, groups: list[Group]) -> dict[str, A
         row = {"defense": analysis.defenses[defense], "broken": broken, "cells": cells, "rated": rated}
         rows.append(row | {"accuracy": trained(trainings)})
     return {"setting": analysis.settings[setting], "heads": heads, "rows": rows}
-
-
-_AWARE = {True: "knows the defense", False: "ignores it"}
-
-
-def _is_bare(groups: list[Group], defense: str) -> bool:
-    return any(group.undefended for group in groups if group.defense == defense)
 
 
 def _compact(analysis: Analysis, groups: list[Group]) -> dict[str, Any]:
@@ -158,16 +148,15 @@ def _compact(analysis: Analysis, groups: list[Group]) -> dict[str, Any]:
     shown = findings[0] if word is not None else next((one for one in findings if one.among), None)
     text = f"{shown.hits}/{shown.n}" if shown is not None and shown.n else entry.value
     text += f" {shown.what.partition(' ')[0]}" if shown is not None and shown.n and not shown.among else ""
-    hidden = word is None and findings and analysis.rating(first).word is Word.HIDDEN
-    badge = WORDS[word] if word is not None else WORDS[Word.HIDDEN if hidden else Word.WEAK]
-    state = STATES[word] if word is not None else "hides" if hidden else "weak"
+    hidden = findings and analysis.rating(first).word is Word.HIDDEN
+    word = word or (Word.HIDDEN if hidden else Word.WEAK)
     lines = []
     for group in groups:
         each = entry_of(analysis, group)
         value = f"{group.metric.words} {each.value} {each.interval}".strip()
         parts = [where(group.case.target), value, f"floor {fixed(analysis.floor_value(group))}", each.word, *each.notes]
         lines.append("; ".join(filter(None, parts)))
-    return {"state": state, "icon": badge.icon, "text": text, "lines": lines}
+    return {"state": STATES[word], "icon": WORDS[word].icon, "text": text, "lines": lines}
 
 
 def attacks(analysis: Analysis) -> dict[str, Any] | None:
@@ -176,15 +165,12 @@ def attacks(analysis: Analysis) -> dict[str, Any] | None:
         return None
     grouped = {name: [g for g in analysis.attacked if g.setting == name] for name in analysis.settings}
     estimates = [g.estimate for g in analysis.attacked if g.estimate is not None and g.estimate.low is not None]
+    weak = [rating for rating in analysis.ratings.all if rating.word is Word.WEAK]
     return {
         "title": _title(analysis),
         "matrices": [_small(analysis, setting, groups) for setting, groups in grouped.items() if groups],
         "methods": list(dict.fromkeys(f"{e.method} ({100 * e.level:g} %)" for e in estimates)),
-        "lacks": [
-            (f"{analysis.defenses[one.defense].text}, {one.adversary}", one.lacks)
-            for one in analysis.ratings.all
-            if one.word is Word.WEAK
-        ],
+        "lacks": [(f"{analysis.defenses[one.defense].text}, {one.adversary}", one.lacks) for one in weak],
     }
 
 
@@ -208,7 +194,7 @@ def _title(analysis: Analysis) -> str:
     if far > max(2, n // 4):
         told = f"{few} of {m} identified, {hits} of {n} by one that knows it"
         return f"{name} hides people only from attacks that ignore it: {told}"
-    worst = min(analysis.rated, key=lambda one: [*Word].index(one.word), default=None)
+    worst = analysis.worst
     if not any(group.case.results for group in analysis.judged):
         return f"No attack{' on a defense' if analysis.defended else ''} returned a value"
     if worst is None or worst.word is Word.WEAK:
@@ -232,15 +218,16 @@ def matrices(analysis: Analysis) -> list[Table]:
         groups = [group for group in analysis.attacked if group.setting == setting]
         columns, at = _columns(groups), {(group.defense, group.column): group for group in groups}
         rows = list[Fields]()
-        for defense in sorted((d for s, d in analysis.pairs if s == setting), key=lambda d: not _is_bare(groups, d)):
+        for defense in analysis.defenses_of(setting):
             own = [group for group in groups if group.defense == defense]
             kinds = gathered((group.case.kind, group) for group in own).values()
             strong = {id(analysis.strongest(kind)) for kind in kinds if len(kind) > 1}
-            entries = [(at.get((defense, column.column))) for column in columns]
+            entries = [at.get((defense, column.column)) for column in columns]
             fields = [_short(entry_of(analysis, g), strong=id(g) in strong and g is not None) for g in entries]
-            rated = [(one.adversary, cell_of(one)) for one in analysis.ratings.of(setting, defense)]
-            rows.append((analysis.defenses[defense].text, *fields, _named(rated)))
-        rows.append(("floor", *(_short(_floor_entry(analysis, column)) for column in columns), ""))
+            rated = [(cell_of(one), one.adversary) for one in analysis.ratings.of(setting, defense)]
+            reasons = "; ".join(f"{cell.text} ({', '.join([who, *cell.below])})" for cell, who in rated)
+            rows.append((analysis.defenses[defense].text, *fields, reasons))
+        rows.append(("floor", *(_floor(analysis, column) for column in columns), ""))
         heads = [f"{analysis.column_text(column)} ({column.metric.words})" for column in columns]
         if columns:
             tables.append(Table(name, ("defense", *heads, "rating"), tuple(rows)))
@@ -250,11 +237,6 @@ def matrices(analysis: Analysis) -> list[Table]:
 def _short(entry: Entry, *, strong: bool = False) -> Cell:
     note = entry.interval or (entry.notes[0] if entry.notes and entry.word == NO_NUMBER else "")
     return Cell(entry.value, note, strong=strong)
-
-
-def _named(rated: list[tuple[str, Cell]]) -> str:
-    """The rating against each adversary, with its reason."""
-    return "; ".join(f"{cell.text} ({', '.join([who, *cell.below])})" for who, cell in rated)
 
 
 SECTION = Section("attacks", "Attacks", "Attacks", attacks, 30, tables=matrices)

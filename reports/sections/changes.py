@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.labels import Label, counted, label_parts
 from leakgauge.harness.core.metrics import metric
 from leakgauge.harness.gate.baseline import Baseline
@@ -119,16 +120,13 @@ def _row(check: Check, measure: Measure | None, scale: Scale | None, names: Mapp
 
 def _scales(checks: Iterable[Check]) -> dict[str, Scale]:
     """One scale per metric, which includes zero, all changes and all ends of their intervals."""
-    reach: dict[str, list[float]] = {}
-    for check in checks:
-        if check.rise is not None:
-            ends = [end for end in (check.low, check.high) if end is not None]
-            reach.setdefault(check.metric, [0.0]).extend([check.rise, *ends])
+    clear = [check for check in checks if check.rise is not None]
+    every = gathered((check.metric, end) for check in clear for end in (check.rise, check.low, check.high))
     scales = {}
-    for name, values in reach.items():
-        low, high = min(values), max(values)
-        room = 0.08 * (high - low) or 1.0
-        scales[name] = Scale(low - room, high + room)
+    for name, ends in every.items():
+        reach = [0.0, *(end for end in ends if end is not None)]
+        room = 0.08 * (max(reach) - min(reach)) or 1.0
+        scales[name] = Scale(min(reach) - room, max(reach) + room)
     return scales
 
 

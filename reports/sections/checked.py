@@ -56,12 +56,8 @@ def measured(audits: Sequence[AuditRecord], seeds: int) -> Amount:
     return Amount(f"≥ {over_seeds([audit.epsilon_lower for audit in audits])}", _scope(first), True, tuple(notes))
 
 
-def details(trainings: Sequence[TrainingRecord]) -> tuple[str, ...]:
-    """How each kind of audit was made, what its bound assumes, and its verdicts on the code."""
-    return tuple(text for audits in alike(trainings) for text in _described(audits))
-
-
-def _described(audits: Sequence[AuditRecord]) -> list[str]:
+def described(audits: Sequence[AuditRecord]) -> list[str]:
+    """How audits of one kind were made, what their bound assumes, and their verdicts on the code."""
     first = audits[0]
     span = f"a {first.horizon} of {counted(first.rounds, 'round')}" if first.rounds > 1 else first.horizon
     where = f"{counted(first.clients, 'client')} with {counted(first.samples, 'record')} each, d = {first.dim}"
@@ -70,9 +66,9 @@ def _described(audits: Sequence[AuditRecord]) -> list[str]:
     if assumption(first.method) != "nothing":
         least = over_seeds([audit.any_mechanism for audit in audits])
         method += f"; ≥ {least} without assumptions about the mechanism"
+    neighbors = f"{first.relation}, {' / '.join(pairs)}"
     sentences = [
-        f"Audited over {span} in a separate small federation: {where}. Neighbors: {first.relation}, "
-        f"{' / '.join(pairs)}. Bound: {method}."
+        f"Audited over {span} in a separate small federation: {where}. Neighbors: {neighbors}. Bound: {method}."
     ]
     ceilings = [audit.ceiling for audit in audits if audit.ceiling is not None]
     if ceilings:
@@ -200,11 +196,8 @@ def severity(claim: ClaimRecord) -> int:
 
 def _states(badges: Mapping[str, Badge], names: Sequence[str]) -> tuple[State, ...]:
     counts, total = Counter(names), counted(len(names), "seed")
-    return tuple(
-        State(badge, "" if counts[name] == len(names) else f"in {counts[name]} of {total}")
-        for name, badge in badges.items()
-        if name in counts
-    )
+    found = [(badge, counts[name]) for name, badge in badges.items() if name in counts]
+    return tuple(State(badge, "" if n == len(names) else f"in {n} of {total}") for badge, n in found)
 
 
 def states(claims: Sequence[ClaimRecord]) -> tuple[State, ...]:
@@ -233,26 +226,11 @@ def is_unkept(claim: ClaimRecord, training: TrainingRecord) -> bool:
 def why(claim: ClaimRecord) -> str:
     """The reason for a verdict, for a place where the claimed and the proved number are shown."""
     if claim.proved.delta != claim.delta:
-        return reason(claim)
+        return claim.reason.replace("proved inf ", f"proved {INFINITE} ")
     audited = "The audited bound is above the claim for the audited federation. Proved: "
     decides = claim.attained if claim.attained is not None and verdict_of(claim) == "BROKEN" else claim.proved
     word = claim.reason[claim.reason.find(_WORD) :] + " Proved: " if verdict_of(claim) == AUTHORS_WORD else ""
     return f"{audited if verdict_of(claim) == BY_AUDIT else word}{decides.reason}"
-
-
-def reason(claim: ClaimRecord) -> str:
-    """The reason for a verdict with both numbers, with infinity as a symbol."""
-    return claim.reason.replace("proved inf ", f"proved {INFINITE} ")
-
-
-def _claims(analysis: Analysis) -> dict[tuple[str, str], list[ClaimRecord]]:
-    """The claims of each setting and defense that has a training: those for one round, then those for the whole run."""
-    both = {pair: [checked(training) for training in analysis.trainings_of(*pair)] for pair in analysis.pairs}
-    return {
-        pair: [claim for claims in zip(*found, strict=True) for claim in claims]
-        for pair, found in both.items()
-        if found
-    }
 
 
 def tally(analysis: Analysis) -> Counter[str]:
@@ -260,7 +238,8 @@ def tally(analysis: Analysis) -> Counter[str]:
 
     BROKEN (audit) counts as BROKEN.
     """
-    worst = [max(claims, key=severity) for claims in _claims(analysis).values()]
+    trained = filter(None, (analysis.trainings_of(*pair) for pair in analysis.pairs))
+    worst = [max((claim for one in trainings for claim in checked(one)), key=severity) for trainings in trained]
     return Counter("BROKEN" if is_broken(claim) else verdict_of(claim) for claim in worst)
 
 

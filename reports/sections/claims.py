@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.labels import counted, odds
 from leakgauge.harness.core.result import ClaimRecord, ProofRecord, TrainingRecord, chance
 from leakgauge.reports.sections import Section
@@ -39,7 +40,6 @@ class Line(NamedTuple):
 
 
 def _distinct(texts: Iterable[str]) -> str:
-    """The distinct texts; there are several if the seeds differ."""
     return " / ".join(dict.fromkeys(texts))
 
 
@@ -80,16 +80,13 @@ def _line(claims: Sequence[ClaimRecord], trainings: Sequence[TrainingRecord]) ->
     more = f" ({counted(len(others), 'other reason')} in other seeds)" if others else ""
     close = epsilon(claims) == bound([claim.proved for claim in claims])
     # enough digits to separate the two epsilons if the verdict depends on their difference
-    digits = (
-        7 if close and any(judged.is_broken(claim) or judged.verdict_of(claim) == "UNPROVED" for claim in claims) else 4
-    )
+    apart = any(judged.is_broken(claim) or judged.verdict_of(claim) == "UNPROVED" for claim in claims)
+    digits = 7 if close and apart else 4
     verdicts = judged.states(claims)
     if mark or any(state.badge.tone != "good" for state in code):
         # a claim is green only if its code is CONSISTENT with the proof and the proof covers the run
-        verdicts = tuple(
-            state._replace(badge=state.badge._replace(tone="info")) if state.badge.tone == "good" else state
-            for state in verdicts
-        )
+        weaker = {badge: badge._replace(tone="info") for badge in judged.BADGES.values() if badge.tone == "good"}
+        verdicts = tuple(state._replace(badge=weaker.get(state.badge, state.badge)) for state in verdicts)
     amounts = _claimed(claims, digits), _proved(claims, digits)
     unit = _distinct(claim.unit for claim in claims)
     marks = _largest([c.epsilon for c in claims], None), _largest([c.proved.epsilon for c in claims], math.inf), None
@@ -110,17 +107,14 @@ def _further(claims: Sequence[ClaimRecord]) -> tuple[tuple[str, str, str], ...]:
     """Epsilon, scope and reason of other proofs: seeds are merged, horizons if all else agrees; units, deltas and
     adversaries are never merged.
     """
-    proofs: dict[tuple[object, ...], list[ProofRecord]] = {}
-    for claim in claims:
-        for proof in claim.further:
-            key = claim.horizon, proof.unit, proof.delta, proof.against, proof.method, proof.tight
-            proofs.setdefault(key, []).append(proof)
+    every = [(claim.horizon, proof) for claim in claims for proof in claim.further]
+    proofs = gathered(((at, p.unit, p.delta, p.against, p.method, p.tight), p) for at, p in every)
     horizons: dict[tuple[str, str, str, str], list[str]] = {}
     for (horizon, *_), merged in proofs.items():
         first = merged[0]
         against = f", against {adversaries(first.against)}" if first.against else ""
         scope, how = per(first.unit, first.delta) + against, f"{first.method}, {_attained(first)}"
-        horizons.setdefault((bound(merged), scope, how, first.reason), []).append(str(horizon))
+        horizons.setdefault((bound(merged), scope, how, first.reason), []).append(horizon)
     return tuple(
         (value, f"{scope}, {listing(spans)} ({how})", reason) for (value, scope, how, reason), spans in horizons.items()
     )
@@ -174,16 +168,11 @@ def _basis(claims: Sequence[ClaimRecord]) -> str:
 
 
 def _with_count(assumption: str, trainings: Sequence[TrainingRecord]) -> str:
-    violations = [
-        violation for training in trainings for violation in training.violations if violation.assumption == assumption
-    ]
+    violations = [one for training in trainings for one in training.violations if one.assumption == assumption]
     if not violations:
         return assumption
-    broken, of, what = (
-        sum(violation.broken for violation in violations),
-        sum(violation.of for violation in violations),
-        violations[0].what,
-    )
+    broken, of = (sum(counts) for counts in zip(*((one.broken, one.of) for one in violations), strict=True))
+    what = violations[0].what
     runs = "this run" if len(violations) == 1 else f"these {len(violations)} runs"
     if not broken:
         return f"{assumption}: holds for {f'all {counted(of, what)}' if of > 1 else f'the only {what}'} of {runs}"
@@ -213,7 +202,7 @@ def claims(analysis: Analysis) -> dict[str, Any]:
                 "further": _further(both),
                 "basis": _basis(both),
                 "assumes": tuple(_with_count(text, trainings) for text in texts),
-                "audits": judged.details(trainings),
+                "audits": tuple(text for audits in judged.alike(trainings) for text in judged.described(audits)),
                 "broken": len(texts & broken) if any(line.unkept for line in lines) else 0,
             }
         )

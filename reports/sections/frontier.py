@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from leakgauge.harness.core.rating import Finding, Rating
 from leakgauge.harness.core.result import ClaimRecord
 from leakgauge.harness.core.stats import joined
-from leakgauge.reports.charts.figures import Chart, Point, by_defense
 from leakgauge.reports.sections import Section
 from leakgauge.reports.select import Analysis, final_accuracy
 from leakgauge.reports.table import Cell, Column, Fields, Table
@@ -51,22 +50,21 @@ def frontier(analysis: Analysis) -> dict[str, Any] | None:
 
 
 def _tables(analysis: Analysis) -> list[Table]:
-    """A table for each setting with at least two defenses."""
-    settings = ((name, standings(analysis, key)) for key, name in analysis.settings.items())
-    return [
-        Table(f"Defenses compared: {name}", _COLUMNS, tuple(_row(analysis, one, compared) for one in compared))
-        for name, compared in settings
-        if len(compared) > 1
-    ]
+    tables = list[Table]()
+    for key, name in analysis.settings.items():
+        if len(compared := standings(analysis, key)) > 1:
+            rows = tuple(_row(analysis, one, compared) for one in compared)
+            tables.append(Table(f"Defenses compared: {name}", _COLUMNS, rows))
+    return tables
 
 
 SECTION = Section("frontier", "Choosing a defense", "Choosing", frontier, 50, tables=_tables)
 
 
 def standings(analysis: Analysis, setting: str) -> list[Standing]:
-    """The defenses of a setting that have an accuracy, a message and an attack with a chance, in the study's order."""
+    """The defenses of a setting that have an accuracy, a message and an attack with a chance, first no defense."""
     rated = []
-    for defense in (name for place, name in analysis.pairs if place == setting):
+    for defense in analysis.defenses_of(setting):
         trainings = analysis.trainings_of(setting, defense)
         accuracy = final_accuracy(trainings)
         rating = analysis.overall(setting, defense)
@@ -108,26 +106,4 @@ def _row(analysis: Analysis, standing: Standing, compared: list[Standing]) -> Fi
         fixed(standing.bits, 2),
         bound,
         listing(better) or "– on the frontier",
-    )
-
-
-def frontier_chart(analysis: Analysis, setting: str) -> Chart:
-    """Accuracy against leakage: the best defenses are at the top left."""
-    points, rows = [], []
-    for standing in standings(analysis, setting):
-        point = Point(100 * standing.place, 100 * standing.accuracy, 100 * standing.low, 100 * standing.high)
-        points.append((analysis.trainings_of(setting, standing.defense)[0].spec.defense.name, point))
-        rows.append((analysis.defenses[standing.defense].text, percent(standing.place, 0), percent(standing.accuracy)))
-    shown, rest = by_defense(points)
-    return Chart(
-        name="frontier",
-        title="Accuracy against leakage",
-        x_label="leakage: people recognized by the best attack beyond chance, %",
-        y_label="final accuracy, %",
-        series=shown,
-        better="The best defenses are at the top left.",
-        caption=f"The attack that recognizes most people counts; without one, the surest finding. {rest}".strip(),
-        header=("Defense", "Leakage", "Final accuracy"),
-        rows=tuple(rows),
-        joined=False,
     )

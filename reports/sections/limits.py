@@ -61,21 +61,13 @@ def _adversaries(analysis: Analysis) -> Iterator[str]:
     threats = dict.fromkeys(group.case.threat for group in analysis.attacked)
     targets = [group.case.target for group in analysis.attacked]
     if threats:
-        yield (
-            f"Only these adversaries were measured: {listing(threats)}. An adversary that sees more, or departs "
-            "further from the protocol, may learn more."
-        )
+        yield f"Only these adversaries were measured: {listing(threats)}. One that sees or does more may learn more."
     if any(target.kind == "probe" for target in targets):
-        yield (
-            "A probe sends a chosen batch alone through the client's encode path. It is easier to attack than a real "
-            "message, which mixes all images of the client."
-        )
+        yield "A probe sends a chosen batch alone. It is easier to attack than a message that mixes all images."
     rounds = sorted({target.round for target in targets if target.round is not None})
     if rounds and all(target.rounds == 1 for target in targets if target.round is not None):
-        yield (
-            f"Each attack sees one round (attacked rounds: {listing(map(str, rounds))}). Several messages of a client "
-            "may reveal more, because noise averages out over rounds."
-        )
+        several = "Several messages of a client may reveal more, because noise averages out."
+        yield f"Each attack sees one round (attacked rounds: {listing(map(str, rounds))}). {several}"
 
 
 def _controls(analysis: Analysis) -> Iterator[str]:
@@ -100,10 +92,8 @@ def _certainty(analysis: Analysis) -> Iterator[str]:
         few = counted(min(images), "image")
         yield f"Some cells have only {few}: small differences cannot be detected. Use {FEW_IMAGES} or more."
     if images:
-        yield (
-            f"“Recognizable” means SSIM ≥ {RECOGNIZABLE} and nearer to the original than 99 other images by squared "
-            "error, not recognition by a person."
-        )
+        nearer = "nearer to the original than 99 other images by squared error, not recognition by a person"
+        yield f"“Recognizable” means SSIM ≥ {RECOGNIZABLE} and {nearer}."
 
 
 def _scope(analysis: Analysis) -> Iterator[str]:

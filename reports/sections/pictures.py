@@ -12,7 +12,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from leakgauge.harness.core.cases import headline_estimate
-from leakgauge.harness.core.cell import Cell, Target
+from leakgauge.harness.core.cell import Cell
 from leakgauge.harness.core.labels import Label, counted, where
 from leakgauge.harness.core.metrics import RECOGNIZABLE
 from leakgauge.harness.core.result import Pictures, Result
@@ -86,9 +86,8 @@ def _flat(batches: Pixels) -> Pixels:
 
 def _score_per_image(result: Result, images: int) -> tuple[float | None, ...]:
     """SSIM of each image, ROUGE-1 of each text, right columns of each record; a victim's one counts for its batch."""
-    values = next(
-        (estimate.values for estimate in result.estimates if estimate.name in ("ssim", "rouge1", "columns")), ()
-    )
+    scores = (estimate.values for estimate in result.estimates if estimate.name in ("ssim", "rouge1", "columns"))
+    values = next(scores, ())
     if not values or images % len(values):
         return (None,) * images
     return tuple(value for value in values for _ in range(images // len(values)))
@@ -123,19 +122,17 @@ def _tile(shown: _Shown, at: int, original: Pixels, name: str, withheld: bool) -
     return Tile.of(guesses[at], original, alt, fixed(ssim, 2), is_recognizable)
 
 
-def _candidates(analysis: Analysis, setting: str) -> tuple[Target, list[tuple[Group, ...]]] | None:
-    """The first target with reconstructions, and the best naive and best aware group of each defense on this target."""
+def _candidates(analysis: Analysis, setting: str) -> list[tuple[Group, ...]]:
+    """The best naive and best aware group of each defense on the first target with reconstructions."""
     groups = [g for g in analysis.attacked if g.setting == setting and g.case.kind == "reconstruction"]
     target = next((g.case.target for g in groups if g.case.results), None)
-    if target is None:
-        return None
     kinds: dict[str, dict[bool, list[Group]]] = {}
     for group in groups:
         if group.case.target == target:
             # without a defense, an attack is neither naive nor aware
             aware = group.case.info.aware and not group.undefended
             kinds.setdefault(group.defense, {False: [], True: []})[aware].append(group)
-    return target, [tuple(best(kind) or kind[0] for kind in row.values() if kind) for row in kinds.values()]
+    return [tuple(best(kind) or kind[0] for kind in row.values() if kind) for row in kinds.values()]
 
 
 def _choose(defenses: list[tuple[Group, ...]]) -> list[tuple[Group, ...]]:
@@ -166,10 +163,9 @@ def _grid(analysis: Analysis, setting: str, budget: int) -> dict[str, Any] | Non
 
     `columns`: number of columns of reconstructions, with the floor. `opening`: which tiles of a row begin a defense.
     """
-    candidates = _candidates(analysis, setting)
-    if candidates is None:
+    defenses = _candidates(analysis, setting)
+    if not defenses:
         return None
-    _, defenses = candidates
     chosen = _choose(defenses)
     groups = [group for row in chosen for group in row]
     seed = next(result.cell.training.seed for group in groups for result in group.case.results)
@@ -195,12 +191,10 @@ def _drawn(
     data, notes = groups[0].case.training.task.data, []
     withheld = analysis.images == "redact" or data not in analysis.run.public_data
     if withheld:
-        why = (
-            "option --images redact"
-            if analysis.images == "redact"
-            else f"the data set {data} is not known to be public"
-        )
-        if analysis.images != "redact" and data.startswith("recording:"):
+        why = f"the data set {data} is not known to be public"
+        if analysis.images == "redact":
+            why = "option --images redact"
+        elif data.startswith("recording:"):
             why = "the records were not granted; inspect into a new folder with --show-records or public=True"
         notes.append(f"Pictures are withheld: {why}. The numbers below them are unchanged.")
     rows = tuple(_rows(analysis, columns, originals, withheld, budget))
@@ -266,23 +260,19 @@ def strip(analysis: Analysis, setting: str) -> list[dict[str, Any]]:
     The picture is that of the attack with the highest mean score, the flag that of the attack that identifies most
     people. The record is the first whose flags agree with each defense's majority: it is never chosen by eye.
     """
-    found = None if analysis.images == "none" else _candidates(analysis, setting)
-    if found is None:
+    found = [] if analysis.images == "none" else _candidates(analysis, setting)
+    if not found:
         return []
-    chosen = _choose(found[1])[: _STRIP - 1]
-    seed = next(result.cell.training.seed for row in found[1] for group in row for result in group.case.results)
+    chosen = _choose(found)[: _STRIP - 1]
+    seed = next(result.cell.training.seed for row in found for group in row for result in group.case.results)
     columns = [(_shown(analysis, best(row) or row[0], seed), _flags(row, seed)) for row in chosen]
     originals = next((_flat(shown.pictures.original) for shown, _ in columns if shown.pictures is not None), None)
     if originals is None:
         return []
     data = chosen[0][0].case.training.task.data
     withheld = analysis.images == "redact" or data not in analysis.run.public_data
-    usual = [2 * sum(flags) >= len(flags) for _, flags in columns]
-    agree = (
-        at
-        for at in range(len(originals))
-        if all(at < len(flags) and flags[at] == word for (_, flags), word in zip(columns, usual, strict=True))
-    )
+    usual = [[2 * sum(flags) >= len(flags)] for _, flags in columns]
+    agree = (at for at in range(len(originals)) if [flags[at : at + 1] for _, flags in columns] == usual)
     at = next(agree, 0)
     alone = len(chosen) == 1
     tiles = list[dict[str, Any]]()
@@ -305,14 +295,9 @@ _STRIP = 9  # pictures in a row
 
 def _flags(row: tuple[Group, ...], seed: int) -> list[bool]:
     """Whether each record is identified, by the attack on this defense that identifies most."""
-    each = [
-        [value == 1 for value in estimate.values]
-        for group in row
-        for result in group.case.results
-        for estimate in result.estimates
-        if estimate.name == "identification" and result.cell.training.seed == seed
-    ]
-    return max(each, key=sum, default=[])
+    results = [result for group in row for result in group.case.results if result.cell.training.seed == seed]
+    found = (estimate for result in results for estimate in result.estimates if estimate.name == "identification")
+    return max(([value == 1 for value in estimate.values] for estimate in found), key=sum, default=[])
 
 
 SECTION = Section("pictures", "Originals and reconstructions", "Reconstructions", gallery, 40)

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.result import Environment, Run
 from leakgauge.reports.sections import Section
@@ -24,12 +25,11 @@ def _distinct(texts: Iterable[str], separator: str) -> str:
 
 def _study(study: dict[str, object]) -> str:
     shown = {key: value for key, value in study.items() if key != "text"}
-    text = json.dumps(shown, indent=2, ensure_ascii=False, allow_nan=False, default=str)
-    if len(text) <= LONGEST_STUDY:
-        return text
-    shown.pop("cells", None)
-    shown["cells"] = "left out for length, see “All results”"
-    return json.dumps(shown, indent=2, ensure_ascii=False, allow_nan=False, default=str)[:LONGEST_STUDY]
+    for less in ({}, {"cells": "left out for length, see “All results”"}):
+        text = json.dumps(shown | less, indent=2, ensure_ascii=False, allow_nan=False, default=str)
+        if len(text) <= LONGEST_STUDY:
+            break
+    return text[:LONGEST_STUDY]
 
 
 def _commands(run: Run, environments: Sequence[Environment]) -> tuple[str, ...]:
@@ -38,30 +38,24 @@ def _commands(run: Run, environments: Sequence[Environment]) -> tuple[str, ...]:
     first = f"pip install .  # its checkout: {commit}" if commit.startswith("release") else f"git checkout {commit}"
     runs = []
     for number, study in enumerate(studies, 1):
-        name = (
-            (f"study-{number}.toml" if number > 1 else "study.toml")
-            if study.get("text")
-            else study.get("name", run.name)
-        )
+        file = f"study-{number}.toml" if number > 1 else "study.toml"
+        name = file if study.get("text") else study.get("name", run.name)
         runs.append(f"leakgauge run {shlex.quote(name)} -o results{' --merge' if number > 1 else ''}")
     return first, *runs, "leakgauge report results"
 
 
 def provenance(analysis: Analysis) -> dict[str, Any]:
     """Everything known about the run: facts by name, tables, commands, and why these may give other numbers."""
-    run, environments = analysis.run, analysis.environments
-    executions = [record.execution for record in run.trainings.values()] + [
-        record.execution for record in run.results.values()
-    ]
+    run, environments = analysis.run, analysis.run.environments
+    executions = [record.execution for record in run.trainings.values()]
+    executions += [result.execution for result in run.results.values()]
     how = (f"{e.device}, {counted(e.threads, 'thread')}, engine {e.engine}" for e in executions)
     seconds = duration(sum(run.seconds.values())) + ", all processes together" if run.seconds else "unknown"
     seeds = sorted({cell.training.seed for cell in run.cells})
     notes = {t.spec.task.data: f.message for t in run.trainings.values() for f in t.flags if f.code == "data"}
     data = [f"{name}: {notes[name]}" if name in notes else name for name in sorted(run.data_hashes)]
-    names = sorted({name for environment in environments for name in environment.packages})
-    packages = [
-        (name, _distinct((e.packages[name] for e in environments if name in e.packages), " / ")) for name in names
-    ]
+    versions = gathered(version for environment in environments for version in environment.packages.items())
+    packages = [(name, _distinct(found, " / ")) for name, found in sorted(versions.items())]
     trainings = [
         (analysis.defenses[record.spec.defense.key].text, str(record.spec.seed), identity, record.digest)
         for identity, record in run.trainings.items()

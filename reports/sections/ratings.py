@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from leakgauge.harness.core.labels import where
-from leakgauge.harness.core.rating import Finding, Rating, Word
+from leakgauge.harness.core.rating import Rating, Word
 from leakgauge.harness.core.result import TrainingRecord
 from leakgauge.reports.sections import Section
 from leakgauge.reports.sections.checked import BADGES, UNKEPT, Badge, brief, checked, codes, is_unkept
@@ -34,12 +34,8 @@ def ratings(analysis: Analysis) -> list[Table]:
     """One table per setting, one row per defense and adversary: rating, people, accuracy, claim."""
     several, tables = len({rating.adversary for rating in analysis.ratings.all}) > 1, list[Table]()
     for setting, name in analysis.settings.items():
-        defenses = sorted((d for s, d in analysis.pairs if s == setting), key=lambda d: d not in _undefended(analysis))
-        rows = tuple(
-            _row(analysis, rating, several=several, first=not at)
-            for defense in defenses
-            for at, rating in enumerate(analysis.ratings.of(setting, defense))
-        )
+        each = (enumerate(analysis.ratings.of(setting, defense)) for defense in analysis.defenses_of(setting))
+        rows = tuple(_row(analysis, one, several=several, first=not at) for alike in each for at, one in alike)
         who = ("Adversary",) if several else ()
         columns = ("Defense", *who, "Rating", Column("People", "num"), Column("Accuracy", "num"), "Claim per round")
         if rows:
@@ -58,21 +54,13 @@ def cell_of(rating: Rating) -> Cell:
     return Cell(badge.words, "not promised" if rating.excluded else "", below, tone=badge.tone)
 
 
-def people(finding: Finding | None) -> Cell:
-    """How many people an attack recognized, of how many."""
-    return Cell(NO_VALUE if finding is None else f"{finding.hits} of {finding.n}")
-
-
-def _undefended(analysis: Analysis) -> set[str]:
-    return {group.defense for group in analysis.groups if group.undefended}
-
-
 def _row(analysis: Analysis, rating: Rating, *, several: bool, first: bool) -> Fields:
     trainings = analysis.trainings_of(rating.setting, rating.defense)
     name = analysis.defenses[rating.defense].text
     who = (rating.adversary,) if several else ()
     more = (trained(trainings), claimed(trainings)) if first else ("", "")
-    return (name, *who, cell_of(rating), people(rating.people), *more)
+    people = NO_VALUE if rating.people is None else f"{rating.people.hits} of {rating.people.n}"
+    return (name, *who, cell_of(rating), people, *more)
 
 
 def trained(trainings: Sequence[TrainingRecord]) -> Cell:

@@ -68,11 +68,9 @@ def _row(analysis: Analysis, group: Group, cell: Cell) -> dict[str, Any]:
 
 def _flag_rows(analysis: Analysis) -> list[tuple[str, str, list[str], int]]:
     every = ((cell, flag) for cell in analysis.run.cells for flag in analysis.flags_of(cell))
-    flags = gathered(((flag.code, flag.severity), (cell, flag)) for cell, flag in every)
-    rows = [
-        (*key, list(dict.fromkeys(flag.message for _, flag in pairs)), len({cell.id for cell, _ in pairs}))
-        for key, pairs in flags.items()
-    ]
+    flags = gathered(((flag.code, flag.severity), (flag.message, cell.id)) for cell, flag in every)
+    each = ((key, *map(dict.fromkeys, zip(*pairs, strict=True))) for key, pairs in flags.items())
+    rows = [(*key, list(messages), len(cells)) for key, messages, cells in each]
     return sorted(rows, key=lambda row: (row[1] != "warning", -row[3], row[0]))
 
 

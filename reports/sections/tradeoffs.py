@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from leakgauge.harness.core.cases import gathered
 from leakgauge.reports.charts.curves import attack_charts, roc_charts, training_charts
 from leakgauge.reports.charts.epsilon import AUC, MSE, SSIM, accuracy_charts, leakage_charts
-from leakgauge.reports.charts.figures import Chart, Point, by_defense, drawable
+from leakgauge.reports.charts.figures import Chart, Point, Series, capped, drawable
 from leakgauge.reports.sections import Section
 from leakgauge.reports.sections.asked import drawing
-from leakgauge.reports.sections.frontier import frontier_chart
 from leakgauge.reports.select import Analysis, final_accuracy
 from leakgauge.reports.table import Column, Table
 from leakgauge.reports.text.notation import fixed, percent, size
@@ -30,7 +30,6 @@ def trade_offs(analysis: Analysis) -> list[dict[str, object]] | None:
 
 
 def _tables(analysis: Analysis) -> list[Table]:
-    """The size of a message in each setting."""
     every = ((name, _traffic(analysis, setting)) for setting, name in analysis.settings.items())
     return [replace(table, title=f"{table.title}: {name}") for name, table in every if table is not None]
 
@@ -43,7 +42,6 @@ def charts(analysis: Analysis, setting: str) -> tuple[Chart, ...]:
     drawn = [
         *accuracy_charts(analysis, setting),
         *(chart for measure in (SSIM, MSE, AUC) for chart in leakage_charts(analysis, setting, measure)),
-        frontier_chart(analysis, setting),
         fidelity_chart(analysis, setting),
         *attack_charts(analysis, setting),
         *roc_charts(analysis, setting),
@@ -79,12 +77,11 @@ def _traffic(analysis: Analysis, setting: str) -> Table | None:
 
 def fidelity_chart(analysis: Analysis, setting: str) -> Chart:
     """Signal-to-noise ratio of the decoded update against bits per parameter; exact updates have no point."""
-    points, rows = [], []
-    for defense, _, bits, snr in _messages(analysis, setting):
-        if snr is not None:
-            points.append((analysis.trainings_of(setting, defense)[0].spec.defense.name, Point(bits, snr)))
-            rows.append((analysis.defenses[defense].text, fixed(bits, 2), fixed(snr, 1)))
-    shown, rest = by_defense(points)
+    known = [
+        (analysis.defenses[name], bits, snr) for name, _, bits, snr in _messages(analysis, setting) if snr is not None
+    ]
+    alike = gathered((label.name, Point(bits, snr)) for label, bits, snr in known)
+    shown, rest = capped([Series(name, tuple(sorted(points)), at) for at, (name, points) in enumerate(alike.items())])
     return Chart(
         name="fidelity",
         title="Fidelity of the update against its size",
@@ -94,6 +91,6 @@ def fidelity_chart(analysis: Analysis, setting: str) -> Chart:
         better="Higher is a more faithful update: better for learning, and for the adversary.",
         caption=f"Mean over rounds and seeds. {rest}".strip(),
         header=("Defense", "Bits per parameter", "SNR, dB"),
-        rows=tuple(rows),
+        rows=tuple((label.text, fixed(bits, 2), fixed(snr, 1)) for label, bits, snr in known),
         joined=False,
     )

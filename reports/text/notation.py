@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from leakgauge.harness.core.metrics import metric
 from leakgauge.harness.core.result import ClaimRecord, Estimate, ProofRecord
@@ -63,10 +63,15 @@ def is_bounded(name: str) -> bool:
 
 def interval(estimate: Estimate) -> str:
     """`0.180 to 0.246`; empty without an interval."""
-    if estimate.value is None or estimate.low is None or estimate.high is None:
+    if estimate.value is None:
         return ""
     write = fixed if is_bounded(estimate.name) or abs(estimate.value) >= 0.01 else short
-    return f"{write(estimate.low)} to {write(estimate.high)}"
+    return spread(estimate.low, estimate.high, write)
+
+
+def spread(low: float | None, high: float | None, write: Callable[[float], str] = short) -> str:
+    """The two ends of an interval; empty without an interval."""
+    return "" if low is None or high is None else f"{write(low)} to {write(high)}"
 
 
 def percent(share: float | None, digits: int = 1) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 
-from rich.console import Console
-from rich.console import Group as RichGroup
+from rich.console import Group
 
 from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.result import Run
@@ -18,11 +16,8 @@ from leakgauge.reports.sections.ratings import found
 from leakgauge.reports.select import Analysis
 from leakgauge.reports.table import Table
 
-NARROW = 80
-"""The width of a terminal in which no word of a table may break."""
 
-
-def printed(run: Run, width: int = NARROW, *, details: bool = False) -> RichGroup:
+def printed(run: Run, width: int, *, details: bool = False) -> Group:
     """What a terminal of this many characters shows of a run: the answer, then the tables of sections.
 
     details: also what each attack found.
@@ -35,15 +30,13 @@ def printed(run: Run, width: int = NARROW, *, details: bool = False) -> RichGrou
     tables += found(analysis) if details else []
     rest = [*_audits(analysis), *([] if details else ["Each attack, with its interval and floor: --details."])]
     drawn = (table.terminal(width) for table in tables)
-    return RichGroup(styled(title), styled(headline(analysis)[0], "bold"), *drawn, *map(styled, rest))
+    return Group(styled(title), styled(headline(analysis)[0], "bold"), *drawn, *map(styled, rest))
 
 
 def _audits(analysis: Analysis) -> Iterator[str]:
     """What the audits found, each with its own horizon, adversary and federation."""
     for setting, defense in analysis.pairs:
-        audits = [
-            training.audited for training in analysis.trainings_of(setting, defense) if training.audited is not None
-        ]
+        audits = [one.audited for one in analysis.trainings_of(setting, defense) if one.audited is not None]
         place = f" ({analysis.settings[setting]})" if len(analysis.settings) > 1 else ""
         if audits:
             yield f"{analysis.defenses[defense].text}{place}: {stated(max(audits, key=lambda a: a.epsilon_lower))}."
@@ -55,14 +48,6 @@ def _tables(section: Section[Analysis], analysis: Analysis) -> Sequence[Table]:
         return section.tables(analysis)
     except Exception as error:
         return [Table(section.title, ("This section could not be built.",), ((f"{type(error).__name__}: {error}",),))]
-
-
-def plain(run: Run, *, width: int = 100, details: bool = False) -> str:
-    """The text of `printed`, with no line longer than `width`."""
-    buffer = io.StringIO()
-    console = Console(file=buffer, width=width, color_system=None, force_terminal=False, legacy_windows=False)
-    console.print(printed(run, width, details=details))
-    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
 def to_matrix(analysis: Analysis) -> str:
