@@ -192,9 +192,8 @@ def _of_round(
     if not explains.unroll or (one_gradient(plan, message.images) and message.users == 1):
         if plan.optimizer != "sgd" and not plan.gradient:
             estimates = received_gradients(observation, observed, numbers=True)
-            setting = observation.setting
-            decay = params * (setting.weight_decay if plan.optimizer == "adam" else 0.0)  # added to what Adam follows
-            misfit = _by_bent(estimates.to(params), decay, _rounding(params, observed.lr))
+            share = observation.setting.weight_decay if plan.optimizer == "adam" else 0.0  # added to what Adam follows
+            misfit = _by_bent(estimates.to(params), share * params, _rounding(params, observed.lr))
         elif aware:
             decay = observation.setting.weight_decay if observation.setting.sends == "update" else 0.0
             misfit = partial(_of_gradients, unlikely, factor, decay * params if decay else None)

@@ -97,7 +97,7 @@ def where(target: Target) -> str:
     last = f" to {target.round + target.rounds - 1}" if target.rounds > 1 else ""
     batch = f", batch {target.batch}" if target.batch > 1 else ""
     users = f", {target.users} users at once" if target.users > 1 else ""
-    own = ", victims of its own" if target.skip else ""
+    own = ", own victims" if target.skip else ""
     return f"{kind}, round{'s' if last else ''} {target.round}{last}{batch}{users}{own}"
 
 
