@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,7 +16,7 @@ from leakgauge.attacks._engine.reconstruct import failed, unusable
 from leakgauge.attacks._text.chances import Chances
 from leakgauge.attacks._text.channel import Channel
 from leakgauge.attacks._text.network import Network
-from leakgauge.attacks._text.search import search
+from leakgauge.attacks._text.search import Found, search
 from leakgauge.attacks._text.spans import Exact
 from leakgauge.harness.core.contract import Attack, Guess, Observation, Reconstruction
 from leakgauge.harness.core.errors import NoLikelihood
@@ -27,6 +28,9 @@ from leakgauge.harness.learn.tasks import ModelTask
 # nats a token that messages must tell; below, a search finds fewer words than the most frequent tokens are (measured:
 # at 9 behind cepam-gaussian, not at 13 behind gaussian of epsilon 1,000)
 _TOLD = 10.0
+# sweeps by the defense's own likelihood for each of the attack's sweeps, and after how many of them the proposed tokens
+# follow from the text so far
+_JUDGED, _EACH = 1.5, 4
 _LABELS = 20  # most classes that are tried out for a single text
 
 _PRIOR = "frequencies of tokens and of pairs of neighbors in the auxiliary texts"
@@ -49,8 +53,8 @@ class Tokens(Attack):
     search. Labels that cannot be inferred are tried out, for single texts of few classes.
 
     Args:
-        sweeps: sweeps of the search by fitted errors, each of about 500 texts, before half as many by the defense's own
-            likelihood; 0: no search.
+        sweeps: sweeps of the search by fitted errors, each of about 500 texts; if the defense states a likelihood, half
+            as many, and one and a half times as many by this likelihood; 0: no search.
         positions: a malicious server broadcasts random positions of this standard deviation, relative to the words'
             rows; each place then has slopes of its own, which show the order. About 10; 0: the honest model.
 
@@ -162,14 +166,34 @@ class Tokens(Attack):
             judge = judged if bool(judged(start[None]).isfinite()) else None
         except NoLikelihood:
             judge = None
-        found = search(lambda x: energy(x, y), chances, words, start, self.sweeps, key)
+        sweeps = self.sweeps if judge is None else math.ceil(self.sweeps / 2)
+        found = search(lambda x: energy(x, y), chances, words, start, sweeps, key)
         if judge is not None:
-            evaluations, more = found.evaluations, math.ceil(self.sweeps / 2)
-            found = search(lambda x: energy(x, y), chances, words, found.x, more, key.child("judged"), judge=judge)
-            found = found._replace(evaluations=evaluations + found.evaluations)
+            found = self._judged(found, channels, chances, words, y, lambda x: energy(x, y), judge, key.child("judged"))
         if not math.isfinite(found.energy):
             return failed(first.seen.task, first.observed.messages[0], "the likelihood of the texts is not finite")
         return Guess(found.x.float(), y, found.energy, found.evaluations)
+
+    def _judged(
+        self,
+        found: Found,
+        channels: list[Channel],
+        chances: Chances,
+        words: Tensor,
+        y: Tensor,
+        energy: Callable[[Tensor], Tensor],
+        judge: Callable[[Tensor], Tensor],
+        key: Key,
+    ) -> Found:
+        """A search from `found` by the defense's likelihood; for a single text, it tries what the text so far tells."""
+        more = math.ceil(_JUDGED * self.sweeps)
+        for turn in range(math.ceil(more / _EACH)):
+            if len(found.x) == 1:
+                words = torch.stack([channel.at_places(found.x, y) for channel in channels]).sum(0)
+            before, sweeps = found.evaluations, min(_EACH, more - turn * _EACH)
+            found = search(energy, chances, words, found.x, sweeps, key.child(turn), judge=judge)
+            found = found._replace(evaluations=before + found.evaluations)
+        return found
 
 
 def _start(score: Tensor, b: int, t: int) -> Tensor:

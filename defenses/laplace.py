@@ -21,7 +21,7 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import repeat
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.claim import Claim, Proof, Unit
-from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
+from leakgauge.harness.core.contract import Apart, Likelihood, Link, Links, Setting
 from leakgauge.harness.core.distribution import Additive, Laplacian, MessageDistribution, clamped
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
@@ -128,15 +128,15 @@ class Laplace(Perturbs):
         if rounded is not None and rounded.lattice.dimension == 1:
             cells = rounded_misfit(rounded.side, rounded.lattice.step, b, dithered=rounded.dithered)
 
-        def score(update: Tensor) -> Tensor:
+        def hidden(update: Tensor) -> Tensor:
             residual, extra = candidates.numbers(update) - sent, 0.0
             if cells is not None:
-                return cells(residual) + candidates.penalty(update)
+                return cells(residual)
             if rounded is not None:
                 residual, extra = rounded.inside(residual), rounded.variance
-            return laplace_misfit(residual, b, extra, tip) + candidates.penalty(update)
+            return laplace_misfit(residual, b, extra, tip)
 
-        return score
+        return Apart(hidden, candidates.penalty)
 
     def message_distribution(self, state: None, memory: None, update: Vector, link: Link) -> MessageDistribution:
         """The scales, then Laplace noise around the clamped or scaled update."""

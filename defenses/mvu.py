@@ -27,7 +27,7 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Proof, Unit
 from leakgauge.harness.core.codec import pack_levels, unpack_levels
-from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
+from leakgauge.harness.core.contract import Apart, Likelihood, Link, Links, Setting
 from leakgauge.harness.core.distribution import Choices, DistributionError, Integers, MessageDistribution, powers
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key
@@ -133,14 +133,14 @@ class MVU(ByScale[Design]):
         rise = torch.from_numpy(np.diff(state.P, axis=0).T.copy()).float().flatten()
         first = steps * columns
 
-        def score(update: Tensor) -> Tensor:
+        def hidden(update: Tensor) -> Tensor:
             place = (candidates.numbers(update).clamp(-1.0, 1.0) + 1) / 2 * steps
             below = place.detach().floor().clamp(max=steps - 1).long()
             at = first + below
             chance = low[at] + rise[at] * (place - below)
-            return -chance.clamp(_LEAST, 1.0).log().sum(-1) + candidates.penalty(update)
+            return -chance.clamp(_LEAST, 1.0).log().sum(-1)
 
-        return score
+        return Apart(hidden, candidates.penalty)
 
     def message_distribution(self, state: Design, memory: None, update: Vector, link: Link) -> MessageDistribution:
         """The probability of each column of the public channel, linear between two levels; epsilon is checked.

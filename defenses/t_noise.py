@@ -21,7 +21,7 @@ from leakgauge.defenses._jopeq.privacy import Student, t_epsilon
 from leakgauge.defenses._jopeq.quantizer import draw_student, student
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up
-from leakgauge.harness.core.contract import Likelihood, Link, Setting
+from leakgauge.harness.core.contract import Apart, Likelihood, Link, Setting
 from leakgauge.harness.core.distribution import Additive, MessageDistribution, StudentPairs
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
@@ -105,13 +105,13 @@ class TNoise(Perturbs):
         candidates = self.scaling.candidates([header for header, _ in parts], setting.layout)
         sent = torch.stack([numbers for _, numbers in parts])
 
-        def score(update: Tensor) -> Tensor:
+        def hidden(update: Tensor) -> Tensor:
             residual, extra = candidates.numbers(update) - sent, 0.0
             if rounded is not None:
                 residual, extra = rounded.inside(residual), rounded.variance
-            return student_misfit(residual, *self.noise, extra) + candidates.penalty(update)
+            return student_misfit(residual, *self.noise, extra)
 
-        return score
+        return Apart(hidden, candidates.penalty)
 
     def message_distribution(self, state: None, memory: None, update: Vector, link: Link) -> MessageDistribution:
         """The scales, then bivariate t noise around the scaled pairs."""

@@ -12,9 +12,12 @@ from leakgauge import Key, Links, rng
 from leakgauge.defenses.jopeq import JoPEQ
 from leakgauge.defenses.jopeq_sound import SoundJoPEQ
 from leakgauge.defenses.jopeq_t import JoPEQT
+from leakgauge.defenses.laplace import Laplace
+from leakgauge.defenses.mvu import MVU
 from leakgauge.defenses.sdq import SDQ
 from leakgauge.defenses.sdq_lattice import LatticeSDQ
 from leakgauge.defenses.t_noise import TNoise
+from leakgauge.harness.core.contract import Link, log_likelihoods
 from tests.by_rows import by_rows
 from tests.jopeq_case import PRIVATE, SHARED, WHO, decode, encode, levels_of, like_one_bit, setting_of
 
@@ -51,6 +54,22 @@ def test_the_likelihood_without_noise_is_zero_in_the_cell_except_near_its_wall()
         # of a uniform draw: two walls of 0.02 cells, and the integral of -ln(1 - e^-z / 2), Li2(1/2) = 0.5822
         misfit = float(score(defense, [wire], update[None])) / 2000
         assert misfit == pytest.approx(2 * 0.02 * 0.5822, rel=0.4)
+
+
+@by_rows(JoPEQ(), JoPEQT(), TNoise(), Laplace(scale="tensor"), MVU(scale="tensor"), JoPEQ(scale="vector"))
+def test_numbers_in_the_clear_cost_a_search_at_most_twelve_nats(defense):
+    update = rng.normal(Key(20), (400,))
+    setting = setting_of(400)
+    state, link = defense.init(setting), Link(setting, WHO, SHARED)
+    wire, _ = defense.encode(state, defense.remember(setting), update, link, PRIVATE)
+    stated = defense.likelihood(state, [wire] * 2, Links(setting, [WHO] * 2, [SHARED] * 2))
+    both = torch.stack([update, 1.1 * update]).double()
+    hidden, clear = stated.hidden(both), stated.clear(both)
+    assert torch.equal(stated(both), hidden + clear)
+    assert float(clear[0]) < 1e-3 < 1e3 < float(clear[1])
+    found = log_likelihoods(defense, state, wire, link, 2, search=True)(both)
+    assert float(found[0] + hidden[0]) == pytest.approx(0, abs=1)
+    assert float(found[1] + hidden[1]) == pytest.approx(-12)
 
 
 @pytest.mark.parametrize("shared", [(SHARED,), None])

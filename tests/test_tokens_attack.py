@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from leakgauge.attacks._text.chances import Chances
+from leakgauge.attacks._text.channel import Channel
 from leakgauge.attacks._text.network import Network
 from leakgauge.attacks._text.search import search
 from leakgauge.attacks._text.spans import _chosen, in_places
@@ -250,6 +251,20 @@ def test_one_token_a_place_follows_from_sums_of_rows_of_places():
     found, misfit = in_places(rows, places)
     assert misfit < 1e-12
     assert found.tolist() == truth.tolist()
+
+
+@pytest.mark.parametrize(("defense", "parameters"), [("gaussian", {"epsilon": 1e5}), ("jopeq", {})])
+def test_a_text_that_is_almost_right_shows_which_tokens_to_try_at_a_place(defense, parameters):
+    seen, x = observed(encoder, defense, victims=2, parameters=parameters)
+    observed_round, params = seen.observed_rounds[0], seen.model.params
+    chances, network = Chances.of(seen.auxiliary.x, V, 1), Network.of(seen.task, params)
+    channel = Channel(seen, observed_round._replace(messages=seen.messages[:1]), network, chances, KEY)
+    for message, text in zip(seen.messages, x.long(), strict=True):
+        wrong = text.clone()
+        wrong[0, 5] = int(text.flatten().bincount(minlength=V).argmin())
+        table = channel.of(message).at_places(wrong, labels(text, False))
+        assert table.shape == (V, T)
+        assert (table > table[text[0], torch.arange(T)]).sum(0).max() < T  # absent tokens are less likely everywhere
 
 
 def test_the_search_finds_a_text_by_its_own_energy():

@@ -28,7 +28,7 @@ _EXACT = 1e-4  # relative error of an estimate that counts as none
 _LEAST = 1e-6  # weight of a tensor's errors, as a share of the largest weight
 _EXPLAINED = 1e-2  # relative distance of gradients up to which a text is right
 _TOGETHER = 2**21  # numbers of gradients that are computed at once: they stay in the cache
-_JUDGED = 16  # texts whose likelihoods are computed at once
+_HELD = 2**19  # numbers of gradients whose likelihoods are computed at once, with many steps in double precision
 _SLOPES = torch.linspace(0, 1.2, 13, dtype=torch.float64)
 
 
@@ -148,6 +148,20 @@ class Channel:
         rows = self.seen.setting.layout.split(self.estimate)[self.network.words].double()
         return self.slope * (self.present.log_density(rows) - self.absent.log_density(rows))
 
+    def at_places(self, x: Tensor, y: Tensor) -> Tensor:
+        """[V, T] log likelihood ratios that a token's row is that of a new token at a place of a text x [1, T]."""
+        layout, at, count = self.seen.setting.layout, self.network.words, self._count(self.estimate)
+        sizes = list(layout.sizes)
+        new, power = int(x.flatten().bincount(minlength=len(self.chances.token)).argmin()), 1 if self.heavy else 2
+        tried = x.repeat(x.shape[1], 1).fill_diagonal_(new)[:, None]
+        tables = (torch.split(sent.sum(1), sizes, 1)[at] for sent in self._updates(tried, y))
+        rows = torch.cat([table.view(len(table), *layout.shapes[at])[:, new] for table in tables])
+        read = layout.split(self.estimate)[at]
+        off = torch.cdist(read, rows * (self.shrink / self.factor), p=float(power)).pow(power)
+        weight = torch.split(self.precision, sizes)[at][0] * count * (-self.misfit(x[None], y) / count).exp()
+        ratios: Tensor = weight * (read.abs().pow(power).sum(1, keepdim=True) - off).double()
+        return ratios
+
     def misfit(self, x: Tensor, y: Tensor) -> Tensor:
         """[m] minus the log likelihoods of texts x [m, b, T] with labels y [b], by the errors' distribution."""
         return torch.cat([self._off(self.estimate, sent.sum(1) / self.factor) for sent in self._updates(x, y)])
@@ -165,7 +179,8 @@ class Channel:
         """
         (message,), model = self.observed.messages, self.observed.model
         link = Link(self.seen.setting, message.sender, message.shared)
-        score = log_likelihoods(self.seen.defense, model.state, message.wire, link, min(_JUDGED, len(x)), search=True)
+        together = min(len(x), max(1, _HELD // (self.seen.setting.dim * message.users)))
+        score = log_likelihoods(self.seen.defense, model.state, message.wire, link, together, search=True)
         return -torch.cat([score(sent if message.users > 1 else sent[:, 0]) for sent in self._updates(x, y)])
 
     def explains(self, x: Tensor, y: Tensor) -> bool:
@@ -177,7 +192,11 @@ class Channel:
         """[m] misfits of gradients [m, d] of what a message reveals [d], with the likeliest scale of its errors."""
         off, sent = torch.sub(estimate, gradients, alpha=self.shrink), (estimate != 0) | (not self.omits)
         total = (off.abs_() if self.heavy else off.square_()) @ (self.precision * sent)
-        return int(sent.sum()) * (1.0 if self.heavy else 0.5) * total.double().clamp(min=1e-30).log()
+        return self._count(estimate) * total.double().clamp(min=1e-30).log()
+
+    def _count(self, estimate: Tensor) -> float:
+        """How often the logarithm of a sum of errors counts."""
+        return int(((estimate != 0) | (not self.omits)).sum()) * (1.0 if self.heavy else 0.5)
 
 
 def _parallel(rows: Tensor, wanted: Tensor, error: float) -> bool:

@@ -36,7 +36,7 @@ from leakgauge.defenses._jopeq.privacy import SHIPPED, Student
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Proof, nothing_promised
-from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
+from leakgauge.harness.core.contract import Apart, Likelihood, Link, Links, Setting
 from leakgauge.harness.core.distribution import MessageDistribution, Normal
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
@@ -94,10 +94,7 @@ class Dithered(ByScale[None]):
         candidates = scaling.candidates([header for header, _ in parts], links.setting.layout)
         misfit = self.misfit(lattice.side(levels), dithered=links.shared is not None)
 
-        def score(update: Tensor) -> Tensor:
-            return misfit(candidates.numbers(update) - sent) + candidates.penalty(update)
-
-        return score
+        return Apart(lambda update: misfit(candidates.numbers(update) - sent), candidates.penalty)
 
     @property
     def noisy(self) -> bool:

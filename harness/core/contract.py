@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from leakgauge.harness.core.defense import Apart as Apart
 from leakgauge.harness.core.defense import Defense as Defense
 from leakgauge.harness.core.defense import Feedback as Feedback
 from leakgauge.harness.core.defense import Likelihood as Likelihood

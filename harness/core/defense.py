@@ -139,6 +139,17 @@ class Likelihood(Protocol):
         """
 
 
+class Apart(NamedTuple):
+    """A likelihood as a sum: of the numbers that a message hides, and of those of `plaintext_statistic`, softened."""
+
+    hidden: Callable[[Tensor], Tensor]
+    clear: Callable[[Tensor], Tensor]
+
+    def __call__(self, update: Tensor) -> Tensor:
+        """The sum [n]."""
+        return self.hidden(update) + self.clear(update)
+
+
 class Feedback(NamedTuple):
     """The public facts after a round: test losses of the model before and after it (None: not evaluated)."""
 
@@ -487,15 +498,17 @@ def log_likelihoods(
 
     Args:
         together: the number of updates for which the defense is asked at once.
-        search: take the likelihood for searches, and let numbers in the clear cost at most 12 nats, so that updates
-            that are wrong in part differ by the rest.
+        search: take the likelihood for searches, without its own term for numbers in the clear (`Apart`), and let these
+            cost at most 12 nats, so that updates that are wrong in part differ by the rest.
 
     Raises:
         NoLikelihood: as `likelihood_of`.
     """
     shared = None if link.shared is None else [link.shared] * together
     links = Links(link.setting, [link.sender] * together, shared)
-    stated = likelihood_of(defense, state, [received] * together, links, exact=not search)
+    stated: Callable[[Tensor], Tensor] = likelihood_of(defense, state, [received] * together, links, exact=not search)
+    if search and isinstance(stated, Apart):
+        stated = stated.hidden
     clear = defense.read_plaintext_statistic([received], link.setting)
     deviation = _ROUNDING * float(clear.abs().max()) if clear.any() else math.inf
     most = _FORGIVEN if search else math.inf
