@@ -19,6 +19,8 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.table import Column
 
+Words = npt.NDArray[np.str_]
+
 SUCCESS = 1e-3
 """MSE below which a reconstruction counts as a success."""
 
@@ -37,11 +39,15 @@ class Form:
         name: as in `Attack.forms`.
         axes: number of axes of one input.
         scores: names of the metrics of `score`, in the order of a report; `mse` is a median, others are means.
+        nothing: the entries of a guess where there is none.
+        instead: what to do where an attack does not read this form.
     """
 
     name: ClassVar[str] = "vector"
     axes: ClassVar[int] = 1
     scores: ClassVar[tuple[str, ...]] = ("mse",)
+    nothing: ClassVar[float] = 0.5
+    instead: ClassVar[str] = "take another attack"
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -67,6 +73,10 @@ class Form:
     def valid(self, x: Tensor) -> Tensor:
         """The guess x, moved to where inputs can be, by which it is identified."""
         return x
+
+    def texts(self, truth: Tensor, guess: Tensor) -> tuple[Words, Words] | None:
+        """Inputs [b, ...] and guesses of them as words, for readers; None: this form is not shown as words."""
+        return table.texts(truth, guess, self.columns) if self.columns else None
 
     def costs(self, truth: Tensor, guess: Tensor) -> Tensor:
         """[b, c] float64: how far each of c guesses is from each of b inputs; by squared distance."""
@@ -194,11 +204,11 @@ class Vocabulary:
             if (token := getattr(self, name)) is not None and not 0 <= token < self.size:
                 raise ValueError(f"expected {name} from 0 to {self.size - 1}, got {token}")
 
-    def texts(self, ids: Tensor) -> npt.NDArray[np.str_]:
+    def texts(self, ids: Tensor) -> Words:
         """The words of ids [...], or their numbers; empty for padding, and for what is no id."""
         known = np.array([*(self.words or map("#{}".format, range(self.size))), ""])
         known[-1 if self.padding is None else self.padding] = ""
-        texts: npt.NDArray[np.str_] = known[ids.long().cpu().numpy()]
+        texts: Words = known[ids.long().cpu().numpy()]
         return texts
 
 
@@ -212,6 +222,8 @@ class Tokens(Form):
 
     name: ClassVar[str] = "tokens"
     scores: ClassVar[tuple[str, ...]] = ("words", "in_place", "rouge1", "rouge2", "rougeL", "exact_text")
+    nothing: ClassVar[float] = -1.0
+    instead: ClassVar[str] = "take lineup, membership attacks, or tokens"
 
     vocabulary: Vocabulary
     highest: tuple[int, ...]
@@ -237,6 +249,10 @@ class Tokens(Form):
     def valid(self, x: Tensor) -> Tensor:
         """The nearest ids."""
         return x.round().clamp(0, self.vocabulary.size - 1)
+
+    def texts(self, truth: Tensor, guess: Tensor) -> tuple[Words, Words]:
+        """The words of the ids."""
+        return self.vocabulary.texts(truth), self.vocabulary.texts(guess)
 
     def costs(self, truth: Tensor, guess: Tensor) -> Tensor:
         """By ROUGE-1, and among equal ones by tokens in place."""

@@ -312,8 +312,7 @@ def run_attack(cell: Cell, context: RunContext, parts: Sequence[str] = ()) -> Re
 def check_form(attack: Attack, form: Form) -> None:
     """Raise ValueError if an attack does not read this form of inputs."""
     if form.name not in attack.forms:
-        todo = "take lineup, membership attacks, or tokens" if form.name == "tokens" else "take another attack"
-        raise ValueError(f"it reads {', '.join(sorted(attack.forms))}, not {form.name}: {todo}")
+        raise ValueError(f"it reads {', '.join(sorted(attack.forms))}, not {form.name}: {form.instead}")
 
 
 def run_part(job: Job, context: RunContext) -> None:

@@ -19,12 +19,12 @@ from leakgauge.harness.audit.attacked import LEVEL, Promised, Proved, shown_by_i
 from leakgauge.harness.audit.limit import Limit
 from leakgauge.harness.core import rng, stats
 from leakgauge.harness.core.contract import Answer, Candidates, Guess, Membership, Named, Traced
-from leakgauge.harness.core.form import PICTURE, Form, Tokens, form_of, numbers_of
+from leakgauge.harness.core.form import PICTURE, Form, form_of, numbers_of
 from leakgauge.harness.core.metrics import RECOGNIZABLE
 from leakgauge.harness.core.result import Estimate, Pictures
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
-from leakgauge.harness.core.table import Column, columns_right, texts
+from leakgauge.harness.core.table import Column, columns_right
 from leakgauge.harness.federation.observe import Truth
 
 _LEAST = 1e-6  # in a ratio of MSEs, a smaller MSE counts as this one: smaller differences are invisible
@@ -502,19 +502,13 @@ def _share(name: str, hits: Sequence[bool], notes: Sequence[str], of: str = "ima
 def _pictures(truth_x: Sequence[Tensor], scores: Sequence[_Scores | None], form: Form) -> Pictures | None:
     if len({x.shape for x in truth_x}) > 1:
         return None
-    if isinstance(form, Tokens):
-        blank = torch.full_like(truth_x[0], -1)
-        found = [blank if score is None else form.valid(score.guess) for score in scores]
-        return Pictures(form.vocabulary.texts(torch.stack(list(truth_x))), form.vocabulary.texts(torch.stack(found)))
-    if form.columns:
-        gray = torch.full_like(truth_x[0], 0.5)
-        each = [gray if score is None else score.guess for score in scores]
-        words = [texts(x, guess, form.columns) for x, guess in zip(truth_x, each, strict=True)]
-        return Pictures(*(np.stack(side) for side in zip(*words, strict=True)))
+    blank = torch.full_like(truth_x[0], form.nothing)
+    guesses = [blank if score is None else form.valid(score.guess) for score in scores]
+    words = [form.texts(x, guess) for x, guess in zip(truth_x, guesses, strict=True)]
+    if known := [both for both in words if both is not None]:
+        return Pictures(*(np.stack(side) for side in zip(*known, strict=True)))
     if "ssim" not in _scored(form, truth_x[0]):
         return None
-    gray = torch.full_like(truth_x[0], 0.5)
-    guesses = [gray if score is None else score.guess for score in scores]
     stacked = (torch.stack([x.detach().cpu() for x in images]).float().clamp(0, 1) for images in (truth_x, guesses))
     # from [victims, batch, c, h, w] to [victims, batch, h, w, c]
     return Pictures(*(np.ascontiguousarray(images.movedim(2, -1).numpy()) for images in stacked))
