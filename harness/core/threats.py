@@ -143,7 +143,8 @@ def require(needs: frozenset[str], attack: str, view: View) -> None:
     sees = view.sees | ({"messages"} if view.messages else set())
     missing = sorted(needs - sees)
     if missing:
-        given = "malicious-server" if missing == ["broadcast"] and view.messages else f"{view.name}+{missing[0]}"
+        is_server = missing == ["broadcast"] and "messages" in view.sees
+        given = "malicious-server" if is_server else f"{view.name}+{missing[0]}"
         hint = f"; grant it with threat {given}" if missing[0] in GRANTS else ""
         raise ThreatMismatch(
             f"attack {attack!r} needs {', '.join(map(repr, missing))}, which {view.name!r} does not see; "
