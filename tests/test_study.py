@@ -110,6 +110,11 @@ def test_wrong_outermost_keys_hide_no_problem_inside():
     assert [line.split(":")[0] for line in error.value.problems] == ["name", "tasks", "attacks[0]"]
 
 
+@pytest.mark.parametrize("value", ["yes", -1, 0.5])
+def test_a_wrong_lineup_is_one_line(value):
+    assert problems(lineup=value) == [f"lineup: got {value!r}, expected true, false or a number of victims"]
+
+
 def test_a_threat_must_see_what_the_attack_needs():
     (line,) = problems(threats=["public"])
     assert line == (

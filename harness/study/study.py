@@ -17,7 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.cell import Cell, FederationSpec, Malice, PartSpec, Target, TaskSpec, TrainingSpec
@@ -63,6 +63,12 @@ UTILITY: Table = {"name": "prior", "target": {"count": 1}}
 """The only attack of a study that names none, or on seeds without attacks: blind guessing, which costs no time."""
 
 
+def _lineup(value: object) -> object:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"got {value!r}, expected true, false or a number of victims")
+    return value
+
+
 class _File(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     name: str
@@ -71,7 +77,7 @@ class _File(BaseModel):
     threats: list[str] = Field(default=["server"], min_length=1)
     audit: int = Field(default=0, ge=0)
     limit: bool = True
-    lineup: Annotated[int, Field(ge=0)] | bool = True
+    lineup: Annotated[bool | int, BeforeValidator(_lineup)] = True
     tasks: list[Table] = Field(min_length=1)
     federations: list[Table] = Field(min_length=1)
     defenses: list[Table] = Field(min_length=1)
