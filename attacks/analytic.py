@@ -12,8 +12,9 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, bu
 from leakgauge.attacks._engine.closed_form import RIDGE, ClosedForm, Unsolvable, closed_form
 from leakgauge.attacks._engine.labels import restore
 from leakgauge.attacks._engine.last_layer import last_layer
-from leakgauge.attacks._engine.objective import errors_of, received_gradients
+from leakgauge.attacks._engine.objective import received_gradients
 from leakgauge.attacks._engine.reconstruct import failed, unusable
+from leakgauge.attacks._search.features import settled
 from leakgauge.harness.core.contract import Attack, Guess, Message, Observation, Reconstruction, Task
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
@@ -61,23 +62,21 @@ class Analytic(Attack):
 
     def run(self, observation: Observation, key: Key) -> Reconstruction:
         """Inputs, not clipped, and their labels; the objective is the squared distance of the gradients."""
-        (messages, model, _), targets = observation.observed_rounds[0], received_gradients(observation, numbers=True)
-        errors = errors_of(observation, observation.observed_rounds[0], targets)
+        messages, model, _ = observation.observed_rounds[0]
+        targets = settled(observation, observation.observed_rounds[0], received_gradients(observation, numbers=True))
         task, params, guesses = observation.task, model.params, []
         # prepared once for all victims, because it depends only on the model
         form = closed_form(task, params, self.ridge) if bool(params.isfinite().all()) else None
-        for row, (message, target) in enumerate(zip(messages, targets, strict=True)):
+        for message, target in zip(messages, targets, strict=True):
             try:
-                x = _solved(task, params, form, message, target, None if errors is None else errors[row].double())
+                x = _solved(task, params, form, message, target)
                 guesses.append(_guess(task, params, x, target, key.child("dummies")))
             except (Unsolvable, LinAlgError) as error:
                 guesses.append(failed(task, message, str(error)))
         return Reconstruction(tuple(guesses))
 
 
-def _solved(
-    task: Task, params: Vector, form: ClosedForm | None, message: Message, target: Tensor, errors: Tensor | None
-) -> Tensor:
+def _solved(task: Task, params: Vector, form: ClosedForm | None, message: Message, target: Tensor) -> Tensor:
     """[1, *input_shape]: the image behind one message.
 
     Raises:
@@ -96,7 +95,7 @@ def _solved(
     known = task.bounded and not task.numbers
     if known and not bool((task.layout.split(target)[last_layer(task).stop - 1] < 0).any()):
         raise Unsolvable("the last bias's gradient has no negative entry, but every label causes one")
-    x = form.solve(target.double(), errors)[None].to(params.dtype)
+    x = form.solve(target.double())[None].to(params.dtype)
     if not bool(x.isfinite().all()):
         raise Unsolvable("the equations have no finite solution")
     return x

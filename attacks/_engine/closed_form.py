@@ -36,8 +36,6 @@ RIDGE = 1e-10
 """Added to the squares of a first convolution's output equations, as a share of the largest square. The value is for
 float32 gradients without noise; 1e-12 to 1e-8 give the same images."""
 
-_TURNS = 100  # of a fit with entries of different errors
-
 _WEAK = 1e-2  # strength in the kernel equations, relative to the strongest, below which output equations replace them
 _OPEN = 128  # number of directions of an input in which the kernel equations correct the output equations
 _ROUNDS = 2  # rounds of subspace iteration for the open directions and of refinement; the last system corrects both
@@ -50,11 +48,8 @@ class Unsolvable(ValueError):
 class ClosedForm(Protocol):
     """A model that is prepared for many gradients of one image each."""
 
-    def solve(self, gradient: Tensor, errors: Tensor | None = None) -> Tensor:
+    def solve(self, gradient: Tensor) -> Tensor:
         """The input [*input_shape] float64 behind the gradient [d] float64; finite if the gradient is.
-
-        Args:
-            errors: [d] of the gradient's entries; None: equal ones.
 
         Raises:
             Unsolvable: no single input has this gradient, or the gradient does not determine the input.
@@ -173,17 +168,6 @@ def _quotient(weight: Tensor, bias: Tensor) -> Tensor:
     return weight.T @ rows / rows.square().sum() / unit
 
 
-def _weighted_quotient(weight: Tensor, bias: Tensor, off: Tensor, of_bias: Tensor) -> Tensor:
-    """As `_quotient`, from entries with these errors; bias and input are fitted in turn."""
-    sure, of_bias = 1 / off.square().clamp(min=1e-300), 1 / of_bias.square().clamp(min=1e-300)
-    slope = bias
-    for _ in range(_TURNS):
-        row = ((sure * weight).T @ slope) / (sure.T @ slope.square()).clamp(min=1e-300)
-        shown = (sure * weight) @ row + of_bias * bias
-        slope = shown / (sure @ row.square() + of_bias)
-    return row
-
-
 @dataclass(frozen=True)
 class DenseForm:
     """The closed form of a model that begins with a dense layer, of which it needs only this layer's gradient.
@@ -197,14 +181,10 @@ class DenseForm:
     model: Model
     at: int
 
-    def solve(self, gradient: Tensor, errors: Tensor | None = None) -> Tensor:
+    def solve(self, gradient: Tensor) -> Tensor:
         """Implement `ClosedForm`."""
         weight, bias = self.model.layout.split(gradient)[self.at : self.at + 2]
-        if errors is None:
-            row = _quotient(weight, bias)
-        else:
-            row = _weighted_quotient(weight, bias, *self.model.layout.split(errors)[self.at : self.at + 2])
-        return self.model.scale.stored(row.reshape(self.model.input_shape))
+        return self.model.scale.stored(_quotient(weight, bias).reshape(self.model.input_shape))
 
 
 def _lenet(model: Model, structure: Structure, params: Tensor, ridge: float) -> ClosedForm:
@@ -234,8 +214,8 @@ class _LeNet:
     head: Tensor
     shape: tuple[int, int, int]
 
-    def solve(self, gradient: Tensor, errors: Tensor | None = None) -> Tensor:
-        """Implement `ClosedForm`; all entries count as equally sure."""
+    def solve(self, gradient: Tensor) -> Tensor:
+        """Implement `ClosedForm`."""
         *kernels, weight, bias = self.structure.split(gradient)
         h = _quotient(weight, bias)
         # the scores' slopes again, from all weights and not only the biases, so that noise averages out

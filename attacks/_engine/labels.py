@@ -13,7 +13,7 @@ from torch.distributions import Binomial
 from torch.nn.functional import one_hot
 
 from leakgauge.attacks._engine.last_layer import LastLayer, last_layer
-from leakgauge.attacks._engine.objective import Kind, errors_of, received_gradients
+from leakgauge.attacks._engine.objective import Kind, bent, received_gradients
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Attack, Examples, Observation, ObservedRound, Reconstruction, Task
 from leakgauge.harness.core.rng import Key
@@ -128,8 +128,7 @@ def _of_round(observation: Observation, observed: ObservedRound, gradients: Tens
     images = [message.images for message in observed.messages]
     numbers = [message.sender.number for message in observed.messages]
     # Adam leaves little but the signs, which single records need no data for
-    sizes = errors_of(observation, observed, gradients) is None
-    known = observation.auxiliary if sizes else None
+    known = None if bent(observation, observed) else observation.auxiliary
     return _chances(observation.task, observed.model.params, gradients, images, key, known, numbers)
 
 

@@ -106,7 +106,7 @@ def _without_decay(observation: Observation, observed: ObservedRound, steps: Ten
     setting, params = observation.setting, observed.model.params
     if setting.sends == "gradient" or (setting.optimizer == "sgd" and not setting.weight_decay):
         return steps
-    if setting.optimizer != "sgd" and observed.messages[0].steps == 1:
+    if bent(observation, observed):
         decayed = setting.weight_decay * params if setting.optimizer == "adamw" else torch.zeros_like(params)
         rounding = _rounding(params, observed.lr)
         return undone(steps - decayed, rounding) - (setting.weight_decay * params - decayed)
@@ -119,22 +119,25 @@ def undone(steps: Tensor, rounding: Tensor) -> Tensor:
     The epsilon shows the size of small gradients. Of large ones, rounding leaves only the sign and a least size. Steps
     that are longer than 1 are noisy, and returned as they are.
     """
-    noisy = (steps.abs() > 1 + 4 * rounding).any(1, keepdim=True)
+    noisy = (steps.abs() > 1 + 12 * rounding).any(1, keepdim=True)
     return torch.where(noisy, steps, EPSILON * steps / (1 - steps.abs()).clamp(min=rounding))
 
 
 def _rounding(params: Vector, lr: float) -> Tensor:
-    """[d]: about the largest rounding error of a step of Adam, in units of the learning rate."""
-    return torch.finfo(params.dtype).eps * (1 + params.abs() / lr)
+    """[d]: about the standard rounding error of a step of Adam, in units of the learning rate."""
+    return 0.3 * torch.finfo(params.dtype).eps * (1 + params.abs() / lr)
 
 
-def errors_of(observation: Observation, observed: ObservedRound, gradients: Tensor) -> Tensor | None:
-    """[n, d]: about the errors of `received_gradients` that rounding leaves; None: none beyond the defense's."""
-    setting, params = observation.setting, observed.model.params
-    if setting.optimizer == "sgd" or observed.messages[0].steps > 1:
-        return None
-    followed = gradients if setting.optimizer == "adamw" else gradients + setting.weight_decay * params
-    return _rounding(params, observed.lr) * (EPSILON + followed.abs()).square() / EPSILON
+def bent(observation: Observation, observed: ObservedRound) -> bool:
+    """Whether the messages of a round are single steps of Adam: rounding hides the sizes of their larger entries."""
+    setting = observation.setting
+    return setting.sends == "update" and setting.optimizer != "sgd" and observed.messages[0].steps == 1
+
+
+def unbent_errors(observation: Observation, observed: ObservedRound) -> tuple[Tensor, Tensor]:
+    """[d] and [d]: the rounding errors of a step of Adam, per learning rate, and what decay adds to its gradient."""
+    share = observation.setting.weight_decay if observation.setting.optimizer == "adam" else 0.0
+    return _rounding(observed.model.params, observed.lr), share * observed.model.params
 
 
 class Objective(NamedTuple):
@@ -192,8 +195,7 @@ def _of_round(
     if not explains.unroll or (one_gradient(plan, message.images) and message.users == 1):
         if plan.optimizer != "sgd" and not plan.gradient:
             estimates = received_gradients(observation, observed, numbers=True)
-            share = observation.setting.weight_decay if plan.optimizer == "adam" else 0.0  # added to what Adam follows
-            misfit = _by_bent(estimates.to(params), share * params, _rounding(params, observed.lr))
+            misfit = _by_bent(estimates.to(params), *unbent_errors(observation, observed))
         elif aware:
             decay = observation.setting.weight_decay if observation.setting.sends == "update" else 0.0
             misfit = partial(_of_gradients, unlikely, factor, decay * params if decay else None)
@@ -227,7 +229,7 @@ def _of_gradients(
     return misfit(per_gradient[instances, None] * steps, instances)
 
 
-def _by_bent(estimates: Tensor, decay: Tensor, rounding: Tensor) -> Misfit:
+def _by_bent(estimates: Tensor, rounding: Tensor, decay: Tensor) -> Misfit:
     """The misfit of g + decay after g / (|g| + scale), as Adam bends them, but with a scale of their size.
 
     rounding: [d], the rounding errors of Adam's steps. They give each estimate its error; where only the sign and a
@@ -238,15 +240,15 @@ def _by_bent(estimates: Tensor, decay: Tensor, rounding: Tensor) -> Misfit:
     known = size.where(estimates != 0, torch.nan)
     scale = known.nanmedian(1, keepdim=True).values.nan_to_num(1.0)
 
-    def bent(rows: Tensor, instances: Tensor) -> Tensor:
+    def bend(rows: Tensor, instances: Tensor) -> Tensor:
         return rows / (rows.abs() + scale[instances])
 
-    wanted = bent(followed, torch.arange(len(followed), device=followed.device))
+    wanted = bend(followed, torch.arange(len(followed), device=followed.device))
     error = rounding * (EPSILON + size).square() / EPSILON * scale / (size + scale).square()
     precision, least = error.clamp(_EXACT, 1.0).square().reciprocal() / 2, size >= EPSILON / (_CLOSE * rounding)
 
     def misfit(rows: Tensor, at: Tensor) -> Tensor:
-        off = bent(rows + decay, at) - wanted[at]
+        off = bend(rows + decay, at) - wanted[at]
         off = off.where(~(least[at] & (off * wanted[at] > 0)), 0.0)
         return (precision[at] * off.square()).sum(1)
 

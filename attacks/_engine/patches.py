@@ -106,7 +106,7 @@ class PatchForm:
         bias = next((at for at in biases if torch.dist(slopes[0][at], total) <= _SAME * total.norm()), None)
         return cls(task.layout, weight, position, bias, places, *read, task.input_shape)
 
-    def solve(self, gradient: Tensor, errors: Tensor | None = None) -> Tensor:
+    def solve(self, gradient: Tensor) -> Tensor:
         """Implement `ClosedForm`; all entries count as equally sure.
 
         The bias's gradient is the sum of the slopes, so its distance from this sum shows the noise of the entries. With

@@ -18,13 +18,14 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, bu
 from leakgauge.attacks._engine.closed_form import RIDGE, Unsolvable, closed_form
 from leakgauge.attacks._engine.imitation import explained_at, imitated_gradients, regressed
 from leakgauge.attacks._engine.matching import Evaluation, Function, Latest, unpack
-from leakgauge.attacks._engine.objective import Explains, Objective, errors_of, objective
+from leakgauge.attacks._engine.objective import Explains, Objective, bent, objective
 from leakgauge.attacks._engine.prior import Prior, mapped, near_center
 from leakgauge.attacks._engine.simulate import one_gradient, plan_of
 from leakgauge.attacks._engine.tables import FirstLayer, Mixture, restore
+from leakgauge.attacks._search.adam import Schedule, descend
 from leakgauge.attacks._search.batches import shown
 from leakgauge.attacks._search.direction import Direction
-from leakgauge.attacks._search.features import CLEAN, VEILED, Features
+from leakgauge.attacks._search.features import CLEAN, VEILED, Features, settled
 from leakgauge.attacks._search.lbfgs import Minima, Stop, minimize
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Examples, Guess, Message, Observation, ObservedRound, Task
@@ -41,6 +42,7 @@ _EXPLAINED = 1e-7  # at this share, another start would find the same inputs aga
 _FARTHER = (1, 2, 4, 8)  # restart numbers whose larger distances a search tries if all units are dead nearer
 _LAST = 0.5  # share of the evaluations for the search after the softened ones
 _AFTER = 0.125  # the same after softened searches that did not explain the messages
+_UNBENT = 0.1  # size of the first steps of a search behind Adam, in units of coordinates; 0.03 and 0.3 are worse
 _NEAR = 1e-5  # below this share, a stalled search has found the inputs up to the limits of single precision
 
 _BENDS = ((0.1, 16.0), (0.03, 160.0), (0.01, 1600.0), (0.003, math.inf))
@@ -180,8 +182,9 @@ def match(
     messages, guesses = observed_rounds[0].messages, dict[int, Guess]()
     for _, victims in alike(targets, kinds_of(observed_rounds)):
         known = None if labels is None else torch.stack([labels[i] for i in victims]).to(device)
-        chosen, sought = tuple(only(observed, victims) for observed in observed_rounds), targets[victims]
-        group = _Group(placed, chosen, sought.to(observed_rounds[0].model.params), known, search)
+        chosen = tuple(only(observed, victims) for observed in observed_rounds)
+        sought = settled(placed, chosen[0], targets[victims].to(chosen[0].model.params))
+        group = _Group(placed, chosen, sought, known, search)
         guesses |= zip(victims, group.run(key), strict=True)
     return in_order(observation.task, messages, targets, guesses)
 
@@ -214,6 +217,7 @@ class _Group:
             begun, used = self._begin(key, 0, labels, goal, pending)
             best.evaluations[pending] += used
             left = ~self._explained_behind(soft, begun, best, goal, pending, key.child("softened"))
+            left |= bent(self.observation, self.observed_rounds[0])  # its misfit for no update is no measure
             begun, pending = begun[left], pending[left]
         for restart in range(self.search.restarts if len(pending) else 0):
             minima, tried = self._restart(key, restart, goal, pending, begun if restart == 0 else None)
@@ -308,10 +312,9 @@ class _Group:
             return
         if (form := closed_form(self.observation.task, params, RIDGE)) is None:
             return
-        errors = errors_of(self.observation, self.observed_rounds[0], self.targets.cpu())
         for row, target in enumerate(self.targets.cpu()):
             try:
-                x = form.solve(target.double(), None if errors is None else errors[row].double()).to(best.x).flatten()
+                x = form.solve(target.double()).to(best.x).flatten()
             except (Unsolvable, LinAlgError):
                 continue
             if bool(x.isfinite().all()):
@@ -416,9 +419,20 @@ class _Group:
         if prior.centered and self._one_image:
             features = Features.of(self.observation.task, self.observed_rounds[0].model.params, self.targets[rows])
         if features is None:
-            return self._by_direction(prior, z, labels, rows)
-        starts = features.search(prior, z, self.search.warm, key.child("features", restart))
-        begin, z, used = z, _finite(starts, z), starts.evaluations
+            z, used = self._by_direction(prior, z, labels, rows)
+        else:
+            z, used = self._by_known(features, prior, z, labels, goal, rows, key.child("features", restart))
+        if bent(self.observation, self.observed_rounds[0]):
+            minima = descend(_Subset(goal.at(math.inf), rows), z, Schedule(self.search.warm, _UNBENT, signed=False))
+            z, used = _finite(minima, z), used + minima.evaluations
+        return z, used
+
+    def _by_known(
+        self, features: Features, prior: Prior, begin: Tensor, labels: Tensor, goal: Objective, rows: Tensor, key: Key
+    ) -> tuple[Tensor, Tensor]:
+        """Points that explain the features, or the direction of noisy gradients, and the evaluations [m]."""
+        starts = features.search(prior, begin, self.search.warm, key)
+        z, used = _finite(starts, begin), starts.evaluations
         noisy = (features.error > (VEILED if self._soft else CLEAN)).nonzero()[:, 0]
         if len(noisy):
             other, more = self._by_direction(prior, begin[noisy], labels, rows[noisy])

@@ -16,13 +16,15 @@ from torch import Tensor
 
 from leakgauge.attacks._engine.closed_form import entrance
 from leakgauge.attacks._engine.matching import Evaluation
+from leakgauge.attacks._engine.objective import bent, unbent_errors
 from leakgauge.attacks._engine.prior import Believed, Prior
 from leakgauge.attacks._search.adam import Schedule, descend
 from leakgauge.attacks._search.lbfgs import Minima
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Task
+from leakgauge.harness.core.contract import Observation, ObservedRound, Task
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
+from leakgauge.harness.learn.batch import EPSILON
 from leakgauge.harness.learn.gradients import kernel_of
 from leakgauge.harness.learn.kernels import Kernel
 from leakgauge.harness.learn.layers import Flatten, Scale
@@ -50,6 +52,8 @@ _WEIGHT = 0.8  # weight of the prior's mean energy, where zero features have a d
 _STARTS = 3  # number of searches whose mean is returned
 _SPREAD = 0.5  # distance of the other searches' starts from the first start, in standard deviations of each coordinate
 _TOGETHER = 8  # number of candidates computed at once
+_TURNS = 100  # of a fit to entries of different errors
+_EXACT = 1e-3  # their least error, as a share of the mean entry
 _TINY = 1e-14  # added to the squared distance, whose root has no slope at zero
 
 
@@ -184,6 +188,33 @@ def outer(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     slopes = (rows @ inputs[:, :, None])[:, :, 0] / inputs.square().sum(1, keepdim=True)
     error = (squares[:, :-1].clamp(min=0).sum(1) / squares[:, -1] / rows.shape[1]).sqrt()
     return inputs[:, :-1], slopes, error.nan_to_num(nan=torch.inf)
+
+
+def settled(observation: Observation, observed: ObservedRound, gradients: Tensor) -> Tensor:
+    """[n, d]: received gradients; behind a step of Adam, that of the first dense layer is fitted by an outer product.
+
+    This needs messages of one image. The fit weighs the entries by the rounding errors that it finds likely.
+    """
+    task, params, message = observation.task, observed.model.params, observed.messages[0]
+    if not bent(observation, observed) or (message.images, message.users) != (1, 1) or not isinstance(task, ModelTask):
+        return gradients
+    if (entry := front(task, params)) is None:
+        return gradients
+    split, fitted = task.layout.split if task.structure is None else task.structure.split, gradients.clone()
+    parts = [split(each)[entry[1] : entry[1] + 2] for each in (gradients, *unbent_errors(observation, observed))]
+    rows, rounding, decay = (torch.cat([weight, bias[..., None]], -1).double() for weight, bias in parts)
+    (_, slopes, _), seen, fit = outer(rows), EPSILON + (rows + decay).abs(), rows
+    least = (_EXACT * rows.abs().mean((1, 2), keepdim=True)).square()
+    for _ in range(_TURNS):
+        size = (EPSILON + (fit + decay).abs()).maximum(0.3 * seen)
+        sure = 1 / (seen * size**3 * (rounding / EPSILON).square() + least)
+        inputs = (sure * rows).mT @ slopes[..., None] / (sure.mT @ slopes.square()[..., None])
+        slopes = ((sure * rows) @ inputs / (sure @ inputs.square()))[..., 0]
+        fit = slopes[..., None] * inputs.mT
+    weight, bias = split(fitted)[entry[1] : entry[1] + 2]
+    weight.copy_(fit[..., :-1])
+    bias.copy_(fit[..., -1])
+    return fitted
 
 
 def _weights(kernel: Kernel, targets: Tensor) -> Tensor:

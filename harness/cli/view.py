@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from leakgauge.harness.core.files import content
 from leakgauge.harness.core.sinks import line
 from leakgauge.harness.gate.compare import ORDINALS, compare_all
-from leakgauge.harness.study.store import Stored, StoreError, load_run
+from leakgauge.harness.study.store import Stored, StoreError, load_run, no_collection
 from leakgauge.reports import html, view
 from leakgauge.reports.charts.figures import slug
 from leakgauge.reports.select import Analysis, Images
@@ -70,7 +70,7 @@ class Runs:
             StoreError: a run cannot be read.
             ValueError: this many runs cannot be compared.
         """
-        with self._lock:
+        with self._lock, no_collection():
             match parts:
                 case ():
                     return view.home_page(self.folder.name, self._listed(), links)

@@ -83,12 +83,12 @@ def headline_estimate(result: Result, kind: str) -> Estimate | None:
 
 def identity(cell: Cell) -> str:
     """Fingerprint of a cell's question without its seed."""
-    return fingerprint([{**to_data(cell.training), "seed": None}, *to_data([cell.attack, cell.target, cell.threat])])
+    return fingerprint([cell.training.question, *to_data([cell.attack, cell.target, cell.threat])])
 
 
 def training_identity(spec: TrainingSpec) -> str:
     """Fingerprint of a training without its seed."""
-    return fingerprint([{**to_data(spec), "seed": None}])
+    return fingerprint([spec.question])
 
 
 def cases(run: Run) -> tuple[Case, ...]:

@@ -11,7 +11,7 @@ import functools
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from leakgauge.harness.core.stored import PARAMETERS, fingerprint, to_data
 
@@ -307,6 +307,11 @@ class TrainingSpec:
     def honest(self) -> TrainingSpec:
         """The same training with an honest server and honest clients."""
         return dataclasses.replace(self, malice=None)
+
+    @functools.cached_property
+    def question(self) -> dict[str, Any]:
+        """The stored form without the seed."""
+        return {**to_data(self), "seed": None}
 
     @functools.cached_property
     def id(self) -> str:

@@ -175,9 +175,10 @@ def binomial(hits: int, n: int, chance: float) -> float:
 
 def fisher(hits: int, n: int, others: int, m: int) -> float:
     """The one-sided p-value of Fisher's exact test that `hits` of n is no higher a share than `others` of m."""
-    from scipy.stats import hypergeom
-
-    return float(hypergeom.sf(hits - 1, n + m, hits + others, n))
+    more = np.arange(hits, min(n, hits + others) + 1)
+    logs = [-special.betaln(k + 1, of - k + 1) - np.log(of + 1) for k, of in ((more, n), (hits + others - more, m))]
+    total = special.betaln(hits + others + 1, n + m - hits - others + 1) + np.log(n + m + 1)
+    return min(1.0, float(np.exp(logs[0] + logs[1] + total).sum()))
 
 
 def pool(estimates: Sequence[Estimate]) -> Estimate:

@@ -43,7 +43,7 @@ from leakgauge.harness.core.cell import Cell, TrainingSpec
 from leakgauge.harness.core.files import MISSING, Damaged, attempt
 from leakgauge.harness.core.files import content as content_of
 from leakgauge.harness.core.result import Failure, PartInfo, Pictures, Result, Run, Scores, TrainingRecord
-from leakgauge.harness.core.stored import VERSION, from_data, to_data, upgraded
+from leakgauge.harness.core.stored import VERSION, canonical, from_data, to_data, upgraded
 from leakgauge.harness.federation.recorder import LIST
 
 if TYPE_CHECKING:
@@ -395,13 +395,13 @@ def load_run(folder: str | Path, seen: dict[Path, tuple[int, Stored]] | None = N
     Raises:
         StoreError: the folder has no study, or its study is damaged.
     """
-    with _no_collection():
+    with no_collection():
         return _loaded(Store(Path(folder)), {} if seen is None else seen)
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
-    """Without searches for garbage, which would walk over all results again and again while they are read."""
+def no_collection() -> Iterator[None]:
+    """Without searches for garbage, which would walk over all results again and again while a run is read or shown."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -540,8 +540,14 @@ def _remove(path: Path) -> None:
 
 
 def _plan(content: bytes) -> tuple[dict[str, Any], tuple[Cell, ...]]:
-    study = upgraded(unsealed(content))
-    return study, from_data(tuple[Cell, ...], study["cells"])
+    study, specs = upgraded(unsealed(content)), dict[str, TrainingSpec]()
+    cells = []
+    for cell in study["cells"]:  # those of one training share it, and what it has computed of itself
+        name = canonical(cell["training"])
+        if name not in specs:
+            specs[name] = from_data(TrainingSpec, cell["training"])
+        cells.append({**cell, "training": specs[name]})
+    return study, from_data(tuple[Cell, ...], cells)
 
 
 def _tomls(study: dict[str, Any]) -> dict[str, str]:
