@@ -55,7 +55,8 @@ class MAP(ByPosterior):
             with 1.6 times the evaluations).
             Otherwise, or additionally if noise hides much of the inputs, it matches the gradient's estimated direction:
             it minimizes the angle between the gradients plus the prior's energy, by Adam in the prior's coordinates
-            (with `tv`: as `inverting-gradients` does).
+            (with `tv`: as `inverting-gradients` does). Behind one step of Adam, another search of as many evaluations
+            follows the objective over the kinks that Adam's steps leave.
         solve: whether to add the image of the closed form (`analytic`) as a candidate, if the closed form covers the
             model and a message has one image. This image is returned if nothing explains the messages better, and
             without a search if it explains them completely. Behind batch norms and residual blocks, where searches end

@@ -125,7 +125,8 @@ def undone(steps: Tensor, rounding: Tensor) -> Tensor:
 
 def _rounding(params: Vector, lr: float) -> Tensor:
     """[d]: about the standard rounding error of a step of Adam, in units of the learning rate."""
-    return 0.3 * torch.finfo(params.dtype).eps * (1 + params.abs() / lr)
+    above = torch.nextafter(params.abs(), params.new_tensor(torch.inf)) - params.abs()
+    return 0.3 * (torch.finfo(params.dtype).eps + above / lr)
 
 
 def bent(observation: Observation, observed: ObservedRound) -> bool:
