@@ -266,11 +266,13 @@ def unlearned(record: TrainingRecord) -> str:
 
 def messages_needed(share: float) -> int | None:
     """The fewest messages at which this share, or one half, named among two is surely at most `MOST_HIDDEN`."""
-    for n in range(10, 2000):
+    for n in range(10, _MOST):
         if (stats.clopper_pearson(math.ceil(max(0.5, share) * n), n).high or 1.0) <= MOST_HIDDEN:
             return n
     return None
 
+
+_MOST = 2000  # messages that are tried
 
 _AMONG = ("identification", "named", "named@2", "named@10", "named@100")
 
@@ -343,7 +345,7 @@ def _uncertain(alike: Sequence[Case]) -> Iterator[str]:
     hits = [hit for one in pairs for hit in stats.firsts(one)]
     if hits and (stats.clopper_pearson(sum(hits), len(hits)).high or 1.0) > MOST_HIDDEN:
         enough = messages_needed(sum(hits) / len(hits))
-        more = f"{enough} messages would do" if enough else "more messages would tell"
+        more = f"{enough} messages would do" if enough else f"more than {_MOST} messages would tell"
         yield f"{sum(hits)} of {len(hits)} named among 2: {more}"
     elif not hits and gaps:
         yield "the lineup has no rival"

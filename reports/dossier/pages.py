@@ -224,7 +224,7 @@ def _helps(subject: Subject, pick: Subject | None) -> Iterator[str]:
         promises = [f" Its promise for one round: {odds(one.epsilon, one.delta)} of 100 guesses." for one in claims]
         yield f"{pick.words} ({cut(pick.label)}).{''.join(promises)}"
     elif subject.word in (Word.LEAKS, Word.SOME):
-        yield "A stronger or another protection; then a new test."
+        yield "A protection whose promise over all rounds lets fewer guesses be right; then a new test."
     if subject.word in (Word.WEAK, None):
         yield "A stronger test: page 1 says what is missing."
     if rating is not None and not hidden and observer(rating.adversary).source == OBSERVERS["server"].source:

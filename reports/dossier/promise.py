@@ -79,6 +79,8 @@ def _title(subject: Subject, one: ClaimRecord, whole: ClaimRecord) -> str:
         verdict += ", but it is weak"
     elif "not kept" in verdict and worst.epsilon is not None and odds(worst.epsilon, worst.delta) == "all 100":
         verdict = f"{VERDICTS['VACUOUS']}; even so, it {verdict}"
+    elif verdict == VERDICTS["VACUOUS"] and worst.epsilon is not None and (proved.epsilon or math.inf) <= worst.epsilon:
+        verdict = f"is kept, but it {verdict}"
     later = worst is whole and severity(one) < severity(whole)
     when = f"Over all {subject.federation.rounds} rounds, the" if later else "The"
     return f"{when} promise {f'is {listing(about)}, and it ' if about else ''}{verdict}."

@@ -109,7 +109,7 @@ _MISSING = (
     (r"^the lineup has no rival$", "other records in the line-up"),
     (r"^the defense's likelihood .*", "proof that no better attack exists"),
     (r"^(\d+) of (\d+) named among 2: (\d+) messages would do$", rf"more messages, \3 would do ({_OF_TWO})"),
-    (r"^(\d+) of (\d+) named among 2: .*", rf"more messages ({_OF_TWO})"),
+    (r"^(\d+) of (\d+) named among 2: more than (\d+) .*", rf"more messages, over \3 ({_OF_TWO})"),
 )
 
 """What a rating lacks, in words after `Missing:`."""
