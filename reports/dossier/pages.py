@@ -224,9 +224,9 @@ def _helps(subject: Subject, pick: Subject | None) -> Iterator[str]:
         promises = [f" Its promise for one round: {odds(one.epsilon, one.delta)} of 100 guesses." for one in claims]
         yield f"{pick.words} ({cut(pick.label)}).{''.join(promises)}"
     elif subject.word in (Word.LEAKS, Word.SOME):
-        yield "A protection whose promise over all rounds lets fewer guesses be right; then a new test."
+        yield "Take a protection whose promise over all rounds lets fewer guesses be right, and test again."
     if subject.word in (Word.WEAK, None):
-        yield "A stronger test: page 1 says what is missing."
+        yield "Make a stronger test: page 1 says what is missing."
     if rating is not None and not hidden and observer(rating.adversary).source == OBSERVERS["server"].source:
         yield "Let the server see only the sum of many sites (not tested here)."
     if not hidden and subject.single and subject.federation.batch == 1:

@@ -14,6 +14,8 @@ from leakgauge.reports.dossier.words import CODES, UNITS, VERDICTS, ends, odds, 
 from leakgauge.reports.sections.checked import checked, is_broken, is_unkept, severity, verdict_of
 from leakgauge.reports.text.notation import grouped, listing, number, short
 
+_UNMEASURED = "not measured"
+
 
 def promise(subject: Subject) -> dict[str, object]:
     """What page 2 shows; of several trainings, the claims with the worst verdicts count."""
@@ -36,11 +38,12 @@ def promise(subject: Subject) -> dict[str, object]:
 def _rows(subject: Subject, one: ClaimRecord, whole: ClaimRecord) -> Iterator[tuple[str, str, str, str]]:
     """What the promise is about, and of 100 guesses, how many it, the proof and the measurement let be right."""
     audit = _audit(subject)
-    yield UNITS.get(one.unit, one.unit), *_row(one, audit)
-    if subject.federation.rounds > 1:
+    several = subject.federation.rounds > 1
+    yield UNITS.get(one.unit, one.unit) + ", one round" * several, *_row(one, audit)
+    if several:
         yield f"The same, all {subject.federation.rounds} rounds", *_row(whole, audit)
     for proof in _further(subject, one):
-        yield UNITS.get(proof.unit, proof.unit), "nothing", odds(proof.epsilon, proof.delta), ""
+        yield UNITS.get(proof.unit, proof.unit), "nothing", odds(proof.epsilon, proof.delta), _UNMEASURED
 
 
 def _audit(subject: Subject) -> AuditRecord | None:
@@ -49,7 +52,7 @@ def _audit(subject: Subject) -> AuditRecord | None:
 
 def _row(claim: ClaimRecord, audit: AuditRecord | None) -> tuple[str, str, str]:
     fits = audit is not None and (audit.horizon, audit.unit) == (claim.horizon, claim.unit)
-    measured = odds(audit.epsilon_lower, audit.delta) if fits and audit is not None else ""
+    measured = odds(audit.epsilon_lower, audit.delta) if fits and audit is not None else _UNMEASURED
     measured = f"at least {measured}" if measured[:1].isdigit() else measured
     promised = "nothing" if claim.epsilon is None else odds(claim.epsilon, claim.delta)
     return promised, odds(claim.proved.epsilon, claim.proved.delta), measured
@@ -96,7 +99,7 @@ def _numbers(subject: Subject, one: ClaimRecord, whole: ClaimRecord) -> str:
     text = f"{loss}, proved {number(claim.proved.epsilon)}"
     if audit is None:
         return f"{text}. The program was not checked against its description."
-    text += f"; measured on a small system: at least {short(audit.epsilon_lower)}, with {grouped(audit.trials)} trials"
+    text += f"; measured: at least {short(audit.epsilon_lower)}, with {grouped(audit.trials)} trials"
     blame = (
         " What the description promises is more than that." if audit.code == "CONSISTENT" and is_broken(claim) else ""
     )
@@ -125,7 +128,7 @@ def _sure(subject: Subject) -> Iterator[str]:
     if not any(group.case.info.aware for group in subject.groups):
         yield "No attack made use of how the protection works: a better one may exist."
     if subject.word in (Word.WEAK, None):
-        yield "Here it could not decide: page 1 says what is missing. That a promise fails does not tell what leaks."
+        yield "Here it could not decide: page 1 says what is missing. A smaller leak can be missed."
     more = len(subject.attacked) < subject.federation.rounds
     yield f"The test attacked {rounds(subject)}{'; all together may tell more' if more else ''}."
     yield "Ranges in percent are right in 95 of 100 tests."
@@ -133,7 +136,7 @@ def _sure(subject: Subject) -> Iterator[str]:
         known = [training.accuracy for training in subject.trainings if training.accuracy is not None]
         gap = counted(round(100 * (max(known) - min(known))), "percentage point")
         spread = f"; {len(known)} trainings differ by {gap}" if len(known) > 1 else ""
-        yield f"The model’s answers were tried on {counted(subject.trainings[0].test_samples, 'new record')}{spread}."
+        yield f"The model’s right answers: on {counted(subject.trainings[0].test_samples, 'new record')}{spread}."
     if subject.lost:
         yield f"{subject.lost}."
 

@@ -100,7 +100,8 @@ FOUND = {
 }
 """By what was found: the words after `can tell`, and those after the number."""
 
-_OF_TWO = r"given a message and two records, the attack picked the right one for \1 of \2 people; a coin: half"
+_OF_TWO = r"given a message and two records, the attack picked the right one for \1 of \2 people"
+_OF_TWO += "; a coin: half; luck can explain this"
 
 _MISSING = (
     (r"^of ([\d\s]+) cells?, ", r"of \1 attacks, "),
@@ -108,8 +109,8 @@ _MISSING = (
     (r"^no lineup can tell .*", "a method that proves what this observer cannot learn"),
     (r"^the lineup has no rival$", "other records in the line-up"),
     (r"^the defense's likelihood .*", "proof that no better attack exists"),
-    (r"^(\d+) of (\d+) named among 2: (\d+) messages would do$", rf"more messages, \3 would do ({_OF_TWO})"),
-    (r"^(\d+) of (\d+) named among 2: more than (\d+) .*", rf"more messages, over \3 ({_OF_TWO})"),
+    (r"^(\d+) of (\d+) named among 2: (\d+) messages would do$", rf"more messages, \3 in all would do ({_OF_TWO})"),
+    (r"^(\d+) of (\d+) named among 2: more than (\d+) .*", rf"more messages, over \3 in all ({_OF_TWO})"),
 )
 
 """What a rating lacks, in words after `Missing:`."""
