@@ -7,8 +7,8 @@ from functools import partial
 
 from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.labels import counted
-from leakgauge.harness.core.lines import Reproduced
-from leakgauge.harness.core.statements import Verdict
+from leakgauge.harness.query.lines import Reproduced
+from leakgauge.harness.query.statements import Judged, Verdict
 from leakgauge.reports.charts.figures import slug
 from leakgauge.reports.html import page
 from leakgauge.reports.sections import Section
@@ -33,27 +33,41 @@ def _at(recipes: Sequence[Reproduced], number: int) -> dict[str, object]:
 
 
 def _scoreboard(recipes: Sequence[Reproduced]) -> Table:
-    counts = [[sum(claim.verdict is kind for claim in recipe.judged) for kind in Verdict] for recipe in recipes]
-    totals = dict(zip(Verdict, map(sum, zip(*counts, strict=True)), strict=True))
+    counts = [
+        [sum(one.verdict is kind and not one.statement.own for one in recipe.judged) for kind in Verdict]
+        + [sum(one.statement.own for one in recipe.judged)]
+        for recipe in recipes
+    ]
+    totals = dict(zip(Verdict, map(sum, zip(*counts, strict=True)), strict=False))
     words = ", ".join(f"{count} {str(kind).lower()}" for kind, count in totals.items() if count)
     rows: list[Fields] = [
         (Cell(recipe.name, link=slug(recipe.name)), recipe.title, *(str(count or "") for count in row))
         for recipe, row in zip(recipes, counts, strict=True)
     ]
-    lead = f"{counted(sum(totals.values()), 'claim')} of {counted(len(recipes), 'recipe')}: {words}."
-    columns: tuple[Column | str, ...] = ("Recipe", "Title", *(Column(str(kind), "num") for kind in Verdict))
-    return Table("Claims by recipe", columns, tuple(rows), lead)
+    lead = f"{counted(sum(totals.values()), 'published statement')} of {counted(len(recipes), 'recipe')}: {words}."
+    columns: tuple[Column | str, ...] = (
+        "Recipe",
+        "Title",
+        *(Column(str(kind), "num") for kind in Verdict),
+        Column("Our own", "num"),
+    )
+    return Table("Published statements by recipe", columns, tuple(rows), lead)
 
 
 def scoreboard(recipes: Sequence[Reproduced]) -> str:
-    """Every claim with its verdict as Markdown, one table for each paper, for a page under version control."""
+    """Every statement with its verdict as Markdown, one table for each paper, for a page under version control."""
     parts = [_scoreboard(recipes).lead]
     for paper, alike in gathered((recipe.name.partition("/")[0], recipe) for recipe in recipes).items():
         made_by = "; ".join(dict.fromkeys(text for recipe in alike for text in recipe.made_by))
-        columns = ("recipe", "claim", "verdict", "measured", "printed")
+        columns = ("recipe", "statement", "verdict", "measured", "printed")
         claims = ((recipe.name, claim) for recipe in alike for claim in recipe.judged)
-        rows = tuple((name, one.text, one.verdict, one.measured, one.statement.printed) for name, one in claims)
+        rows = tuple(_row(name, one) for name, one in sorted(claims, key=lambda pair: pair[1].statement.own))
         notes = tuple(f"{recipe.name}: {note}." for recipe in alike for note in recipe.notes)
         lead = f"Size {alike[0].size}, code and machine: {made_by}."
         parts += ["", Table(paper, columns, rows, lead, notes).markdown()]
     return "\n".join(parts) + "\n"
+
+
+def _row(name: str, one: Judged) -> Fields:
+    text = f"{one.statement.text}{' (ours)' * one.statement.own}"
+    return name, text, str(one.verdict), one.measured, one.statement.printed

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from leakgauge.harness.core.lines import Best, Figure, draw
-from leakgauge.harness.core.points import Value, flat, select
+from leakgauge.harness.query.lines import Best, Figure, draw
+from leakgauge.harness.query.points import Value, flat, select
 from leakgauge.reports.sections.asked import chart_of
 
 

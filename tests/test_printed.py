@@ -21,9 +21,9 @@ from leakgauge.defenses.sqsgd import SqSGD
 from leakgauge.harness.cli.main import app
 from leakgauge.harness.core.cell import Size
 from leakgauge.harness.core.errors import StudyError
-from leakgauge.harness.core.lines import Reproduced
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn import models
+from leakgauge.harness.query.lines import Reproduced
 from leakgauge.harness.study.recipes import _EXTRA, _NOTHING, _departures, _merged, recipe, recipes
 from leakgauge.harness.study.study import expand, resolve
 from leakgauge.reports.reproduction import reproduction, scoreboard

@@ -9,17 +9,19 @@ import pytest
 from typer.testing import CliRunner
 
 from leakgauge.harness.cli.main import app
+from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.cell import Size
 from leakgauge.harness.core.errors import StudyError, UnknownNameError
-from leakgauge.harness.core.lines import quantities
 from leakgauge.harness.core.metrics import METRICS
-from leakgauge.harness.core.points import Value, of_cell, paths_of
-from leakgauge.harness.core.statements import Verdict
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.small import FORMULAS, layer_snr
+from leakgauge.harness.query.lines import quantities
+from leakgauge.harness.query.points import Value, of_cell, paths_of
+from leakgauge.harness.query.statements import Verdict
 from leakgauge.harness.study.environment import environment
 from leakgauge.harness.study.prepare import prepare
-from leakgauge.harness.study.recipes import evaluate, recipe, recipes, reproduce
+from leakgauge.harness.study.recipes import computed, evaluate, recipe, recipes, reproduce
+from leakgauge.harness.study.store import load_run
 from leakgauge.harness.study.study import expand, resolve
 from tests.by_rows import by_rows
 
@@ -209,7 +211,11 @@ def test_every_shipped_recipe_is_valid_at_every_size(name, tmp_path, few_draws):
 
 _BY_ROUND = ("accuracy", "loss", "snr_db", "message_bytes", "planned_rounds", "noise_multiplier")
 _EPSILONS = ("claimed_epsilon", "proved_epsilon")
-_OF_TRAININGS = (*_BY_ROUND, *_EPSILONS, "final_accuracy", "final_loss", "rounds_run", "bits")
+_OF_TRAININGS = (
+    *_BY_ROUND,
+    *_EPSILONS,
+    *("final_accuracy", "final_loss", "late_accuracy", "late_loss", "rounds_run", "bits"),
+)
 
 
 def made_up(made):
@@ -239,15 +245,80 @@ def test_every_claim_and_figure_of_a_recipe_has_its_values(name, size, tmp_path,
     made = recipe(name, size, tmp_path)
     if made.missing:
         return
-    outcome = evaluate(made, size, list(made_up(made)) if made.trains else [])
+    outcome = evaluate(made, size, [*(made_up(made) if made.trains else ()), *computed(made)])
     assert [one.measured for one in outcome.judged if one.verdict is Verdict.NOT_RUN] == []
     assert [one for one in outcome.figures if isinstance(one, str)] == []
 
 
 def test_a_claim_for_each_scaling_of_the_inputs_is_judged_for_both(tmp_path):
     made = recipe("jopeq/figure-3", Size.QUICK, tmp_path)
-    where = [one.where for one in evaluate(made, Size.QUICK, list(made_up(made))).judged]
-    assert where == ["task.inputs unit", "task.inputs centered"] * 4
+    where = [[each.where for each in one.evidence] for one in evaluate(made, Size.QUICK, list(made_up(made))).judged]
+    assert where == [["task.inputs unit", "task.inputs centered"]] * 4
+
+
+LOOKS = (
+    SMALL.replace("seeds = [0, 1, 2]", "seeds = [0, 1, 2, 3, 4, 5]\nlooks = [3, 6]\nregime = ['federation.rounds']")
+    + """
+[[claims]]
+text = "other noise changes little"
+that = "within"
+y = "final_loss"
+a = { defense = "none" }
+b = { defense = "laplace" }
+margin = 1.0
+
+[[claims]]
+text = "no noise is like itself"
+that = "equals"
+y = "final_accuracy"
+a = { defense = "none" }
+value = 0.5
+margin = 0.001
+"""
+).replace(
+    "[scale.quick]", "[[defenses]]\nname = 'laplace'\nclip = 1.0\nepsilon = 1e9\nscale = 'vector'\n\n[scale.quick]"
+)
+
+
+def test_only_what_is_undecided_gets_the_seeds_of_the_next_look(tmp_path):
+    (tmp_path / "looks.toml").write_text(LOOKS)
+    (done,) = run(str(tmp_path / "looks.toml"), tmp_path / "out", tmp_path)
+    assert [str(one.verdict) for one in done.judged[:2]] == ["UNRESOLVED", "CONFIRMED"], done.judged
+    run_ = load_run(tmp_path / "out" / "quick" / "looks")
+    seeds = gathered((cell.training.defense.name, cell.training.seed) for cell in run_.cells)
+    assert {name: len(set(found)) for name, found in seeds.items()} == {"none": 6, "gaussian": 6, "laplace": 3}
+    first = (tmp_path / "out" / "reproduce.json").read_bytes()
+    run(str(tmp_path / "looks.toml"), tmp_path / "out", tmp_path)
+    assert (tmp_path / "out" / "reproduce.json").read_bytes() == first
+
+
+def test_each_look_spends_its_share_and_a_decided_statement_stays_as_it_was_seen(tmp_path):
+    (tmp_path / "looks.toml").write_text(LOOKS)
+    made = recipe(str(tmp_path / "looks.toml"), Size.QUICK, tmp_path)
+    at = {"defense.name": "none"}
+    early = [Value("final_accuracy", 0.5 + 1e-5 * seed, at | {"seed": seed}) for seed in range(3)]
+    late = [Value("final_accuracy", 0.9 + 1e-5 * seed, at | {"seed": seed}) for seed in range(3, 6)]
+    verdicts = [evaluate(made, Size.QUICK, known).judged[2] for known in (early, [*early, *late])]
+    assert verdicts[0] == verdicts[1]
+    assert verdicts[0].verdict is Verdict.CONFIRMED
+
+
+@by_rows(
+    ("federation.rounds", "another regime, federation.rounds: 2, as printed 50"),
+    (
+        "federation.rounds / federation.clients",
+        "another regime, federation.rounds / federation.clients: 1, as printed 25",
+    ),
+    ("records * federation.clients", None),
+)
+def test_a_size_that_changes_a_number_that_decides_says_so(number, line, tmp_path):
+    (tmp_path / "a.toml").write_text(LOOKS.replace("'federation.rounds'", f"'{number}'"))
+    (tmp_path / "mnist").mkdir()
+    notes = recipe(str(tmp_path / "a.toml"), Size.QUICK, tmp_path).notes
+    assert [note for note in notes if "regime" in note] == ([line] if line else [])
+    (tmp_path / "b.toml").write_text(LOOKS.replace("'federation.rounds'", "'federation.round'"))
+    with pytest.raises(StudyError, match="regime: expected paths of numbers"):
+        recipe(str(tmp_path / "b.toml"), Size.QUICK, tmp_path)
 
 
 def test_a_stand_in_gives_all_its_samples_and_holds_out_at_most_a_fifth(tmp_path):

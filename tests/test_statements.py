@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from leakgauge.harness.core.points import Value
-from leakgauge.harness.core.statements import Statement, Verdict, judge
+from leakgauge.harness.query.points import Value
+from leakgauge.harness.query.statements import Best, Statement, Verdict, judge
 from tests.by_rows import by_rows
 
 
@@ -121,7 +121,8 @@ def test_many_claims_of_nothing_seldom_get_any_verdict():
 def test_a_claim_for_each_value_of_a_path_is_judged_for_each():
     found = values({("a", 1): 0.8, ("b", 1): 0.7, ("a", 2): 0.6, ("b", 2): 0.7})
     claim = Statement("a is better", "above", "accuracy", A, B, each=("defense.bits",))
-    assert [(one.where, str(one.verdict)) for one in judge([claim], found)] == [
+    (judged,) = judge([claim], found)
+    assert [(one.where, str(one.verdict)) for one in judged.evidence] == [
         ("defense.bits 1", "CONFIRMED"),
         ("defense.bits 2", "CONTRADICTED"),
     ]
@@ -133,19 +134,23 @@ def test_a_claim_for_each_value_covers_the_default_which_has_no_path():
         if value.at["defense.bits"] == 1:
             del value.at["defense.bits"]
     claim = Statement("a is better", "above", "accuracy", A, B, each=("defense.bits",))
-    judged = {one.where: one.verdict for one in judge([claim], found)}
-    assert judged == {"defense.bits default": Verdict.CONFIRMED, "defense.bits 2": Verdict.CONTRADICTED}
+    (judged,) = judge([claim], found)
+    assert {one.where: one.verdict for one in judged.evidence} == {
+        "defense.bits default": Verdict.CONFIRMED,
+        "defense.bits 2": Verdict.CONTRADICTED,
+    }
 
 
 def test_the_other_side_of_each_may_lack_its_path():
     found = values({("a", 1): 0.8, ("a", 2): 0.6})
     found += [Value("accuracy", 0.7, {"defense.name": "none", "seed": seed}) for seed in range(5)]
     claim = Statement("a is better", "above", "accuracy", A, {"defense.name": "none"}, each=("defense.bits",))
-    assert [one.where for one in judge([claim], found) if "0.7" in one.measured] == ["defense.bits 1", "defense.bits 2"]
+    (judged,) = judge([claim], found)
+    assert [one.where for one in judged.evidence if "0.7" in one.measured] == ["defense.bits 1", "defense.bits 2"]
 
 
 def test_what_is_missing_is_not_run_and_says_what():
-    assert verdict(values(PAIR), "above", a=A, b={"defense.name": "z"})[2:4] == (
+    assert verdict(values(PAIR), "above", a=A, b={"defense.name": "z"})[1:3] == (
         Verdict.NOT_RUN,
         "no accuracy where defense.name is z",
     )
@@ -169,3 +174,56 @@ def test_a_side_that_mixes_two_questions_is_not_run_and_names_them():
 def test_a_statement_that_says_nothing_is_refused(more, text):
     with pytest.raises(ValueError, match=text):
         Statement("x", y="accuracy", **more)
+
+
+BITS = {"each": ("defense.bits",)}
+POINTS = {
+    "above": {("a", 1): 0.8, ("b", 1): 0.7, ("a", 2): 0.6, ("b", 2): 0.5},
+    "mixed, above on average": {("a", 1): 0.9, ("b", 1): 0.5, ("a", 2): 0.6, ("b", 2): 0.7},
+    "mixed, below on average": {("a", 1): 0.6, ("b", 1): 0.5, ("a", 2): 0.3, ("b", 2): 0.7},
+    "above, and once equal": {("a", 1): 0.9, ("b", 1): 0.5, ("a", 2): 0.6, ("b", 2): 0.603},
+    "equal": {("a", 1): 0.5, ("b", 1): 0.5, ("a", 2): 0.6, ("b", 2): 0.6},
+}
+
+
+@by_rows(
+    ("above", "CONFIRMED"),
+    ("mixed, above on average", "IN PART"),
+    ("mixed, below on average", "CONTRADICTED"),
+    ("above, and once equal", "CONFIRMED"),
+    ("equal", "EQUAL"),
+)
+def test_one_statement_gets_one_verdict_and_its_points_are_the_evidence(name, expected):
+    judged = verdict(values(POINTS[name], noise=0.002, seeds=6), "above", a=A, b=B, **BITS)
+    assert judged.verdict == expected
+    assert [one.where for one in judged.evidence] == ["defense.bits 1", "defense.bits 2"]
+
+
+def test_many_points_decide_together_what_none_decides_alone():
+    found = values({(name, bits): 0.5 + 0.02 * (name == "a") for name in "ab" for bits in range(12)}, noise=0.02)
+    judged = verdict(found, "above", a=A, b=B, **BITS)
+    assert judged.verdict is Verdict.CONFIRMED
+    assert sum(one.verdict is Verdict.CONFIRMED for one in judged.evidence) <= 2
+
+
+def test_equal_needs_a_margin_near_zero_and_never_follows_from_noise():
+    found = values(POINTS["equal"], noise=0.002, seeds=6)
+    assert verdict(found, "above", a=A, b=B, margin=0.05, **BITS).verdict is Verdict.CONTRADICTED
+    noisy = values(POINTS["equal"], noise=0.1, seeds=4)
+    assert verdict(noisy, "above", a=A, b=B, **BITS).verdict is Verdict.UNRESOLVED
+    exact = [Value("accuracy", 0.5, side, exact=True) for side in (A, B)]
+    assert verdict(exact, "above", a=A, b=B).verdict is Verdict.EQUAL
+
+
+def test_our_own_statements_cost_published_ones_no_power():
+    found = values(PAIR, noise=0.04, seeds=4, seed=1)
+    claims = [Statement("published", "above", "accuracy", A, B)]
+    ours = [Statement(f"ours {k}", "within", "accuracy", A, B, margin=0.1, own=True) for k in range(50)]
+    assert judge([*claims, *ours], found)[0] == judge(claims, found)[0]
+
+
+def test_the_other_side_may_be_at_its_best_along_a_path():
+    found = values({("a", 1): 0.62, ("b", 1): 0.4, ("b", 2): 0.6, ("b", 3): 0.5}, noise=0.002)
+    judged = verdict(found, "above", a=A, b=B, best=Best("defense.bits", "max"))
+    assert "and 0.60" in judged.measured
+    assert judged.verdict is Verdict.CONFIRMED

@@ -60,7 +60,12 @@ def reproduce(
             for file, content in chart_files(charts_of(outcome.figures), slug(outcome.name), kinds):
                 write_atomically(out / "figures" / file, content)
             say(*(f"{'NOTE':12} {outcome.name}: {note}" for note in outcome.notes))
-            say(*(f"{each.verdict:12} {outcome.name}: {each.text}: {each.measured}" for each in outcome.judged))
+            say(
+                *(
+                    f"{each.verdict:12} {outcome.name}: {each.statement.text}: {each.measured}"
+                    for each in outcome.judged
+                )
+            )
         say("", f"{out / 'index.html'} has the figures, reproduce.json the numbers, scoreboard.md the claims")
         if any(outcome.failures for outcome in done):
             raise typer.Exit(cli.INCOMPLETE)
@@ -70,8 +75,8 @@ def reproduce(
             raise typer.Exit(cli.INCREASED if changed else 0)
 
 
-Verdicts = dict[tuple[str, str, str, str], str]
-"""The verdicts of claims by recipe, size, text and the values of `each`."""
+Verdicts = dict[tuple[str, str, str], str]
+"""The verdicts of statements by recipe, size and text."""
 
 
 def verdicts(path: Path) -> Verdicts:
@@ -85,7 +90,7 @@ def verdicts(path: Path) -> Verdicts:
 
     try:
         return {
-            (recipe["name"], recipe["size"], claim["text"], claim["where"]): str(claim["verdict"])
+            (recipe["name"], recipe["size"], claim["text"]): str(claim["verdict"])
             for recipe in json.loads(text(path))
             for claim in recipe["claims"]
         }
@@ -94,19 +99,20 @@ def verdicts(path: Path) -> Verdicts:
 
 
 def changes(before: Verdicts, now: Verdicts) -> list[str]:
-    """The decided claims of recipes that ran whose verdict is different now or which are gone, in a line each.
+    """The decided statements of recipes that ran whose verdict is different now or which are gone, in a line each.
 
     Raises:
         BaselineError: no recipe of one size is in both.
     """
     from leakgauge.harness.gate.baseline import BaselineError
+    from leakgauge.harness.query.statements import DECIDED
 
     ran = {key[:2] for key in now}
     shared = {key: verdict for key, verdict in before.items() if key[:2] in ran}
     if not shared:
         raise BaselineError("no recipe is in both at the same size")
     return [
-        f"{name} ({size}): {text}{f' ({where})' if where else ''}: {verdict} before, {after} now"
-        for (name, size, text, where), verdict in shared.items()
-        if verdict in ("CONFIRMED", "CONTRADICTED") and (after := now.get((name, size, text, where), "gone")) != verdict
+        f"{name} ({size}): {text}: {verdict} before, {after} now"
+        for (name, size, text), verdict in shared.items()
+        if verdict in DECIDED and (after := now.get((name, size, text), "gone")) != verdict
     ]

@@ -5,7 +5,8 @@
 | a cell | its metrics, `finished` (1, or 0 with the reason in `note`), `seconds`; `verdict`: see `labels.unpromised` |
 | a training | `accuracy`, `loss`, `message_bytes`, `snr_db`, `update_norm` (the median before the defense) by round, |
 | | of UDP `noise_multiplier` and `planned_rounds`, |
-| | `final_accuracy`, `final_loss`, `rounds_run`, `bits`, `dim`, `seconds` |
+| | `final_accuracy`, `final_loss`, `late_accuracy`, `late_loss` (means of the last `LATE` evaluations), `rounds_run`, |
+| | `bits`, `dim`, `seconds` |
 | its claims | `claimed_epsilon`, `proved_epsilon` (a bound) and, if known, a smaller `attained_epsilon`, by horizon |
 | its audit | `audited_epsilon`, `audited_strict`, `audited_ceiling`, and the two epsilons of the small federation |
 | its assumptions | `broken` messages, coordinates or rounds, out of `n` |
@@ -16,6 +17,7 @@ A row of a training has no cell, attack, adversary or target. An infinite epsilo
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,8 +51,12 @@ COLUMNS: dict[str, str] = {
 """Each column with its type in a data frame. A value that does not apply is missing; in a text column, it is empty."""
 
 
+LATE = 5
+"""The evaluations at the end of a training whose mean depends less on where it ends."""
+
 QUANTITIES = (
-    *("finished", "accuracy", "loss", "final_accuracy", "final_loss", "rounds_run", "message_bytes", "snr_db", "bits"),
+    *("finished", "accuracy", "loss", "final_accuracy", "final_loss", "late_accuracy", "late_loss"),
+    *("rounds_run", "message_bytes", "snr_db", "bits"),
     *("update_norm", "noise_multiplier", "planned_rounds", "dim", "seconds", "claimed_epsilon", "proved_epsilon"),
     *("attained_epsilon", "broken", "audited_epsilon", "audited_strict", "audited_ceiling", "audit_claimed_epsilon"),
     "audit_proved_epsilon",
@@ -180,6 +186,11 @@ def _final(record: TrainingRecord) -> Iterator[Row]:
         last = record.evaluations[-1]
         yield {"quantity": "final_loss", "value": last.loss, "n": record.test_samples}
         yield {"quantity": "rounds_run", "value": last.round}
+        late = record.evaluations[-LATE:]
+        yield {"quantity": "late_loss", "value": fmean(one.loss for one in late), "n": last.samples}
+        if all(one.accuracy is not None for one in late):
+            right = fmean(one.accuracy for one in late if one.accuracy is not None)
+            yield {"quantity": "late_accuracy", "value": right, "n": last.samples}
 
 
 def _accuracy(value: float, n: int, quantity: str) -> Row:

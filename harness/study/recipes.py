@@ -9,6 +9,10 @@ A recipe is a study's TOML file with a few more keys. It is only data, without c
 | `printed` | what the paper prints: `parameter`, `value`, `place`; the `path` of what runs; `why` that differs |
 | `formulas` | functions of a defense (`FORMULAS` of its module), or of any defense's messages (`messages.`), with |
 | | arguments; lists are swept, nothing is trained; values with a `seed` are measured, those without are exact |
+| `regime` | numbers that decide the outcome: products and quotients of paths; a size that changes one by more than |
+| | `ANOTHER` is noted |
+| `looks` | numbers of seeds: what is undecided at one gets those of the next; each look spends an equal share of the |
+| | level |
 | `scale.SIZE` | values that replace those of the study at this size; a table is merged into each table of a list |
 | `missing` | why the recipe cannot run; its claims are then NOT RUN |
 """
@@ -26,15 +30,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from leakgauge.harness.core.cell import Size
+from leakgauge.harness.core.cell import Cell, Size
 from leakgauge.harness.core.errors import StudyError, unknown
 from leakgauge.harness.core.files import text as text_of
 from leakgauge.harness.core.labels import value_text
-from leakgauge.harness.core.lines import Panel, Reproduced, panels, quantities
-from leakgauge.harness.core.points import Value, of_cell, paths_of, values
-from leakgauge.harness.core.statements import judge
+from leakgauge.harness.core.result import Run
 from leakgauge.harness.data import DataMissing, load
 from leakgauge.harness.federation import registry
+from leakgauge.harness.query.lines import Panel, Reproduced, panels, quantities
+from leakgauge.harness.query.points import Value, of_cell, paths_of, values, varied
+from leakgauge.harness.query.statements import DECIDED, LEVEL, Judged, Verdict, judge
 from leakgauge.harness.study.environment import environment
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.schedule import Listener
@@ -52,10 +57,13 @@ STAND_INS = {
 }
 """The data set that a recipe uses if the files of another are missing; the row states the substitution."""
 
+ANOTHER = 1.5
+"""The ratio beyond which a size is in another regime than the paper's."""
+
 NAME = "reproduce.json"
 """The file that `reproduce` writes."""
 
-_EXTRA = ("source", "unstated", "printed", "formulas", "scale", "missing")
+_EXTRA = ("source", "unstated", "printed", "formulas", "scale", "missing", "regime", "looks")
 _NOTHING = {"tasks": [{"data": "digits", "model": "linear"}], "federations": [{}], "defenses": [{"name": "none"}]}
 
 
@@ -69,8 +77,9 @@ class Recipe:
         study: the study to run, with its figures and claims; `trains` states whether anything runs.
         unstated: what the paper does not state.
         missing: why the recipe cannot run; empty if it can.
-        notes: substitutes for missing data, then each printed parameter that runs with another value.
+        notes: substitutes for missing data, each printed parameter that runs with another value, and other regimes.
         formulas: tables of formulas with single arguments.
+        looks: after how many seeds the statements are judged.
     """
 
     name: str
@@ -81,6 +90,7 @@ class Recipe:
     missing: str = ""
     notes: tuple[str, ...] = ()
     formulas: tuple[Table, ...] = field(default=(), repr=False)
+    looks: tuple[int, ...] = ()
 
 
 def recipes() -> dict[str, Path]:
@@ -117,18 +127,20 @@ def recipe(source: str, size: Size, root: Path) -> Recipe:
     study = resolve(
         {"name": name, "lineup": False, **({} if trains else _NOTHING), **there}, name, spelled=not formulas
     )
+    notes = (*notes, *_departures(name, table.get("printed", []), study, formulas))
+    if trains and scaled != own and "regime" in table:
+        whole = resolve({"name": name, "lineup": False, **_there(own, root)[0]}, name)
+        notes = (*notes, *_regimes(name, table["regime"], _rows(whole), _rows(study)))
+    looks = tuple(scaled.get("looks", table.get("looks", ())))
     return Recipe(
         *(name, table.get("source", ""), study, trains, (*table.get("unstated", ()),), table.get("missing", lacking)),
-        *((*notes, *_departures(name, table.get("printed", []), study, formulas)), tuple(formulas)),
+        *(notes, tuple(formulas), looks),
     )
 
 
 def _departures(recipe: str, printed: list[Table], study: Study, formulas: list[Table]) -> Iterator[str]:
     """A line for each printed parameter that runs with other values, or that has no path."""
-    rows = formulas[:]
-    for cell in study.cells:
-        its = cell.training.federation
-        rows.append(paths_of(cell.training) | of_cell(cell) | {"records": its.samples and its.samples // its.clients})
+    rows = [*formulas, *_rows(study)]
     known, needed = {"None"}.union(*rows), {"parameter", "value", "place"}
     for line in printed:
         if not isinstance(line, dict) or line.keys() - {"path", "why"} != needed or str(line.get("path")) not in known:
@@ -140,6 +152,40 @@ def _departures(recipe: str, printed: list[Table], study: Study, formulas: list[
             runs = f", here {', '.join(run_values)}" if path else ""
             why = line.get("why", "the run is smaller than the paper's")
             yield f"not as printed, {line['parameter']}: {', '.join(printed_values)} ({line['place']}){runs}: {why}"
+
+
+def _rows(study: Study) -> list[Table]:
+    return list(map(_row, study.cells))
+
+
+def _row(cell: Cell) -> Table:
+    """The paths of a cell, with `records` of a client."""
+    its = cell.training.federation
+    return {**paths_of(cell.training), **of_cell(cell), "records": its.samples and its.samples // its.clients}
+
+
+def _regimes(recipe: str, numbers: Sequence[str], whole: list[Table], rows: list[Table]) -> Iterator[str]:
+    """A line for each number whose least or greatest value at this size is another than in the whole recipe."""
+    for number in numbers:
+        ends = [[min(known), max(known)] for each in (whole, rows) if (known := _numbers(number, each))]
+        if len(ends) < 2:
+            raise StudyError(recipe, [f"regime: expected paths of numbers, with * or / between them, got {number!r}"])
+        ratio = max(max(a / b, b / a) for a, b in zip(*ends, strict=True))
+        if ratio > ANOTHER:
+            there, here = (" to ".join(dict.fromkeys(f"{end:.3g}" for end in each)) for each in ends)
+            yield f"another regime, {number}: {here}, as printed {there}"
+
+
+def _numbers(number: str, rows: list[Table]) -> list[float]:
+    """The values of `a * b / c` over the cells that have all of its paths."""
+    first, *rest = number.split()
+    powers = [1, *(1 if sign == "*" else -1 for sign in rest[::2])]
+    found = list[float]()
+    for row in rows:
+        parts = [float(row.get(name) or 0) for name in (first, *rest[1::2])]
+        if all(parts):
+            found.append(math.prod(part**power for part, power in zip(parts, powers, strict=True)))
+    return found
 
 
 def _merged(table: Table, over: Table) -> Table:
@@ -196,6 +242,15 @@ def _fitting(federation: Table, most: int) -> Table:
     }
 
 
+def computed(made: Recipe) -> list[Value]:
+    """The values of a recipe's formulas.
+
+    Raises:
+        StudyError: a formula does not exist, or refuses its arguments.
+    """
+    return [] if made.missing else [value for table in made.formulas for value in _values(made.name, table)]
+
+
 def _values(recipe: str, table: Table) -> Iterable[Value]:
     """The values of one formula, which returns a number or numbers by quantity; the arguments are the paths."""
     arguments = {key: value for key, value in table.items() if key != "name"}
@@ -220,13 +275,12 @@ def data(done: Reproduced) -> dict[str, Any]:
     ]
     claims = [
         {
-            "text": judged.statement.text,
-            "where": judged.where,
+            **{name: getattr(judged.statement, name) for name in ("text", "own", "quote", "printed")},
             "verdict": str(judged.verdict),
             "measured": judged.measured,
-            "printed": judged.statement.printed,
             "p": judged.p,
             "seeds_needed": judged.seeds,
+            "evidence": [{**cell._asdict(), "verdict": str(cell.verdict)} for cell in judged.evidence],
         }
         for judged in done.judged
     ]
@@ -246,25 +300,52 @@ def _finite(value: float | None) -> float | str | None:
 
 
 def evaluate(
-    made: Recipe, size: Size, measured: Sequence[Value], failures: Iterable[str] = (), made_by: Iterable[str] = ()
+    made: Recipe, size: Size, known: Sequence[Value], failures: Iterable[str] = (), made_by: Iterable[str] = ()
 ) -> Reproduced:
-    """The claims and figures of a recipe on the values of its study.
-
-    Raises:
-        StudyError: a formula does not exist, or refuses its arguments.
-    """
-    computed = [] if made.missing else [value for table in made.formulas for value in _values(made.name, table)]
-    known = [] if made.missing else [*measured, *computed]
-    claims, study = made.study.claims, made.study
+    """The claims and figures of a recipe on the values of its study and its formulas."""
+    study = made.study
     if made.missing:
-        claims = tuple(dataclasses.replace(claim, missing=made.missing) for claim in claims)
+        lacking = tuple(dataclasses.replace(claim, missing=made.missing) for claim in study.claims)
+        study = dataclasses.replace(study, claims=lacking)
     return Reproduced(
         *(made.name, study.title, made.source, size, made.unstated, made.notes, made.missing),
         failures=tuple(dict.fromkeys(failures)),
         made_by=tuple(sorted(set(made_by))),
-        judged=tuple(judge(claims, known)),
+        judged=tuple(_judged(dataclasses.replace(made, study=study), known)),
         figures=tuple(panels(figure, known) for figure in study.figures),
     )
+
+
+def _judged(made: Recipe, known: Sequence[Value], upto: int | None = None) -> list[Judged]:
+    """The verdicts on its claims: of the first look at which a claim is decided, with the seeds of that look.
+
+    Args:
+        upto: the number of looks so far; None: all.
+    """
+    seeds = [seed for seed in varied(known, "seed") if seed is not None]
+    looks = made.looks[:upto] or (len(seeds),)
+    decided: dict[int, Judged] = {}
+    for look in looks:
+        seen = [value for value in known if value.at.get("seed") in (None, *seeds[:look])]
+        for at, one in enumerate(judge(made.study.claims, seen, LEVEL / max(1, len(made.looks)))):
+            if at not in decided or decided[at].verdict not in DECIDED:
+                decided[at] = one
+    return [decided[at] for at in range(len(made.study.claims))]
+
+
+def _run(made: Recipe, run: Callable[[Study], Run], computed: Sequence[Value]) -> tuple[Run, list[Value]]:
+    """Run the recipe's study, at each look the seeds that what is undecided needs; its run, and all values."""
+    study = made.study
+    seeds, cells = list(dict.fromkeys(cell.training.seed for cell in study.cells)), list[Cell]()
+    undecided, before = list(study.claims), 0
+    for number, look in enumerate(made.looks or (len(seeds),), 1):
+        more = [cell for cell in study.cells if cell.training.seed in seeds[before:look]]
+        cells += [cell for cell in more if not before or any(claim.asks(_row(cell)) for claim in undecided)]
+        asked = dataclasses.replace(study, cells=tuple(cells))
+        done = dataclasses.replace(run(asked), cells=asked.cells)
+        known, before = [*values(done, quantities(study.claims, study.figures)), *computed], look
+        undecided = [one.statement for one in _judged(made, known, number) if one.verdict is Verdict.UNRESOLVED]
+    return done, known
 
 
 def reproduce(
@@ -286,17 +367,17 @@ def reproduce(
     """
     outcomes = []
     for made in [recipe(name, size, root) for name in names]:
-        measured, failures, environments = list[Value](), list[str](), [environment()]
+        known = computed(made)
+        failures, environments = list[str](), [environment()]
         if made.trains and not made.missing:
-            study, folder = made.study, out / size / made.name.partition("/")[0]
-            run = run_study(study, folder, data=root, workers=workers, listen=listen(made.name), merge=True)
-            run = dataclasses.replace(run, cells=study.cells)
-            measured = values(run, quantities(study.claims, study.figures))
+            folder = out / size / made.name.partition("/")[0]
+            ask = partial(run_study, folder=folder, data=root, workers=workers, listen=listen(made.name), merge=True)
+            run, known = _run(made, ask, known)
             failed = [run.failures[cell.id] for cell in run.cells if cell.id in run.failures]
             failures = [f"{failure.kind}: {failure.message}" for failure in failed]
             environments = [record.environment for record in run.trainings.values()]
         made_by = (f"{each.commit[:8]}{' with changes' * each.dirty}, {each.machine}" for each in environments)
-        outcomes.append(evaluate(made, size, measured, failures, made_by))
+        outcomes.append(evaluate(made, size, known, failures, made_by))
         text = json.dumps(list(map(data, outcomes)), indent=1, sort_keys=True) + "\n"
         write_atomically(out / NAME, text.encode())
     return outcomes

@@ -24,15 +24,15 @@ from leakgauge.harness.core.cell import Cell, FederationSpec, Malice, PartSpec, 
 from leakgauge.harness.core.code import code_allowed, import_from, named_code, task_code
 from leakgauge.harness.core.errors import StudyError, unknown
 from leakgauge.harness.core.files import text as text_of
-from leakgauge.harness.core.lines import Figure
 from leakgauge.harness.core.metrics import MANY, METRICS
-from leakgauge.harness.core.points import OF_ROW, flat, of_cell, paths_of
 from leakgauge.harness.core.rows import QUANTITIES
-from leakgauge.harness.core.statements import Statement
 from leakgauge.harness.core.stored import fingerprint
 from leakgauge.harness.core.threats import ThreatMismatch, View, require
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.registry import ParameterError, explain
+from leakgauge.harness.query.lines import Figure
+from leakgauge.harness.query.points import OF_ROW, flat, of_cell, paths_of
+from leakgauge.harness.query.statements import Statement
 from leakgauge.harness.study import goal
 from leakgauge.harness.study.titles import shipped as shipped
 

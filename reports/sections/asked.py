@@ -8,9 +8,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from leakgauge.harness.core.lines import Drawn, Figure, Line, Panel, panels, quantities
-from leakgauge.harness.core.points import values
-from leakgauge.harness.core.statements import Judged, Statement, Verdict, judge
+from leakgauge.harness.query.lines import Drawn, Figure, Line, Panel, panels, quantities
+from leakgauge.harness.query.points import values
+from leakgauge.harness.query.statements import Judged, Statement, Verdict, judge
 from leakgauge.reports.charts import figures
 from leakgauge.reports.charts.figures import Chart, Point, Series, drawable, slug
 from leakgauge.reports.sections import Section
@@ -19,9 +19,9 @@ from leakgauge.reports.table import Cell, Fields, Table
 from leakgauge.reports.text.notation import short, spread
 
 _CAPTION = (
-    "The claims, the measured numbers, and the numbers printed in the source. No verdict uses the printed numbers."
+    "The published statements, the measured numbers, and those printed in the source. No verdict uses the printed ones."
 )
-_TONES = dict(zip(Verdict, ("good", "bad", "warn", "none"), strict=True))
+_TONES = dict(zip(Verdict, ("good", "warn", "none", "bad", "warn", "none"), strict=True))
 
 
 def asked(analysis: Analysis) -> dict[str, Any] | None:
@@ -43,9 +43,10 @@ def shown(judged: Sequence[Judged], drawn: Sequence[Drawn], prefix: str) -> dict
 
     prefix: prefix of the ids on the page.
     """
-    columns = ("Claim", "Verdict", "Measured", "Printed")
+    columns = ("Statement", "Verdict", "Measured", "Printed")
+    ordered = sorted(judged, key=lambda one: one.statement.own)
     return {
-        "stated": Table(_CAPTION, columns, tuple(map(_stated, judged))) if judged else None,
+        "stated": Table(_CAPTION, columns, tuple(map(_stated, ordered))) if judged else None,
         "drawings": [drawing(chart, prefix) for chart in charts_of(drawn)],
         "errors": [(figure.title, panels) for figure, panels in drawn if isinstance(panels, str)],
     }
@@ -64,8 +65,11 @@ def _stated(claim: Judged) -> Fields:
     more = "" if claim.p is None else f"p = {claim.p:.2g}"
     if claim.verdict is Verdict.UNRESOLVED and claim.seeds is not None:
         more += f"; about {claim.seeds} seeds would decide it"
+    below = [more, *(f"{one.where}: {str(one.verdict).lower()}; {one.measured}" for one in claim.evidence)]
+    said = tuple(filter(None, (claim.statement.quote, "not published, ours" * claim.statement.own)))
     verdict = Cell(str(claim.verdict), tone=_TONES[claim.verdict])
-    return claim.text, verdict, Cell(claim.measured, below=(more,) if more else ()), claim.statement.printed
+    measured = Cell(claim.measured, below=tuple(filter(None, below)))
+    return Cell(claim.statement.text, below=said), verdict, measured, claim.statement.printed
 
 
 def chart_of(figure: Figure, panel: Panel, name: str) -> Chart:

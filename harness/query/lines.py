@@ -8,27 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.cell import Scalar
 from leakgauge.harness.core.labels import shown_name, value_text
-from leakgauge.harness.core.points import Value, check_alike, flat, grouped, path, select
-from leakgauge.harness.core.statements import Judged, Statement
 from leakgauge.harness.core.stats import mean_interval
 from leakgauge.harness.core.stored import from_data
-
-
-@dataclass(frozen=True)
-class Best:
-    """The best along a path: the place where the mean of y is least or greatest, or that mean."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-    along: str
-    of: Literal["min", "max"] = "min"
-    show: Literal["where", "value"] = "value"
+from leakgauge.harness.query.points import Value, check_alike, flat, grouped, path, select
+from leakgauge.harness.query.statements import Best, Judged, Statement
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Figures and published statements as queries on the values of a run."""
