@@ -1,30 +1,81 @@
-"""The page about recipes: a scoreboard, then each recipe with its claims and figures; the scoreboard as Markdown."""
+"""The page of reproduction: what holds of each paper, the statements by recipe, then each recipe with its figures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.labels import counted
 from leakgauge.harness.query.lines import Reproduced
 from leakgauge.harness.query.statements import Judged, Verdict
-from leakgauge.reports.charts.figures import slug
+from leakgauge.reports.charts.figures import Chart, slug
 from leakgauge.reports.html import page
 from leakgauge.reports.sections import Section
-from leakgauge.reports.sections.asked import shown
+from leakgauge.reports.sections.asked import charts_of, drawing, shown
 from leakgauge.reports.table import Cell, Column, Fields, Table
+
+_HEADS = {
+    Verdict.CONFIRMED: "Holds",
+    Verdict.IN_PART: "Holds on average, but not everywhere",
+    Verdict.EQUAL: "No difference, where one is published",
+    Verdict.CONTRADICTED: "Does not hold",
+}
+_OPEN = (Verdict.UNRESOLVED, Verdict.NOT_RUN)
+_PAPERS = """
+<h2 id="papers-title">What holds, and what does not</h2>
+{% from "macros.html" import chart %}
+{% for name, lead, lines, picture in data %}
+<h3>{{ name }}</h3>
+<p class="lead">{{ lead }}</p>
+<ul>{% for head, texts in lines %}<li><b>{{ head }}:</b> {{ texts }}</li>{% endfor %}</ul>
+{% if picture %}{{ chart(picture, "paper-%d"|format(loop.index), "h4") }}{% endif %}
+{% endfor %}
+"""
 
 
 def reproduction(recipes: Sequence[Reproduced]) -> str:
     """The page; it loads nothing, and the same recipes give the same page."""
-    board = Section("scoreboard", "Reproduction of published tables and figures", "Scoreboard", _scoreboard)
+    papers = Section("papers", "What holds, and what does not", "Papers", _papers, template=_PAPERS)
+    board = Section("scoreboard", "Published statements by recipe", "Statements", _scoreboard)
     recipe = '{% include "recipe.html" %}'
     parts: list[Section[Sequence[Reproduced]]] = [
         Section(slug(one.name), one.name, one.name, partial(_at, number=at), template=recipe)
         for at, one in enumerate(recipes)
     ]
-    return page("reproduction", [board, *parts], recipes)
+    return page("reproduction", [papers, board, *parts], recipes)
+
+
+def _by_paper(recipes: Sequence[Reproduced]) -> dict[str, list[Reproduced]]:
+    return gathered((recipe.name.partition("/")[0], recipe) for recipe in recipes)
+
+
+def picture(alike: Sequence[Reproduced]) -> Chart | None:
+    """The chart that stands for a paper: of its figure with `headline`, else its first; None: no figure is drawn."""
+    drawn = [figure for recipe in alike for figure in recipe.figures if not isinstance(figure[1], str)]
+    drawn.sort(key=lambda figure: not figure[0].headline)
+    return next(iter(charts_of(drawn[:1])), None)
+
+
+def _papers(recipes: Sequence[Reproduced]) -> list[tuple[str, str, list[tuple[str, str]], dict[str, Any] | None]]:
+    return [
+        (name, *_summed(alike), None if (chart := picture(alike)) is None else drawing(chart, f"paper-{slug(name)}"))
+        for name, alike in _by_paper(recipes).items()
+    ]
+
+
+def _summed(alike: Sequence[Reproduced]) -> tuple[str, list[tuple[str, str]]]:
+    """A paper in a sentence, and a line for each verdict with its statements."""
+    published = [one for recipe in alike for one in recipe.judged if not one.statement.own]
+    said = gathered((one.verdict, one.statement.text) for one in published)
+    lines = [
+        (f"{head}, {len(said[kind])}", f"{'; '.join(said[kind])}.") for kind, head in _HEADS.items() if kind in said
+    ]
+    left = ", ".join(f"{len(said[kind])} {str(kind).lower()}" for kind in _OPEN if kind in said)
+    lines += [("Open", f"{left}.")] if left else []
+    holds = len(said.get(Verdict.CONFIRMED, ()))
+    return f"Of {counted(len(published), 'published statement')}, {holds} hold at the size {alike[0].size}.", lines
 
 
 def _at(recipes: Sequence[Reproduced], number: int) -> dict[str, object]:
@@ -32,40 +83,39 @@ def _at(recipes: Sequence[Reproduced], number: int) -> dict[str, object]:
     return {"made": made, "asked": shown(made.judged, made.figures, slug(made.name))}
 
 
+def _counts(judged: Sequence[Judged]) -> dict[Verdict, int]:
+    return {kind: sum(one.verdict is kind and not one.statement.own for one in judged) for kind in Verdict}
+
+
 def _scoreboard(recipes: Sequence[Reproduced]) -> Table:
-    counts = [
-        [sum(one.verdict is kind and not one.statement.own for one in recipe.judged) for kind in Verdict]
-        + [sum(one.statement.own for one in recipe.judged)]
-        for recipe in recipes
-    ]
-    totals = dict(zip(Verdict, map(sum, zip(*counts, strict=True)), strict=False))
+    totals = _counts([one for recipe in recipes for one in recipe.judged])
     words = ", ".join(f"{count} {str(kind).lower()}" for kind, count in totals.items() if count)
-    rows: list[Fields] = [
-        (Cell(recipe.name, link=slug(recipe.name)), recipe.title, *(str(count or "") for count in row))
-        for recipe, row in zip(recipes, counts, strict=True)
-    ]
+    rows: list[Fields] = []
+    for recipe in recipes:
+        ours = sum(one.statement.own for one in recipe.judged)
+        counts = (str(count or "") for count in (*_counts(recipe.judged).values(), ours))
+        rows.append((Cell(recipe.name, link=slug(recipe.name)), recipe.title, *counts))
     lead = f"{counted(sum(totals.values()), 'published statement')} of {counted(len(recipes), 'recipe')}: {words}."
-    columns: tuple[Column | str, ...] = (
-        "Recipe",
-        "Title",
-        *(Column(str(kind), "num") for kind in Verdict),
-        Column("Our own", "num"),
-    )
-    return Table("Published statements by recipe", columns, tuple(rows), lead)
+    numbers = [Column(name, "num") for name in (*map(str, Verdict), "Our own")]
+    return Table("Published statements by recipe", ("Recipe", "Title", *numbers), tuple(rows), lead)
 
 
 def scoreboard(recipes: Sequence[Reproduced]) -> str:
-    """Every statement with its verdict as Markdown, one table for each paper, for a page under version control."""
-    parts = [_scoreboard(recipes).lead]
-    for paper, alike in gathered((recipe.name.partition("/")[0], recipe) for recipe in recipes).items():
+    """What holds of each paper, then every statement with its verdict, as Markdown for a page under version control."""
+    return "\n".join([_scoreboard(recipes).lead, *_scored(recipes)]) + "\n"
+
+
+def _scored(recipes: Sequence[Reproduced]) -> Iterator[str]:
+    for paper, alike in _by_paper(recipes).items():
+        lead, lines = _summed(alike)
         made_by = "; ".join(dict.fromkeys(text for recipe in alike for text in recipe.made_by))
         columns = ("recipe", "statement", "verdict", "measured", "printed")
-        claims = ((recipe.name, claim) for recipe in alike for claim in recipe.judged)
-        rows = tuple(_row(name, one) for name, one in sorted(claims, key=lambda pair: pair[1].statement.own))
+        judged = ((recipe.name, one) for recipe in alike for one in recipe.judged)
+        rows = tuple(_row(name, one) for name, one in sorted(judged, key=lambda pair: pair[1].statement.own))
         notes = tuple(f"{recipe.name}: {note}." for recipe in alike for note in recipe.notes)
-        lead = f"Size {alike[0].size}, code and machine: {made_by}."
-        parts += ["", Table(paper, columns, rows, lead, notes).markdown()]
-    return "\n".join(parts) + "\n"
+        code = f"{lead} Code and machine: {made_by}."
+        yield from ("", f"## {paper}", "", *(f"- **{head}**: {texts}" for head, texts in lines))
+        yield from ("", Table(f"Statements of {paper}", columns, rows, code, notes).markdown())
 
 
 def _row(name: str, one: Judged) -> Fields:

@@ -97,7 +97,7 @@ def test_the_charts_of_recipes_and_studies_are_written_as_files(small, tmp_path)
     assert names == [f"small-accuracy-over-rounds-0-0.{kind}" for kind in ("pdf", "svg")]
     assert "Accuracy over rounds" in (out / "figures" / names[1]).read_text()
     board = (out / "scoreboard.md").read_text()
-    assert f"Size quick, code and machine: {environment().commit[:8]}" in board
+    assert f"Code and machine: {environment().commit[:8]}" in board
     assert "| small | noise costs accuracy | UNRESOLVED | final_accuracy" in board or "| CONFIRMED |" in board
     folder = out / "quick" / "small"
     assert CliRunner().invoke(app, ["report", str(folder), "--figures", "svg"]).exit_code == 0

@@ -36,6 +36,7 @@ class Figure:
         best: if given, y is replaced by its best along a path.
         log_x, log_y: whether an axis is logarithmic.
         x_label, y_label: words for the axes; empty: those of the path and the quantity.
+        headline: whether this figure stands for its source.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -52,6 +53,7 @@ class Figure:
     log_y: bool = False
     x_label: str = ""
     y_label: str = ""
+    headline: bool = False
 
     @classmethod
     def of(cls, data: dict[str, Any]) -> Figure:
