@@ -27,10 +27,14 @@ _PAPERS = """
 <h2 id="papers-title">What holds, and what does not</h2>
 {% from "macros.html" import chart %}
 {% for name, lead, lines, picture in data %}
+<div class="charts">
+<div>
 <h3>{{ name }}</h3>
 <p class="lead">{{ lead }}</p>
 <ul>{% for head, texts in lines %}<li><b>{{ head }}:</b> {{ texts }}</li>{% endfor %}</ul>
+</div>
 {% if picture %}{{ chart(picture, "paper-%d"|format(loop.index), "h4") }}{% endif %}
+</div>
 {% endfor %}
 """
 

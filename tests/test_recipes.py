@@ -257,7 +257,7 @@ def test_a_claim_for_each_scaling_of_the_inputs_is_judged_for_both(tmp_path):
 
 
 LOOKS = (
-    SMALL.replace("seeds = [0, 1, 2]", "seeds = [0, 1, 2, 3, 4, 5]\nlooks = [3, 6]\nregime = ['federation.rounds']")
+    SMALL.replace("seeds = [0, 1, 2]", "seeds = [0, 1, 2, 3, 4, 5]\nlooks = [6]\nregime = ['federation.rounds']")
     + """
 [[claims]]
 text = "other noise changes little"
@@ -276,7 +276,8 @@ value = 0.5
 margin = 0.001
 """
 ).replace(
-    "[scale.quick]", "[[defenses]]\nname = 'laplace'\nclip = 1.0\nepsilon = 1e9\nscale = 'vector'\n\n[scale.quick]"
+    "[scale.quick]",
+    "[[defenses]]\nname = 'laplace'\nclip = 1.0\nepsilon = 1e9\nscale = 'vector'\n\n[scale.quick]\nlooks = [3, 6]",
 )
 
 

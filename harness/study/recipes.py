@@ -121,7 +121,7 @@ def recipe(source: str, size: Size, root: Path) -> Recipe:
         raise StudyError(name, [f"scale.{wrong[0]}: expected one of {', '.join(Size)}"])
     own = {key: value for key, value in table.items() if key not in _EXTRA}
     scaled = _merged(own, table.get("scale", {}).get(size, {}))
-    trains = "tasks" in scaled
+    trains, looks = "tasks" in scaled, tuple(scaled.pop("looks", table.get("looks", ())))
     there, notes, lacking = _there(scaled, root)
     formulas = [single for swept in table.get("formulas", []) for single in expand(swept)]
     study = resolve(
@@ -131,7 +131,6 @@ def recipe(source: str, size: Size, root: Path) -> Recipe:
     if trains and scaled != own and "regime" in table:
         whole = resolve({"name": name, "lineup": False, **_there(own, root)[0]}, name)
         notes = (*notes, *_regimes(name, table["regime"], _rows(whole), _rows(study)))
-    looks = tuple(scaled.get("looks", table.get("looks", ())))
     return Recipe(
         *(name, table.get("source", ""), study, trains, (*table.get("unstated", ()),), table.get("missing", lacking)),
         *(notes, tuple(formulas), looks),
