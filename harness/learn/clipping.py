@@ -205,6 +205,11 @@ class _Kernel:
         entries, positions = math.prod(self.shape), math.prod(self.deltas.shape[2:])
         by_gram = _GRAM * positions**2 < entries
         keeps = not by_gram and len(self.deltas) * entries <= _KEPT
+        if keeps:
+            sizes = self.shape[2:], self.stride, self.padding
+            self.kept = convolution.kernel_gradients(self.inputs, self.deltas, *sizes)
+            if self.kept is not None:
+                return row_squares(self.kept, dtype)
         largest = max(entries // self.shape[0] * positions, 0 if by_gram or keeps else entries)
         pieces = [torch.split(maps, max(1, _CACHE // largest)) for maps in (self.deltas.flatten(2), self.inputs)]
         squares, stored = [], []

@@ -25,6 +25,9 @@ from leakgauge.harness.learn.layers import Conv
 
 Shape = tuple[int, ...]
 
+_CACHED = 2**19
+"""Entries of padded maps that are filled at once: they stay in the cache, and no more memory is asked for."""
+
 
 def conv_maker(layer: Conv, own: Sequence[Tensor]) -> Callable[[Shape, Tensor], _NativeConvStep | _PatchConvStep]:
     """The maker of the steps of a convolution with these tensors."""
@@ -239,6 +242,33 @@ def _plans(layer: Conv, lanes: int, ins: int, b: int, height: int, width: int) -
         backward += [len(taps), len(targets), *chain.from_iterable(taps), *chain.from_iterable(targets)]
     plans = (torch.tensor(plan) for plan in (spread, spread_back, forward, backward, weights))
     return _Plans((rows.outputs, columns.outputs), ahead, behind, *plans)
+
+
+def kernel_gradients(
+    inputs: Tensor, deltas: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> Tensor | None:
+    """[b, outputs * inputs * kernel] each record's gradient of a kernel, by compiled loops; None: they do not do it.
+
+    A half to all of the time of products of patches (measured for 1 to 20 maps of 12 to 32 squared).
+
+    Args:
+        inputs: [b, inputs, H, W].
+        deltas: [b, outputs, h, w], the gradients of the outputs.
+    """
+    native, sizes = library_for(deltas), {tuple(size) for size in zip(kernel, stride, padding, strict=True)}
+    if native is None or inputs.dtype != deltas.dtype or len(sizes) > 1 or padding[0] >= kernel[0]:
+        return None
+    layer = Conv("", inputs.shape[1], deltas.shape[1], *sizes.pop(), bias=False)
+    plans = _plans(layer, native.lanes, inputs.shape[1], 1, *inputs.shape[2:])
+    rows = deltas.new_empty(len(deltas), layer.outputs * layer.inputs * layer.kernel**2)
+    count = min(len(rows), max(1, _CACHED // (layer.inputs * plans.ahead + layer.outputs * plans.behind)))
+    ahead, behind = (rows.new_zeros(count, n) for n in (layer.inputs * plans.ahead, layer.outputs * plans.behind))
+    sources = inputs.contiguous().split(count), deltas.contiguous().split(count), rows.split(count)
+    for x, d, out in zip(*sources, strict=True):
+        native.spread(plans.spread.data_ptr(), len(x) * layer.inputs, x.data_ptr(), ahead.data_ptr())
+        native.spread(plans.spread_back.data_ptr(), len(d) * layer.outputs, d.data_ptr(), behind.data_ptr())
+        native.weights(plans.weights.data_ptr(), len(x), ahead.data_ptr(), behind.data_ptr(), *_Rows.of(out))
+    return rows
 
 
 class _PatchConvStep:
