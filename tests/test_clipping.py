@@ -12,7 +12,7 @@ from torch.nn.functional import conv2d, cross_entropy, linear, relu_
 from torch.nn.utils import vector_to_parameters
 
 from leakgauge.harness.core.rng import Key, normal
-from leakgauge.harness.learn import clipping
+from leakgauge.harness.learn import clipping, convolution
 from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
 from leakgauge.harness.learn.clipping import UnknownUse, clipped_gradient
 from leakgauge.harness.learn.models import build, names
@@ -61,6 +61,14 @@ def test_a_recorded_dense_stack_has_the_same_sum():
 def test_a_kernel_has_the_same_sum_by_every_method(sizes, model, monkeypatch):
     for name, value in sizes.items():
         monkeypatch.setattr(clipping, name, value)
+    assert_is_the_naive_sum(small_task(model, shape_of(model)))
+
+
+@pytest.mark.parametrize("model", ["cnn2", "cnn-udp"])
+@by_rows({"_CACHED": 1}, {"library_for": lambda like: None}, ids=lambda changed: "-".join(changed))
+def test_compiled_loops_in_pieces_and_products_of_patches_give_the_same_sum(changed, model, monkeypatch):
+    for name, value in changed.items():
+        monkeypatch.setattr(convolution, name, value)
     assert_is_the_naive_sum(small_task(model, shape_of(model)))
 
 

@@ -255,15 +255,15 @@ def kernel_gradients(
         inputs: [b, inputs, H, W].
         deltas: [b, outputs, h, w], the gradients of the outputs.
     """
-    native, sizes = library_for(deltas), {tuple(size) for size in zip(kernel, stride, padding, strict=True)}
-    if native is None or inputs.dtype != deltas.dtype or len(sizes) > 1 or padding[0] >= kernel[0]:
+    native, square = library_for(deltas), all(len(set(size)) == 1 for size in (kernel, stride, padding))
+    if native is None or inputs.dtype != deltas.dtype or not square or padding[0] >= kernel[0]:
         return None
-    layer = Conv("", inputs.shape[1], deltas.shape[1], *sizes.pop(), bias=False)
+    layer = Conv("", inputs.shape[1], deltas.shape[1], kernel[0], stride[0], padding[0], bias=False)
     plans = _plans(layer, native.lanes, inputs.shape[1], 1, *inputs.shape[2:])
     rows = deltas.new_empty(len(deltas), layer.outputs * layer.inputs * layer.kernel**2)
     count = min(len(rows), max(1, _CACHED // (layer.inputs * plans.ahead + layer.outputs * plans.behind)))
     ahead, behind = (rows.new_zeros(count, n) for n in (layer.inputs * plans.ahead, layer.outputs * plans.behind))
-    sources = inputs.contiguous().split(count), deltas.contiguous().split(count), rows.split(count)
+    sources = (torch.split(each.contiguous(), count) for each in (inputs, deltas, rows))
     for x, d, out in zip(*sources, strict=True):
         native.spread(plans.spread.data_ptr(), len(x) * layer.inputs, x.data_ptr(), ahead.data_ptr())
         native.spread(plans.spread_back.data_ptr(), len(d) * layer.outputs, d.data_ptr(), behind.data_ptr())
