@@ -1,8 +1,11 @@
-"""The page of reproduction: what holds of each paper, the statements by recipe, then each recipe with its figures."""
+"""The page of reproduction: what holds of each paper, the statements by recipe, then each recipe with its figures.
+
+`scoreboard` is the same without figures, as Markdown, from the data of recipes as `reproduce.json` has them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -64,22 +67,29 @@ def picture(alike: Sequence[Reproduced]) -> Chart | None:
 
 def _papers(recipes: Sequence[Reproduced]) -> list[tuple[str, str, list[tuple[str, str]], dict[str, Any] | None]]:
     return [
-        (name, *_summed(alike), None if (chart := picture(alike)) is None else drawing(chart, f"paper-{slug(name)}"))
+        (
+            name,
+            *_summed(_published(one for recipe in alike for one in recipe.judged), alike[0].size),
+            None if (chart := picture(alike)) is None else drawing(chart, f"paper-{slug(name)}"),
+        )
         for name, alike in _by_paper(recipes).items()
     ]
 
 
-def _summed(alike: Sequence[Reproduced]) -> tuple[str, list[tuple[str, str]]]:
+def _published(judged: Iterable[Judged]) -> list[tuple[Verdict, str]]:
+    return [(one.verdict, one.statement.text) for one in judged if not one.statement.own]
+
+
+def _summed(published: Sequence[tuple[Verdict, str]], size: str) -> tuple[str, list[tuple[str, str]]]:
     """A paper in a sentence, and a line for each verdict with its statements."""
-    published = [one for recipe in alike for one in recipe.judged if not one.statement.own]
-    said = gathered((one.verdict, one.statement.text) for one in published)
+    said = gathered(published)
     lines = [
         (f"{head}, {len(said[kind])}", f"{'; '.join(said[kind])}.") for kind, head in _HEADS.items() if kind in said
     ]
     left = ", ".join(f"{len(said[kind])} {str(kind).lower()}" for kind in _OPEN if kind in said)
     lines += [("Open", f"{left}.")] if left else []
     holds = len(said.get(Verdict.CONFIRMED, ()))
-    return f"Of {counted(len(published), 'published statement')}, {holds} hold at the size {alike[0].size}.", lines
+    return f"Of {counted(len(published), 'published statement')}, {holds} hold at the size {size}.", lines
 
 
 def _at(recipes: Sequence[Reproduced], number: int) -> dict[str, object]:
@@ -87,41 +97,52 @@ def _at(recipes: Sequence[Reproduced], number: int) -> dict[str, object]:
     return {"made": made, "asked": shown(made.judged, made.figures, slug(made.name))}
 
 
-def _counts(judged: Sequence[Judged]) -> dict[Verdict, int]:
-    return {kind: sum(one.verdict is kind and not one.statement.own for one in judged) for kind in Verdict}
+def _counts(published: Sequence[tuple[Verdict, str]]) -> dict[Verdict, int]:
+    return {kind: sum(verdict is kind for verdict, _ in published) for kind in Verdict}
+
+
+def _lead(published: Sequence[tuple[Verdict, str]], recipes: int) -> str:
+    words = ", ".join(f"{count} {str(kind).lower()}" for kind, count in _counts(published).items() if count)
+    return f"{counted(len(published), 'published statement')} of {counted(recipes, 'recipe')}: {words}."
 
 
 def _scoreboard(recipes: Sequence[Reproduced]) -> Table:
-    totals = _counts([one for recipe in recipes for one in recipe.judged])
-    words = ", ".join(f"{count} {str(kind).lower()}" for kind, count in totals.items() if count)
     rows: list[Fields] = []
     for recipe in recipes:
         ours = sum(one.statement.own for one in recipe.judged)
-        counts = (str(count or "") for count in (*_counts(recipe.judged).values(), ours))
+        counts = (str(count or "") for count in (*_counts(_published(recipe.judged)).values(), ours))
         rows.append((Cell(recipe.name, link=slug(recipe.name)), recipe.title, *counts))
-    lead = f"{counted(sum(totals.values()), 'published statement')} of {counted(len(recipes), 'recipe')}: {words}."
+    lead = _lead(_published(one for recipe in recipes for one in recipe.judged), len(recipes))
     numbers = [Column(name, "num") for name in (*map(str, Verdict), "Our own")]
     return Table("Published statements by recipe", ("Recipe", "Title", *numbers), tuple(rows), lead)
 
 
-def scoreboard(recipes: Sequence[Reproduced]) -> str:
-    """What holds of each paper, then every statement with its verdict, as Markdown for a page under version control."""
-    return "\n".join([_scoreboard(recipes).lead, *_scored(recipes)]) + "\n"
+def scoreboard(recipes: Sequence[dict[str, Any]]) -> str:
+    """What holds of each paper, then every statement with its verdict, as Markdown for a page under version control.
+
+    recipes: as `reproduce.json` has them, with `made_by`.
+    """
+    return "\n".join([_lead(_said(recipes), len(recipes)), *_scored(recipes)]) + "\n"
 
 
-def _scored(recipes: Sequence[Reproduced]) -> Iterator[str]:
-    for paper, alike in _by_paper(recipes).items():
-        lead, lines = _summed(alike)
-        made_by = "; ".join(dict.fromkeys(text for recipe in alike for text in recipe.made_by))
+def _said(recipes: Sequence[dict[str, Any]]) -> list[tuple[Verdict, str]]:
+    claims = (claim for recipe in recipes for claim in recipe["claims"] if not claim["own"])
+    return [(Verdict(claim["verdict"]), claim["text"]) for claim in claims]
+
+
+def _scored(recipes: Sequence[dict[str, Any]]) -> Iterator[str]:
+    for paper, alike in gathered((recipe["name"].partition("/")[0], recipe) for recipe in recipes).items():
+        lead, lines = _summed(_said(alike), alike[0]["size"])
+        made_by = "; ".join(dict.fromkeys(text for recipe in alike for text in recipe["made_by"]))
         columns = ("recipe", "statement", "verdict", "measured", "printed")
-        judged = ((recipe.name, one) for recipe in alike for one in recipe.judged)
-        rows = tuple(_row(name, one) for name, one in sorted(judged, key=lambda pair: pair[1].statement.own))
-        notes = tuple(f"{recipe.name}: {note}." for recipe in alike for note in recipe.notes)
+        claims = ((recipe["name"], claim) for recipe in alike for claim in recipe["claims"])
+        rows = tuple(_row(name, claim) for name, claim in sorted(claims, key=lambda pair: bool(pair[1]["own"])))
+        notes = tuple(f"{recipe['name']}: {note}." for recipe in alike for note in recipe["notes"])
         code = f"{lead} Code and machine: {made_by}."
         yield from ("", f"## {paper}", "", *(f"- **{head}**: {texts}" for head, texts in lines))
         yield from ("", Table(f"Statements of {paper}", columns, rows, code, notes).markdown())
 
 
-def _row(name: str, one: Judged) -> Fields:
-    text = f"{one.statement.text}{' (ours)' * one.statement.own}"
-    return name, text, str(one.verdict), one.measured, one.statement.printed
+def _row(name: str, claim: dict[str, Any]) -> Fields:
+    text = f"{claim['text']}{' (ours)' * claim['own']}"
+    return name, text, claim["verdict"], claim["measured"], claim["printed"]

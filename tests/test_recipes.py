@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from leakgauge.harness.cli.main import app
+from leakgauge.harness.cli.reproduce import recorded
 from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.cell import Size
 from leakgauge.harness.core.errors import StudyError, UnknownNameError
@@ -102,6 +103,18 @@ def test_the_charts_of_recipes_and_studies_are_written_as_files(small, tmp_path)
     folder = out / "quick" / "small"
     assert CliRunner().invoke(app, ["report", str(folder), "--figures", "svg"]).exit_code == 0
     assert (folder / "figures" / "asked-accuracy-over-rounds-0-0.svg").exists()
+
+
+def test_recipes_of_several_runs_stand_on_one_recorded_page(small, tmp_path):
+    (tmp_path / "other.toml").write_text(SMALL.replace("noise costs accuracy", "noise helps"))
+    for source in (small, str(tmp_path / "other.toml")):
+        words = [source, "-o", str(tmp_path / "out"), "--data", str(tmp_path), "--workers", "0"]
+        assert CliRunner().invoke(app, ["reproduce", *words, "--record", str(tmp_path / "kept")]).exit_code == 0
+    page = (tmp_path / "kept" / "quick.md").read_text()
+    assert "2 published statements of 2 recipes" in page
+    assert "| small | noise costs accuracy |" in page
+    assert "| other | noise helps |" in page
+    assert page == recorded(tmp_path / "kept" / "quick")
 
 
 def test_a_recipe_runs_resumes_and_gives_the_same_bytes(small, tmp_path):

@@ -25,12 +25,14 @@ def reproduce(
     data: cli.DataOption = None,
     workers: cli.WorkersOption = None,
     figures: cli.FiguresOption = "",
+    record: Annotated[Path | None, Option(help="Folder to commit: a file a recipe, a page of all in it.")] = None,
     against: Annotated[Path | None, Option(help="Earlier reproduce.json: exit 1 if a decided verdict changed.")] = None,
 ) -> None:
     """Repeat tables and figures of papers, check what they claim, and write one page and reproduce.json."""
     from leakgauge.harness.cli.progress import listener
     from leakgauge.harness.data import default_root
     from leakgauge.harness.study.recipes import NAME, recipe, recipes
+    from leakgauge.harness.study.recipes import data as plain
     from leakgauge.harness.study.recipes import reproduce as run_recipes
     from leakgauge.harness.study.store import write_atomically
     from leakgauge.reports.charts.figures import slug
@@ -55,7 +57,13 @@ def reproduce(
                 chosen, size, out, root, workers=workers, listen=lambda name: stack.enter_context(listener(name))
             )
         write_atomically(out / "index.html", reproduction(done).encode())
-        write_atomically(out / "scoreboard.md", scoreboard(done).encode())
+        made = {slug(one.name): {**plain(one), "made_by": list(one.made_by)} for one in done}
+        write_atomically(out / "scoreboard.md", scoreboard(list(made.values())).encode())
+        if record is not None:
+            for name, one in made.items():
+                kept = json.dumps({key: one[key] for key in one if key != "figures"}, indent=1, sort_keys=True)
+                write_atomically(record / size / f"{name}.json", f"{kept}\n".encode())
+            write_atomically(record / f"{size}.md", recorded(record / size).encode())
         for outcome in done:
             for file, content in chart_files(charts_of(outcome.figures), slug(outcome.name), kinds):
                 write_atomically(out / "figures" / file, content)
@@ -73,6 +81,15 @@ def reproduce(
             changed = changes(before, verdicts(out / NAME))
             say("", *(changed or ["no decided verdict has changed"]))
             raise typer.Exit(cli.INCREASED if changed else 0)
+
+
+def recorded(folder: Path) -> str:
+    """The page of all recipes whose files are in a folder; recipes of several runs may be there."""
+    from leakgauge.reports.reproduction import scoreboard
+
+    made = [json.loads(path.read_bytes()) for path in sorted(folder.glob("*.json"))]
+    command = f"leakgauge reproduce NAME ... --size {folder.name} --record {folder.parent.name}"
+    return f"# Every published statement at the size {folder.name}\n\nWritten by `{command}`.\n\n{scoreboard(made)}"
 
 
 Verdicts = dict[tuple[str, str, str], str]
