@@ -20,8 +20,9 @@ class SDQ(Bare):
 
     Args:
         bits: R, 1 to 16; the quantizer has 2^R + 1 levels.
-        gamma: radius of the quantizer; the step is Delta = 2 gamma/(2^R + 1). None: 1.5 sqrt(1 + v), where v is the
-            variance of the first defense's noise, or 0 without a first defense.
+        gamma: radius of the quantizer: a number, or `reference`, or `paper`, as for `jopeq`, where v, the variance of
+            the first defense's noise or 0 without one, gives epsilon = sqrt(8/v). None: `reference`, 1.5 sqrt(1 + v)
+            with step Delta = 2 gamma/(2^R + 1).
 
     Guarantees:
         Messages have 8 bytes per tensor, then ceil(d * ceil(log2(2^R + 1)) / 8) bytes. The rate of 2^R + 1 levels is

@@ -104,6 +104,9 @@ def test_the_range_of_the_quantizer_follows_the_variance_of_the_noise(name, para
     # gamma = 1.5 sqrt(1 + variance), edge = 2 steps of 2 gamma / 5
     assert defense.second.lattice_for(variance).edge == pytest.approx(4 / 5 * 1.5 * math.sqrt(1 + variance))
     assert build(name, bits=2, gamma=1.0, **parameters).second.lattice_for(variance).edge == pytest.approx(4 / 5)
+    printed = build(name, bits=2, gamma="paper", **parameters).second
+    radius = 1.5 * (1 + variance) if printed.dimension == 2 else 2 * 2 + math.sqrt(variance / 8)
+    assert printed.lattice_for(variance).edge == pytest.approx(radius)
 
 
 CARRIED = [

@@ -46,6 +46,10 @@ def test_golden_steps_without_noise_and_with_t_noise():
         assert [JoPEQT(nominal, bits=R).lattice.step for R in (1, 2)] == pytest.approx(steps, abs=5.1e-4)
     assert JoPEQT(gamma="paper").lattice.step == 1.5
     assert JoPEQT(gamma=1.5).lattice.step == pytest.approx(0.6)
+    # 2 (2 R)/2^R, and 2 (1.5)/2^R
+    assert [SDQ(bits=R, gamma="paper").lattice.step for R in (1, 2, 8)] == [2.0, 2.0, 0.125]
+    assert LatticeSDQ(bits=2, gamma="paper").lattice.step == 0.75
+    assert SDQ(bits=3, gamma="reference").lattice == SDQ(bits=3).lattice
 
 
 def test_the_scale_puts_a_message_on_the_sphere_of_radius_root_m_over_3():

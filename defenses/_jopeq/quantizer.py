@@ -5,7 +5,7 @@ reference code reproduces the paper's Table II.
 
 | | reference code | text |
 |---|---|---|
-| gamma, no noise | 1.5 | - |
+| gamma, no noise | 1.5 | 2 R for L = 1, 1.5 for L = 2: the rows below with epsilon infinite, variance 0 |
 | gamma, L = 1, Laplace noise of scale 2/epsilon | 1.5 sqrt(1 + variance) | 2 R + 1/epsilon |
 | gamma, L = 2, t noise | 1.5 sqrt(1 + variance) | 1.5 (1 + variance) |
 | step | 2 gamma / (2^R + 1): 2^R + 1 cells | 2 gamma / 2^R: the outermost points are at +-gamma |
@@ -126,7 +126,7 @@ class Bare(Dithered):
     dimension: ClassVar[int]
 
     bits: int = 1
-    gamma: float | None = None
+    gamma: Radius | None = None
 
     def __post_init__(self) -> None:
         self.lattice_for(0.0)
@@ -166,8 +166,8 @@ class Bare(Dithered):
 
     def lattice_for(self, noise_variance: float) -> Lattice:
         """The lattice for numbers in units that, without noise of this variance, lie in [-1, 1]."""
-        step = _step("reference" if self.gamma is None else self.gamma, self.bits, noise_variance)
-        return Lattice(step, self.bits, self.dimension)
+        gamma = "reference" if self.gamma is None else self.gamma
+        return Lattice(_step(gamma, self.bits, noise_variance, self.dimension), self.bits, self.dimension)
 
 
 class ScalarJoPEQ(Dithered):
@@ -216,7 +216,7 @@ def scalar_lattice(bits: int, epsilon: float, gamma: Radius) -> Lattice:
         ValueError: a parameter is out of range.
     """
     positive(epsilon=epsilon)
-    return Lattice(_step(gamma, bits, 2 * (2 / epsilon) ** 2, 2 * bits + 1 / epsilon), bits)
+    return Lattice(_step(gamma, bits, 2 * (2 / epsilon) ** 2, 1), bits)
 
 
 @lru_cache(maxsize=16)
@@ -226,8 +226,7 @@ def pair_lattice(bits: int, noise: Student, gamma: Radius) -> Lattice:
     Raises:
         ValueError: a parameter is out of range.
     """
-    variance = student_variance(*noise)
-    return Lattice(_step(gamma, bits, variance, 1.5 * (1 + variance)), bits, 2)
+    return Lattice(_step(gamma, bits, student_variance(*noise), 2), bits, 2)
 
 
 def student(epsilon: float, s2: float | None, nu: float | None) -> Student:
@@ -262,12 +261,13 @@ def bare_claim(rounds: int, leak: Proof) -> Claim:
     return nothing_promised(rounds, why, leak)
 
 
-def _step(gamma: Radius, bits: int, variance: float, printed: float = math.nan) -> float:
-    """Delta for noise of this variance per coordinate; `printed` is gamma by the text. See the module's table."""
+def _step(gamma: Radius, bits: int, variance: float, dimension: int) -> float:
+    """Delta for noise of this variance per coordinate. See the module's table."""
     # at a higher rate, float32 would round the dither away
     if not 1 <= bits <= 16:
         raise ValueError(f"expected 1 to 16 bits, got bits={bits}")
     cells = 2.0**bits + 1
+    printed = 2 * bits + math.sqrt(variance / 8) if dimension == 1 else 1.5 * (1 + variance)
     steps = {"paper": 2 * printed / 2.0**bits, "reference": 2 * (1.5 * math.sqrt(1 + variance)) / cells}
     if isinstance(gamma, str):
         if gamma not in steps:
