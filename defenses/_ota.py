@@ -351,7 +351,18 @@ def convergence_bound(
     return 2 * smooth / (convex**2 * rounds) * (1 + dim * allocation.gradient_variance)
 
 
-FORMULAS = {"fixed_noise": fixed_noise, "noise_powers": noise_powers, "convergence_bound": convergence_bound}
+def gradient_variance(users: int, power: float, epsilon: float, delta: float, channel_seed: int) -> float:
+    """Variance of a coordinate of the decoded gradient by Theorem 3, with L = 1, at the Rayleigh gains of `ota`."""
+    channel = Channel(rayleigh_gains(Key(channel_seed).child("gains"), users), power, 1.0)
+    return allocate(channel, (epsilon,) * users, delta, 1.0).gradient_variance
+
+
+FORMULAS = {
+    "fixed_noise": fixed_noise,
+    "noise_powers": noise_powers,
+    "convergence_bound": convergence_bound,
+    "gradient_variance": gradient_variance,
+}
 """Formulas of the paper that recipes draw."""
 
 

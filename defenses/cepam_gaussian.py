@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from scipy import special
 
-from leakgauge.defenses._cepam.claim import norm_scaled, printed, theorem_12
+from leakgauge.defenses._cepam.claim import fixed_length, norm_scaled, printed, theorem_12
 from leakgauge.defenses._cepam.mechanism import NormalCepam
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.claim import Claim
 from leakgauge.harness.core.contract import Setting
 
-FORMULAS = {"theorem_12": printed}
+FORMULAS = {"theorem_12": printed, "fixed_length": fixed_length}
 """Formulas of the paper that recipes draw."""
 
 

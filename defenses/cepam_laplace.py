@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from leakgauge.defenses._cepam.claim import norm_scaled, theorem_13
+from leakgauge.defenses._cepam.claim import norm_scaled, printed_13, theorem_13
 from leakgauge.defenses._cepam.distribution import scaled
 from leakgauge.defenses._cepam.mechanism import Cepam
 from leakgauge.defenses._cepam.wire import laplace_radii
@@ -17,6 +17,9 @@ from leakgauge.harness.core.distribution import Laplacian, MessageDistribution
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Vector
+
+FORMULAS = {"theorem_13": printed_13}
+"""Formulas of the paper that recipes draw."""
 
 
 @dataclass(frozen=True)

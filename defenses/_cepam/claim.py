@@ -86,10 +86,31 @@ def printed(
 
     Without noise, (0, p) holds, where p is the probability that the record is used.
     """
-    layout = Layout(("update",), ((1,),))
-    setting = Setting(layout, clients, clients, 1, "update", steps, 0.1, 1, samples)
-    promise = theorem_12(local_epsilon, gamma / noise_std, setting)
+    promise = theorem_12(local_epsilon, gamma / noise_std, _single(steps, samples, clients))
     return {"thm_12_epsilon": promise.epsilon, "thm_12_delta": [promise.delta, 1 - (1 - 1 / samples) ** steps]}
+
+
+def printed_13(local_epsilon: float, steps: int, samples: int, clients: int, noise_scale: float, gamma: float) -> float:
+    """The epsilon of Thm 13 for steps of one sample; infinite if the theorem's condition fails."""
+    return theorem_13(local_epsilon, gamma / noise_scale, _single(steps, samples, clients)).epsilon
+
+
+def _single(steps: int, samples: int, clients: int) -> Setting:
+    """One round of steps of one sample."""
+    return Setting(Layout(("update",), ((1,),)), clients, clients, 1, "update", steps, 0.1, 1, samples)
+
+
+def fixed_length(dimension: int, noise_std: float, gamma: float) -> float:
+    """Mean bits of a coordinate if attempts and cells are sent as in section III, each cell in a fixed length.
+
+    The length of a cell follows from the radius r: cells of side 2r that may hold a point within gamma + r of the
+    dither, whose mean number is the volume of a unit cube with a margin of (gamma + r) / 2r.
+    """
+    radii = noise_std * np.sqrt(stats.chi2.ppf((np.arange(10_000) + 0.5) / 10_000, dimension + 2))
+    balls, margin = (1.0, 2.0, math.pi, 4 * math.pi / 3), (gamma + radii) / (2 * radii)
+    cells = sum(math.comb(dimension, k) * balls[k] * margin**k for k in range(dimension + 1))
+    attempts = stats.geom.entropy(balls[dimension] / 2**dimension) / math.log(2) if dimension > 1 else 0.0
+    return float((np.ceil(np.log2(cells)).mean() + attempts) / dimension)
 
 
 def theorem_13(local_epsilon: float, reach: float, setting: Setting) -> Promise:
