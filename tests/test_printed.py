@@ -126,9 +126,7 @@ OTA |= {"distribution of the gains": {"rayleigh"}, "step at t = 1, 1/(lambda t)"
 OTA |= {"data": {"gaussian-regression"}, "model": {"linear-regression"}, "samples": {3000}}
 PAPER = {
     "jopeq/figure-2": MNIST | {"epsilon": {3.0, 3.5, 4.0}},
-    "jopeq/figure-3": MNIST
-    | TESTED
-    | {"curves": {"validation"}, "model": {"linear"}, "epsilon": {4.0}, "bits R": {1}},
+    "jopeq/figure-3": MNIST | TESTED | {"curves": {"validation"}, "model": {"linear"}, "epsilon": {4.0}, "bits R": {1}},
     "jopeq/table-1": MNIST | TESTED | {"models": {"linear", "mlp-small", "cnn2"}},
     "jopeq/table-2": TESTED
     | {"radius of the quantizer": {1.5, 3.0, 2.1}, "norm that scales an update": {"vector"}, "learning rate": {0.1}}
