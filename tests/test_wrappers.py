@@ -5,6 +5,7 @@ import torch
 
 from leakgauge import Layout, Setting
 from leakgauge.defenses._common.cascade import Cascade
+from leakgauge.defenses._common.personal import Personal
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.sdq import SDQ
 from leakgauge.defenses.top_k import TopK
@@ -19,6 +20,7 @@ WRAPPERS = [
     Aggregated(TopK(feedback=True)),
     Cascade(("gaussian", "sdq"), Gaussian(), SDQ()),
     BatchedCells((UDP(), TopK())),
+    Personal(("udp",), ("epsilon",), (UDP(epsilon=4.0), UDP(epsilon=8.0))),
 ]
 by_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda wrapper: type(wrapper).__name__)
 PROTOCOLS = pytest.mark.parametrize("protocol", [Mechanism, Evidence, Guarantee, Defense])

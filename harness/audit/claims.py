@@ -16,11 +16,11 @@ from leakgauge.harness.core.accounting import Event, Leak
 from leakgauge.harness.core.answer import Answer, DefenseRecord, DeltaRecord
 from leakgauge.harness.core.cell import Scalar
 from leakgauge.harness.core.checks import scalars, shown
-from leakgauge.harness.core.claim import Claim, Horizon, Proof, judge
+from leakgauge.harness.core.claim import Claim, ClientGroup, Horizon, Proof, Verdict, judge
 from leakgauge.harness.core.contract import Defense, Setting, claim_of
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.gaussian import check_nonnegative
-from leakgauge.harness.core.result import ClaimRecord, ProofRecord
+from leakgauge.harness.core.result import ClaimRecord, GroupRecord, ProofRecord
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.stored import finite
 from leakgauge.harness.core.threats import Threat
@@ -108,10 +108,14 @@ def record_claim(claim: Claim, delta: float | None = None) -> ClaimRecord:
     Args:
         delta: the delta of the proved epsilons; by default the claim's. The verdict always uses the claim's.
     """
-    verdict, claimed, _, reason = judge(claim)
     at = claim.delta if delta is None else delta
+    groups = tuple(_record_group(group, delta) for group in claim.groups)
+    verdict, _, _, reason = judge(claim)
+    for group in sorted(groups, key=lambda group: group.verdict == Verdict.BROKEN.value):
+        if group.verdict in (Verdict.BROKEN.value, Verdict.UNPROVED.value):
+            verdict, reason = Verdict(group.verdict), f"{group.label}: {group.reason}"
     return ClaimRecord(
-        epsilon=finite(claimed),
+        epsilon=finite(claim.epsilon),
         against=_names(claim.against),
         proved=_record_proof(claim.proved, at, claim.against),
         further=tuple(_record_proof(proof, at, claim.against) for proof in claim.further),
@@ -120,13 +124,22 @@ def record_claim(claim: Claim, delta: float | None = None) -> ClaimRecord:
         attained=None if claim.attained is None else _record_proof(claim.attained, claim.delta, claim.against),
         **{name: getattr(claim, name).value for name in ("unit", "relation", "horizon")},
         **{name: getattr(claim, name) for name in ("delta", "source", "assumes")},
+        groups=groups,
     )
+
+
+def _record_group(group: ClientGroup, delta: float | None) -> GroupRecord:
+    """The claim of some clients."""
+    own = record_claim(group.claim, delta)
+    return GroupRecord(group.label, group.clients, own.epsilon, own.delta, own.proved, own.verdict, own.reason)
 
 
 def claim_to_data(claim: Claim) -> dict[str, Any]:
     """The claim as plain data that determine the result of `record_claim`."""
     proofs = [proof for proof in (claim.proved, *claim.further, claim.attained) if proof is not None]
+    groups = [[label, clients, claim_to_data(own)] for label, clients, own in claim.groups]
     return {
+        **({"groups": groups} if groups else {}),
         "numbers": [repr(claim.epsilon), repr(claim.delta)],
         "words": [claim.unit.value, claim.relation.value, claim.horizon.value, claim.source],
         "against": _names(claim.against),

@@ -21,6 +21,10 @@ def claim_lines(record: DefenseRecord, study: str = "") -> list[str]:
     proofs = [("attained", claim.attained)] if claim.attained else []
     for label, proof in [*proofs, *(("", proof) for proof in claim.further)]:
         lines.append(f"{_terms(label, proof, claim.horizon, proof.method)}: {proof.reason}")
+    for group in claim.groups:
+        epsilons = f"claimed {number(group.epsilon):.6g}, proved {number(group.proved.epsilon):.6g}"
+        clients = ", ".join(map(str, group.clients))
+        lines.append(f"  clients  {clients} ({group.label}): {epsilons}, {group.verdict}")
     if audit is not None:
         size = "clients {clients}, rounds {rounds}, d {dim}"
         here = size.format(**record.setting)

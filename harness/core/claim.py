@@ -176,6 +176,7 @@ class Claim:
         further: proofs for other units or adversaries that a reader may confuse with those of the claim.
         attained: an epsilon that some pair of neighbors attains, at the claim's delta, if `proved` is larger and not
             tight: a smaller claim is false. None: unknown.
+        groups: the claims of clients whose epsilons differ; this claim is the largest of them. Empty: all are equal.
     """
 
     epsilon: float
@@ -189,6 +190,7 @@ class Claim:
     proved: Proof
     further: tuple[Proof, ...] = ()
     attained: Proof | None = None
+    groups: tuple[ClientGroup, ...] = ()
 
     def __post_init__(self) -> None:
         if math.isnan(self.epsilon) or self.epsilon < 0:
@@ -196,6 +198,14 @@ class Claim:
         if bool(self.against) != math.isfinite(self.epsilon):
             got = f"{len(self.against)} with epsilon={self.epsilon}"
             raise ValueError(f"expected adversaries in `against` if epsilon is finite, and none otherwise; got {got}")
+
+
+class ClientGroup(NamedTuple):
+    """Clients with the same parameters, their numbers, and their claim; label: the parameters, as `epsilon 4`."""
+
+    label: str
+    clients: tuple[int, ...]
+    claim: Claim
 
 
 class Judgment(NamedTuple):

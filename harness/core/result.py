@@ -126,6 +126,25 @@ class ProofRecord:
 
 
 @dataclass(frozen=True)
+class GroupRecord:
+    """The claim of clients with parameters of their own.
+
+    Attributes:
+        label: the parameters, as `epsilon 4`.
+        clients: their numbers.
+        epsilon, delta, proved, verdict, reason: as in `ClaimRecord`.
+    """
+
+    label: str
+    clients: tuple[int, ...]
+    epsilon: float | None
+    delta: float
+    proved: ProofRecord
+    verdict: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class ClaimRecord:
     """A defense's claim with its numbers; `epsilon` None means that the defense claims nothing (infinity).
 
@@ -135,6 +154,8 @@ class ClaimRecord:
         attained: an epsilon that a pair of neighbors attains, at the claim's own delta, if `proved` is larger.
         verdict: a `claim.Verdict`, at the claim's own delta.
         reason: the reason for the verdict, with both numbers.
+        groups: the claims of clients whose epsilons differ. This record then has the largest epsilon of them, and
+            the verdict BROKEN or UNPROVED if one of them has.
     """
 
     epsilon: float | None
@@ -150,6 +171,7 @@ class ClaimRecord:
     verdict: str
     reason: str
     attained: ProofRecord | None = None
+    groups: tuple[GroupRecord, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@
 | | `final_accuracy`, `final_loss`, `late_accuracy`, `late_loss` (means of the last `LATE` evaluations), `rounds_run`, |
 | | `bits`, `dim`, `seconds` |
 | its claims | `claimed_epsilon`, `proved_epsilon` (a bound) and, if known, a smaller `attained_epsilon`, by horizon |
+| of each client | `client_claimed_epsilon`, `client_proved_epsilon`, if clients differ: `item` is the client's number |
 | its audit | `audited_epsilon`, `audited_strict`, `audited_ceiling`, and the two epsilons of the small federation |
 | its assumptions | `broken` messages, coordinates or rounds, out of `n` |
 
@@ -58,7 +59,16 @@ QUANTITIES = (
     *("finished", "accuracy", "loss", "final_accuracy", "final_loss", "late_accuracy", "late_loss"),
     *("rounds_run", "message_bytes", "snr_db", "bits"),
     *("update_norm", "noise_multiplier", "planned_rounds", "dim", "seconds", "claimed_epsilon", "proved_epsilon"),
-    *("attained_epsilon", "broken", "audited_epsilon", "audited_strict", "audited_ceiling", "audit_claimed_epsilon"),
+    *(
+        "client_claimed_epsilon",
+        "client_proved_epsilon",
+        "attained_epsilon",
+        "broken",
+        "audited_epsilon",
+        "audited_strict",
+        "audited_ceiling",
+        "audit_claimed_epsilon",
+    ),
     "audit_proved_epsilon",
 )
 """The quantities that are not metrics of attacks."""
@@ -211,6 +221,11 @@ def _of_claim(claim: ClaimRecord) -> Iterator[Row]:
         yield scope | _of_proof(proof)
     if claim.attained is not None:
         yield scope | _of_proof(claim.attained) | {"quantity": "attained_epsilon", "high": None}
+    for group in claim.groups:
+        words = {"method": claim.source, "verdict": group.verdict, "note": f"{group.label}: {group.reason}"}
+        claimed = terms | words | {"quantity": "client_claimed_epsilon", "value": number(group.epsilon)}
+        proved = scope | _of_proof(group.proved) | {"quantity": "client_proved_epsilon"}
+        yield from (row | {"item": client} for client in group.clients for row in (claimed, proved))
 
 
 def _of_proof(proof: ProofRecord) -> Row:

@@ -40,6 +40,7 @@ OMITTED: dict[str, object] = {
     "TrainingSpec.malice": None,
     "TrainingSpec.strict": False,
     "Cell.limit": True,
+    "ClaimRecord.groups": (),
     "Estimate.chance": None,
     "Estimate.p": None,
     "Estimate.sizes": (),
@@ -61,6 +62,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 
 INFINITE = {
     "ClaimRecord.epsilon",
+    "GroupRecord.epsilon",
     "ProofRecord.epsilon",
     "AuditRecord.claimed",
     "AuditRecord.proved",

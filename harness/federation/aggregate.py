@@ -115,13 +115,13 @@ class Aggregated(Wrapper[Any, Any]):
         silent, d = max(0, setting.participants - users), setting.dim
         nothing = torch.zeros_like(total)
         other = Sender(0, setting.samples)
-        idle = float(self._imitated(state, nothing, other, setting).square().mean()) if silent else 0.0
+        idle = float(self._imitated(state, nothing, other, setting, many=True).square().mean()) if silent else 0.0
         direction, masked = self._direction(total, setting), users == 1 and idle == 0
         energy = float(total.square().sum())
 
         def at(length: float) -> tuple[float, float]:
             update = (direction * length).float().double()  # as it is sent
-            made = self._imitated(state, update, sender, setting)
+            made = self._imitated(state, update, sender, setting, many=users > 1)
             known = (made != 0).double() if masked else torch.ones_like(made)
             sent = float((known @ update.square()).sum().clamp(min=1e-60))
             shrink = float((made @ update).sum()) / sent
@@ -137,7 +137,7 @@ class Aggregated(Wrapper[Any, Any]):
         rest = energy - d * (users * max(near - rise * short**2, 0.0) + silent * idle)
         length = math.sqrt(max(rest, 1e-4 * energy) / users / max(shrink**2 + d * rise, 1e-12))
         shrink, error = at(length)
-        longer = self._imitated(state, direction * length * _LONGER, sender, setting)
+        longer = self._imitated(state, direction * length * _LONGER, sender, setting, many=users > 1)
         reach, omits = float((longer @ direction).mean()), float((longer[:, direction != 0] == 0).any())
         clip = reach if reach < 0.5 * shrink * length * _LONGER else _NEVER
         return _Errors(shrink, clip, users * (error + _ROUNDING**2) + silent * idle, omits)
@@ -153,12 +153,16 @@ class Aggregated(Wrapper[Any, Any]):
         joined = setting.layout.join(pieces)
         return torch.as_tensor(joined / joined.norm().clamp(min=1e-30))
 
-    def _imitated(self, state: Any, update: Tensor, sender: Sender, setting: Setting) -> Tensor:
-        """[times, d] decoded messages of a sender with this update, to which training noise is added first."""
+    def _imitated(self, state: Any, update: Tensor, sender: Sender, setting: Setting, *, many: bool = False) -> Tensor:
+        """[times, d] decoded messages with this update, to which training noise is added first.
+
+        They are those of the sender, or with `many` of as many clients from it on, which may differ in their noise.
+        """
         made, std = [], self.training_noise(setting, sender.samples)
         for number in range(_TIMES):
             key = _KEY.child(number)
-            link = Link(setting, Sender(0, sender.samples), key.child("shared"))
+            client = sender.number + number * many
+            link = Link(setting, Sender(client, sender.samples), key.child("shared"))
             noisy = update + std * normal(key.child("training"), (setting.dim,), torch.float64) if std else update
             wire, _ = self.encode(state, self.remember(setting), noisy.float(), link, key.child("private"))
             made.append(unpack_float64(wire, setting.dim))

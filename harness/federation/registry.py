@@ -31,6 +31,9 @@ from leakgauge.harness.core.stored import PARAMETERS
 Kind = Literal["defense", "attack"]
 P = TypeVar("P")
 
+PERSONAL = "personal"
+"""The parameter of any defense that gives each client a value of its own, as `epsilon = 4, 8`."""
+
 _LEAST = 1e-12
 """Smallest magnitude of a defense's parameter other than 0, and 1 / the largest: formulas square and divide."""
 
@@ -125,6 +128,8 @@ def build(kind: Kind, name: str, parameters: dict[str, Scalar]) -> Any:
         UnknownNameError: there is no such name.
         ParameterError: unknown keys, wrong types or values out of range; all problems are reported together.
     """
+    if kind == "defense" and parameters.get(PERSONAL) is not None:
+        return _personal(name, parameters)
     if kind == "defense" and "+" in name:
         return _cascade(name, parameters)
     problems, text = [], f"expected 0 or a magnitude from {_LEAST:g} to {1 / _LEAST:g}"
@@ -134,6 +139,22 @@ def build(kind: Kind, name: str, parameters: dict[str, Scalar]) -> Any:
     if problems:
         raise ParameterError(name, problems)
     return construct(lookup(kind, name), {key: value for key, value in parameters.items() if value is not None}, name)
+
+
+def _personal(name: str, parameters: dict[str, Scalar]) -> Any:
+    """The defense with the parameters of each group of clients that `personal` states."""
+    module = importlib.import_module("leakgauge.defenses._common.personal")
+    shared = {key: value for key, value in parameters.items() if key != PERSONAL and value is not None}
+    try:
+        groups = module.read(str(parameters[PERSONAL]))
+        if both := shared.keys() & groups[0].keys():
+            raise ValueError(f"{', '.join(sorted(both))} of each client is stated: leave it out elsewhere")
+        each = tuple(build("defense", name, shared | group) for group in groups)
+        return module.Personal(tuple(name.split("+")), tuple(groups[0]), each)
+    except ParameterError:
+        raise
+    except ValueError as error:
+        raise ParameterError(name, [(PERSONAL, str(error).removeprefix("personal: "))]) from error
 
 
 def _cascade(name: str, parameters: dict[str, Scalar]) -> Any:

@@ -189,7 +189,7 @@ def built(part: Part) -> Any:
         StudyError: parameters that the part does not accept; one line for each.
     """
     try:
-        if part.kind == "defense" and "+" in part.name:
+        if part.kind == "defense" and ("+" in part.name or registry.PERSONAL in part.parameters):
             return registry.build("defense", part.name, part.parameters)
         return registry.construct(part.code, part.parameters, part.name)
     except registry.ParameterError as error:

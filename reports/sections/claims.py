@@ -181,6 +181,25 @@ def _with_count(assumption: str, trainings: Sequence[TrainingRecord]) -> str:
     return f"{assumption}: broken by {share}{rest}"
 
 
+def _of_clients(trainings: Sequence[TrainingRecord]) -> tuple[Fields, ...]:
+    """Horizon, parameters, clients, unit, claimed and proved epsilon, and verdict of each group of clients."""
+    rows = [
+        (
+            claim.horizon,
+            group.label,
+            ", ".join(map(str, group.clients)),
+            claim.unit,
+            number(group.epsilon),
+            number(group.proved.epsilon),
+            group.verdict,
+        )
+        for training in trainings
+        for claim in (training.one_round, training.whole_run)
+        for group in claim.groups
+    ]
+    return tuple(dict.fromkeys(rows))
+
+
 def claims(analysis: Analysis) -> dict[str, Any]:
     """One row per defense and setting, in the study's order; `units` are those of the finite claims.
 
@@ -199,6 +218,7 @@ def claims(analysis: Analysis) -> dict[str, Any]:
                 "defense": analysis.defenses[defense],
                 "setting": analysis.settings[setting],
                 "lines": lines,
+                "clients": _of_clients(trainings),
                 "further": _further(both),
                 "basis": _basis(both),
                 "assumes": tuple(_with_count(text, trainings) for text in texts),
@@ -227,7 +247,14 @@ def table(analysis: Analysis) -> list[Table]:
             rows.append((row["defense"].text, row["setting"], line.horizon, line.unit, *amounts, "; ".join(states)))
     epsilons = tuple(Column(f"ε {name}", "num") for name in ("claimed", "proved", "audited"))
     heads: tuple[Column | str, ...] = ("Defense", "Setting", "Horizon", "Unit", *epsilons, "Verdict")
-    return [Table("Claimed, proved and audited epsilon", heads, tuple(rows))] if rows else []
+    each = [
+        (row["defense"].text, row["setting"], *clients)
+        for row in claims(analysis)["rows"]
+        for clients in row["clients"]
+    ]
+    columns = *heads[:3], "Parameters", "Clients", "Unit", *epsilons[:2], "Verdict"
+    tables = ("Claimed, proved and audited epsilon", heads, rows), ("Epsilon of each client", columns, each)
+    return [Table(title, names, tuple(lines)) for title, names, lines in tables if lines]
 
 
 SECTION = Section("claims", "Claimed and proved epsilon", "Claims", claims, 20, tables=table)
