@@ -303,7 +303,7 @@ def participations(rounds: int, participation: float, quantile: float) -> int:
     return int(np.searchsorted(special.bdtr(np.arange(rounds), rounds, participation), quantile))
 
 
-def moment(share: float, shift: float, order: int) -> dict[str, list[float]]:
+def moment(share: float, shift: float, order: int) -> dict[str, list[float] | float]:
     """The logarithm of the moment of one round: exactly, by (15) and by (14), to compare (13) to (15).
 
     Args:
@@ -313,7 +313,8 @@ def moment(share: float, shift: float, order: int) -> dict[str, list[float]]:
 
     Returns:
         `moment`: log E_Q[(P/Q)^(lambda + 1)] with Q = N(0, 1) and P = (1 - q) N(0, 1) + q N(shift, 1), exactly;
-        (15), q x with x = lambda (lambda + 1) shift^2 / 2; (14), ln(1 + q (e^x - 1)).
+        (15), q x with x = lambda (lambda + 1) shift^2 / 2; (14), ln(1 + q (e^x - 1)). `gap`: how far (15) is from the
+        moment, as a share of the moment.
     """
     x = order * (order + 1) * shift**2 / 2
     # E_Q of a binomial in e^(shift z - shift^2/2): each power has a closed form
@@ -321,7 +322,8 @@ def moment(share: float, shift: float, order: int) -> dict[str, list[float]]:
     terms = special.gammaln(order + 2) - special.gammaln(powers + 1) - special.gammaln(order + 2 - powers)
     terms = terms + special.xlogy(powers, share) + special.xlogy(order + 1 - powers, 1 - share)
     exact = float(special.logsumexp(terms + powers * (powers - 1) * shift**2 / 2))
-    return {"moment": [exact, share * x, float(np.logaddexp(math.log1p(-share), math.log(share) + x))]}
+    bounds = [share * x, float(np.logaddexp(math.log1p(-share), math.log(share) + x))]
+    return {"moment": [exact, *bounds], "gap": abs(bounds[0] - exact) / exact}
 
 
 def epsilons(epsilon: float, delta: float) -> dict[str, list[float]]:

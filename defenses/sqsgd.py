@@ -279,6 +279,15 @@ def _shortened(x: npt.NDArray[np.float32], bound: float) -> npt.NDArray[np.float
     return x * np.float32(bound / max(norm, bound))
 
 
+def message_bits(dim: int, ratio: float, bits: int) -> int:
+    """Bits of a message for a model of `dim` weights."""
+    return SqSGD(ratio=ratio, bits=bits).sent(dim) * bits
+
+
+FORMULAS = {"message_bits": message_bits}
+"""Formulas of the paper that recipes draw."""
+
+
 def fast_walsh_hadamard(x: Tensor) -> Tensor:
     """H x along the last axis, with Sylvester's Hadamard matrix H: natural order, entries 1 and -1, not normalized.
 
