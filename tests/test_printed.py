@@ -5,6 +5,7 @@
 
 import functools
 import html
+import json
 import math
 import re
 import tomllib
@@ -19,6 +20,7 @@ from leakgauge.defenses._ota import Channel, allocate, rayleigh_gains
 from leakgauge.defenses._privquant import choose
 from leakgauge.defenses.sqsgd import SqSGD
 from leakgauge.harness.cli.main import app
+from leakgauge.harness.cli.reproduce import recorded
 from leakgauge.harness.core.cell import Size
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.rng import Key
@@ -494,7 +496,7 @@ def test_a_printed_parameter_that_cannot_be_compared_is_refused(right, wrong, tm
 
 
 @pytest.mark.matrix
-def test_the_pages_of_the_documentation_and_of_the_command_hold_every_line():
+def test_the_pages_of_the_command_hold_every_line():
     for size in (Size.QUICK, Size.STANDARD):
         notes = {name: written(name, size)[2] for name in recipes() if name not in UNPRINTED}
         made = [Reproduced(name, "", "", size, (), lines, "", (), (), (), ()) for name, lines in notes.items()]
@@ -504,7 +506,23 @@ def test_the_pages_of_the_documentation_and_of_the_command_hold_every_line():
             if "not as printed, " in one
         ]
         assert len(board) == sum(map(len, notes.values()))
-        page = (ROOT / "docs" / f"reproduction-{size}.md").read_text("utf-8")
-        assert sorted(one for one in page.splitlines() if one in board or "not as printed, " in one) == sorted(board)
         shown = html.unescape(reproduction(made))
         assert not [one for lines in notes.values() for one in lines if f'<p class="note">{one}.</p>' not in shown]
+
+
+RECORDED = ROOT / "docs" / "reproduction"
+
+
+@pytest.mark.parametrize("path", sorted(RECORDED.glob("*/*.json")), ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_recorded_recipe_has_the_statements_and_departures_of_today(path):
+    kept = json.loads(path.read_text("utf-8"))
+    study, _, lines = written(kept["name"], Size(path.parent.name))
+    assert [(one["text"], one["own"]) for one in kept["claims"]] == [(one.text, one.own) for one in study.claims]
+    assert [one for one in kept["notes"] if one.startswith("not as printed, ")] == list(lines)
+
+
+@pytest.mark.parametrize(
+    "folder", sorted(path for path in RECORDED.glob("*") if path.is_dir()), ids=lambda path: path.name
+)
+def test_a_recorded_page_is_made_of_the_recorded_recipes(folder):
+    assert folder.with_suffix(".md").read_text("utf-8") == recorded(folder)

@@ -227,3 +227,12 @@ def test_the_other_side_may_be_at_its_best_along_a_path():
     judged = verdict(found, "above", a=A, b=B, best=Best("defense.bits", "max"))
     assert "and 0.60" in judged.measured
     assert judged.verdict is Verdict.CONFIRMED
+
+
+def test_differences_of_both_signs_are_not_near_because_their_mean_is():
+    found = values({("a", 1): 0.58, ("b", 1): 0.55, ("a", 2): 0.52, ("b", 2): 0.55}, noise=0.02, seeds=12)
+    judged = verdict(found, "within", a=A, b=B, margin=0.02, equal=0.02, **BITS)
+    assert "difference +0.00" in judged.measured or "difference -0.00" in judged.measured
+    assert judged.verdict is Verdict.UNRESOLVED
+    near = values({("a", 1): 0.55, ("b", 1): 0.55, ("a", 2): 0.56, ("b", 2): 0.55}, noise=0.02, seeds=12)
+    assert verdict(near, "within", a=A, b=B, margin=0.03, **BITS).verdict is Verdict.CONFIRMED

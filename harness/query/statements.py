@@ -241,7 +241,11 @@ class _Found:
                 cells.append((where, _tests(made, sides[-1])))
             except (LookupError, ValueError) as error:
                 cells.append((where, str(error.args[0])))
-        return cls(statement, cells, _pooled(statement, sides) if sides else None)
+        pooled = _pooled(statement, sides) if sides else None
+        apart = any(not isinstance(tests, str) and tests.for_it > 0.5 for _, tests in cells)
+        if pooled is not None and apart and statement.that in ("within", "equals", "flat"):
+            pooled = pooled._replace(for_it=1.0)  # differences of both signs have a mean near zero
+        return cls(statement, cells, pooled)
 
     @property
     def _far(self) -> float:
