@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from leakgauge.harness.core.cases import gathered
@@ -54,7 +55,8 @@ def reproduction(recipes: Sequence[Reproduced]) -> str:
     return page("reproduction", [papers, board, *parts], recipes)
 
 
-def _by_paper(recipes: Sequence[Reproduced]) -> dict[str, list[Reproduced]]:
+def by_paper(recipes: Sequence[Reproduced]) -> dict[str, list[Reproduced]]:
+    """The recipes of each paper, by the first part of their names."""
     return gathered((recipe.name.partition("/")[0], recipe) for recipe in recipes)
 
 
@@ -72,7 +74,7 @@ def _papers(recipes: Sequence[Reproduced]) -> list[tuple[str, str, list[tuple[st
             *_summed(_published(one for recipe in alike for one in recipe.judged), alike[0].size),
             None if (chart := picture(alike)) is None else drawing(chart, f"paper-{slug(name)}"),
         )
-        for name, alike in _by_paper(recipes).items()
+        for name, alike in by_paper(recipes).items()
     ]
 
 
@@ -117,12 +119,14 @@ def _scoreboard(recipes: Sequence[Reproduced]) -> Table:
     return Table("Published statements by recipe", ("Recipe", "Title", *numbers), tuple(rows), lead)
 
 
-def scoreboard(recipes: Sequence[dict[str, Any]]) -> str:
+def scoreboard(recipes: Sequence[dict[str, Any]], pictures: Mapping[str, str] = MappingProxyType({})) -> str:
     """What holds of each paper, then every statement with its verdict, as Markdown for a page under version control.
 
-    recipes: as `reproduce.json` has them, with `made_by`.
+    Args:
+        recipes: as `reproduce.json` has them, with `made_by`.
+        pictures: the address of a paper's picture.
     """
-    return "\n".join([_lead(_said(recipes), len(recipes)), *_scored(recipes)]) + "\n"
+    return "\n".join([_lead(_said(recipes), len(recipes)), *_scored(recipes, pictures)]) + "\n"
 
 
 def _said(recipes: Sequence[dict[str, Any]]) -> list[tuple[Verdict, str]]:
@@ -130,7 +134,7 @@ def _said(recipes: Sequence[dict[str, Any]]) -> list[tuple[Verdict, str]]:
     return [(Verdict(claim["verdict"]), claim["text"]) for claim in claims]
 
 
-def _scored(recipes: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _scored(recipes: Sequence[dict[str, Any]], pictures: Mapping[str, str]) -> Iterator[str]:
     for paper, alike in gathered((recipe["name"].partition("/")[0], recipe) for recipe in recipes).items():
         lead, lines = _summed(_said(alike), alike[0]["size"])
         made_by = "; ".join(dict.fromkeys(text for recipe in alike for text in recipe["made_by"]))
@@ -140,6 +144,7 @@ def _scored(recipes: Sequence[dict[str, Any]]) -> Iterator[str]:
         notes = tuple(f"{recipe['name']}: {note}." for recipe in alike for note in recipe["notes"])
         code = f"{lead} Code and machine: {made_by}."
         yield from ("", f"## {paper}", "", *(f"- **{head}**: {texts}" for head, texts in lines))
+        yield from ("", f"![A figure of {paper}]({pictures[paper]})") if paper in pictures else ()
         yield from ("", Table(f"Statements of {paper}", columns, rows, code, notes).markdown())
 
 

@@ -114,6 +114,7 @@ def test_recipes_of_several_runs_stand_on_one_recorded_page(small, tmp_path):
     assert "2 published statements of 2 recipes" in page
     assert "| small | noise costs accuracy |" in page
     assert "| other | noise helps |" in page
+    assert "![A figure of small](quick/small.svg)" in page
     assert page == recorded(tmp_path / "kept" / "quick")
 
 

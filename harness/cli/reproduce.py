@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -14,6 +15,9 @@ from typer import Argument, Option
 from leakgauge.harness.cli import options as cli
 from leakgauge.harness.core.cell import Size
 from leakgauge.harness.core.sinks import say
+
+if TYPE_CHECKING:
+    from leakgauge.harness.query.lines import Reproduced
 
 
 def reproduce(
@@ -60,10 +64,7 @@ def reproduce(
         made = {slug(one.name): {**plain(one), "made_by": list(one.made_by)} for one in done}
         write_atomically(out / "scoreboard.md", scoreboard(list(made.values())).encode())
         if record is not None:
-            for name, one in made.items():
-                kept = json.dumps({key: one[key] for key in one if key != "figures"}, indent=1, sort_keys=True)
-                write_atomically(record / size / f"{name}.json", f"{kept}\n".encode())
-            write_atomically(record / f"{size}.md", recorded(record / size).encode())
+            _keep(record / size, done, made)
         for outcome in done:
             for file, content in chart_files(charts_of(outcome.figures), slug(outcome.name), kinds):
                 write_atomically(out / "figures" / file, content)
@@ -83,13 +84,32 @@ def reproduce(
             raise typer.Exit(cli.INCREASED if changed else 0)
 
 
+def _keep(folder: Path, done: Sequence[Reproduced], made: Mapping[str, dict[str, Any]]) -> None:
+    """Write a file for each recipe, a picture for each paper, and the page of all that is in the folder."""
+    from leakgauge.harness.study.store import write_atomically
+    from leakgauge.reports.charts.files import chart_files
+    from leakgauge.reports.reproduction import by_paper, picture
+
+    for name, one in made.items():
+        kept = json.dumps({key: one[key] for key in one if key != "figures"}, indent=1, sort_keys=True)
+        write_atomically(folder / f"{name}.json", f"{kept}\n".encode())
+    for paper, alike in by_paper(done).items():
+        path, chart = folder / f"{paper}.svg", picture(alike)
+        if chart is not None and (not path.exists() or any(one.headline for each in alike for one, _ in each.figures)):
+            ((_, drawn),) = chart_files([chart], paper, ("svg",))
+            write_atomically(path, drawn)
+    write_atomically(folder.with_suffix(".md"), recorded(folder).encode())
+
+
 def recorded(folder: Path) -> str:
     """The page of all recipes whose files are in a folder; recipes of several runs may be there."""
     from leakgauge.reports.reproduction import scoreboard
 
     made = [json.loads(path.read_bytes()) for path in sorted(folder.glob("*.json"))]
     command = f"leakgauge reproduce NAME ... --size {folder.name} --record {folder.parent.name}"
-    return f"# Every published statement at the size {folder.name}\n\nWritten by `{command}`.\n\n{scoreboard(made)}"
+    pictures = {path.stem: f"{folder.name}/{path.name}" for path in folder.glob("*.svg")}
+    text = scoreboard(made, pictures)
+    return f"# Every published statement at the size {folder.name}\n\nWritten by `{command}`.\n\n{text}"
 
 
 Verdicts = dict[tuple[str, str, str], str]
