@@ -234,5 +234,73 @@ def test_differences_of_both_signs_are_not_near_because_their_mean_is():
     judged = verdict(found, "within", a=A, b=B, margin=0.02, equal=0.02, **BITS)
     assert "difference +0.00" in judged.measured or "difference -0.00" in judged.measured
     assert judged.verdict is Verdict.UNRESOLVED
-    near = values({("a", 1): 0.55, ("b", 1): 0.55, ("a", 2): 0.56, ("b", 2): 0.55}, noise=0.02, seeds=12)
+    near = values({("a", 1): 0.55, ("b", 1): 0.55, ("a", 2): 0.56, ("b", 2): 0.55}, noise=0.005, seeds=12)
     assert verdict(near, "within", a=A, b=B, margin=0.03, **BITS).verdict is Verdict.CONFIRMED
+
+
+def wrong(make, that, rounds=150, **more):
+    """The share of runs without a difference that get a verdict on one."""
+    found = [verdict(make(seed), that, **more).verdict for seed in range(rounds)]
+    return sum(one in (Verdict.CONFIRMED, Verdict.CONTRADICTED, Verdict.IN_PART) for one in found) / rounds
+
+
+def test_items_of_a_seed_are_no_independent_pairs():
+    def make(seed):
+        draws = np.random.default_rng(seed)
+        return [
+            Value("accuracy", common + draws.normal(0, 0.1), {**side, "seed": number, "item": item})
+            for side in (A, B)
+            for number, common in enumerate(draws.normal(0, 0.1, 4))
+            for item in range(20)
+        ]
+
+    assert wrong(make, "above", a=A, b=B) <= 0.1
+
+
+def test_the_best_of_many_equal_levels_is_no_better_than_they_are():
+    def make(seed):
+        return values({("a", 0): 0.5, **{("b", bits): 0.5 for bits in range(12)}}, seeds=6, noise=0.05, seed=seed)
+
+    best = Best("defense.bits", "max")
+    assert wrong(make, "below", a=A, b=B, best=best) <= 0.1
+    assert wrong(make, "above", a=A, b=B, best=best) <= 0.1
+
+
+def apart(first, others):
+    """A difference at one point, and one at three others."""
+    return {("a", 1): 0.5 + first, ("b", 1): 0.5} | {
+        (name, k): 0.5 + others * (name == "a") for k in (2, 3, 4) for name in "ab"
+    }
+
+
+@by_rows((1.5, -0.05, "IN PART"), (-0.2, 0.1, "IN PART"), (0.08, -0.03, "CONTRADICTED"))
+def test_one_point_that_differs_much_does_not_speak_for_the_others(first, others, expected):
+    assert verdict(values(apart(first, others), noise=0.001, seeds=6), "above", a=A, b=B, **BITS).verdict == expected
+
+
+def test_a_point_that_did_not_run_keeps_a_statement_open():
+    found = values({("a", 1): 0.8, ("b", 1): 0.7, ("a", 2): 0.8})
+    judged = verdict(found, "above", a=A, b=B, **BITS)
+    assert judged.verdict is Verdict.UNRESOLVED
+    assert "1 not run" in judged.measured
+
+
+def test_what_diverged_or_has_other_levels_is_not_run_and_says_so():
+    found = values(PAIR)
+    broken = [*found, Value("accuracy", float("nan"), {"defense.name": "a", "defense.bits": 1, "seed": 9})]
+    assert verdict(broken, "above", a=A, b=B).measured == "accuracy is not finite in some seeds"
+    curves = [
+        Value("accuracy", 0.5, {"defense.name": "a", "defense.bits": k, "seed": n, "round": r})
+        for n in range(3)
+        for r, levels in ((0, (1, 2, 3)), (1, (1, 2)))
+        for k in levels
+    ]
+    judged = verdict(curves, "flat", a=A, along="defense.bits", margin=0.1, each=("round",))
+    assert judged.verdict is Verdict.NOT_RUN
+    assert "other values along its path" in judged.measured
+
+
+def test_a_computed_side_without_seeds_is_paired_with_every_seed():
+    found = values({("a", 1): 0.8}, noise=0.001)
+    found.append(Value("accuracy", 0.2, B, exact=True))
+    assert verdict(found, "above", a=A, b=B).verdict is Verdict.CONFIRMED

@@ -24,7 +24,7 @@ Filter = Mapping[str, Any]
 OF_ROW = ("round", "item", "horizon", "privacy_unit")
 """Paths that single values add to those of their cell."""
 
-_COMPUTED = ("claimed_epsilon", "proved_epsilon", "attained_epsilon", "dim", "bits")
+_COMPUTED = ("claimed_epsilon", "proved_epsilon", "attained_epsilon", "dim")
 _SHORT = {"defense": "defense.name", "attack": "attack.name"}
 _REPEATED = ("seed", "item")  # paths over which a figure or statement may average without naming them
 

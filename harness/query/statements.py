@@ -23,15 +23,16 @@ from leakgauge.harness.query.points import Paths, Value, check_alike, flat, grou
 LEVEL = 0.05
 """Bound on the probability that any statement of a study gets a wrong verdict, if differences are normal."""
 
-_POWER = 0.8
+_POWER, _ROUNDING = 0.8, 1e-12
 Kind = Literal["above", "below", "within", "equals", "flat", "monotone", "interior-minimum"]
 
 
 class Verdict(StrEnum):
     """The result of testing a statement.
 
-    `IN PART`: confirmed on average, but contradicted at some values of `each`. `EQUAL`: one side should be above the
-    other, but their difference is shown to be smaller than `Statement.equal`.
+    `IN PART`: confirmed on average, but at some values of `each` the mean is on the other side by more than
+    `Statement.equal`; or contradicted at some and confirmed at others. `EQUAL`: one side should be above the other, but
+    their difference is shown to be smaller than `Statement.equal` at every value of `each`.
     """
 
     CONFIRMED = "CONFIRMED"
@@ -195,7 +196,7 @@ class _Tests(NamedTuple):
     for_it: the p-value of the statement's contrary; a small value supports the statement.
     against: the p-value of the statement; a small value contradicts it.
     far: the same by more than `Statement.equal`.
-    equal: the p-value of "the two sides differ"; 1 if the statement has no two sides.
+    equal: the p-value of "the two sides differ"; None: the statement is not that one side is above the other.
     """
 
     for_it: float
@@ -203,17 +204,17 @@ class _Tests(NamedTuple):
     measured: str
     seeds: int | None
     far: float
-    equal: float = 1.0
+    equal: float | None = None
 
 
 def judge(statements: Sequence[Statement], points: Sequence[Value], level: float = LEVEL) -> list[Judged]:
     """The verdict on each statement; `level` bounds the chance of a wrong one, of published statements and of ours."""
     found = [_Found.of(statement, points) for statement in statements]
     for own in (False, True):
-        tested = [one for one in found if one.pooled is not None and one.statement.own == own]
-        chances = np.array([one.p for one in tested])
-        for one, p in zip(tested, holm(chances) if tested else (), strict=True):
-            one.adjusted, one.weight = float(p), 3 * float(p) / one.p if one.p else 3.0 * len(tested)
+        tested = [(one, name) for one in found if one.statement.own == own for name in one.p]
+        adjusted = holm(np.array([one.p[name] for one, name in tested])) if tested else ()
+        for (one, name), p in zip(tested, adjusted, strict=True):
+            one.p[name] = float(p)
     return [one.judged(level) for one in found]
 
 
@@ -223,66 +224,73 @@ class _Found:
 
     Attributes:
         pooled: the tests of the mean over its cells; None: no cell can be tested.
-        adjusted, weight: its smallest p-value, adjusted, and the factor that adjusts its p-values.
+        p: the p-values of `for_it`, `against`, and if there may be such a verdict, `equal` and `far` (of one cell).
     """
 
     statement: Statement
     cells: list[tuple[str, _Tests | str]]
     pooled: _Tests | None
-    adjusted: float = 1.0
-    weight: float = 1.0
+    p: dict[str, float]
 
     @classmethod
     def of(cls, statement: Statement, points: Sequence[Value]) -> _Found:
         cells, sides = list[tuple[str, _Tests | str]](), list[_Sides]()
         for where, made in _places(statement, points):
             try:
-                sides.append(_sides(made, points))
-                cells.append((where, _tests(made, sides[-1])))
+                side = _sides(made, points)
+                cells.append((where, _tests(made, side)))
+                sides.append(side)
             except (LookupError, ValueError) as error:
                 cells.append((where, str(error.args[0])))
-        pooled = _pooled(statement, sides) if sides else None
-        apart = any(not isinstance(tests, str) and tests.for_it > 0.5 for _, tests in cells)
-        if pooled is not None and apart and statement.that in ("within", "equals", "flat"):
-            pooled = pooled._replace(for_it=1.0)  # differences of both signs have a mean near zero
-        return cls(statement, cells, pooled)
-
-    @property
-    def _far(self) -> float:
-        """The p-value against the statement of the cell that contradicts it most, for all cells together."""
-        known = [tests.far for _, tests in self.cells if not isinstance(tests, str)]
-        return min(1.0, len(known) * min(known)) if len(known) > 1 else 1.0
-
-    @property
-    def p(self) -> float:
-        """The p-value of any verdict."""
-        assert self.pooled is not None
-        return min(1.0, 3 * min(self.pooled.for_it, self.pooled.against, self.pooled.equal, self._far))
+        known = [tests for _, tests in cells if not isinstance(tests, str)]
+        try:
+            pooled = _pooled(statement, sides)
+        except LookupError as error:
+            return cls(statement, [*cells, *([("", str(error.args[0]))] if known else [])], None, {})
+        p = {"for_it": pooled.for_it, "against": pooled.against}
+        if statement.that in ("within", "equals", "flat"):
+            p["for_it"] = max(tests.for_it for tests in known)  # differences of both signs have a mean near zero
+        if pooled.equal is not None:
+            p["equal"] = max(tests.equal for tests in known if tests.equal is not None)
+        if len(known) > 1:
+            p["far"] = min(1.0, len(known) * min(tests.far for tests in known))
+        return cls(statement, cells, pooled, p)
 
     def judged(self, level: float) -> Judged:
         evidence = tuple(_evidence(where, tests, level / len(self.cells)) for where, tests in self.cells)
         lacks = dict.fromkeys(tests for _, tests in self.cells if isinstance(tests, str))
         if self.pooled is None:
             return Judged(self.statement, Verdict.NOT_RUN, "; ".join(lacks), evidence=evidence)
-        one, seeds = self.pooled, None
-        for_it, equal, far = (p * self.weight <= level for p in (one.for_it, one.equal, self._far))
-        if self.adjusted > level:
-            verdict, seeds = Verdict.UNRESOLVED, one.seeds
-        elif for_it:
-            verdict = Verdict.IN_PART if far else Verdict.CONFIRMED
-        else:
-            verdict = Verdict.EQUAL if equal and not far else Verdict.CONTRADICTED
+        shown = {name for name, p in self.p.items() if p <= level}
+        off = any(not isinstance(tests, str) and tests.far < 0.5 for _, tests in self.cells)
+        verdict = Verdict.UNRESOLVED
+        if "for_it" in shown:
+            verdict = Verdict.IN_PART if off else Verdict.CONFIRMED
+        elif "equal" in shown and "far" not in shown:
+            verdict = Verdict.EQUAL
+        elif "against" in shown:
+            verdict = Verdict.CONTRADICTED
+        elif "far" in shown:
+            some = any(cell.verdict is Verdict.CONFIRMED for cell in evidence)
+            verdict = Verdict.IN_PART if some else Verdict.CONTRADICTED
+        if lacks and verdict in (Verdict.CONFIRMED, Verdict.EQUAL):
+            verdict = Verdict.UNRESOLVED
         many = len(self.cells) > 1
         counts = {kind: sum(cell.verdict is kind for cell in evidence) for kind in Verdict}
         alone = ", ".join(f"{n} {str(kind).lower()}" for kind, n in counts.items() if n)
-        measured = f"{one.measured}{f'; each of {len(self.cells)} by itself: {alone}' if many else ''}"
-        return Judged(self.statement, verdict, measured, self.adjusted, seeds, evidence if many else ())
+        measured = f"{self.pooled.measured}{f'; each of {len(self.cells)} by itself: {alone}' if many else ''}"
+        seeds = self.pooled.seeds if verdict is Verdict.UNRESOLVED else None
+        return Judged(self.statement, verdict, measured, min(self.p.values()), seeds, evidence if many else ())
 
 
 def _evidence(where: str, tests: _Tests | str, level: float) -> Evidence:
     if isinstance(tests, str):
         return Evidence(where, tests, Verdict.NOT_RUN)
-    kinds = ((Verdict.CONFIRMED, tests.for_it), (Verdict.EQUAL, tests.equal), (Verdict.CONTRADICTED, tests.against))
+    kinds = (
+        (Verdict.CONFIRMED, tests.for_it),
+        (Verdict.EQUAL, 1.0 if tests.equal is None else tests.equal),
+        (Verdict.CONTRADICTED, tests.against),
+    )
     verdict = next((kind for kind, p in kinds if 3 * p <= level), Verdict.UNRESOLVED)
     return Evidence(where, tests.measured, verdict)
 
@@ -320,22 +328,18 @@ def _sides(statement: Statement, points: Sequence[Value]) -> _Sides:
         return {"a": a, "b": {key: (statement.value, True) for key in a}}
     if statement.best is None:
         return {"a": a, "b": _side(statement, points, statement.b)}
-    along = statement.best.along
+    along = path(statement.best.along)
     places = tuple(varied(select(points, statement.y, statement.at, statement.b), along))
-    found = [_side(statement, points, {**statement.b, path(along): level}) for level in places]
-    if not found:
-        raise LookupError(f"no {statement.y} along {along}")
-    return {"a": a, "b": (min if statement.best.of == "min" else max)(found, key=_mean)}
+    return {"a": a, **{level: _side(statement, points, {**statement.b, along: level}) for level in places}}
 
 
-def _pooled(statement: Statement, sides: Sequence[_Sides]) -> _Tests | None:
-    """The tests of the mean over cells, of the seeds and items that all of them have."""
-    levels = list(dict.fromkeys(level for each in sides for level in each))
-    shared = [level for level in levels if all(level in each for each in sides)]
-    try:
-        return _tests(statement, {level: _averaged([each[level] for each in sides]) for level in shared})
-    except LookupError:
-        return None
+def _pooled(statement: Statement, sides: Sequence[_Sides]) -> _Tests:
+    """The tests of the mean over cells, of the seeds and items that all of them have; LookupError if there are none."""
+    if not sides:
+        raise LookupError("no value")
+    if any(each.keys() != sides[0].keys() for each in sides):
+        raise LookupError("the points of the statement have other values along its path, so no mean is tested")
+    return _tests(statement, {level: _averaged([each[level] for each in sides]) for level in sides[0]})
 
 
 def _averaged(sides: Sequence[_Side]) -> _Side:
@@ -350,12 +354,29 @@ def _tests(statement: Statement, sides: _Sides) -> _Tests:
 
 
 def _compared(statement: Statement, sides: _Sides) -> _Tests:
-    margin, equal, difference = statement.margin, statement.equal, _paired(sides["a"], sides["b"])
-    other = f", printed {statement.value:g}" if statement.value is not None else f" and {_mean(sides['b']):.4g}"
-    text = f"{statement.y} {_mean(sides['a']):.4g}{other}; difference {_interval(difference)}"
+    """The tests of a and b; with `best`, of a and each level of b: which is best is known only from these data."""
+    others = {level: side for level, side in sides.items() if level != "a"}
+    if not others:
+        raise LookupError(f"no {statement.y} on the other side")
+    found = [_pair(statement, sides["a"], side) for side in others.values()]
+    if statement.best is None:
+        return found[0]
+    means, least = list(map(_mean, others.values())), statement.best.of == "min"
+    one, n = found[means.index((min if least else max)(means))], len(found)
+    each, some = max(tests.for_it for tests in found), min(1.0, n * min(tests.for_it for tests in found))
+    against, far = (min(1.0, n * min(getattr(tests, name) for tests in found)) for name in ("against", "far"))
+    if (statement.that == "below") != least:  # to be above the least level, it is enough to be above one
+        each, against, far = some, max(t.against for t in found), max(t.far for t in found)
+    return one._replace(for_it=each, against=against, far=far, equal=one.equal and min(1.0, n * one.equal))
+
+
+def _pair(statement: Statement, a: _Side, b: _Side) -> _Tests:
+    margin, equal, difference = statement.margin, statement.equal, _paired(a, b)
+    other = f", printed {statement.value:g}" if statement.value is not None else f" and {_mean(b):.4g}"
+    text = f"{statement.y} {_mean(a):.4g}{other}; difference {_interval(difference)}"
     if statement.that in ("above", "below"):
         up = difference if statement.that == "above" else difference._replace(mean=-difference.mean)
-        alike = up.within(equal) if abs(margin) < equal else 1.0
+        alike = up.within(equal) if abs(margin) < equal else None
         seeds = up.takes(up.mean - margin, LEVEL / 2)
         return _Tests(up.above(margin), up.below(margin), text, seeds, up.below(margin - equal), alike)
     seeds = difference.takes(abs(difference.mean) - margin, LEVEL / 2)
@@ -402,6 +423,8 @@ def _side(statement: Statement, points: Sequence[Value], which: dict[str, Any]) 
         asked = ", ".join(f"{name} is {value}" for name, value in {**statement.at, **which}.items())
         raise LookupError(f"no {statement.y} where {asked or 'anything'}")
     check_alike(values, statement.over)
+    if not all(math.isfinite(value.value) for value in values if not value.exact):
+        raise LookupError(f"{statement.y} is not finite in some seeds")
     groups = grouped(values, ("seed", "item"))
     return {
         key: (float(np.mean([value.value for value in group])), all(value.exact for value in group))
@@ -410,17 +433,26 @@ def _side(statement: Statement, points: Sequence[Value], which: dict[str, Any]) 
 
 
 def _paired(a: _Side, b: _Side) -> _Test:
-    """The differences of the pairs that both sides have; LookupError if they have none in common."""
-    keys = [key for key in a if key in b]
+    """The differences of the pairs that both sides have, averaged over the items of a seed if there are several seeds.
+
+    A computed side without seeds is paired with every seed. LookupError if they have no pair.
+    """
+    lone = (None, None)
+    keys = [key for key in a if key in b] or [key for key in (*a, *b) if lone in (*a, *b) and key != lone]
     if not keys:
         raise LookupError("no seed has a value on both sides")
-    differences = np.array([a[key][0] - b[key][0] for key in keys])
-    seeds = len({seed for seed, _ in keys})
-    if all(a[key][1] and b[key][1] for key in keys):
-        return _Test(float(differences.mean()), 0.0, math.inf, seeds)
+    pairs = [(a.get(key) or a[lone], b.get(key) or b[lone]) for key in keys]
+    differences = np.array([mine[0] - other[0] for mine, other in pairs])
+    seeds = list(dict.fromkeys(seed for seed, _ in keys))
+    if len(seeds) > 1:  # the items of a seed share its model
+        differences = np.array([differences[[seed == key[0] for key in keys]].mean() for seed in seeds])
+    size = max(abs(value) for pair in pairs for value, _ in pair)
+    alike = float(np.ptp(differences)) <= _ROUNDING * size
+    if alike and all(exact for pair in pairs for _, exact in pair):
+        return _Test(float(differences.mean()), 0.0, math.inf, len(seeds))
     n = len(differences)
-    error = float(np.std(differences, ddof=1)) / math.sqrt(n) if n > 1 else math.nan
-    return _Test(float(differences.mean()), error, n - 1, seeds)
+    error = 0.0 if alike and n > 1 else float(np.std(differences, ddof=1)) / math.sqrt(n) if n > 1 else math.nan
+    return _Test(float(differences.mean()), error, n - 1, len(seeds))
 
 
 def _mean(side: _Side) -> float:

@@ -321,7 +321,8 @@ def _judged(made: Recipe, known: Sequence[Value], upto: int | None = None) -> li
     Args:
         upto: the number of looks so far; None: all.
     """
-    seeds = [seed for seed in varied(known, "seed") if seed is not None]
+    planned = (cell.training.seed for cell in made.study.cells) if made.trains else varied(known, "seed")
+    seeds = list(dict.fromkeys(seed for seed in planned if seed is not None))
     looks = made.looks[:upto] or (len(seeds),)
     decided: dict[int, Judged] = {}
     for look in looks:
