@@ -167,6 +167,8 @@ def _promised(claim: Claim) -> str:
     for fields in each:
         for inner in ("proved", "further", "attained"):
             fields.pop(inner, None)
+        if groups := fields.pop("groups", ()):
+            fields["groups"] = [(group.label, group.clients, _promised(group.claim)) for group in groups]
     return _FRACTION.sub(lambda fraction: f"{float(fraction[0]):.6g}", repr(each))
 
 
