@@ -72,10 +72,10 @@ def test_a_defense_that_does_not_exist_is_refused_and_leaves_no_file(place):
 
 
 def test_a_defense_of_ones_own_is_written_with_the_permission_that_it_needs(place):
-    (place / "my_defense.py").write_text(
+    (place / "defense_of_init.py").write_text(
         "from leakgauge.defenses.gaussian import Gaussian\n\n\nclass Mine(Gaussian):\n    pass\n"
     )
-    done = call("init", "--defense", "my_defense:Mine")
+    done = call("init", "--defense", "defense_of_init:Mine")
     assert done.exit_code == 0, done.stderr
     assert "run study.toml -o runs/study --allow-code" in done.stdout
 
