@@ -336,8 +336,19 @@ def test_a_size_that_changes_a_number_that_decides_says_so(number, line, tmp_pat
     (tmp_path / "mnist").mkdir()
     notes = recipe(str(tmp_path / "a.toml"), Size.QUICK, tmp_path).notes
     assert [note for note in notes if "regime" in note] == ([line] if line else [])
-    (tmp_path / "b.toml").write_text(LOOKS.replace("'federation.rounds'", "'federation.round'"))
-    with pytest.raises(StudyError, match="regime: expected paths of numbers"):
+
+
+@by_rows(
+    ("'federation.rounds'", "'federation.round'", "regime: expected paths of numbers"),
+    ("'federation.rounds'", "'federation.rounds + seed'", "regime: expected paths of numbers"),
+    ("'federation.rounds'", "''", "regime: expected paths of numbers"),
+    ("looks = [3, 6]", "looks = [6, 3]", "looks: expected rising numbers of seeds"),
+    ("looks = [3, 6]", "looks = 0", "looks: expected rising numbers of seeds"),
+    ("looks = [3, 6]", "looks = 'all'", "looks: expected rising numbers of seeds"),
+)
+def test_a_wrong_regime_or_look_is_refused(right, wrong, why, tmp_path):
+    (tmp_path / "b.toml").write_text(LOOKS.replace(right, wrong))
+    with pytest.raises(StudyError, match=why):
         recipe(str(tmp_path / "b.toml"), Size.QUICK, tmp_path)
 
 

@@ -121,12 +121,15 @@ def recipe(source: str, size: Size, root: Path) -> Recipe:
         raise StudyError(name, [f"scale.{wrong[0]}: expected one of {', '.join(Size)}"])
     own = {key: value for key, value in table.items() if key not in _EXTRA}
     scaled = _merged(own, table.get("scale", {}).get(size, {}))
-    trains, looks = "tasks" in scaled, tuple(scaled.pop("looks", table.get("looks", ())))
+    trains, looks = "tasks" in scaled, scaled.pop("looks", table.get("looks", []))
+    looks = tuple(looks) if isinstance(looks, list) else (looks,)
     there, notes, lacking = _there(scaled, root)
     formulas = [single for swept in table.get("formulas", []) for single in expand(swept)]
     study = resolve(
         {"name": name, "lineup": False, **({} if trains else _NOTHING), **there}, name, spelled=not formulas
     )
+    if looks and not (all(type(look) is int for look in looks) and looks[0] > 0 and sorted({*looks}) == [*looks]):
+        raise StudyError(name, [f"looks: expected rising numbers of seeds, such as [3, 6, 12], got {list(looks)}"])
     notes = (*notes, *_departures(name, table.get("printed", []), study, formulas))
     if trains and scaled != own and "regime" in table:
         whole = resolve({"name": name, "lineup": False, **_there(own, root)[0]}, name)
@@ -177,7 +180,9 @@ def _regimes(recipe: str, numbers: Sequence[str], whole: list[Table], rows: list
 
 def _numbers(number: str, rows: list[Table]) -> list[float]:
     """The values of `a * b / c` over the cells that have all of its paths."""
-    first, *rest = number.split()
+    first, *rest = str(number).split() or [""]
+    if len(rest) % 2 or not {*rest[::2]} <= {"*", "/"}:
+        return []  # which is refused
     powers = [1, *(1 if sign == "*" else -1 for sign in rest[::2])]
     found = list[float]()
     for row in rows:
