@@ -476,7 +476,7 @@ class UDPRounds(Defense[S, None]):
         The proof is for a client that takes part in every round.
         """
         multipliers = [self.noise_multiplier(state, setting) for state in history]
-        share = setting.participants / setting.clients
+        share = setting.share
         records = self.clips == "records"
         unit = Unit.RECORD if records else Unit.MESSAGE
         known = "" if share == 1 else "; for a client selected in all rounds, because the server knows the selection"
@@ -505,7 +505,7 @@ class UDPRounds(Defense[S, None]):
         texts = ["C and T do not depend on private data (the source takes C from the gradients' norms)"]
         if self.clips == "records" and setting.sends == "update":
             texts.append(_FALLING)
-        if self.formula == "paper" and setting.participants < setting.clients:
+        if self.formula == "paper" and setting.share < 1:
             texts.append(
                 "the adversary does not know which clients take part (a share q); this multiplies epsilon by sqrt(q)"
             )

@@ -15,7 +15,7 @@ from torch import Tensor
 from leakgauge.defenses._common.clip import Clipped, clip_l2
 from leakgauge.defenses._common.plain import Plain
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.accounting import gaussian_steps
+from leakgauge.harness.core.accounting import epsilon, gaussian_steps
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, Violation
 from leakgauge.harness.core.contract import Link, Links, Setting
 from leakgauge.harness.core.distribution import Additive, MessageDistribution, Normal, projected
@@ -75,10 +75,10 @@ class DPFedAvg(Clipped, Plain):
         if self.noise_std is not None:
             return self.noise_std
         assert self.epsilon is not None  # __post_init__ sets one of the two
-        if setting.participants == setting.clients:
-            return self.clip * math.sqrt(setting.rounds) / gaussian_mu(self.epsilon, self.delta)
-        share = setting.participants / setting.clients
-        return self.clip * _noise_multiplier(share, setting.rounds, self.epsilon, self.delta)
+        if setting.share == 1:
+            return self.clip * math.sqrt(setting.turns) / gaussian_mu(self.epsilon, self.delta)
+        solved = _sampled_multiplier if setting.participation == "poisson" else _noise_multiplier
+        return self.clip * solved(setting.share, setting.rounds, self.epsilon, self.delta)
 
     def bounded(self, update: Tensor) -> Tensor:
         """The clipped update."""
@@ -107,21 +107,28 @@ class DPFedAvg(Clipped, Plain):
 
     def violations(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Violation]:
         """The rounds whose number of messages differs from the public number."""
+        if links.setting.participation == "poisson":
+            return {}
         return {_FIXED: Violation(int(len(links.senders) != links.setting.participants), 1, "round")}
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """(epsilon, delta) for one client over these rounds, against adversaries that see only models."""
-        rounds, share = len(history), setting.participants / setting.clients
+        rounds, share, poisson = len(history), setting.share, setting.participation == "poisson"
         multiplier = self.sigma(setting) / self.clip
-        assumes: tuple[str, ...] = ("the server is honest and reveals no message", _FIXED)
+        assumes: tuple[str, ...] = ("the server is honest and reveals no message", *([] if poisson else [_FIXED]))
         if share == 1:
             reason = "one client moves the sum by the clip, over a fixed denominator; rounds compose exactly."
             proved = Proof.gaussian(multiplier, rounds, Unit.CLIENT, reason)
             claimed, accountant = proved.epsilon(self.delta), "Balle & Wang 2018, Thm 8"
         else:
-            proved = _sampled(multiplier, setting, rounds)
-            claimed = _moments_epsilon(share, multiplier, rounds, self.delta)
-            accountant = "Abadi et al. 2016, Thm 2"
+            proved = _poisson(multiplier, share, rounds) if poisson else _sampled(multiplier, setting, rounds)
+            claimed = proved.epsilon(self.delta)
+            accountant = "Zhu et al. 2022, Thm 11"
+            if not poisson:
+                claimed, accountant = (
+                    _moments_epsilon(share, multiplier, rounds, self.delta),
+                    "Abadi et al. 2016, Thm 2",
+                )
             assumes += ("the adversary does not take part and does not know which clients take part",)
         clear = "messages are clipped and sent without noise."
         horizon, source = Horizon.of(rounds), f"McMahan et al. 2018, Algorithm 1; {accountant}"
@@ -146,6 +153,25 @@ def _sampled(multiplier: float, setting: Setting, rounds: int) -> Proof:
         "client takes the place of a client that is left out, so the sum moves by two clips."
     )
     return Proof(event, Unit.CLIENT, "privacy loss distribution", reason)
+
+
+def _poisson(multiplier: float, share: float, rounds: int) -> Proof:
+    event = gaussian_steps(multiplier, share, rounds)
+    reason = "each client is drawn by itself, and moves the sum by the clip: a sampled Gaussian mechanism."
+    return Proof(event, Unit.CLIENT, "privacy loss distribution", reason)
+
+
+@functools.lru_cache(maxsize=64)
+def _sampled_multiplier(share: float, rounds: int, target: float, delta: float) -> float:
+    """The least z, up to a thousandth, at which clients that are drawn by themselves have the epsilon `target`."""
+    low, high = 0.05, 0.1
+    while epsilon(gaussian_steps(high, share, rounds), delta) > target:
+        low, high = high, 2 * high
+    while high > 1.001 * low:
+        middle = math.sqrt(low * high)
+        above = epsilon(gaussian_steps(middle, share, rounds), delta) > target
+        low, high = (middle, high) if above else (low, middle)
+    return high
 
 
 def _moments_epsilon(share: float, multiplier: float, rounds: int, delta: float) -> float:

@@ -73,7 +73,7 @@ class DPSGD(Clipped, Plain):
         if self.noise_std is not None:
             return self.noise_std
         assert self.epsilon is not None  # __post_init__ sets one of the two
-        return _multiplier(self.epsilon, self.delta, _share(setting), setting.steps * setting.rounds)
+        return _multiplier(self.epsilon, self.delta, _share(setting), setting.steps * setting.turns)
 
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
         """|y - u|^2 / (2 sigma^2), where sigma^2 sums the variances of the steps, each weighted by momentum.

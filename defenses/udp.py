@@ -63,5 +63,5 @@ class UDP(Calibrated[int]):
 
     def noise_multiplier(self, state: int, setting: Setting) -> float:
         """z, the same in all rounds."""
-        share = setting.participants / setting.clients
-        return multiplier(self.epsilon, self.delta, self.horizon(setting), share, self.calibration)
+        share = setting.share
+        return multiplier(self.epsilon, self.delta, self.rounds or setting.turns, share, self.calibration)

@@ -50,7 +50,7 @@ class UDPCRD(Calibrated[Spending]):
 
     def init(self, setting: Setting) -> Spending:
         """T rounds and an unspent budget."""
-        share = setting.participants / setting.clients
+        share = setting.share
         return Spending(Schedule(self.horizon(setting)), budget(self.epsilon, self.delta, share, self.calibration))
 
     def advance(self, state: Spending, feedback: Feedback) -> Spending:

@@ -53,7 +53,7 @@ class UDPLei(UDPRounds[tuple[float, ...]]):
 
     def init(self, setting: Setting) -> tuple[float, ...]:
         """z of each round."""
-        rounds, share = self.horizon(setting), setting.participants / setting.clients
+        rounds, share = self.horizon(setting), setting.share
         return linear_decay(
             self.epsilon, self.delta, rounds, share, first=self.first, slope=self.slope, longest=setting.rounds
         )

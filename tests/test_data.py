@@ -26,8 +26,10 @@ def test_every_name_has_a_summary_and_a_reader(tmp_path):
     for name, summary in data.names():
         assert summary
         if name not in embedded.SETS | sequences.SETS:
+            named = name.replace("PATH", str(tmp_path / "nothing"))
+            named = named.replace("features:DATA", "features:mnist?axes=9&public=mnist")
             with pytest.raises(UnknownNameError if name in ("given:NAME", "module:factory") else DataMissing):
-                data.load(name.replace("PATH", str(tmp_path / "nothing")), tmp_path)
+                data.load(named, tmp_path)
 
 
 def test_an_unknown_name_and_a_form_without_a_path_are_refused():

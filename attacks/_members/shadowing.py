@@ -30,8 +30,8 @@ from leakgauge.harness.core.contract import (
 )
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector, weighted_mean
-from leakgauge.harness.federation.round import Client, Round, client_key
-from leakgauge.harness.learn.batch import Engine, LocalPlan, Work, choose_engine, train_clients
+from leakgauge.harness.federation.round import Client, Round, client_key, participants
+from leakgauge.harness.learn.batch import Engine, LocalPlan, Server, Work, choose_engine, train_clients
 from leakgauge.harness.learn.tasks import ModelTask
 
 _CHUNK = 1024  # number of records evaluated at once
@@ -235,6 +235,7 @@ class _Run:
     ) -> None:
         self.task, self.setting, self.local, self.pool, self.key = task, setting, local, pool, key
         self.defense, self.state, self.params = defense, state, task.init(key.child("init"))
+        self.server = Server.of(setting)
         self.memories = [] if defense is None else [defense.remember(setting) for _ in range(setting.clients)]
         self.ended = defense is not None and defense.stops(state)
         self.evaluated: float | None = None  # the loss after the last round
@@ -244,9 +245,8 @@ class _Run:
         self.clients = [_rows(pool, torch.from_numpy(np.sort(share))) for share in shares]
 
     def senders(self, number: int) -> list[Sender]:
-        key = self.key.child("round", number, "participants")
-        chosen = rng.subset(key, self.setting.clients, self.setting.participants)
-        return [Sender(int(k), len(self.clients[k].y)) for k in chosen]
+        chosen = participants(self.key, number, range(self.setting.clients), self.setting)
+        return [Sender(k, len(self.clients[k].y)) for k in chosen]
 
     def take(self, number: int, senders: Sequence[Sender], updates: Tensor) -> None:
         if not bool(updates.isfinite().all()):  # defenses refuse to encode these
@@ -257,7 +257,7 @@ class _Run:
             mean = weighted_mean(list(updates), [float(sender.samples) for sender in senders])
         else:
             mean = self._defended(defense, number, senders, updates)
-        self.params = before - self.local.lr * mean if self.local.gradient else before + mean
+        self.params = self.server.step(before, mean, self.local.lr)
         if defense is not None:
             previous = self.loss(before) if self.evaluated is None else self.evaluated
             self.evaluated = self.loss(self.params)

@@ -101,6 +101,8 @@ class Personal(Wrapper[Each, Any]):
 
     def init(self, setting: Setting) -> Each:
         """The state of each group's defense."""
+        if setting.groups > 1:
+            raise ValueError("personal: expected clients that do not take turns")
         states = tuple(defense.init(setting) for defense in self.each)
         if not self.superposes:
             return Each(states, None)

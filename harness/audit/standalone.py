@@ -264,7 +264,7 @@ def audited_part(spec: PartSpec, study: Setting) -> tuple[dict[str, Scalar], int
     batch = max(1, round(_SAMPLES * share)) if study.batch else 0
     training |= {"steps": min(study.steps, MOST_STEPS), "batch": batch}
     one_round = registry.build_defense(spec).promises is Horizon.ONE_ROUND
-    return training, 1 if one_round else min(study.rounds, MOST_ROUNDS)
+    return training, 1 if one_round else min(study.turns, MOST_ROUNDS)
 
 
 class _Found(NamedTuple):

@@ -59,7 +59,11 @@ class FederationSpec:
 
     Attributes:
         clients: K, the number of clients with data.
-        participants: U, the number of clients drawn for each round; None means all.
+        participants: U, the number of clients of each round; None means all.
+        participation: `drawn`: exactly U clients are drawn for each round; `poisson`: each client is drawn by itself,
+            with probability U / K; `turns`: clients are dealt into K / U groups of U clients, which take turns, so that
+            each client takes part once if there are as many rounds as groups (the remaining clients never take part).
+        dropout: probability that the message of a client that takes part never arrives.
         rounds: communication rounds.
         algorithm: `fedavg` sends the update after local training, `fedsgd` the gradient of one batch.
         partition: `iid`, `shards` (label shards), `labels` (as many labels for each client), `dirichlet`, `unbalanced`
@@ -77,9 +81,12 @@ class FederationSpec:
         optimizer: of the local steps; `adam` and `adamw` with torch's defaults, and new moments in each round.
         weight_decay: lambda; added to the gradient as lambda w, or with `adamw` subtracted from w as lr lambda w.
         proximal: mu of FedProx (Li et al. 2020), which adds mu/2 |w - w0|^2 to the loss; w0 is the round's first model.
-        schedule: `constant`; `inverse`: lr / (1 + decay * round); `plateau`: times `decay` after `patience` evaluations
-            without a lower test loss.
+        schedule: `constant`; `linear`: lr (1 - round / rounds); `inverse`: lr / (1 + decay * round); `plateau`: times
+            `decay` after `patience` evaluations without a lower test loss.
         decay, patience: parameters of the schedule.
+        server_optimizer, server_momentum, server_lr: how the server moves the model with the mean of a round (Reddi et
+            al. 2021, Algorithm 2); `adam` with torch's defaults. A mean gradient moves it by lr server_lr, an update
+            by server_lr.
         evaluate_every: rounds between evaluations; the last round is always evaluated.
         test_samples: test samples used; None means the whole test set.
         interim_samples: size of the subset of test samples for evaluations that are not final, not of an attacked
@@ -92,6 +99,8 @@ class FederationSpec:
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
     clients: int = 10
     participants: int | None = None
+    participation: Literal["drawn", "poisson", "turns"] = "drawn"
+    dropout: float = 0.0
     rounds: int = 20
     algorithm: Literal["fedavg", "fedsgd"] = "fedavg"
     partition: Literal["iid", "shards", "labels", "dirichlet", "unbalanced", "sizes"] = "iid"
@@ -109,9 +118,12 @@ class FederationSpec:
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     weight_decay: float = 0.0
     proximal: float = 0.0
-    schedule: Literal["constant", "inverse", "plateau"] = "constant"
+    schedule: Literal["constant", "linear", "inverse", "plateau"] = "constant"
     decay: float = 0.1
     patience: int = 10
+    server_optimizer: Literal["sgd", "adam"] = "sgd"
+    server_momentum: float = 0.0
+    server_lr: float = 1.0
     evaluate_every: int = 1
     test_samples: int | None = None
     interim_samples: int = 1000
@@ -120,7 +132,7 @@ class FederationSpec:
 
     def __post_init__(self) -> None:
         names = ["clients", "rounds", "alpha", "shards", "labels", "lr", "decay", "patience", "evaluate_every"]
-        names += ["participants", "samples", "local_steps", "local_epochs", "test_samples"]
+        names += ["participants", "samples", "local_steps", "local_epochs", "test_samples", "server_lr"]
         for name in names:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -143,8 +155,11 @@ class FederationSpec:
         single = self.algorithm == "fedsgd"
         if single and self.momentum != 0:
             raise ValueError(f"expected momentum=0 with fedsgd: a single gradient has none, got {self.momentum}")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"expected 0 <= momentum < 1, got momentum={self.momentum}")
+        for name in ("momentum", "server_momentum", "dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"expected 0 <= {name} < 1, got {name}={getattr(self, name)}")
+        if self.server_optimizer == "adam" and self.server_momentum:
+            raise ValueError(f"expected server_momentum=0 with server_optimizer=adam, got {self.server_momentum}")
         if self.optimizer != "sgd" and (self.momentum or single):
             raise ValueError(f"expected optimizer=sgd with momentum or fedsgd, got {self.optimizer}")
         if single and (self.weight_decay or self.proximal):

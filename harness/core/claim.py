@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from leakgauge.harness.core.accounting import Event, Leak, Pure, epsilon, repeat
@@ -269,6 +269,15 @@ def claim_over(
     against = against if math.isfinite(epsilon) else frozenset()
     assumes += (EVERY_ROUND,) if rounds > 1 else ()
     return Claim(epsilon, delta, proved.unit, relation, horizon, against, source, assumes, proved, further, attained)
+
+
+def over_turns(claim: Claim, rounds: int, turns: int) -> Claim:
+    """A claim of the rounds in which a client takes part, as one of all `rounds`: the others show nothing of it."""
+    groups = tuple(group._replace(claim=over_turns(group.claim, rounds, turns)) for group in claim.groups)
+    assumes = tuple(text for text in claim.assumes if text != EVERY_ROUND)
+    if claim.against and rounds > 1:
+        assumes += (f"clients take turns, each in at most {turns} of {rounds} rounds",)
+    return replace(claim, horizon=Horizon.of(rounds), assumes=assumes, groups=groups)
 
 
 def added_up(source: str, rounds: int) -> str:

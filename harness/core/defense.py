@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, NoReturn, Protocol, TypeV
 import torch
 from torch import Tensor
 
-from leakgauge.harness.core.claim import Claim, Horizon, Violation, nothing_promised
+from leakgauge.harness.core.claim import Claim, Horizon, Violation, nothing_promised, over_turns
 from leakgauge.harness.core.distribution import MessageDistribution, StepDistribution
 from leakgauge.harness.core.errors import NoLikelihood
 from leakgauge.harness.core.rng import Key
@@ -41,7 +41,8 @@ class Setting:
         batch: images per step; 0 means all images of the client.
         samples: number of samples of the smallest client.
         momentum: momentum of the local SGD, reset each round.
-        optimizer, weight_decay, proximal: see `FederationSpec`.
+        optimizer, weight_decay, proximal, participation, server_optimizer, server_momentum, server_lr: see
+            `FederationSpec`.
     """
 
     layout: Layout
@@ -57,6 +58,32 @@ class Setting:
     optimizer: str = "sgd"
     weight_decay: float = 0.0
     proximal: float = 0.0
+    participation: str = "drawn"
+    server_optimizer: str = "sgd"
+    server_momentum: float = 0.0
+    server_lr: float = 1.0
+
+    @property
+    def groups(self) -> int:
+        """The number of groups of clients that take turns; 1: clients do not."""
+        return self.clients // self.participants if self.participation == "turns" else 1
+
+    @property
+    def turns(self) -> int:
+        """The largest number of rounds in which one client takes part."""
+        return -(-self.rounds // self.groups)
+
+    @property
+    def share(self) -> float:
+        """The probability that a client takes part in a round, for whoever does not know; 1 if clients take turns."""
+        return 1.0 if self.participation == "turns" else self.participants / self.clients
+
+    @property
+    def of_one_client(self) -> Setting:
+        """The rounds in which one client takes part, and the clients of these rounds."""
+        if self.groups == 1:
+            return self
+        return dataclasses.replace(self, clients=self.participants, rounds=self.turns, participation="drawn")
 
     @property
     def dim(self) -> int:
@@ -531,13 +558,18 @@ def log_likelihoods(
 
 
 def claim_of(defense: Guarantee[Any, Any], history: Sequence[Any], setting: Setting) -> Claim:
-    """The defense's claim.
+    """The defense's claim: of the rounds in which one client takes part, and of the client for which it is the largest.
 
     Raises:
         ValueError: `Defense.claim` returns something that is not a `Claim`.
     """
-    stated: object = defense.claim(history, setting)
-    if not isinstance(stated, Claim):
-        name = type(defense).__name__
-        raise ValueError(f"expected a Claim from {name}.claim, got {stated!r}; without `claim` nothing is promised")
-    return stated
+    spoken = [history[first :: setting.groups] for first in range(min(setting.groups, len(history)))]
+    if all(state is None for state in history):
+        spoken = spoken[:1]
+    each: list[object] = [defense.claim(states, setting.of_one_client) for states in spoken or [history]]
+    stated: list[Claim] = [claim for claim in each if isinstance(claim, Claim)]
+    if len(stated) < len(each):
+        name, got = type(defense).__name__, next(claim for claim in each if not isinstance(claim, Claim))
+        raise ValueError(f"expected a Claim from {name}.claim, got {got!r}; without `claim` nothing is promised")
+    worst = max(stated, key=lambda claim: (claim.proved.epsilon(claim.delta), claim.epsilon))
+    return worst if setting.groups == 1 else over_turns(worst, len(history), setting.turns)

@@ -190,13 +190,15 @@ class Source(NamedTuple):
 class Form(NamedTuple):
     """A way to name a user's own data: the text after `kind:`, a one-line summary, the reader and its options.
 
-    read: takes the text between the colon and the options, and the options by name.
+    read: takes the text between the colon and the options, the options by name, and if it is `nested`, i.e. loads other
+    data sets, `root`.
     """
 
     rest: str
     summary: str
-    read: Callable[[str, Mapping[str, str]], DataSet]
+    read: Callable[..., DataSet]
     options: tuple[str, ...] = ()
+    nested: bool = False
 
 
 def load(name: str, root: Path | None = None) -> DataSet:
@@ -229,7 +231,8 @@ def load(name: str, root: Path | None = None) -> DataSet:
         raise ValueError(f"expected {kind}:{form.rest}, got {name!r}")
     options = _options(name, query, (*form.options, "classes"))
     count = options.pop("classes", "")
-    data = form.read(f"{kind}:{rest}" if is_code(name) else rest, options)
+    given = {"root": root} if form.nested else {}
+    data = form.read(f"{kind}:{rest}" if is_code(name) else rest, options, **given)
     with reading(Path(name)):
         return data.with_classes(int(count)) if count else data
 
@@ -340,9 +343,9 @@ def reading(path: Path) -> Iterator[None]:
 
 @functools.cache
 def _forms() -> dict[str, Form]:
-    from leakgauge.harness.data import files, given
+    from leakgauge.harness.data import features, files, given
 
-    return files.FORMS | given.FORMS
+    return files.FORMS | given.FORMS | features.FORMS
 
 
 def _code() -> Form:

@@ -24,8 +24,8 @@ from leakgauge.harness.core.result import Dropped, Evaluation
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.federation.forge import forged
-from leakgauge.harness.federation.round import Client, Collected, Round, client_key
-from leakgauge.harness.learn.batch import Engine, Indices, LocalPlan, Work, plan_batches, train_clients
+from leakgauge.harness.federation.round import Client, Collected, Round, client_key, participants
+from leakgauge.harness.learn.batch import Engine, Indices, LocalPlan, Server, Work, plan_batches, train_clients
 from leakgauge.harness.learn.gradients import keep_freed_memory
 from leakgauge.harness.learn.partition import Holdings, sizes
 from leakgauge.harness.learn.tasks import ModelTask
@@ -111,6 +111,10 @@ def setting_of(layout: Layout, spec: FederationSpec, sizes: Sequence[int], rule:
         optimizer=plan.optimizer,
         weight_decay=plan.weight_decay,
         proximal=plan.proximal,
+        participation=spec.participation,
+        server_optimizer=spec.server_optimizer,
+        server_momentum=spec.server_momentum,
+        server_lr=spec.server_lr,
     )
 
 
@@ -138,11 +142,6 @@ def replay_state(defense: Defense[Any, Any], setting: Setting, feedback: Sequenc
     return reduce(defense.advance, feedback, defense.init(setting))
 
 
-def participants(key: Key, number: int, clients: Sequence[int], count: int) -> list[int]:
-    """The clients that are drawn for a round, of the sorted numbers of all; `key` is that of the training."""
-    return [clients[i] for i in rng.subset(key.child("round", number, "participants"), len(clients), count)]
-
-
 def planned(
     spec: FederationSpec,
     defense: Defense[Any, Any],
@@ -157,7 +156,7 @@ def planned(
     """
     training, plan = Training(setting, torch.zeros(0)), make_plan(spec, spec.lr, defense.local)
     for number in rounds:
-        drawn = participants(key, number, sorted(clients), setting.participants)
+        drawn = participants(key, number, sorted(clients), setting)
         keys = {client: client_key(key, number, client).child("train") for client in drawn}
         batches = {client: plan_batches(len(clients[client]), plan, own) for client, own in keys.items()}
         training.truth[number] = {client: np.unique(np.concatenate(used)) for client, used in batches.items()}
@@ -365,6 +364,8 @@ class _Schedule:
 
     def lr(self, number: int, loss: float | None) -> float:
         """The learning rate of round `number`; `loss` is the test loss before it, if it was evaluated."""
+        if self.spec.schedule == "linear":
+            return self.spec.lr * (1 - number / self.spec.rounds)
         if self.spec.schedule == "inverse":
             return self.spec.lr / (1 + self.spec.decay * number)
         if self.spec.schedule == "plateau" and loss is not None:
@@ -394,6 +395,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.setting = self.training.setting
+        self.server = Server.of(self.setting)
         self.turns: Counter[int] = Counter()
         self.memories = Memories(partial(self.defense.remember, self.setting))
         self.sizes = sizes(self.clients)
@@ -416,7 +418,8 @@ class _Run:
     def round(self, params: Vector, state: Any, number: int, lr: float, *, with_snr: bool) -> Vector:
         """Run one round; returns the next parameters."""
         round_, key = Round(self.defense, self.setting, state, number), self.key.child("round", number)
-        numbers = participants(self.key, number, self.numbers, self.setting.participants)
+        if not (numbers := self._heard(number, key)):
+            return self._without_messages(params, with_snr=with_snr)
         keys = [client_key(self.key, number, k) for k in numbers]
         held, owners = self.clients, zip(numbers, keys, strict=True)
         if isinstance(held, Holdings):
@@ -452,9 +455,22 @@ class _Run:
             self.training.snr_db.append(self._snr_db(collected))
         if number in self.keep.messages:
             self._keep(number, collected, [used for k, used in zip(numbers, batches, strict=True) if k in counted])
-        if collected.mean is None:
-            return params
-        return params - lr * collected.mean if self.setting.sends == "gradient" else params + collected.mean
+        return params if collected.mean is None else self.server.step(params, collected.mean, lr)
+
+    def _heard(self, number: int, key: Key) -> list[int]:
+        """The clients that take part in a round and whose message arrives."""
+        numbers = participants(self.key, number, self.numbers, self.setting)
+        if not self.spec.dropout:
+            return numbers
+        lost = rng.uniform(key.child("lost"), (len(numbers),)) < self.spec.dropout
+        return [k for k, gone in zip(numbers, lost.tolist(), strict=True) if not gone]
+
+    def _without_messages(self, params: Vector, *, with_snr: bool) -> Vector:
+        self.training.message_bytes.append(0.0)
+        self.training.norms.append(0.0)
+        if with_snr:
+            self.training.snr_db.append(None)
+        return params
 
     def _crafted(self, updates: Tensor, numbers: Sequence[int], model: Snapshot, lr: float) -> Tensor:
         """The updates, of which a malicious participant's moves the mean of all to the parameters that it wants."""

@@ -15,6 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import torch
 
+from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import check_update
 from leakgauge.harness.core.contract import Defense, Link, Links, Message, Sender, Setting
 from leakgauge.harness.core.errors import MessageError
@@ -31,6 +32,19 @@ _ROUNDING = 1e-3
 def client_key(key: Key, number: int, client: int) -> Key:
     """The key of one client in round `number`; its children are `train`, `private` and `shared`."""
     return key.child("round", number, "client", client)
+
+
+def participants(key: Key, number: int, clients: Sequence[int], setting: Setting) -> list[int]:
+    """The clients that take part in a round, of the sorted numbers of all; `key` is that of the training."""
+    count, drawn = setting.participants, key.child("round", number, "participants")
+    if setting.participation == "poisson":
+        takes = rng.uniform(drawn, (len(clients),)) < count / len(clients)
+        return [k for k, taken in zip(clients, takes.tolist(), strict=True) if taken]
+    if setting.participation == "turns":
+        dealt = rng.permutation(key.child("turns"), len(clients))
+        first = number % setting.groups * count
+        return sorted(clients[i] for i in dealt[first : first + count])
+    return [clients[i] for i in rng.subset(drawn, len(clients), count)]
 
 
 class Client(NamedTuple):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -174,6 +174,36 @@ class Moments(NamedTuple):
 
     first: Tensor | float = 0.0
     second: Tensor | float = 0.0
+
+
+@dataclass
+class Server:
+    """The server's optimizer, which moves the model with the mean of each round.
+
+    Attributes:
+        plan: its steps; the mean gradient, or the negative mean update, is the gradient.
+        gradient: whether clients send gradients; a round's learning rate then scales its step.
+    """
+
+    plan: LocalPlan
+    gradient: bool
+    moments: Moments = field(default_factory=Moments)
+    taken: int = 0
+
+    @classmethod
+    def of(cls, setting: Setting) -> Server:
+        """The server of a setting before its first step."""
+        own = replace(LocalPlan.of(setting), weight_decay=0.0, proximal=0.0, optimizer=setting.server_optimizer)
+        plan = replace(own, momentum=setting.server_momentum, lr=setting.server_lr)
+        return cls(plan, setting.sends == "gradient")
+
+    def step(self, params: Vector, mean: Vector, lr: float) -> Vector:
+        """The next parameters [d] after a round with this mean and learning rate."""
+        plan = replace(self.plan, lr=self.plan.lr * (lr if self.gradient else 1.0))
+        given = mean if self.gradient else -mean
+        move, self.moments = plan.move(self.taken, given, params, params, self.moments)
+        self.taken += 1
+        return params + move
 
 
 class Work(NamedTuple):

@@ -39,6 +39,7 @@ from leakgauge.harness.study.training import chooser
 
 T = TypeVar("T")
 
+_PLAIN = ("sgd", 0.0, 1.0)  # the server's optimizer, momentum and learning rate that a crafted update reckons with
 _DEALING = ("clients", "samples", "validation", "partition", "alpha", "shards", "labels", "imbalance", "sizes")
 """The fields of a federation that determine which samples a client has."""
 
@@ -159,8 +160,11 @@ class _OnTask:
         for cell in self.study.cells_of[spec.id]:
             view, malice = View.parse(cell.threat), spec.malice
             about = *of, cell.target, view.sees & {"craft", "sums"}
+            plain = federation.server_optimizer, federation.server_momentum, federation.server_lr
             if wrong := self._tried(about, partial(check_target, scene, view, cell.target)):
                 yield f"attacks.target ({cell.attack.name}): {wrong}"
+            elif "craft" in view.sees and plain != _PLAIN:
+                yield f"attacks ({cell.attack.name}): expected server_optimizer=sgd, server_momentum=0 and server_lr=1"
             elif malice:
                 chosen = federation, malice.attack.key, malice.target
                 params = self._tried(chosen, partial(_choose, malice, scene))

@@ -1,0 +1,65 @@
+"""Fixed public features of a data set."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from leakgauge.harness.data import features, load
+from leakgauge.harness.data.given import given
+
+AXES, PATCHES = "features:digits?axes=20&public=given:public-digits", "features:photos?patches=8&public=photos"
+
+
+@pytest.fixture(autouse=True)
+def _public():
+    digits = load("digits")
+    given("public-digits", dataclasses.replace(digits, train=digits.train))
+
+
+def test_axes_are_those_of_the_public_data():
+    data, digits = load(AXES), load("digits")
+    assert data.input_shape == (20,)
+    shown = digits.original(digits.train.x).flatten(1).double().numpy()
+    values, vectors = np.linalg.eigh(np.cov(shown.T, bias=True))
+    expected = (shown - shown.mean(0)) @ (vectors[:, -20:] / values[-20:] ** 0.25)
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    found = data.original(data.train.x).numpy()
+    signs = np.sign((found * expected).sum(0))
+    assert np.abs(found - signs * expected).max() < 1e-4
+
+
+def test_a_record_has_its_features_whatever_the_other_private_records_are():
+    digits = load("digits")
+    few = dataclasses.replace(digits, train=digits.train._replace(x=digits.train.x[:7], y=digits.train.y[:7]))
+    given("few-digits", few)
+    alone = load("features:given:few-digits?axes=20&public=given:public-digits")
+    assert torch.equal(alone.train.x, load(AXES).train.x[:7])
+
+
+def test_patches_have_eight_numbers_each_and_repeat():
+    data, again = load(PATCHES), load(PATCHES)
+    assert data.input_shape == (64,)
+    assert data.digest == again.digest
+    assert data.original(data.train.x).norm(dim=1).mean() == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("features:digits?axes=20", "axes=K&public=DATA"),
+        ("features:digits?axes=20&patches=8&public=digits", "axes=K&public=DATA"),
+        ("features:digits?axes=65&public=digits", "1 to 64 axes, got 65"),
+        ("features:digits?patches=8&public=digits", "images of 12 pixels or more"),
+        ("features:digits?axes=9&public=photos", "expected public inputs"),
+        ("features:?axes=9&public=photos", "DATA"),
+    ],
+)
+def test_refusals(name, message):
+    with pytest.raises(ValueError, match=message):
+        load(name)
+
+
+def test_the_form_is_listed():
+    assert set(features.FORMS) == {"features"}
