@@ -17,6 +17,7 @@ from leakgauge.harness.cli.gate import acknowledge, check, diff, gate, update
 from leakgauge.harness.cli.gate import show as show_baseline
 from leakgauge.harness.cli.init import init
 from leakgauge.harness.cli.inspect import inspect_
+from leakgauge.harness.cli.leaderboard import leaderboard
 from leakgauge.harness.cli.list import list_
 from leakgauge.harness.cli.own import doctor, new
 from leakgauge.harness.cli.report import compare, export, report, verify, view
@@ -74,6 +75,13 @@ _add(show, _MEASURE, (), "show demo", "show mine.toml --json")
 _add(run, _MEASURE, _LOST, "run demo -o runs/demo", "run mine.toml -o runs/mine --only 'gaussian*map'")
 _add(inspect_, _MEASURE, _LOST, "inspect recording --model cnn2", "inspect recording --model linear --data mnist")
 _add(reproduce, _MEASURE, _CHANGED, "reproduce --list", "reproduce jopeq/figure-2 -o runs/jopeq")
+_add(
+    leaderboard,
+    _MEASURE,
+    (cli.NOT_COMPARABLE, *_LOST),
+    "leaderboard --size quick",
+    "leaderboard --submit mine:Defense --allow-code",
+)
 _add(report, _LOOK, (*_BASE, *_LOST), "report runs/mine --details", "report runs/mine --against runs/other")
 _add(export, _LOOK, (), "export runs/mine", "export runs/mine --to csv -o mine.csv")
 _add(compare, _LOOK, (), "compare runs/mine runs/other", "compare runs/mine runs/other runs/third --format md")

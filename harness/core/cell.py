@@ -65,6 +65,7 @@ class FederationSpec:
             each client takes part once if there are as many rounds as groups (the remaining clients never take part).
         dropout: probability that the message of a client that takes part never arrives.
         rounds: communication rounds.
+        stop_after: rounds after which the training ends early, with the noise and the learning rates of all `rounds`.
         algorithm: `fedavg` sends the update after local training, `fedsgd` the gradient of one batch.
         partition: `iid`, `shards` (label shards), `labels` (as many labels for each client), `dirichlet`, `unbalanced`
             (log-normal sizes), `sizes` (given sizes).
@@ -102,6 +103,7 @@ class FederationSpec:
     participation: Literal["drawn", "poisson", "turns"] = "drawn"
     dropout: float = 0.0
     rounds: int = 20
+    stop_after: int | None = None
     algorithm: Literal["fedavg", "fedsgd"] = "fedavg"
     partition: Literal["iid", "shards", "labels", "dirichlet", "unbalanced", "sizes"] = "iid"
     alpha: float = 0.5
@@ -132,7 +134,7 @@ class FederationSpec:
 
     def __post_init__(self) -> None:
         names = ["clients", "rounds", "alpha", "shards", "labels", "lr", "decay", "patience", "evaluate_every"]
-        names += ["participants", "samples", "local_steps", "local_epochs", "test_samples", "server_lr"]
+        names += ["participants", "samples", "local_steps", "local_epochs", "test_samples", "server_lr", "stop_after"]
         for name in names:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -150,6 +152,11 @@ class FederationSpec:
         for name in ("batch", "interim_samples", "imbalance", "validation", "weight_decay", "proximal"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"expected {name} >= 0, got {name}={getattr(self, name)}")
+
+    @property
+    def last(self) -> int:
+        """The number of rounds that run."""
+        return min(self.rounds, self.stop_after or self.rounds)
 
     def _check_optimizer(self) -> None:
         single = self.algorithm == "fedsgd"

@@ -30,6 +30,7 @@ OMITTED: dict[str, object] = {
     "TaskSpec.loss": "",
     "FederationSpec.labels": 1,
     "FederationSpec.participation": "drawn",
+    "FederationSpec.stop_after": None,
     "FederationSpec.dropout": 0.0,
     "FederationSpec.server_optimizer": "sgd",
     "FederationSpec.server_momentum": 0.0,

@@ -61,7 +61,7 @@ class Goal:
     clip: Literal["median"] | None = None
     unit: Literal["coordinate", "sub-vector", "message", "record", "client"] | None = None
     horizon: Literal["round", "run"] = "run"
-    adversary: Literal["server", "colluding-server", "eavesdropper", "participant", "public"] = "server"
+    adversary: Literal["server", "colluding-server", "aggregator", "eavesdropper", "participant", "public"] = "server"
     delta: float | None = None
     parameter: str = ""
 
@@ -206,7 +206,7 @@ def _for_proof(specs: list[TrainingSpec], goal: Goal, axis: _Axis, root: Path) -
     knob, sought = axis.knob, goal.proved_epsilon or 0.0
 
     def proved(place: float) -> tuple[float, str]:
-        each = (_proved(replace(spec, defense=axis.at(place)), goal, root) for spec in specs)
+        each = (proved_at(replace(spec, defense=axis.at(place)), goal, root) for spec in specs)
         return max(each, key=lambda pair: pair[0])
 
     def reached(place: float) -> float:
@@ -262,7 +262,7 @@ _COVERED_BY = {
 """The units whose guarantee covers a unit: a client's data change only its own messages."""
 
 
-def _proved(spec: TrainingSpec, goal: Goal, root: Path) -> tuple[float, str]:
+def proved_at(spec: TrainingSpec, goal: Goal, root: Path) -> tuple[float, str]:
     """The least epsilon proved for the goal's unit or one that covers it, and that unit; infinite if none is proved."""
     from leakgauge.harness.core.contract import claim_of
     from leakgauge.harness.federation.small import Federation

@@ -120,7 +120,7 @@ def recipe(source: str, size: Size, root: Path) -> Recipe:
     if wrong:
         raise StudyError(name, [f"scale.{wrong[0]}: expected one of {', '.join(Size)}"])
     own = {key: value for key, value in table.items() if key not in _EXTRA}
-    scaled = _merged(own, table.get("scale", {}).get(size, {}))
+    scaled = merged(own, table.get("scale", {}).get(size, {}))
     trains, looks = "tasks" in scaled, scaled.pop("looks", table.get("looks", []))
     looks = tuple(looks) if isinstance(looks, list) else (looks,)
     there, notes, lacking = _there(scaled, root)
@@ -192,17 +192,17 @@ def _numbers(number: str, rows: list[Table]) -> list[float]:
     return found
 
 
-def _merged(table: Table, over: Table) -> Table:
+def merged(table: Table, over: Table) -> Table:
     """A table with values replaced; a table over a list of tables is merged into each of them."""
-    merged = dict(table)
+    whole = dict(table)
     for key, value in over.items():
         before = table.get(key)
         if isinstance(value, dict) and isinstance(before, list):
-            value = [_merged(inner, value) for inner in before]
+            value = [merged(inner, value) for inner in before]
         elif isinstance(value, dict) and isinstance(before, dict):
-            value = _merged(before, value)
-        merged[key] = value
-    return merged
+            value = merged(before, value)
+        whole[key] = value
+    return whole
 
 
 def _there(table: Table, root: Path) -> tuple[Table, tuple[str, ...], str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from rich.cells import cell_len
 
 from leakgauge.harness.core.sinks import visible
@@ -24,7 +24,7 @@ class Spot(NamedTuple):
     Attributes:
         name: of the defense; note: a short remark below it, such as `claim broken`.
         about: all numbers in one line.
-        state: class of its rating: `leaks`, `some`, `weak` or `hides`.
+        state: class of its rating: `leaks`, `some`, `weak` or `hides`; or of its proof: `full`, `half` or `hollow`.
         x, left, right: accuracy and its range; x None: not known.
         y, low, high: leakage with its interval.
         named: whether it is named even among many.
@@ -89,6 +89,25 @@ def drawn(spots: Sequence[Spot], frame: Frame) -> Markup:
     """The picture for wide and for narrow pages."""
     wide, narrow = (_svg(spots, frame, *size) for size in ((800.0, 350.0), (460.0, 400.0)))
     return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(wide, narrow)
+
+
+_ALONE = """svg { --ink: #1f2430; --muted: #6b7080; --page: #ffffff; --grid: #e3e5ec; --s1: #3d5bd9; }
+@media (prefers-color-scheme: dark) {
+  svg { --ink: #e6e8f0; --muted: #a2a8bd; --page: #15171f; --grid: #2c3040; --s1: #8c9bea; }
+}
+text { font: 12.5px system-ui, sans-serif; fill: var(--muted); } .name { fill: var(--ink); font-weight: 600; }
+.grid { stroke: var(--grid); } .floor, .ci, .lead { stroke: var(--muted); } .floor { stroke-dasharray: 2 4; }
+.ci { stroke-width: 2; opacity: 0.5; } .ci.thin { stroke-width: 1.2; } .lead { opacity: 0.5; }
+.full circle, .half path { fill: var(--s1); }
+.half circle, .hollow circle { fill: var(--page); stroke: var(--s1); stroke-width: 2; }
+"""
+
+
+def alone(picture: Markup, title: str) -> str:
+    """The wide form of a picture of proofs as a file of its own, which follows the theme of its reader."""
+    svg = str(picture).partition('<div class="wide">')[2].partition("</div>")[0]
+    head, _, rest = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).partition(">")
+    return f"{head}><title>{escape(visible(title))}</title><style>{_ALONE}</style>{rest}\n"
 
 
 def _svg(spots: Sequence[Spot], frame: Frame, width: float, height: float) -> Markup:
@@ -210,12 +229,15 @@ _SHAPES = {
     "some": '<path d="M{x:.1f} {t:.1f}l7.5 13.5h-15z"/>',
     "hides": '<circle cx="{x:.1f}" cy="{y:.1f}" r="6.5"/>',
     "weak": '<circle cx="{x:.1f}" cy="{y:.1f}" r="6.5"/><text x="{x:.1f}" y="{q:.1f}" text-anchor="middle">?</text>',
+    "full": '<circle cx="{x:.1f}" cy="{y:.1f}" r="6.5"/>',
+    "half": '<circle cx="{x:.1f}" cy="{y:.1f}" r="6.5"/><path d="M{x:.1f} {u:.1f}a6.5 6.5 0 0 0 0 13z"/>',
+    "hollow": '<circle cx="{x:.1f}" cy="{y:.1f}" r="6.5"/>',
 }
-"""The shape of each rating: color is never alone."""
+"""The shape of each rating, and of each proof: color is never alone."""
 
 
 def _markers(pairs: Sequence[tuple[Spot, float, float]]) -> Iterator[Markup]:
     for spot, x, y in pairs:
-        shape = _SHAPES[spot.state].format(x=x, y=y, l=x - 7, t=y - 7, a=x - 3.4, b=y - 3.4, q=y + 4)
+        shape = _SHAPES[spot.state].format(x=x, y=y, l=x - 7, t=y - 7, a=x - 3.4, b=y - 3.4, q=y + 4, u=y - 6.5)
         form = '<g class="pt {}" tabindex="0"><title>{}</title>{}</g>'
         yield Markup(form).format(spot.state, visible(spot.about), Markup(shape))

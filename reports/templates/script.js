@@ -82,27 +82,14 @@
     var own = kind === "number" && cell.firstChild ? cell.firstChild : cell;
     var text = cell.hasAttribute("data-value") ? cell.getAttribute("data-value") : own.textContent.trim();
     if (kind !== "number") { return text.toLowerCase(); }
-    return text === "" || isNaN(Number(text)) ? null : Number(text);
+    var number = text === "" ? NaN : Number(text.replace(/\s*%$/, ""));
+    return isNaN(number) ? null : number;
   }
   function order(a, b, up) {
     if (a === null || b === null) { return (a === null) - (b === null); }
     return (a < b ? -1 : a > b ? 1 : 0) * (up ? 1 : -1);
   }
-  function startTable(table) {
-    var words = document.getElementById("filter");
-    var status = document.getElementById("status");
-    var shown = document.getElementById("shown");
-    var all = rowsOf(table);
-    function update() {
-      var wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
-      var fits = all.items.filter(function (item) {
-        return (!status.value || item.status === status.value) &&
-          wanted.every(function (word) { return item.text.indexOf(word) >= 0; });
-      });
-      table.tBodies[0].replaceChildren.apply(table.tBodies[0], fits.slice(0, most).map(all.row));
-      var first = fits.length > most ? ", the first " + most + " are shown" : "";
-      shown.textContent = fits.length + " of " + all.items.length + " rows" + first;
-    }
+  function sorts(table, all, update) {
     var heads = Array.prototype.slice.call(table.tHead.rows[0].cells);
     heads.forEach(function (head, at) {
       var kind = head.getAttribute("data-sort");
@@ -122,6 +109,23 @@
         update();
       });
     });
+  }
+  function startTable(table) {
+    var words = document.getElementById("filter");
+    var status = document.getElementById("status");
+    var shown = document.getElementById("shown");
+    var all = rowsOf(table);
+    function update() {
+      var wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
+      var fits = all.items.filter(function (item) {
+        return (!status.value || item.status === status.value) &&
+          wanted.every(function (word) { return item.text.indexOf(word) >= 0; });
+      });
+      table.tBodies[0].replaceChildren.apply(table.tBodies[0], fits.slice(0, most).map(all.row));
+      var first = fits.length > most ? ", the first " + most + " are shown" : "";
+      shown.textContent = fits.length + " of " + all.items.length + " rows" + first;
+    }
+    sorts(table, all, update);
     words.addEventListener("input", update);
     status.addEventListener("change", update);
     update();
@@ -129,6 +133,11 @@
 
   document.addEventListener("DOMContentLoaded", function () {
     startTheme();
+    Array.prototype.forEach.call(document.querySelectorAll("table.sorts"), function (each) {
+      var items = Array.prototype.map.call(each.tBodies[0].rows, function (row, at) { return { row: row, number: at }; });
+      var all = { items: items, row: function (item) { return item.row; } };
+      sorts(each, all, function () { items.forEach(function (item) { each.tBodies[0].append(item.row); }); });
+    });
     var table = document.getElementById("cells");
     if (!table) { return; }
     Array.prototype.forEach.call(document.querySelectorAll(".js"), function (element) { element.hidden = false; });

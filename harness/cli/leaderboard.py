@@ -1,0 +1,85 @@
+"""The command `leaderboard`: every defense at its tuned best, by who has to be trusted and what is protected."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from leakgauge.harness.cli import options as cli
+from leakgauge.harness.core.cell import Size
+from leakgauge.harness.core.sinks import say
+
+_SUBMIT = "A defense of your own, as module:Class, in every track that its proof allows; repeatable."
+
+
+def leaderboard(
+    source: Annotated[str, Argument(help="A shipped board, or a TOML file.")] = "leaderboard",
+    out: Annotated[Path, Option("-o", "--out", help="Folder of the results; the same command continues there.")] = Path(
+        "runs/leaderboard"
+    ),
+    size: Annotated[Size, Option(help="quick (minutes), standard (hours) or paper.")] = Size.QUICK,
+    entry: Annotated[list[str] | None, Option("--entry", help="Only this entry; repeatable.")] = None,
+    submit: Annotated[list[str] | None, Option("--submit", help=_SUBMIT)] = None,
+    listing: Annotated[bool, Option("--list", help="Only list the entries.")] = False,
+    data: cli.DataOption = None,
+    workers: cli.WorkersOption = None,
+    allow_code: cli.AllowCodeOption = False,
+    record: Annotated[Path | None, Option(help="Folder to commit: the numbers, a page and the headline.")] = None,
+) -> None:
+    """Tune every defense within one budget, train it with new seeds, attack it, and write one page that sorts."""
+    from leakgauge.harness.cli.progress import listener
+    from leakgauge.harness.data import default_root
+    from leakgauge.harness.study.leaderboard import as_json, board, run_board, submitted
+    from leakgauge.harness.study.store import write_atomically
+    from leakgauge.reports.leaderboard import leaderboard as page
+
+    with cli.bugs(out / "run.log"), cli.user_errors(cli.NOT_COMPARABLE):
+        made = board(source, size)
+        made = submitted(made, submit or ())
+        if listing:
+            say(*(f"{one.name:34} {', '.join(one.tracks)}" for one in made.entries))
+            return
+        only = [*(entry or ()), *(submit or ())]
+        with ExitStack() as stack:
+            tables = run_board(
+                *(made, out, data or default_root()),
+                only=only,
+                workers=workers,
+                listen=lambda name: stack.enter_context(listener(name)),
+                allow_code=allow_code,
+            )
+        text = as_json(made, size, tables)
+        write_atomically(out / "leaderboard.json", text.encode())
+        write_atomically(out / "index.html", page(json.loads(text)).encode())
+        if record is not None:
+            _keep(record / size, text)
+        lost = [line for line in tables if line["trials"] and not line["accuracy"]]
+        say(*(f"{line['entry']}, {line['track']}: {line['note']}" for line in tables if not line["accuracy"]))
+        say("", f"{out / 'index.html'} has the tables, leaderboard.json the numbers")
+        if lost:
+            raise typer.Exit(cli.INCOMPLETE)
+
+
+def _keep(folder: Path, text: str) -> None:
+    """The numbers as a file, and the page of all of them; lines of other entries stay."""
+    from leakgauge.harness.study.leaderboard import joined
+    from leakgauge.harness.study.store import write_atomically
+    from leakgauge.reports.charts.plane import alone
+    from leakgauge.reports.leaderboard import headline, scoreboard
+
+    path = folder / "leaderboard.json"
+    kept = joined(path.read_text("utf-8"), text) if path.exists() else text
+    made, pictures = json.loads(kept), list[str]()
+    write_atomically(path, kept.encode())
+    for number, (title, picture) in enumerate(headline(made).items()):
+        name = f"headline-{number}.svg"
+        write_atomically(folder / name, alone(picture, title).encode())
+        pictures.append(f"{folder.name}/{name}")
+    command = f"leakgauge leaderboard --size {folder.name} --record {folder.parent.name}"
+    page = f"# The leaderboard at the size {folder.name}\n\nWritten by `{command}`.\n\n"
+    write_atomically(folder.with_suffix(".md"), (page + scoreboard(made, pictures)).encode())

@@ -1,0 +1,536 @@
+"""The leaderboard: each defense at its best, by who has to be trusted and what is protected.
+
+A board is a TOML file, only data.
+
+| key | meaning |
+|---|---|
+| `tasks` | `name`, `data`, `model`, and `federation`: clients and records |
+| `tracks` | `name`, `title`, what a guarantee protects (`unit`), against whom (`adversary`), `federation`, `grid` |
+| `entries` | `defense`, and the names of its `tracks`; `federation` and `grid` over those of the track; |
+| | `epsilons = []`: as published, without a goal |
+| `epsilons`, `seeds` | proved epsilons of the whole run, and the number of seeds of the final trainings |
+| `stages` | tuning: `rounds` (share of the rounds that run), `settings` (the number left), `seeds` |
+| `attacks` | attacks on the first final training of each entry, as in a study; `audit`: trials |
+| `scale.SIZE` | values that replace those of the board at this size |
+
+`grid` lists values of fields of the federation, of the defense's parameters (`clip`), and of `step`, which is the
+learning rate times the clip. Each entry tries as many combinations, drawn by the same key. The noise follows from
+epsilon by a goal (`study.goal`), at delta = 1 / N^1.1, where N is the number of clients or records. An entry whose
+proof does not hold against a track's adversary is not in the track.
+
+Tuning is successive halving on validation records, with the same clients, batches and first weights for all settings;
+early stages end a training early and compare only settings with one number of rounds. The winner is trained anew, with
+other seeds, and is tested on test records.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar
+
+import numpy as np
+import scipy.stats
+
+from leakgauge.harness.core import stats
+from leakgauge.harness.core.cases import gathered
+from leakgauge.harness.core.cell import Cell, FederationSpec, Scalar, Size, TrainingSpec
+from leakgauge.harness.core.errors import StudyError, unknown
+from leakgauge.harness.core.files import text as text_of
+from leakgauge.harness.core.labels import UNDEFENDED, part_text
+from leakgauge.harness.core.rating import Ratings
+from leakgauge.harness.core.result import Run, TrainingRecord
+from leakgauge.harness.core.rng import Key, permutation
+from leakgauge.harness.core.stored import canonical, to_data
+from leakgauge.harness.federation import registry
+from leakgauge.harness.federation.registry import ParameterError
+from leakgauge.harness.study.goal import KEY, Goal, proved_at, solve
+from leakgauge.harness.study.recipes import merged
+from leakgauge.harness.study.run import run_study
+from leakgauge.harness.study.schedule import Listener
+from leakgauge.harness.study.study import Study, expand, resolve
+
+Table = dict[str, Any]
+T = TypeVar("T")
+_STRICT = {"extra": "forbid"}
+
+TIE = 0.005
+"""Entries whose accuracies are closer share a rank."""
+
+_TUNING = 1000  # the first seed of tuning; the final trainings have the seeds from 0 on
+_AGAINST = ("server", "aggregator", "participant", "public")  # who sees less and less
+_FIELDS = {one.name for one in dataclasses.fields(FederationSpec)}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A task of the board: data, model, and how many clients share the records."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
+    name: str
+    data: str
+    model: str
+    federation: Table = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Track:
+    """Entries with one unit and adversary: who has to be trusted, and what is protected. `tasks`: names; empty: all."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
+    name: str
+    title: str
+    adversary: str
+    unit: Literal["record", "client"] = "client"
+    tasks: tuple[str, ...] = ()
+    federation: Table = field(default_factory=dict)
+    grid: Table = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A defense with its fixed parameters.
+
+    Attributes:
+        epsilons: None: those of the board; empty: no goal, the defense is as its parameters are.
+        good_for: what the defense is good for, in a sentence.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
+    name: str
+    defense: Table
+    tracks: tuple[str, ...]
+    federation: Table = field(default_factory=dict)
+    grid: Table = field(default_factory=dict)
+    epsilons: tuple[float, ...] | None = None
+    good_for: str = ""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of tuning: the share of a training's rounds that run, the settings that are tried, and the seeds."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
+    rounds: float
+    settings: int
+    seeds: int = 1
+
+
+@dataclass(frozen=True)
+class Board:
+    """A board at one size."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
+    name: str
+    title: str
+    tasks: tuple[Place, ...]
+    tracks: tuple[Track, ...]
+    entries: tuple[Entry, ...]
+    epsilons: tuple[float, ...]
+    stages: tuple[Stage, ...]
+    attacks: tuple[Table, ...] = ()
+    seeds: int = 5
+    audit: int = 0
+
+
+def boards() -> dict[str, Path]:
+    """The files of the shipped boards, by name."""
+    root = Path(str(resources.files("leakgauge.studies"))) / "boards"
+    return {path.stem: path for path in sorted(root.glob("*.toml"))}
+
+
+def board(source: str, size: Size) -> Board:
+    """A board by name or file, at a size.
+
+    Raises:
+        UnknownNameError: there is no such board.
+        StudyError: the board is invalid.
+    """
+    known = boards()
+    path = Path(source) if source.endswith(".toml") else known.get(source)
+    if path is None:
+        raise unknown("board", source, known)
+    try:
+        table = tomllib.loads(text_of(path))
+    except (OSError, ValueError) as error:
+        raise StudyError(source, [f"cannot be read: {error}"]) from error
+    scale = table.pop("scale", {})
+    if wrong := sorted(scale.keys() - set(Size)):
+        raise StudyError(source, [f"scale.{wrong[0]}: expected one of {', '.join(Size)}"])
+    table = merged(table, scale.get(size, {}))
+    try:
+        made = registry.construct(Board, {"name": path.stem, **table})
+    except ParameterError as error:
+        raise StudyError(source, [f"{at}: {text}" if at else text for at, text in error.problems]) from error
+    names = {track.name for track in made.tracks}
+    problems = [
+        f"entries: {entry.name}: no track {name!r}; known: {', '.join(sorted(names))}"
+        for entry in made.entries
+        for name in entry.tracks
+        if name not in names
+    ]
+    problems += [f"entries: {name}: expected one of each name" for name in _repeated(one.name for one in made.entries)]
+    if problems:
+        raise StudyError(source, problems)
+    return made
+
+
+def submitted(made: Board, defenses: Sequence[str]) -> Board:
+    """The board with a defense of a user, `module:Class`, in every track whose epsilon is solved."""
+    solved = {name for entry in made.entries if entry.epsilons is None for name in entry.tracks}
+    tracks = tuple(track.name for track in made.tracks if track.name in solved)
+    more = [Entry(name, {"name": name}, tracks) for name in defenses]
+    return dataclasses.replace(made, entries=(*made.entries, *more))
+
+
+def _repeated(names: Iterable[str]) -> list[str]:
+    return [name for name, alike in gathered((name, 1) for name in names).items() if len(alike) > 1]
+
+
+@dataclass
+class Trial:
+    """One setting of an entry: the values of its grid, its training, and what validation records said.
+
+    Attributes:
+        scores: by stage, the accuracy with each seed; 0 for a training that failed.
+    """
+
+    setting: dict[str, Scalar]
+    training: TrainingSpec
+    scores: list[list[float]] = field(default_factory=list)
+
+    @property
+    def rounds(self) -> int:
+        """The planned number of rounds."""
+        return self.training.federation.rounds
+
+    @property
+    def score(self) -> float:
+        """Mean accuracy of the last stage."""
+        return sum(self.scores[-1]) / len(self.scores[-1])
+
+    def at(self, seed: int, stage: Stage | None = None) -> TrainingSpec:
+        """The training of a stage of tuning, or the final one."""
+        federation = self.training.federation
+        if stage is not None:
+            stop = math.ceil(stage.rounds * federation.rounds)
+            federation = dataclasses.replace(
+                *(federation,), evaluate_on="validation", stop_after=stop if stop < federation.rounds else None
+            )
+        return dataclasses.replace(self.training, federation=federation, seed=seed)
+
+
+@dataclass
+class Line:
+    """An entry on a task, in a track, at an epsilon; None: without a goal.
+
+    Attributes:
+        trials: the settings that are still tried; `dropped` are out.
+        note: why it has no result, or what the search for its noise found.
+    """
+
+    place: Place
+    track: Track
+    entry: Entry
+    epsilon: float | None
+    trials: list[Trial] = field(default_factory=list)
+    dropped: list[Trial] = field(default_factory=list)
+    note: str = ""
+    seeds: int = 0
+
+    @property
+    def spec(self) -> Table:
+        """The federation without the values of the grid."""
+        return {**self.place.federation, **self.track.federation, **self.entry.federation}
+
+    @property
+    def delta(self) -> float:
+        """1 / N^1.1 for N clients or records."""
+        known = registry.construct(FederationSpec, {key: self.spec[key] for key in ("clients", "samples")})
+        number = (known.samples or 0) if self.track.unit == "record" else known.clients
+        return float(f"{number**-1.1:.6g}")
+
+    def settings(self, number: int) -> list[dict[str, Scalar]]:
+        """This many settings of all in the grid, drawn by one key, in turn from each number of rounds."""
+        grid = {**self.track.grid, **self.entry.grid}
+        every = list(expand(grid))
+        drawn = [every[at] for at in permutation(Key(0).child("leaderboard", canonical(grid)), len(every))]
+        return _in_turn(drawn, [one.get("rounds") for one in drawn])[:number]
+
+    def table(self, setting: dict[str, Scalar]) -> Table:
+        """The study of one setting, as its TOML."""
+        federation, defense = dict(self.spec), dict(self.entry.defense)
+        known = registry.build("defense", defense["name"], {}).parameters()
+        for name, value in setting.items():
+            if name == "step":
+                clip = setting.get("clip", defense.get("clip", known.get("clip"))) if "clip" in known else 1.0
+                federation["lr"] = float(f"{float(value or 0) / float(clip or 1):.6g}")
+            elif name in _FIELDS:
+                federation[name] = value
+            elif name in known:
+                defense[name] = value
+        if federation.get("participation") == "turns" and "participants" not in federation:
+            federation["participants"] = federation["clients"] // federation["rounds"]
+        if "delta" in known:
+            defense.setdefault("delta", self.delta)
+        if self.epsilon is not None:
+            goal = {"proved_epsilon": self.epsilon, "unit": self.track.unit, "adversary": self.track.adversary}
+            defense[KEY] = {**goal, "delta": self.delta, **defense.get(KEY, {})}
+        task = {"data": self.place.data, "model": self.place.model}
+        return {"name": "leaderboard", "tasks": [task], "federations": [federation], "defenses": [defense]}
+
+
+def _lines(made: Board, only: Sequence[str]) -> list[Line]:
+    """Every entry on every task, track and epsilon."""
+    if wrong := sorted({*only} - {entry.name for entry in made.entries}):
+        raise unknown("entry", wrong[0], [entry.name for entry in made.entries])
+    tracks = {track.name: track for track in made.tracks}
+    return [
+        Line(place, track, entry, epsilon)
+        for place in made.tasks
+        for name, track in tracks.items()
+        for entry in made.entries
+        if place.name in (track.tasks or [place.name])
+        and name in entry.tracks
+        and (not only or entry.name in only or entry.defense["name"] == UNDEFENDED)
+        for epsilon in (made.epsilons if entry.epsilons is None else entry.epsilons or (None,))
+    ]
+
+
+def _begin(line: Line, number: int, root: Path, allow_code: bool) -> None:
+    """Solve the noise of each setting; an entry without any that reaches its epsilon stays out, with the reason."""
+    notes = list[str]()
+    for setting in line.settings(number):
+        study = resolve(line.table(setting), line.entry.name, allow_code=allow_code)
+        cells, said = solve(study.cells, root, lambda _: {})
+        notes += said
+        line.trials += [Trial(setting, cell.training) for cell in cells[:1]]
+    if not line.trials:
+        line.note = notes[0] if notes else "no setting"
+
+
+def _kept(trials: Sequence[Trial], number: int, *, whole: bool) -> list[Trial]:
+    """The best settings; after a part of the rounds, first the best of each number of rounds, then the second best."""
+    order = sorted(trials, key=lambda trial: -trial.score)
+    return (order if whole else _in_turn(order, [trial.rounds for trial in order]))[:number]
+
+
+def _in_turn(items: Sequence[T], kinds: Sequence[object]) -> list[T]:
+    """The first item of each kind, then the second of each, and so on."""
+    seen, places = Counter[object](), list[int]()
+    for kind in kinds:
+        places.append(seen[kind])
+        seen[kind] += 1
+    return [items[at] for at in sorted(range(len(items)), key=lambda at: places[at])]
+
+
+def run_board(
+    made: Board,
+    out: Path,
+    root: Path,
+    *,
+    only: Sequence[str] = (),
+    workers: int | None = None,
+    listen: Callable[[str], Listener],
+    allow_code: bool = False,
+) -> list[Table]:
+    """Tune, train and attack every entry; one table of plain data for each line of the board.
+
+    Finished trainings and attacks are kept in `out`; the same call continues there.
+
+    Args:
+        only: names of the entries to run; the undefended ones run as well. Empty: all.
+        listen: gives the listener for the progress of a step, by its name.
+
+    Raises:
+        StudyError: an entry is invalid; raised before anything runs.
+        UnknownNameError: there is no such entry.
+    """
+    lines = _lines(made, only)
+    for line in lines:
+        _begin(line, made.stages[0].settings if made.stages else 1, root, allow_code)
+
+    def trained(name: str, cells: Iterable[Cell]) -> Run:
+        asked = Study(name, made.title, tuple({cell.id: cell for cell in cells}.values()))
+        return run_study(asked, folder=out / "runs", data=root, workers=workers, listen=listen(name), merge=True)
+
+    for number, stage in enumerate(made.stages):
+        for line in lines:
+            last = number > 0 and made.stages[number - 1].rounds == 1
+            kept = _kept(line.trials, stage.settings, whole=last) if number else line.trials
+            line.dropped += [trial for trial in line.trials if trial not in kept]
+            line.trials = kept
+        seeds = range(_TUNING, _TUNING + stage.seeds)
+        asked = [(trial, [trial.at(seed, stage) for seed in seeds]) for line in lines for trial in line.trials]
+        run = trained(f"tuning, stage {number + 1}", (_plain(spec) for _, specs in asked for spec in specs))
+        for trial, specs in asked:
+            trial.scores.append([_accuracy(run.trainings.get(spec.id)) for spec in specs])
+    for line in lines:
+        kept = _kept(line.trials, 1, whole=True) if line.trials and made.stages else line.trials[:1]
+        line.dropped += [trial for trial in line.trials if trial not in kept]
+        line.trials = kept
+    final = [cell for line in lines for trial in line.trials for cell in _final(made, line, trial)]
+    run = trained("final trainings and attacks", final)
+    return _tables(made, lines, run, root)
+
+
+@functools.cache
+def _blind() -> Cell:
+    table = {"name": "x", "tasks": [{"data": "digits", "model": "linear"}], "federations": [{}]}
+    return resolve({**table, "defenses": [{"name": UNDEFENDED}]}).cells[0]
+
+
+def _plain(spec: TrainingSpec) -> Cell:
+    """A training without an attack."""
+    return dataclasses.replace(_blind(), training=spec)
+
+
+def _final(made: Board, line: Line, trial: Trial) -> Iterator[Cell]:
+    """The final trainings: all seeds, and the attacks on the first of them that the track's adversary can do."""
+    defense = {"name": trial.training.defense.name, **trial.training.defense.parameters}
+    adversary, study = line.track.adversary, {**line.table(trial.setting), "defenses": [defense]}
+    first = trial.at(0)
+    if made.audit and line.epsilon is not None:
+        first = dataclasses.replace(first, audit=made.audit)
+    for attack in made.attacks:
+        try:
+            crossed = resolve({**study, "lineup": False, "attacks": [{**attack, "threat": _seen(adversary, attack)}]})
+        except StudyError:  # this adversary does not see what the attack needs
+            continue
+        yield from (dataclasses.replace(cell, training=first) for cell in crossed.cells)
+    yield from (_plain(first if seed == 0 else trial.at(seed)) for seed in range(made.seeds))
+
+
+def _seen(adversary: str, attack: Table) -> str:
+    grants = attack.get("threat", "").partition("+")[2]
+    return f"{adversary}+{grants}" if grants else adversary
+
+
+def _accuracy(record: TrainingRecord | None) -> float:
+    """The last accuracy; 0 for a training that failed."""
+    return 0.0 if record is None else record.evaluations[-1].accuracy or 0.0
+
+
+def _tables(made: Board, lines: Sequence[Line], run: Run, root: Path) -> list[Table]:
+    ratings = Ratings(run)
+    tables = [_result(made, line, run, ratings, root) for line in lines]
+    _rank_all(tables)
+    return tables
+
+
+def _result(made: Board, line: Line, run: Run, ratings: Ratings, root: Path) -> Table:
+    """One line of the board as plain data."""
+    table: Table = {
+        "task": line.place.name,
+        "track": line.track.name,
+        "entry": line.entry.name,
+        "epsilon": line.epsilon,
+        "adversary": line.track.adversary,
+        "delta": line.delta,
+        "note": line.note,
+        "defense": line.entry.defense["name"],
+        "accuracy": [],
+        "trials": [
+            {"setting": trial.setting, "scores": trial.scores, "kept": trial in line.trials}
+            for trial in (*line.trials, *line.dropped)
+        ],
+    }
+    if not line.trials:
+        return table
+    trial = line.trials[0]
+    specs = [trial.at(seed) for seed in range(made.seeds)]
+    if made.audit and line.epsilon is not None:
+        specs[0] = dataclasses.replace(specs[0], audit=made.audit)
+    records = [run.trainings.get(spec.id) for spec in specs]
+    done = [record for record in records if record is not None]
+    if len(done) < len(records):
+        failed = [
+            run.failures[cell.id].message for cell in run.cells if cell.training in specs and cell.id in run.failures
+        ]
+        return {**table, "note": failed[0] if failed else "a final training is missing"}
+    first, commit = done[0], done[0].environment.commit[:8]
+    table |= {
+        "accuracy": [_accuracy(record) for record in done],
+        "settings": part_text(trial.training.defense),
+        "federation": {
+            name: value
+            for name, value in to_data(trial.training.federation).items()
+            if value != getattr(FederationSpec(), name)
+        },
+        "bytes": first.message_bytes[0],
+        "bits": 8 * first.message_bytes[0] / first.dim,
+        "dim": first.dim,
+        "proved": {adversary: _proved(line, specs[0], adversary, root) for adversary in _AGAINST},
+        "audited": None if first.audited is None else to_data(first.audited),
+        "found": [to_data(one) for one in _found(run, ratings, specs[0])],
+        "made_by": f"{commit}{' with changes' * first.environment.dirty}, {first.environment.machine}",
+    }
+    return table
+
+
+def _proved(line: Line, spec: TrainingSpec, adversary: str, root: Path) -> float | str:
+    """Epsilon of the whole run for the track's unit against an adversary, at the track's delta; or `inf`."""
+    goal = Goal(proved_epsilon=1.0, unit=line.track.unit, adversary=adversary, delta=line.delta)  # type: ignore[arg-type]
+    epsilon = proved_at(spec, goal, root)[0]
+    return epsilon if math.isfinite(epsilon) else "inf"
+
+
+def _found(run: Run, ratings: Ratings, spec: TrainingSpec) -> Iterator[Any]:
+    for case in ratings.cases:
+        if case.cells[0].training == spec:
+            yield from ratings.findings.get(case.identity, ())
+
+
+def _rank_all(tables: Sequence[Table]) -> None:
+    for alike in gathered(((each["task"], each["track"], each["epsilon"]), each) for each in tables).values():
+        _rank([each for each in alike if each["accuracy"]])
+
+
+def _rank(alike: list[Table]) -> None:
+    """Ranks of entries: one more than the number of entries that are better, by `TIE` and by a paired t test."""
+    pairs = [(a, b) for a in alike for b in alike if a is not b]
+    p = [_surely(a["accuracy"], b["accuracy"]) for a, b in pairs]
+    surely = stats.holm(np.array(p))
+    for each in alike:
+        each["rank"] = 1
+    for (a, b), sure in zip(pairs, surely, strict=True):
+        mean = sum(a["accuracy"]) / len(a["accuracy"]) - sum(b["accuracy"]) / len(b["accuracy"])
+        if mean >= TIE and sure <= 0.05:
+            b["rank"] += 1
+
+
+def _surely(a: Sequence[float], b: Sequence[float]) -> float:
+    """p of a one-sided paired t test that a is larger; 0 or 1 if all differences are equal."""
+    differences = np.round(np.subtract(a, b), 12)
+    if len(differences) < 2 or np.ptp(differences) == 0:
+        return float(len(differences) < 2 or differences[0] <= 0)
+    return float(scipy.stats.ttest_1samp(differences, 0.0, alternative="greater").pvalue)
+
+
+def as_json(made: Board, size: Size, tables: Sequence[Table]) -> str:
+    """The board and its lines as JSON; the same code and data give the same bytes."""
+    about = {"title": made.title, "size": size, "tracks": [to_data(track) for track in made.tracks]}
+    about |= {"entries": [to_data(entry) for entry in made.entries], "tasks": [to_data(place) for place in made.tasks]}
+    return json.dumps({**about, "lines": list(tables)}, indent=1, sort_keys=True) + "\n"
+
+
+def joined(before: str, now: str) -> str:
+    """The JSON `now`, with the lines of `before` that it lacks; ranks are those of all lines."""
+    new = json.loads(now)
+    known = {_place(line) for line in new["lines"]}
+    new["lines"] += [line for line in json.loads(before)["lines"] if _place(line) not in known]
+    new["lines"].sort(key=_place)
+    _rank_all(new["lines"])
+    return json.dumps(new, indent=1, sort_keys=True) + "\n"
+
+
+def _place(line: Table) -> tuple[str, str, str, float]:
+    return line["task"], line["track"], line["entry"], math.inf if line["epsilon"] is None else line["epsilon"]

@@ -1,0 +1,268 @@
+"""The page of the leaderboard, from the data of `leaderboard.json`, and the same as Markdown.
+
+First the headline: the share of the undefended accuracy that an entry keeps, against the people whom the track's
+adversary identifies, one picture for each task and number of bits. Then each track: accuracy over epsilon, and a table
+that sorts. Last, how each entry was tuned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+from markupsafe import Markup
+
+from leakgauge.harness.core.cases import gathered
+from leakgauge.harness.core.labels import counted, written
+from leakgauge.harness.core.metrics import MANY
+from leakgauge.harness.core.stats import mean_interval
+from leakgauge.harness.core.threats import ADVERSARIES
+from leakgauge.reports.charts import plane
+from leakgauge.reports.charts.figures import ACCURACY_BETTER, Chart, Point, Series, drawable, slug
+from leakgauge.reports.html import page
+from leakgauge.reports.sections import FOLDED, TABLES, Section
+from leakgauge.reports.sections.asked import drawing
+from leakgauge.reports.table import Cell, Column, Fields, Table
+from leakgauge.reports.text.notation import NO_VALUE, percent, short, spread
+
+Data = dict[str, Any]
+
+PROVED = 8.0
+"""The largest epsilon of a whole run for which a marker is not hollow."""
+
+BITS = {"at most 2 bits a parameter": (0.0, 2.5), "32 bits a parameter": (24.0, math.inf)}
+"""The pictures of the headline: the range of bits a parameter of a message."""
+
+_UNDEFENDED = "none"
+_HEADLINE = """
+<h2 id="headline-title">{{ title }}</h2>
+<p class="lead">{{ data.lead }}</p>
+{% for title, picture in data.pictures %}
+<h3>{{ title }}</h3>
+<div class="plane">{{ picture }}</div>
+{% endfor %}
+<p class="note">{{ data.key }}</p>
+"""
+_TRACK = """
+{% from "macros.html" import chart, table %}
+<h2 id="{{ id }}-title">{{ title }}</h2>
+<p class="lead">{{ data.lead }}</p>
+{% if data.charts %}<div class="charts">
+{% for drawing in data.charts %}{{ chart(drawing, "%s-chart-%d"|format(id, loop.index), "h3") }}{% endfor %}
+</div>{% endif %}
+{% for one in data.tables %}
+{{ table(one, "%s-table-%d"|format(id, loop.index), style="sorts") }}
+{% for note in one.notes %}<p class="note">{{ note }}</p>{% endfor %}
+{% endfor %}
+"""
+
+
+def leaderboard(made: Data) -> str:
+    """The page; it loads nothing, and the same data give the same page."""
+    parts: list[Section[Data]] = [
+        Section("headline", "Accuracy kept, against people identified", "Headline", _headline, template=_HEADLINE)
+    ]
+    parts += [
+        Section(slug(f"track {track['name']}"), track["title"], track["name"], partial(_track, track=track), 1, _TRACK)
+        for track in made["tracks"]
+    ]
+    how = "How each entry was tuned"
+    parts.append(Section("tuning", how, "Tuning", lambda data: [_tuning(data)], FOLDED, TABLES))
+    return page(made["title"], parts, made)
+
+
+def scoreboard(made: Data, pictures: Sequence[str] = ()) -> str:
+    """The tables of all tracks as Markdown, for a page under version control. `pictures`: addresses of `headline`'s."""
+    lines = [line for one in pictures for line in (f"![Accuracy that is kept, against people identified]({one})", "")]
+    for track in made["tracks"]:
+        lines += [f"## {track['title']}", "", _lead(track), ""]
+        lines += [table.markdown() for table in _tables(made, track)]
+    return "\n".join([*lines, "## How each entry was tuned", "", _tuning(made).markdown()]) + "\n"
+
+
+def headline(made: Data) -> dict[str, Markup]:
+    """The pictures of the headline, by title."""
+    return {
+        f"{task['name']}, {bits}": plane.drawn(spots, _frame())
+        for task in made["tasks"]
+        for bits, ends in BITS.items()
+        if (spots := list(_spots(made, task["name"], *ends)))
+    }
+
+
+def _headline(made: Data) -> Data | None:
+    pictures = headline(made)
+    if not pictures:
+        return None
+    return {
+        "pictures": list(pictures.items()),
+        "lead": f"Each entry at its tuned best. The lower right corner is the best: the accuracy of a model without a "
+        f"defense, and nobody is recognized among {MANY} people.",
+        "key": f"Filled: an epsilon of at most {PROVED:g} is proved for a client and the whole run, against the "
+        "adversary that identified these people. Half: only against one that sees less. Hollow: against nobody.",
+    }
+
+
+def _frame() -> plane.Frame:
+    lines = ((100 / MANY, f"by guessing: 1 of {MANY}", "floor"),)
+    return plane.Frame("share of the undefended accuracy", f"people identified among {MANY}", lines, None, None)
+
+
+def _spots(made: Data, task: str, least: float, most: float) -> Iterator[plane.Spot]:
+    whole = _undefended(made, task)
+    for line in made["lines"]:
+        found = _people(line)
+        if line["task"] != task or not line["accuracy"] or found is None or not least <= line["bits"] <= most:
+            continue
+        share = [100 * one / whole for one in line["accuracy"]] if whole else [100 * one for one in line["accuracy"]]
+        low, high = mean_interval(share)
+        x = fmean(share)
+        yield plane.Spot(
+            name=_name(line),
+            note="",
+            about=f"{_name(line)}: {found['hits']} of {found['n']} identified",
+            state=_state(line),
+            x=x,
+            left=x if low is None else low,
+            right=x if high is None else high,
+            y=100 * found["value"],
+            low=100 * (found["low"] or 0.0),
+            high=100 * (found["high"] or 0.0),
+            named=True,
+        )
+
+
+def _state(line: Data) -> str:
+    """Against whom an epsilon of at most `PROVED` is proved for a client in the whole run."""
+    own = line["proved"].get(line["adversary"], "inf")
+    return "full" if _small(own) else "half" if any(map(_small, line["proved"].values())) else "hollow"
+
+
+def _small(epsilon: float | str) -> bool:
+    return not isinstance(epsilon, str) and epsilon <= PROVED * 1.001
+
+
+def _people(line: Data) -> Data | None:
+    """The attack that identified the largest share of people among `MANY`."""
+    counted = [one for one in line.get("found", ()) if one["among"] >= MANY]
+    return max(counted, key=lambda one: one["value"], default=None)
+
+
+def _undefended(made: Data, task: str) -> float | None:
+    known = [line for line in made["lines"] if line["defense"] == _UNDEFENDED and line["task"] == task]
+    return max((fmean(line["accuracy"]) for line in known if line["accuracy"]), default=None)
+
+
+def _epsilon(line: Data) -> str:
+    return "" if line["epsilon"] is None else f"ε = {line['epsilon']:g}"
+
+
+def _name(line: Data) -> str:
+    return ", ".join(filter(None, (line["entry"], _epsilon(line))))
+
+
+def _lead(track: Data) -> str:
+    who = ADVERSARIES.get(track["adversary"], track["adversary"])
+    return (
+        f"Epsilon protects a {track['unit']} in the whole run, against {who}. Entries share a rank if their accuracies "
+        "differ by less than .005, or not surely (paired t tests over the seeds, Holm)."
+    )
+
+
+def _track(made: Data, *, track: Data) -> Data:
+    charts = [_chart(made, track, task["name"]) for task in made["tasks"]]
+    return {
+        "lead": _lead(track),
+        "charts": [drawing(drawable(one), slug(track["name"])) for one in charts if one.series],
+        "tables": _tables(made, track),
+    }
+
+
+def _chart(made: Data, track: Data, task: str) -> Chart:
+    """The share of the undefended accuracy over epsilon."""
+    whole, lines = _undefended(made, task) or 1.0, _of(made, track, task)
+    known = gathered((line["entry"], line) for line in lines if line["accuracy"] and line["epsilon"] is not None)
+    series, rows = list[Series](), list[tuple[str, ...]]()
+    for at, (name, alike) in enumerate(known.items()):
+        points = []
+        for line in alike:
+            share = [100 * one / whole for one in line["accuracy"]]
+            low, high = mean_interval(share)
+            points.append(Point(line["epsilon"], fmean(share), low, high))
+            rows.append((name, short(line["epsilon"]), percent(fmean(share) / 100), spread(low, high), str(len(share))))
+        series.append(Series(name, tuple(points), at))
+    return Chart(
+        *(slug(f"{track['name']} {task}"), f"{task}: accuracy that is kept", "epsilon of the whole run"),
+        *("% of the undefended accuracy", tuple(series), ACCURACY_BETTER),
+        caption=f"Means over seeds of separately tuned entries; bars: 95 % intervals. Undefended: {short(whole, 3)}.",
+        header=("Entry", "epsilon", "share", "95 %", "n"),
+        rows=tuple(rows),
+        log_x=True,
+    )
+
+
+def _of(made: Data, track: Data, task: str) -> list[Data]:
+    return [line for line in made["lines"] if line["track"] == track["name"] and line["task"] == task]
+
+
+def _tables(made: Data, track: Data) -> list[Table]:
+    """A table for each task."""
+    names = ("Epsilon", "Rank", "Accuracy", "Of undefended", "Bits a parameter")
+    numbers = [Column(name, "num") for name in names]
+    columns: tuple[Column | str, ...] = ("Entry", *numbers, "Identified", "Other findings", "Audited", "Setting")
+    tables = []
+    for task in made["tasks"]:
+        lines = _of(made, track, task["name"])
+        whole = _undefended(made, task["name"])
+        order = sorted(lines, key=lambda line: (line["epsilon"] or math.inf, -fmean(line["accuracy"] or [0.0])))
+        rows = tuple(_row(line, whole) for line in order if line["accuracy"])
+        lacking = gathered((line["entry"], line) for line in lines if not line["accuracy"])
+        notes = [f"{name}: not in this track. {alike[0]['note']}." for name, alike in lacking.items()]
+        if rows or notes:
+            tables.append(Table(task["name"], columns, rows, notes=tuple(notes)))
+    return tables
+
+
+def _row(line: Data, whole: float | None) -> Fields:
+    mean, (low, high) = fmean(line["accuracy"]), mean_interval(line["accuracy"])
+    people, others = _people(line), [one for one in line["found"] if one["among"] < MANY and one["p"] <= 0.025]
+    setting = {**line["federation"], **dict(line["trials"][0]["setting"])}
+    audit = line["audited"]
+    return (
+        Cell(line["entry"], below=(line["settings"],)),
+        "∞" if line["epsilon"] is None else short(line["epsilon"]),
+        str(line.get("rank", "")),
+        Cell(short(mean, 3), spread(low, high, partial(short, digits=3))),
+        NO_VALUE if whole is None else percent(mean / whole),
+        short(line["bits"], 3),
+        NO_VALUE if people is None else Cell(f"{people['hits']} of {people['n']}", _surely(people)),
+        "; ".join(f"{one['what']}, {short(one['value'], 3)}" for one in others),
+        NO_VALUE if audit is None else f"at least {short(audit['epsilon_lower'], 3)}",
+        written(setting, setting),
+    )
+
+
+def _surely(people: Data) -> str:
+    return spread(people["low"], people["high"], percent)
+
+
+def _tuning(made: Data) -> Table:
+    """Every setting that was tried, with its accuracies on validation records by stage."""
+    rows = [
+        (
+            *(line["task"], line["track"], Cell(line["entry"], strong=trial["kept"]), _epsilon(line)),
+            written(trial["setting"], trial["setting"]),
+            "; ".join(" ".join(short(score, 3) for score in scores) for scores in trial["scores"]),
+        )
+        for line in made["lines"]
+        for trial in line["trials"]
+        if trial["scores"]
+    ]
+    lead = "Accuracies on validation records, by stage; an early stage ends after a part of the rounds."
+    number = sum(len(scores) for line in made["lines"] for trial in line["trials"] for scores in trial["scores"])
+    text = f"{counted(number, 'training')} of tuning. None of them saw a test record."
+    columns: tuple[Column | str, ...] = ("Task", "Track", "Entry", "Epsilon", "Setting", Column("Accuracies", "text"))
+    return Table("Settings that were tried; the chosen one is bold", columns, tuple(rows), lead, (text,))

@@ -1,0 +1,278 @@
+"""The leaderboard: tuning, ranks, tracks, and the page."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from leakgauge.harness.core.cell import Size
+from leakgauge.harness.core.errors import StudyError, UnknownNameError
+from leakgauge.harness.study import leaderboard, training
+from leakgauge.harness.study.leaderboard import Board, Line, Stage, Trial, as_json, board, joined, run_board, submitted
+from leakgauge.harness.study.study import resolve
+from leakgauge.reports import leaderboard as pages
+
+BOARD = """
+title = "A small board"
+epsilons = [2.0, 8.0]
+seeds = 3
+stages = [{rounds = 0.5, settings = 4}, {rounds = 1.0, settings = 2, seeds = 2}]
+
+[[tasks]]
+name = "digits, 40 clients"
+data = "digits"
+model = "linear"
+federation = {clients = 40, samples = 400, validation = 100, test_samples = 100}
+
+[[tracks]]
+name = "undefended"
+title = "Without a defense"
+adversary = "server"
+federation = {algorithm = "fedsgd", batch = 0, schedule = "linear"}
+grid = {rounds = [10], step = [1.0, 3.0]}
+
+[[tracks]]
+name = "model"
+title = "Who sees only models"
+adversary = "participant"
+federation = {algorithm = "fedsgd", batch = 0, schedule = "linear"}
+grid = {rounds = [4, 8], clip = [0.1], step = [0.1, 1.0], server_momentum = [0.0, 0.9]}
+
+[[tracks]]
+name = "messages"
+title = "The server sees all messages, and each client sends one"
+adversary = "server"
+federation = {algorithm = "fedsgd", batch = 0, participation = "turns"}
+grid = {rounds = [4, 8], clip = [0.1], step = [0.1, 1.0]}
+
+[[entries]]
+name = "no defense"
+defense = {name = "none"}
+tracks = ["undefended"]
+epsilons = []
+
+[[entries]]
+name = "the server adds noise"
+defense = {name = "dp-fedavg"}
+tracks = ["model", "messages"]
+
+[[entries]]
+name = "clients add noise"
+defense = {name = "gaussian"}
+tracks = ["model", "messages"]
+
+[[attacks]]
+name = "lineup"
+threat = "server+lineup"
+target = {count = 30, among = 20}
+
+[scale.quick]
+seeds = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("board") / "small.toml"
+    path.write_text(BOARD)
+    return str(path)
+
+
+def ran(made: Board, out: Path, **options) -> list[dict]:
+    return run_board(made, out, out, workers=0, listen=lambda name: lambda *_: None, **options)
+
+
+@pytest.fixture(scope="module")
+def done(source, tmp_path_factory) -> tuple[Board, Path, list[dict]]:
+    made, out = board(source, Size.QUICK), tmp_path_factory.mktemp("out")
+    return made, out, ran(made, out)
+
+
+def at(lines: list[dict], track: str, entry: str, epsilon: float | None) -> dict:
+    (found,) = [one for one in lines if (one["track"], one["entry"], one["epsilon"]) == (track, entry, epsilon)]
+    return found
+
+
+def test_every_entry_is_on_the_board_once_a_track_and_epsilon_with_one_delta(done):
+    _, _, lines = done
+    assert len(lines) == 1 + 2 * 2 * 2
+    assert {line["delta"] for line in lines} == {float(f"{40**-1.1:.6g}")}
+
+
+def test_an_entry_whose_proof_excludes_the_adversary_is_not_in_the_track(done):
+    line = at(done[2], "messages", "the server adds noise", 8.0)
+    assert not line["accuracy"]
+    assert "out of reach" in line["note"]
+    assert "rank" not in line
+
+
+def test_the_noise_gives_the_epsilon_of_the_track_against_its_adversary(done):
+    for line in done[2]:
+        if line["accuracy"] and line["epsilon"] is not None:
+            proved = line["proved"][line["adversary"]]
+            assert 0.98 * line["epsilon"] <= proved <= line["epsilon"]
+    assert at(done[2], "model", "the server adds noise", 8.0)["proved"]["server"] == "inf"
+
+
+def test_a_client_that_speaks_once_needs_less_noise_for_the_whole_run(done):
+    turns, whole = (at(done[2], track, "clients add noise", 8.0) for track in ("messages", "model"))
+    knob = [float(line["settings"].partition("epsilon=")[2].partition(",")[0]) for line in (turns, whole)]
+    assert knob[0] > knob[1]
+
+
+def test_tuning_keeps_the_best_on_validation_records_and_tests_it_with_other_seeds(done):
+    made, out, lines = done
+    for line in lines:
+        if line["accuracy"]:
+            chosen, *others = line["trials"]
+            assert chosen["kept"]
+            assert len(chosen["scores"][-1]) == 2
+            assert len(line["accuracy"]) == made.seeds
+            finalists = [other for other in others if len(other["scores"]) == 2]
+            assert all(sum(chosen["scores"][-1]) >= sum(other["scores"][-1]) for other in finalists)
+    stored = [json.loads(path.read_bytes())["spec"] for path in (out / "runs").glob("trainings/*/record.json")]
+    tuned = [spec for spec in stored if spec["seed"] >= leaderboard._TUNING]
+    final = [spec for spec in stored if spec["seed"] < leaderboard._TUNING]
+    assert tuned
+    assert {spec["federation"].get("evaluate_on") for spec in tuned} == {"validation"}
+    assert final
+    assert {spec["federation"].get("evaluate_on", "test") for spec in final} == {"test"}
+
+
+def test_an_early_stage_keeps_settings_with_each_number_of_rounds(done):
+    for line in done[2]:
+        if line["track"] == "model":
+            left = [trial for trial in line["trials"] if len(trial["scores"]) > 1]
+            assert {trial["setting"]["rounds"] for trial in left} == {4, 8}
+
+
+def test_a_second_run_gives_the_same_bytes_and_trains_nothing(done, monkeypatch, tmp_path):
+    made, out, lines = done
+    monkeypatch.setattr("leakgauge.harness.study.training.train", None)
+    assert as_json(made, Size.QUICK, ran(made, out)) == as_json(made, Size.QUICK, lines)
+
+
+def test_an_interrupted_board_continues_with_the_same_bytes(done, source, tmp_path, monkeypatch):
+    made, _, lines = done
+    calls = []
+
+    train = training.train
+
+    def some(*args, **options):
+        calls.append(1)
+        if len(calls) == 15:
+            raise KeyboardInterrupt
+        return train(*args, **options)
+
+    monkeypatch.setattr(training, "train", some)
+    with pytest.raises(BaseException):  # noqa: B017 - Interrupted, or Ctrl-C itself
+        ran(made, tmp_path)
+    assert as_json(made, Size.QUICK, ran(made, tmp_path)) == as_json(made, Size.QUICK, lines)
+
+
+def test_the_lineup_is_of_the_adversary_of_the_track(done):
+    for line in done[2]:
+        people = [one for one in line.get("found", ()) if one["among"] >= 20]
+        assert len(people) == (line["track"] != "model" and bool(line["accuracy"]))
+    (found,) = [one for one in at(done[2], "undefended", "no defense", None)["found"] if one["among"] == 20]
+    assert found["value"] > 0.9
+    assert found["n"] == 30
+
+
+def test_entries_that_differ_less_than_the_tie_or_not_surely_share_a_rank():
+    line = {"task": "t", "track": "x", "epsilon": 1.0}
+    levels = {"best": 0.9, "near": 0.896, "noisy": 0.8, "worst": 0.7}
+    wobble = {"noisy": [0.3, -0.3, 0.25, -0.2, 0.0]}
+    tables = [
+        {**line, "entry": name, "accuracy": [level + one for one in wobble.get(name, [0.001, 0.0, -0.001, 0.0, 0.0])]}
+        for name, level in levels.items()
+    ]
+    leaderboard._rank_all(tables)
+    assert {one["entry"]: one["rank"] for one in tables} == {"best": 1, "near": 1, "noisy": 1, "worst": 3}
+
+
+def test_after_a_part_of_the_rounds_only_settings_with_equal_rounds_are_compared(done, source):
+    made = board(source, Size.QUICK)
+    line = Line(made.tasks[0], made.tracks[1], made.entries[2], 8.0)
+
+    def trial(rounds: int, score: float) -> Trial:
+        spec = resolve({**line.table({"rounds": rounds}), "defenses": [{"name": "none"}]}).cells[0].training
+        return Trial({"rounds": rounds}, spec, [[score]])
+
+    trials = [trial(4, 0.9), trial(4, 0.8), trial(4, 0.7), trial(8, 0.2), trial(8, 0.1)]
+    assert [one.score for one in leaderboard._kept(trials, 3, whole=False)] == [0.9, 0.2, 0.8]
+    assert [one.score for one in leaderboard._kept(trials, 3, whole=True)] == [0.9, 0.8, 0.7]
+    stopped = trials[3].at(1, Stage(0.25, 3)).federation
+    assert (stopped.rounds, stopped.last, stopped.evaluate_on) == (8, 2, "validation")
+
+
+def test_a_submission_stands_in_every_track_that_its_proof_allows(source, tmp_path):
+    made = submitted(board(source, Size.QUICK), ["gaussian"])
+    assert made.entries[-1].tracks == ("model", "messages")
+    made = replace(made, epsilons=(8.0,), seeds=1, stages=(Stage(1.0, 1),), attacks=())
+    lines = ran(made, tmp_path, only=["gaussian"])
+    assert {line["entry"] for line in lines} == {"no defense", "gaussian"}
+    assert all(line["accuracy"] for line in lines)
+
+
+def test_records_of_several_runs_join_and_are_ranked_together(done):
+    made, _, lines = done
+    first = as_json(made, Size.QUICK, [line for line in lines if line["entry"] != "clients add noise"])
+    second = as_json(made, Size.QUICK, [line for line in lines if line["entry"] != "the server adds noise"])
+    whole = json.loads(joined(first, second))["lines"]
+    assert len(whole) == len(lines)
+    assert sorted(map(leaderboard._place, whole)) == sorted(map(leaderboard._place, lines))
+    assert {one["rank"] for one in whole if one["accuracy"]} >= {1}
+
+
+def test_the_page_and_its_markdown_have_every_entry(done):
+    made, _, lines = done
+    data = json.loads(as_json(made, Size.QUICK, lines))
+    page, text = pages.leaderboard(data), pages.scoreboard(data)
+    for name in ("clients add noise", "the server adds noise", "no defense"):
+        assert name in page
+        assert name in text
+    assert "the server adds noise: not in this track." in page
+    assert 'data-sort="number"' in page
+    assert "could not be built" not in page
+    assert "people identified among 20" in page
+
+
+def test_a_marker_says_against_whom_the_proof_is():
+    line = {"adversary": "server", "proved": {"server": 8.0, "public": 1.0}}
+    assert pages._state(line) == "full"
+    assert pages._state({**line, "proved": {"server": "inf", "public": 1.0}}) == "half"
+    assert pages._state({**line, "proved": {"server": "inf", "public": 9.0}}) == "hollow"
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (('tracks = ["undefended"]', 'tracks = ["nowhere"]'), "no track 'nowhere'"),
+        (('data = "digits"', 'data = "digits"\ncolour = "red"'), "colour"),
+        (("[scale.quick]", "[scale.tiny]"), "scale.tiny"),
+        (('name = "clients add noise"', 'name = "no defense"'), "expected one of each name"),
+    ],
+)
+def test_a_wrong_board_is_refused_in_a_line(tmp_path, change, problem):
+    path = tmp_path / "wrong.toml"
+    path.write_text(BOARD.replace(*change, 1))
+    with pytest.raises(StudyError, match=problem):
+        board(str(path), Size.QUICK)
+
+
+def test_an_unknown_board_or_entry_is_refused(source, tmp_path):
+    with pytest.raises(UnknownNameError):
+        board("nothing", Size.QUICK)
+    with pytest.raises(UnknownNameError):
+        ran(board(source, Size.QUICK), tmp_path, only=["clients ad noise"])
+
+
+def test_shipped_boards_are_valid_at_every_size():
+    for name in leaderboard.boards():
+        for size in Size:
+            made = board(name, size)
+            for line in leaderboard._lines(made, ()):
+                assert 0 < line.delta < 1
+                assert line.settings(12)
