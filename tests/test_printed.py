@@ -93,7 +93,11 @@ RUNS = {
     "receiver's noise": of_defense("noise_variance"),
     "distribution of the gains": of_defense("fading"),
     "sigma": of_defense("noise_std"),
+    "sigma of FL+Gaussian and FL+Gaussian+SDQ": of_defense("s2"),
     "b": of_defense("noise_scale"),
+    "b of FL+Laplace and FL+Laplace+SDQ": of_defense("noise_std"),
+    "T of the optimal UDP": of_federation("rounds"),
+    "approaches": lambda cell: cell.training.defense.name,
     "gamma": of_defense("gamma"),
     "epsilon tilde": of_defense("local_epsilon"),
     "dimension n": of_defense("dimension"),
@@ -104,10 +108,13 @@ JOPEQ = {"radius and step of the quantizer": {"paper"}, "norm that scales an upd
 MNIST = JOPEQ | {"training images": {60_000}, "clients": {10}, "learning rate": {0.1}}
 TESTED = {"test images": {10_000}}
 INVERTED = JOPEQ | {"clients": {1}, "data": {"cifar10"}, "model": {"lenet-dlg"}}
-UDP = {"clients U": {50}, "delta": {0.001}, "clip C": {"median"}}
+UDP = {"clients U": {50}, "delta": {0.001}, "clip C": {"median"}, "learning rate": {"not given"}}
 MLP = UDP | TESTED | {"data": {"mnist"}, "model": {"mlp"}, "records of a client": {800}}
 CRD = MLP | {"zeta of CRD": {0.001}}
+SEARCHED = {"T of the optimal UDP": {"by heuristic search"}}
+FOUR = SEARCHED | {"approaches": {"udp", "udp-lei", "udp-crd"}}
 FIVE = {"T at the start": {200}, "epsilon": {4.0, 8.0, 12.0, 16.0, 20.0}, "beta of CRD": {0.9}, "zeta of CRD": {0.001}}
+FIVE |= SEARCHED
 CEPAM = {
     "clients": {30},
     "records of a client": {2000},
@@ -118,8 +125,13 @@ CEPAM = {
 }
 CEPAM |= TESTED | {"factor of the learning rate": {0.5}}
 CURVES = {"curves": {"validation"}}
-NORMAL = {"sigma": {0.1}, "dimension n": {1, 2, 3}, "epsilon tilde": {5.9}}
-LAPLACE = {"b": {0.1}, "epsilon tilde": {5000.0}}
+NORMAL = {
+    "sigma": {0.1},
+    "sigma of FL+Gaussian and FL+Gaussian+SDQ": {0.1},
+    "dimension n": {1, 2, 3},
+    "epsilon tilde": {5.9},
+}
+LAPLACE = {"b": {0.1}, "b of FL+Laplace and FL+Laplace+SDQ": {0.1}, "epsilon tilde": {5000.0}}
 SQSGD = {"model": {"119,850 weights"}, "clients": {10}, "records of a client": {6000}, "batch": {32}, "rounds": {9400}}
 SQSGD |= {"learning rate": {0.001}, "norm bound U": {10.0}, "alpha": {1.0}}
 SQSGD |= {"beta": {1.0}}
@@ -141,14 +153,18 @@ PAPER = {
     "udp/figure-5": MLP | {"participants K": {50}},
     "udp/figure-6": MLP | {"participants K": {30}},
     "udp/figure-7": CRD
-    | {"beta of CRD": {0.9}, "epsilon": {"several"}, "participants K": {50}, "T at the start": {"150 to 300"}},
-    "udp/figure-[89]": CRD | {"beta of CRD": {0.9}, "T at the start": {200}, "participants K": {50, 30}},
+    | SEARCHED
+    | {"beta of CRD": {0.9}, "epsilon": {"several"}, "participants K": {"not given"}, "T at the start": {"150 to 300"}},
+    "udp/figure-[89]": CRD | FOUR | {"beta of CRD": {0.9}, "T at the start": {200}, "participants K": {50, 30}},
     "udp/figure-10": CRD | {"beta of CRD": {0.9}, "T at the start": {200}, "participants K": {50, 30}},
-    "udp/figure-11": UDP | TESTED | {"data": {"cifar10"}, "records of a client": {800}, "participants K": {30}} | FIVE,
+    "udp/figure-11": UDP
+    | TESTED
+    | {"data": {"cifar10"}, "model": {"cnn-udp"}, "records of a client": {800}, "participants K": {30}}
+    | FIVE,
     "udp/figure-12": MLP | {"digits of a client": {4}} | FIVE,
     "udp/figure-13": UDP | TESTED | {"data": {"mnist"}, "model": {"mlp"}} | FIVE,
     "udp/figure-1[45]": CRD
-    | {"participants K": {50}, "T at the start": {200}, "beta of CRD": {0.5, 0.6, 0.7, 0.8, 0.9}},
+    | {"participants K": {"not given"}, "T at the start": {200}, "beta of CRD": {0.5, 0.6, 0.7, 0.8, 0.9}},
     "sqsgd/figure-1": SQSGD
     | {"data": {"mnist", "emnist"}, "bits": {1, 3, 5}, "epsilon": {400.0}, "sampling ratio r": {0.005}},
     "sqsgd/figure-2": SQSGD
@@ -161,11 +177,13 @@ PAPER = {
     | {"data": {"mnist"}, "bits": {1, 3, 5, 7}, "epsilon": {400.0}, "sampling ratio r": {"equal r log2 K"}},
     "ota/figure-4[ab]": OTA | {"power": {1000.0}},
     "ota/figure-4c": OTA,
-    "cepam/figure-1?": CEPAM | CURVES | NORMAL,
-    "cepam/figure-2?": CEPAM | CURVES | LAPLACE,
-    "cepam/figure-3": CEPAM | {"epsilon tilde": {5.9}},
-    "cepam/table-1": CEPAM | NORMAL,
-    "cepam/table-2": CEPAM | LAPLACE,
+    "cepam/figure-1a": CEPAM | CURVES | NORMAL | {"models": {"mlp-small"}},
+    "cepam/figure-1b": CEPAM | CURVES | NORMAL | {"models": {"cnn2"}},
+    "cepam/figure-2a": CEPAM | CURVES | LAPLACE | {"models": {"mlp-small"}},
+    "cepam/figure-2b": CEPAM | CURVES | LAPLACE | {"models": {"cnn2"}},
+    "cepam/figure-3": CEPAM | {"models": {"cnn2"}, "epsilon tilde": {5.9}},
+    "cepam/table-1": CEPAM | NORMAL | {"models": {"mlp-small", "cnn2"}},
+    "cepam/table-2": CEPAM | LAPLACE | {"models": {"mlp-small", "cnn2"}},
 }
 """The printed settings by recipe: in the harness's spelling, or in words that no run can equal."""
 
@@ -250,6 +268,16 @@ def test_a_difference_at_the_size_of_the_paper_has_a_reason_of_its_own(name):
     *((f"ota/figure-4{letter}", "rounds T") for letter in "bc"),
     *((f"jopeq/figure-{n}", "attack") for n in (4, 5, 6)),
     *((f"cepam/{name}", "what halves the learning rate") for name in ("figure-1a", "table-2")),
+    *((f"cepam/{name}", "records of the local steps") for name in ("figure-1a", "table-2")),
+    *((f"cepam/{name}", "test of a dither") for name in ("figure-1b", "table-1")),
+    ("cepam/figure-3", "axis"),
+    ("udp/figure-4", "loss of the SVM"),
+    *((f"udp/figure-{n}", "local training") for n in range(5, 16)),
+    *((f"udp/figure-{n}", "losses that steer CRD") for n in range(7, 16)),
+    *((f"udp/figure-{n}", "model to which the noise is added") for n in range(7, 16)),
+    *((f"udp/figure-{n}", "loss") for n in (4, 5, 6, 7, 8, 11, 14, 15)),
+    *((f"udp/figure-{n}", "accuracy") for n in (9, 12, 13)),
+    ("udp/figure-10", "experiments"),
 )
 def test_the_known_departures_are_on_the_page(name, parameter):
     assert line(name, parameter)

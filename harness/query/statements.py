@@ -30,9 +30,12 @@ Kind = Literal["above", "below", "within", "equals", "flat", "monotone", "interi
 class Verdict(StrEnum):
     """The result of testing a statement.
 
-    `IN PART`: confirmed on average, but at some values of `each` the mean is on the other side by more than
-    `Statement.equal`; or contradicted at some and confirmed at others. `EQUAL`: one side should be above the other, but
-    their difference is shown to be smaller than `Statement.equal` at every value of `each`.
+    `CONTRADICTED`: on average over `each`; or the average decides nothing, and the contrary is shown, by more than
+    `Statement.equal`, at some values, and the statement at none. `IN PART`: confirmed on average, but at some values of
+    `each` the mean is on the other side by more than `Statement.equal`; or the average decides nothing, and the
+    contrary is shown at some values and the statement at others.
+    `EQUAL`: one side should be above the other, but their difference is shown to be smaller than `Statement.equal` at
+    every value of `each`.
     """
 
     CONFIRMED = "CONFIRMED"
