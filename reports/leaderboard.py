@@ -18,6 +18,7 @@ from markupsafe import Markup
 from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.labels import counted, written
 from leakgauge.harness.core.metrics import MANY
+from leakgauge.harness.core.rating import LEVEL
 from leakgauge.harness.core.stats import mean_interval
 from leakgauge.harness.core.threats import ADVERSARIES
 from leakgauge.reports.charts import plane
@@ -78,7 +79,8 @@ def scoreboard(made: Data, pictures: Sequence[str] = ()) -> str:
     """The tables of all tracks as Markdown, for a page under version control. `pictures`: addresses of `headline`'s."""
     lines = [line for one in pictures for line in (f"![Accuracy that is kept, against people identified]({one})", "")]
     for track in made["tracks"]:
-        lines += [f"## {track['title']}", "", _lead(track), ""]
+        its = [line for line in made["lines"] if line["track"] == track["name"]]
+        lines += [f"## {track['title']}", "", _lead(track, its), ""]
         lines += [table.markdown() for table in _tables(made, track)]
     return "\n".join([*lines, "## How each entry was tuned", "", _tuning(made).markdown()]) + "\n"
 
@@ -125,9 +127,9 @@ def _spots(made: Data, task: str, least: float, most: float) -> Iterator[plane.S
             note="",
             about=f"{_name(line)}: {found['hits']} of {found['n']} identified",
             state=_state(line),
-            x=x,
-            left=x if low is None else low,
-            right=x if high is None else high,
+            x=min(x, 100.0),
+            left=x if low is None else max(0.0, low),
+            right=x if high is None else min(high, 100.0),
             y=100 * found["value"],
             low=100 * (found["low"] or 0.0),
             high=100 * (found["high"] or 0.0),
@@ -164,18 +166,21 @@ def _name(line: Data) -> str:
     return ", ".join(filter(None, (line["entry"], _epsilon(line))))
 
 
-def _lead(track: Data) -> str:
-    who = ADVERSARIES.get(track["adversary"], track["adversary"])
-    return (
-        f"Epsilon protects a {track['unit']} in the whole run, against {who}. Entries share a rank if their accuracies "
-        "differ by less than .005, or not surely (paired t tests over the seeds, Holm)."
+def _lead(track: Data, lines: Sequence[Data]) -> str:
+    ranks = (
+        "Entries share a rank if their accuracies differ by less than .005, or not surely (paired t tests over the "
+        "seeds, Holm)."
     )
+    if all(line["epsilon"] is None for line in lines):
+        return f"No epsilon is asked for: each defense has its own parameters. {ranks}"
+    who = ADVERSARIES.get(track["adversary"], track["adversary"])
+    return f"Epsilon protects a {track['unit']} in the whole run, against {who}. {ranks}"
 
 
 def _track(made: Data, *, track: Data) -> Data:
     charts = [_chart(made, track, task["name"]) for task in made["tasks"]]
     return {
-        "lead": _lead(track),
+        "lead": _lead(track, [line for line in made["lines"] if line["track"] == track["name"]]),
         "charts": [drawing(drawable(one), slug(track["name"])) for one in charts if one.series],
         "tables": _tables(made, track),
     }
@@ -210,9 +215,9 @@ def _of(made: Data, track: Data, task: str) -> list[Data]:
 
 def _tables(made: Data, track: Data) -> list[Table]:
     """A table for each task."""
-    names = ("Epsilon", "Rank", "Accuracy", "Of undefended", "Bits a parameter")
+    names = ("Epsilon", "Rank", "Accuracy", "Of undefended", "Bits")
     numbers = [Column(name, "num") for name in names]
-    columns: tuple[Column | str, ...] = ("Entry", *numbers, "Identified", "Other findings", "Audited", "Setting")
+    columns: tuple[Column | str, ...] = ("Entry", *numbers, "Identified", "Also found", "Audited")
     tables = []
     for task in made["tasks"]:
         lines = _of(made, track, task["name"])
@@ -228,21 +233,23 @@ def _tables(made: Data, track: Data) -> list[Table]:
 
 def _row(line: Data, whole: float | None) -> Fields:
     mean, (low, high) = fmean(line["accuracy"]), mean_interval(line["accuracy"])
-    people, others = _people(line), [one for one in line["found"] if one["among"] < MANY and one["p"] <= 0.025]
-    setting = {**line["federation"], **dict(line["trials"][0]["setting"])}
-    audit = line["audited"]
+    people, audit = _people(line), line["audited"]
+    others = [one for one in line["found"] if not one["n"] and one["value"] and one["p"] <= LEVEL]
     return (
-        Cell(line["entry"], below=(line["settings"],)),
+        Cell(line["entry"]),
         "∞" if line["epsilon"] is None else short(line["epsilon"]),
         str(line.get("rank", "")),
-        Cell(short(mean, 3), spread(low, high, partial(short, digits=3))),
+        Cell(_three(mean), spread(low, high, _three)),
         NO_VALUE if whole is None else percent(mean / whole),
         short(line["bits"], 3),
         NO_VALUE if people is None else Cell(f"{people['hits']} of {people['n']}", _surely(people)),
         "; ".join(f"{one['what']}, {short(one['value'], 3)}" for one in others),
         NO_VALUE if audit is None else f"at least {short(audit['epsilon_lower'], 3)}",
-        written(setting, setting),
     )
+
+
+def _three(share: float) -> str:
+    return f"{min(max(share, 0.0), 1.0):.3f}".removeprefix("0")
 
 
 def _surely(people: Data) -> str:
@@ -255,7 +262,7 @@ def _tuning(made: Data) -> Table:
         (
             *(line["task"], line["track"], Cell(line["entry"], strong=trial["kept"]), _epsilon(line)),
             written(trial["setting"], trial["setting"]),
-            "; ".join(" ".join(short(score, 3) for score in scores) for scores in trial["scores"]),
+            "; ".join(" ".join(_three(score) for score in scores) for scores in trial["scores"]),
         )
         for line in made["lines"]
         for trial in line["trials"]
