@@ -141,11 +141,16 @@ def _scored(recipes: Sequence[dict[str, Any]], pictures: Mapping[str, str]) -> I
         columns = ("recipe", "statement", "verdict", "measured", "printed")
         claims = ((recipe["name"], claim) for recipe in alike for claim in recipe["claims"])
         rows = tuple(_row(name, claim) for name, claim in sorted(claims, key=lambda pair: bool(pair[1]["own"])))
-        notes = tuple(f"{recipe['name']}: {note}." for recipe in alike for note in recipe["notes"])
+        notes = tuple(f"{recipe['name']}: {note}." for recipe in alike for note in _lines(recipe))
         code = f"{lead} Code and machine: {made_by}."
         yield from ("", f"## {paper}", "", *(f"- **{head}**: {texts}" for head, texts in lines))
         yield from ("", f"![A figure of {paper}]({pictures[paper]})") if paper in pictures else ()
         yield from ("", Table(f"Statements of {paper}", columns, rows, code, notes).markdown())
+
+
+def _lines(recipe: dict[str, Any]) -> list[str]:
+    """What runs otherwise than printed, then what the paper leaves open, as on the recipe's own page."""
+    return [*recipe["notes"], *(f"the paper leaves open: {line}" for line in recipe["unstated"])]
 
 
 def _row(name: str, claim: dict[str, Any]) -> Fields:

@@ -134,7 +134,7 @@ NORMAL = {
 LAPLACE = {"b": {0.1}, "b of FL+Laplace and FL+Laplace+SDQ": {0.1}, "epsilon tilde": {5000.0}}
 SQSGD = {"model": {"119,850 weights"}, "clients": {10}, "records of a client": {6000}, "batch": {32}, "rounds": {9400}}
 SQSGD |= {"learning rate": {0.001}, "norm bound U": {10.0}, "alpha": {1.0}}
-SQSGD |= {"beta": {1.0}}
+SQSGD |= TESTED | {"beta": {1.0}}
 OTA = {"records of a user": {20}, "epsilon of a round": {1.2}, "delta of a round": {1e-4}, "receiver's noise": {1.0}}
 OTA |= {"distribution of the gains": {"rayleigh"}, "step at t = 1, 1/(lambda t)": {1000.0}, "rounds T": {1000}}
 OTA |= {"data": {"gaussian-regression"}, "model": {"linear-regression"}, "samples": {3000}}

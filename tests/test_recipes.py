@@ -112,6 +112,7 @@ def test_recipes_of_several_runs_stand_on_one_recorded_page(small, tmp_path):
         assert CliRunner().invoke(app, ["reproduce", *words, "--record", str(tmp_path / "kept")]).exit_code == 0
     page = (tmp_path / "kept" / "quick.md").read_text()
     assert "2 published statements of 2 recipes" in page
+    assert page.count("- small: the paper leaves open: the number of rounds.") == 1
     assert "| small | noise costs accuracy |" in page
     assert "| other | noise helps |" in page
     assert "![A figure of small](quick/small.svg)" in page

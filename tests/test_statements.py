@@ -82,6 +82,17 @@ def test_a_printed_number_is_compared_within_its_margin_and_enters_nothing_else(
     assert with_text[2:] == without[2:]
 
 
+def test_one_side_may_be_a_number():
+    found = values({("a", 1): 3.0, ("a", 2): 3.2, ("b", 1): 9.0}, noise=0.01, seeds=40)
+    each = {"a": A, "each": ("defense.bits",)}
+    assert verdict(found, "below", value=3.3, **each).verdict is Verdict.CONFIRMED
+    assert verdict(found, "below", value=2.9, **each).verdict is Verdict.CONTRADICTED
+    judged = verdict(found, "above", value=3.3, margin=-0.5, **each)
+    assert judged.verdict is Verdict.CONFIRMED
+    assert [one.where for one in judged.evidence] == ["defense.bits 1", "defense.bits 2"]
+    assert " and 3.3; difference" in judged.evidence[0].measured
+
+
 def test_one_seed_decides_nothing_and_two_equal_ones_do_not_either():
     one = verdict(values(PAIR, seeds=1), "above", a=A, b=B)
     assert one.verdict is Verdict.UNRESOLVED
@@ -167,8 +178,10 @@ def test_a_side_that_mixes_two_questions_is_not_run_and_names_them():
 @by_rows(
     ({"that": "flat"}, "expected a path for 'flat', got along=''"),
     ({"that": "above", "a": A, "b": B, "along": "seed"}, "expected no path for 'above', got along='seed'"),
-    ({"that": "equals", "a": A}, "expected a number for equals alone"),
-    ({"that": "above", "a": A}, "expected a and b"),
+    ({"that": "equals", "a": A}, "expected a number for equals"),
+    ({"that": "above", "a": A}, "expected a and b for 'above', or a and a value"),
+    ({"that": "above", "a": A, "b": B, "value": 0.5}, "expected no value with b or 'above', got value=0.5"),
+    ({"that": "within", "a": A, "value": 0.5}, "expected no value with b or 'within', got value=0.5"),
     ({"that": "within", "a": A, "b": B, "margin": -1.0}, "expected margin >= 0"),
 )
 def test_a_statement_that_says_nothing_is_refused(more, text):

@@ -79,7 +79,7 @@ class Statement:
         best: side b is where the mean of y is least or greatest along a path.
         over: paths besides seed and item over which y is averaged.
         margin: in the unit of the quantity.
-        value: the value of `equals`, as the source prints it.
+        value: the value of `equals`, as the source prints it; for `above` and `below`, a number instead of side b.
         direction: the direction of `monotone`.
         equal: a difference that counts as none, in the unit of the quantity.
         own: whether the statement is ours, and not published.
@@ -112,10 +112,12 @@ class Statement:
         if (self.that in ("flat", "monotone", "interior-minimum")) != bool(self.along):
             expected = f"a path for {self.that!r}" if not self.along else f"no path for {self.that!r}"
             raise ValueError(f"expected {expected}, got along={self.along!r}")
-        if (self.that == "equals") != (self.value is not None):
-            raise ValueError(f"expected a number for equals alone, got value={self.value}")
-        if self.that in ("above", "below", "within") and not (self.a and self.b):
-            raise ValueError(f"expected a and b for {self.that!r}")
+        if self.that == "equals" and self.value is None:
+            raise ValueError("expected a number for equals, got value=None")
+        if self.value is not None and (self.b or self.that not in ("above", "below", "equals")):
+            raise ValueError(f"expected no value with b or {self.that!r}, got value={self.value}")
+        if self.that in ("above", "below", "within") and not (self.a and (self.b or self.value is not None)):
+            raise ValueError(f"expected a and b for {self.that!r}, or a and a value")
         if self.best is not None and not self.b:
             raise ValueError("expected b with best: it is the side at its best")
         if not (math.isfinite(self.margin) and (self.margin >= 0 or self.that in ("above", "below"))):
@@ -302,7 +304,7 @@ def _places(statement: Statement, points: Sequence[Value]) -> list[tuple[str, St
     if statement.missing or not statement.each:
         return [("", statement)]
     ours, other = (select(points, statement.y, statement.at, side) for side in (statement.a, statement.b))
-    shared = [name for name in statement.each if any(path(name) in value.at for value in other)]
+    shared = [name for name in statement.each if statement.b and any(path(name) in value.at for value in other)]
     places = list[tuple[str, Statement]]()
     for group in grouped(ours, statement.each):
         # a parameter that was added later has no path at its default
@@ -375,7 +377,7 @@ def _compared(statement: Statement, sides: _Sides) -> _Tests:
 
 def _pair(statement: Statement, a: _Side, b: _Side) -> _Tests:
     margin, equal, difference = statement.margin, statement.equal, _paired(a, b)
-    other = f", printed {statement.value:g}" if statement.value is not None else f" and {_mean(b):.4g}"
+    other = f", printed {statement.value:g}" if statement.that == "equals" else f" and {_mean(b):.4g}"
     text = f"{statement.y} {_mean(a):.4g}{other}; difference {_interval(difference)}"
     if statement.that in ("above", "below"):
         up = difference if statement.that == "above" else difference._replace(mean=-difference.mean)

@@ -10,13 +10,13 @@ A board is a TOML file, only data.
 | | `epsilons = []`: as published, without a goal |
 | `epsilons`, `seeds` | proved epsilons of the whole run, and the number of seeds of the final trainings |
 | `stages` | tuning: `rounds` (share of the rounds that run), `settings` (the number left), `seeds` |
-| `attacks` | attacks on the first final training of each entry, as in a study; `audit`: trials |
+| `attacks` | on the first final training of each entry, as in a study; `audit`: trials |
 | `scale.SIZE` | values that replace those of the board at this size |
 
-`grid` lists values of fields of the federation, of the defense's parameters (`clip`), and of `step`, which is the
-learning rate times the clip. Each entry tries as many combinations, drawn by the same key. The noise follows from
-epsilon by a goal (`study.goal`), at delta = 1 / N^1.1, where N is the number of clients or records. An entry whose
-proof does not hold against a track's adversary is not in the track.
+`grid` lists values of fields of the federation, of the defense's parameters (`clip`), and of `step`, the way of the
+model by one clipped update: learning rate times clip over 1 - server momentum. Each entry tries as many combinations,
+drawn by the same key. The noise follows from epsilon by a goal (`study.goal`), at delta = 1 / N^1.1, where N is the
+number of clients or records. An entry whose proof does not hold against a track's adversary is not in the track.
 
 Tuning is successive halving on validation records, with the same clients, batches and first weights for all settings;
 early stages end a training early and compare only settings with one number of rounds. The winner is trained anew, with
@@ -65,6 +65,7 @@ _STRICT = {"extra": "forbid"}
 TIE = 0.005
 """Entries whose accuracies are closer share a rank."""
 
+_MOST = 60  # records of a victim's message
 _TUNING = 1000  # the first seed of tuning; the final trainings have the seeds from 0 on
 _AGAINST = ("server", "aggregator", "participant", "public")  # who sees less and less
 _FIELDS = {one.name for one in dataclasses.fields(FederationSpec)}
@@ -272,7 +273,8 @@ class Line:
         for name, value in setting.items():
             if name == "step":
                 clip = setting.get("clip", defense.get("clip", known.get("clip"))) if "clip" in known else 1.0
-                federation["lr"] = float(f"{float(value or 0) / float(clip or 1):.6g}")
+                rate = float(value or 0) * (1 - float(setting.get("server_momentum") or 0)) / float(clip or 1)
+                federation["lr"] = float(f"{rate:.6g}")
             elif name in _FIELDS:
                 federation[name] = value
             elif name in known:
@@ -400,13 +402,21 @@ def _final(made: Board, line: Line, trial: Trial) -> Iterator[Cell]:
     first = trial.at(0)
     if made.audit and line.epsilon is not None:
         first = dataclasses.replace(first, audit=made.audit)
-    for attack in made.attacks:
+    for given in made.attacks:
+        attack = {**given, "target": {**_victims(given, first.federation), **given.get("target", {})}}
         try:
             crossed = resolve({**study, "lineup": False, "attacks": [{**attack, "threat": _seen(adversary, attack)}]})
         except StudyError:  # this adversary does not see what the attack needs
             continue
         yield from (dataclasses.replace(cell, training=first) for cell in crossed.cells)
     yield from (_plain(first if seed == 0 else trial.at(seed)) for seed in range(made.seeds))
+
+
+def _victims(attack: Table, federation: FederationSpec) -> Table:
+    """Victims have as many records as a client's message, at most `_MOST`."""
+    if attack.get("target", {}).get("kind", "probe") != "probe":
+        return {}
+    return {"batch": min(federation.batch or (federation.samples or 0) // federation.clients, _MOST)}
 
 
 def _seen(adversary: str, attack: Table) -> str:
