@@ -142,3 +142,22 @@ def test_a_round_in_which_nobody_speaks_leaves_the_model():
 def test_refusals(changes, message):
     with pytest.raises(ValueError, match=message):
         FederationSpec(**changes)
+
+
+def test_a_training_that_stops_early_has_the_noise_and_the_learning_rates_of_all_rounds():
+    whole = FederationSpec(clients=8, rounds=6, samples=80, algorithm="fedsgd", batch=0, schedule="linear")
+    spec = TrainingSpec(TaskSpec("digits", "linear"), whole, PartSpec("dp-fedavg", {"epsilon": 8.0}), 0)
+    models = []
+    for stop_after in (None, 2, 9):
+        federation = dataclasses.replace(whole, stop_after=stop_after)
+        ready = prepare(dataclasses.replace(spec, federation=federation), Path("."))
+        parts = ready.task, federation, ready.defense, ready.holdings, ready.test, ready.key
+        models.append(train(*parts, engine="dense", keep=Keep(frozenset({1}))))
+    assert [len(one.learning_rates) for one in models] == [6, 2, 6]
+    assert torch.equal(models[0].models[1], models[1].models[1])
+    assert torch.equal(models[0].final, models[2].final)
+    assert models[0].learning_rates[:2] == models[1].learning_rates
+    assert models[1].evaluations[-1].round == 2
+    assert models[1].evaluations[-1].samples == len(ready.test.y)
+    short = claim_of(ready.defense, [None] * 2, models[1].setting).proved.epsilon(DELTA)
+    assert short < claim_of(ready.defense, [None] * 6, models[0].setting).proved.epsilon(DELTA)
