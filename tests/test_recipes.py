@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from leakgauge.harness.cli.main import app
+from leakgauge.harness.cli.options import NOT_COMPARABLE
 from leakgauge.harness.cli.reproduce import recorded
 from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.cell import Size
@@ -117,6 +118,16 @@ def test_recipes_of_several_runs_stand_on_one_recorded_page(small, tmp_path):
     assert "| other | noise helps |" in page
     assert "![A figure of small](quick/small.svg)" in page
     assert page == recorded(tmp_path / "kept" / "quick")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"name": "small"}'])
+def test_a_damaged_file_among_the_recorded_ones_is_refused_by_name(small, tmp_path, content):
+    (tmp_path / "kept" / "quick").mkdir(parents=True)
+    (tmp_path / "kept" / "quick" / "other.json").write_text(content)
+    words = [small, "-o", str(tmp_path / "out"), "--data", str(tmp_path), "--workers", "0"]
+    told = CliRunner().invoke(app, ["reproduce", *words, "--record", str(tmp_path / "kept")])
+    assert told.exit_code == NOT_COMPARABLE
+    assert "other.json: expected a recipe of an earlier --record" in told.output.replace("\n", "")
 
 
 def test_a_recipe_runs_resumes_and_gives_the_same_bytes(small, tmp_path):

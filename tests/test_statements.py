@@ -242,6 +242,14 @@ def test_the_other_side_may_be_at_its_best_along_a_path():
     assert judged.verdict is Verdict.CONFIRMED
 
 
+def test_the_other_side_at_its_best_may_have_any_names():
+    found = values({("mine", 1): 0.62, ("a", 1): 0.6, ("b", 1): 0.5}, noise=0.002)
+    others = {"defense.name": ["a", "b"]}
+    judged = verdict(found, "above", a={"defense.name": "mine"}, b=others, best=Best("defense.name", "max"))
+    assert "and 0.60" in judged.measured
+    assert judged.verdict is Verdict.CONFIRMED
+
+
 def test_differences_of_both_signs_are_not_near_because_their_mean_is():
     found = values({("a", 1): 0.58, ("b", 1): 0.55, ("a", 2): 0.52, ("b", 2): 0.55}, noise=0.02, seeds=12)
     judged = verdict(found, "within", a=A, b=B, margin=0.02, equal=0.02, **BITS)

@@ -67,13 +67,17 @@ def leaderboard(
 
 def _keep(folder: Path, text: str) -> None:
     """The numbers as a file, and the page of all of them; lines of other entries stay."""
+    from leakgauge.harness.gate.baseline import BaselineError
     from leakgauge.harness.study.leaderboard import joined
     from leakgauge.harness.study.store import write_atomically
     from leakgauge.reports.charts.plane import alone
     from leakgauge.reports.leaderboard import headline, scoreboard
 
     path = folder / "leaderboard.json"
-    kept = joined(path.read_text("utf-8"), text) if path.exists() else text
+    try:
+        kept = joined(path.read_text("utf-8"), text) if path.exists() else text
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BaselineError(f"{path}: expected the numbers of an earlier --record: {error!r}; delete it") from error
     made, pictures = json.loads(kept), list[str]()
     write_atomically(path, kept.encode())
     for number, (title, picture) in enumerate(headline(made).items()):

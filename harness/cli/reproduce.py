@@ -105,11 +105,23 @@ def recorded(folder: Path) -> str:
     """The page of all recipes whose files are in a folder; recipes of several runs may be there."""
     from leakgauge.reports.reproduction import scoreboard
 
-    made = [json.loads(path.read_bytes()) for path in sorted(folder.glob("*.json"))]
+    made = [_read(path) for path in sorted(folder.glob("*.json"))]
     command = f"leakgauge reproduce NAME ... --size {folder.name} --record {folder.parent.name}"
     pictures = {path.stem: f"{folder.name}/{path.name}" for path in folder.glob("*.svg")}
     text = scoreboard(made, pictures)
     return f"# Every published statement at the size {folder.name}\n\nWritten by `{command}`.\n\n{text}"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    from leakgauge.harness.gate.baseline import BaselineError
+
+    try:
+        made: dict[str, Any] = json.loads(path.read_bytes())
+        if not {"name", "size", "claims", "notes", "unstated", "made_by"} <= made.keys():
+            raise ValueError("it lacks some keys of a recipe")
+    except (OSError, ValueError, AttributeError) as error:
+        raise BaselineError(f"{path}: expected a recipe of an earlier --record: {error}; delete it") from error
+    return made
 
 
 Verdicts = dict[tuple[str, str, str], str]

@@ -316,7 +316,8 @@ def _places(statement: Statement, points: Sequence[Value]) -> list[tuple[str, St
 
 
 _Side = dict[tuple[Scalar, ...], tuple[float, bool]]  # by seed and item: a value, and whether it is exact
-_Sides = dict[Scalar, _Side]  # by the level along the statement's path; else a and b
+_Sides = dict[Scalar, _Side]  # by the level along the statement's path; else ours and the others
+_OURS = "\0"  # no level of a path has this name
 
 
 def _sides(statement: Statement, points: Sequence[Value]) -> _Sides:
@@ -330,12 +331,12 @@ def _sides(statement: Statement, points: Sequence[Value]) -> _Sides:
         return {level: _side(statement, points, {**statement.a, path(statement.along): level}) for level in levels}
     a = _side(statement, points, statement.a)
     if statement.value is not None:
-        return {"a": a, "b": {key: (statement.value, True) for key in a}}
+        return {_OURS: a, "b": {key: (statement.value, True) for key in a}}
     if statement.best is None:
-        return {"a": a, "b": _side(statement, points, statement.b)}
+        return {_OURS: a, "b": _side(statement, points, statement.b)}
     along = path(statement.best.along)
     places = tuple(varied(select(points, statement.y, statement.at, statement.b), along))
-    return {"a": a, **{level: _side(statement, points, {**statement.b, along: level}) for level in places}}
+    return {_OURS: a, **{level: _side(statement, points, {**statement.b, along: level}) for level in places}}
 
 
 def _pooled(statement: Statement, sides: Sequence[_Sides]) -> _Tests:
@@ -360,10 +361,10 @@ def _tests(statement: Statement, sides: _Sides) -> _Tests:
 
 def _compared(statement: Statement, sides: _Sides) -> _Tests:
     """The tests of a and b; with `best`, of a and each level of b: which is best is known only from these data."""
-    others = {level: side for level, side in sides.items() if level != "a"}
+    others = {level: side for level, side in sides.items() if level != _OURS}
     if not others:
         raise LookupError(f"no {statement.y} on the other side")
-    found = [_pair(statement, sides["a"], side) for side in others.values()]
+    found = [_pair(statement, sides[_OURS], side) for side in others.values()]
     if statement.best is None:
         return found[0]
     means, least = list(map(_mean, others.values())), statement.best.of == "min"
