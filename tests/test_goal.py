@@ -162,7 +162,7 @@ def test_a_loss_of_accuracy_is_found_by_trainings_that_the_study_uses_again(tmp_
 
 
 @pytest.mark.slow
-def test_defenses_that_are_not_in_the_study_frontier_lose_what_was_asked(tmp_path):
+def test_defenses_lose_what_was_asked(tmp_path):
     names = ["laplace+sdq", "cepam-clip", "cepam-laplace", "ota-orthogonal", "udp-lei"]
     federation = {"clients": 40, "rounds": 30, "algorithm": "fedsgd", "batch": 0, "lr": 3.0, "evaluate_every": 30}
     goals = [{"name": name, "target": {"accuracy_loss": 0.05}} for name in names]

@@ -27,7 +27,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation.registry import formula
 from leakgauge.harness.learn import models
 from leakgauge.harness.query.lines import Reproduced
-from leakgauge.harness.study.recipes import _EXTRA, _NOTHING, _departures, _merged, data, recipe, recipes
+from leakgauge.harness.study.recipes import _EXTRA, _NOTHING, _departures, merged, data, recipe, recipes
 from leakgauge.harness.study.study import expand, resolve
 from leakgauge.reports.reproduction import reproduction, scoreboard
 from tests.by_rows import by_rows
@@ -187,8 +187,8 @@ PAPER = {
 }
 """The printed settings by recipe: in the harness's spelling, or in words that no run can equal."""
 
-UNPRINTED = ("beyond/frontier", "mvu/scalar-estimation", "ota/figure-2", "udp/figure-3")
-"""No paper, a paper whose text is not at hand, a figure without printed settings, and a recipe that cannot run."""
+UNPRINTED = ("mvu/scalar-estimation", "ota/figure-2", "udp/figure-3")
+"""A paper whose text is not at hand, a figure without printed settings, and a recipe that cannot run."""
 
 FORMULAS = ("ota/bound-17", "ota/figure-3", "udp/figure-2")
 
@@ -197,7 +197,7 @@ FORMULAS = ("ota/bound-17", "ota/figure-3", "udp/figure-2")
 def written(name, size):
     """A recipe's study with one seed, its formulas, and its lines, whatever data sets are here."""
     table = tomllib.loads(recipes()[name].read_text("utf-8"))
-    scaled = _merged(table, table.get("scale", {}).get(size, {})) | {"name": name, "seeds": [0], "lineup": False}
+    scaled = merged(table, table.get("scale", {}).get(size, {})) | {"name": name, "seeds": [0], "lineup": False}
     scaled = {key: value for key, value in scaled.items() if key not in _EXTRA}
     formulas = [one for each in table.get("formulas", []) for one in expand(each)]
     study = resolve(scaled if "tasks" in scaled else _NOTHING | scaled, spelled=not formulas)
