@@ -296,8 +296,9 @@ def pairs_of(noise, moved):
 
 def test_losses_of_noise_at_a_distance():
     assert pairs_of(Normal(), [3.0, 4.0]) == PairLoss(squares=25.0)
-    assert pairs_of(Laplacian(), [3.0, -4.0]) == PairLoss(7.0)
-    assert pairs_of(Laplacian(), [0.0, 0.0]) == pairs_of(Normal(), [0.0, 0.0]) == PairLoss()
+    assert pairs_of(Laplacian(), [3.0, -4.0]) == PairLoss(7.0, rho=12.5)
+    assert pairs_of(Laplacian(), [0.0, 0.0]) == PairLoss(rho=0.0)
+    assert pairs_of(Normal(), [0.0, 0.0]) == PairLoss()
 
 
 @pytest.mark.parametrize(("degrees", "r"), [(3.0, 0.5), (3.0, 5.0), (11.0, 2.0), (1.5, 30.0)])

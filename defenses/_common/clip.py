@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -13,6 +14,12 @@ from leakgauge.harness.core.checks import positive
 DEFAULT_EPSILON = 8.0
 """Default epsilon of a defense whose parameters set neither epsilon nor the noise."""
 
+DEFAULT_DELTA = 1e-5
+"""Default delta of noise on an l2-clipped update."""
+
+Norm = Literal["entry", "l2"]
+"""What a public bound C holds for: the magnitude of each coordinate, or the l2 norm of the update."""
+
 
 @dataclass(frozen=True)
 class Clipped:
@@ -20,7 +27,7 @@ class Clipped:
 
     clip: float = 1.0
     epsilon: float | None = None
-    delta: float = 1e-5
+    delta: float = DEFAULT_DELTA
     noise_std: float | None = None
 
     def __post_init__(self) -> None:
@@ -43,6 +50,23 @@ def epsilon_unless(epsilon: float | None, noise_std: float | None) -> float | No
         raise ValueError(f"expected epsilon or noise_std, got both: epsilon={epsilon} and noise_std={noise_std}")
     positive(noise_std=noise_std)
     return None
+
+
+def delta_for(norm: Norm, delta: float | None) -> float | None:
+    """The delta of Laplace noise: 1e-5 by default for an l2 norm; None for single coordinates, whose epsilon is pure.
+
+    Raises:
+        ValueError: another norm, a delta for single coordinates, or one out of range.
+    """
+    if norm not in get_args(Norm):
+        raise ValueError(f"expected norm {' or '.join(get_args(Norm))}, got {norm!r}")
+    if norm == "entry":
+        if delta is not None:
+            raise ValueError(f"expected delta with norm l2 only: each entry has a pure epsilon; got delta={delta}")
+        return None
+    delta = DEFAULT_DELTA if delta is None else delta
+    check_delta(delta)
+    return delta
 
 
 def check_delta(delta: float) -> None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from leakgauge.harness.core.distribution import Integers, numbers
+from leakgauge.harness.core.distribution import Integers, numbers, projected
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Layout, Vector
 
@@ -26,9 +26,11 @@ class Scaled(NamedTuple):
     places: Integers
 
 
-def scaled(update: Vector, layout: Layout, mode: str, lanes: int = 1, bound: float = 1.0) -> Scaled:
+def scaled(
+    update: Vector, layout: Layout, mode: str, lanes: int = 1, bound: float = 1.0, norm: str = "entry"
+) -> Scaled:
     """The numbers by the table of `Scaling`."""
-    values, start = numbers(update), 0
+    values, start = projected(update, bound) if norm == "l2" else numbers(update), 0
     header: list[float] = []
     pieces: list[Numbers] = []
     places: list[Integers] = []

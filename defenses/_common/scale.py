@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from leakgauge.defenses._common.clip import Norm, clip_l2
 from leakgauge.defenses._common.reference import scaled
+from leakgauge.harness.core.accounting import repeat
 from leakgauge.harness.core.claim import Claim, Proof, Unit, Violation, claim_over
+from leakgauge.harness.core.concentrated import laplace_l2
 from leakgauge.harness.core.contract import Defense, Links, Setting
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.vec import Layout, Parts, Vector
@@ -43,11 +46,12 @@ class Scaling:
     |---|---|---|
     | `tensor` | of each tensor, (u - row means) / s, s = 3 |u - row means| / sqrt(columns) | means, s |
     | `vector` | u / s, s = 3 |u| / sqrt(M), M sub-vectors | s |
-    | `public` | u / bound, clipped to [-1, 1], or each pair to the unit disc | none |
+    | `public` | u / bound, clipped to [-1, 1], or each pair to the unit disc; or all to an l2 norm of 1 | none |
 
     Args:
         lanes: L, 1 or 2; a tensor of n entries has L rows of ceil(n / L) columns, and each column is a sub-vector.
         bound: the public bound of `public`, in units of the update.
+        norm: what the bound holds for.
 
     Guarantees:
         undo(normalize(u)) is u (clipped, for `public`) up to float32 rounding.
@@ -59,6 +63,7 @@ class Scaling:
     mode: Mode
     lanes: int = 1
     bound: float = 1.0
+    norm: Norm = "entry"
 
     def header_size(self, layout: Layout) -> int:
         """Number of bytes of the scales and means."""
@@ -73,6 +78,7 @@ class Scaling:
     def normalize(self, update: Vector, layout: Layout) -> tuple[bytes, Tensor]:
         """The header, and the numbers [count] float32."""
         header, parts = [], []
+        update = clip_l2(update, self.bound) if self.norm == "l2" else update
         for piece in update.detach().cpu().split_with_sizes(self.sizes(layout)):
             rows = _rows(piece, self.lanes)
             means, scale = self._measure(rows)
@@ -229,6 +235,17 @@ class ByScale(Defense[S, None]):
         assumes = assumes if self.assumes_range else assumes[:1]
         return claim_over(rounds, promised * rounds, proved, source=source, assumes=assumes, further=(whole,))
 
+    def claim_of_l2(self, scale: float, delta: float, rounds: int, setting: Setting) -> Claim:
+        """The claim of Laplace noise on updates in an l2 ball, and of what follows from them and the shared key.
+
+        Args:
+            scale: of the noise, in radii of the ball.
+        """
+        event = repeat(laplace_l2(2.0, scale, setting.dim), rounds)
+        why = "Laplace noise on an update in a public l2 ball has at most the Renyi divergence of normal noise."
+        proved = Proof(event, Unit.MESSAGE, "Renyi divergence", why, tight=False)
+        return claim_over(rounds, proved.epsilon(delta), proved, source="our proof (`laplace_l2`)", delta=delta)
+
 
 # Assumed relative standard deviation between a candidate's scale and the sent scale. The sent scale is exact to 6e-8,
 # but an optimizer that starts far away needs a softer wall
@@ -252,7 +269,7 @@ class Candidates:
 
     def numbers(self, updates: Tensor) -> Tensor:
         """[n, count]: the numbers of updates [n, d] at the sent scales."""
-        columns = self._columns(updates)
+        columns = self._columns(clip_l2(updates, self.scaling.bound) if self.scaling.norm == "l2" else updates)
         centered = torch.cat([piece.flatten(1) for piece in columns], 1) if len(columns) > 1 else columns[0].flatten(1)
         spread, centered = self.spread, centered - self.center
         numbers = torch.where(spread > 0, centered / spread.where(spread > 0, 1.0), 0.0)

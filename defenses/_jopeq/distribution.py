@@ -115,11 +115,10 @@ class _NoisyLevels(_Levels):
         moved, spread = flat.reshape(-1, 2), self.roots.diagonal(axis1=1, axis2=2)
         if moved[spread == 0].any():
             return REVEALED
-        moving = moved != 0
-        if self.product and isinstance(self.noise, Laplacian) and moving.sum() * self.top <= _EXACT:
+        moving, found = moved != 0, self.noise.loss(_numbers(np.linalg.solve(self.roots, moved[..., None]).ravel()))
+        if found and self.product and isinstance(self.noise, Laplacian) and moving.sum() * self.top <= _EXACT:
             centers = np.stack([(each.cells - each.dither)[moving] for each in (self, other)])
-            return _of_levels(centers, spread[moving], self.top)
-        found = self.noise.loss(_numbers(np.linalg.solve(self.roots, moved[..., None]).ravel()))
+            return _of_levels(centers, spread[moving], self.top)._replace(rho=found.rho)
         return found and found._replace(attained=False)
 
     def read(self, wire: bytes, own: Key) -> Reading:

@@ -180,12 +180,17 @@ class ScalarJoPEQ(Dithered):
 
     def __post_init__(self) -> None:
         positive(epsilon=self.epsilon, clip=self.clip)
-        scalar_lattice(self.bits, self.epsilon, self.gamma)
+        scalar_lattice(self.bits, self.nominal, self.gamma)
+
+    @property
+    def nominal(self) -> float:
+        """The pure epsilon of a coordinate in [-1, 1] that sets the noise: it has scale 2/nominal, also for gamma."""
+        return self.epsilon
 
     @property
     def lattice(self) -> Lattice:
         """The multiples of Delta."""
-        return scalar_lattice(self.bits, self.epsilon, self.gamma)
+        return scalar_lattice(self.bits, self.nominal, self.gamma)
 
     @property
     @abstractmethod

@@ -12,6 +12,7 @@ z = noise_std / sensitivity; the sensitivity is 2 * clip if a record is replaced
 | `Pure`, repeated or not | exact | exact for the worst mechanism of that epsilon; the sum above 30 |
 | `Leak`, repeated or not | infinite | exact: 0 from its delta on, infinite below |
 | `Quantized`, repeated or not | lower bound | lower bound |
+| `Concentrated`, repeated or not | the sum of `pure` | upper bound |
 | any other composition of these | exact | upper bound; ValueError if it contains a randomized response |
 | any other event that `PLDAccountant` supports (add or remove) | ValueError | upper bound |
 | any other event | ValueError | ValueError |
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from scipy import optimize, special
 
+from leakgauge.harness.core.concentrated import Concentrated
 from leakgauge.harness.core.gaussian import check_delta, check_nonnegative, gaussian_delta, gaussian_epsilon
 from leakgauge.harness.core.privacy_losses import FINEST, Run, Sampled, masses
 from leakgauge.harness.core.stats import Numbers
@@ -87,7 +89,7 @@ class Quantized:
         return max((float(at) for at in deltas if self.epsilon(float(at)) >= epsilon), default=0.0)
 
 
-Event: TypeAlias = "DpEvent | Pure | Leak | Quantized"
+Event: TypeAlias = "DpEvent | Pure | Leak | Quantized | Concentrated"
 
 
 def epsilon(event: Event | None, delta: float) -> float:
@@ -120,7 +122,7 @@ def is_gaussian(event: Event | None) -> bool:
 
 def is_sampled(event: Event | None) -> bool:
     """Whether the event relies on random sampling of records or clients, which may not apply to attacked ones."""
-    if event is None or isinstance(event, Pure | Leak | Quantized):
+    if event is None or isinstance(event, Pure | Leak | Quantized | Concentrated):
         return False
     return any(hasattr(leaf, "event") for leaf, _ in _leaves(event, 1))
 
@@ -147,7 +149,7 @@ def repeat(event: Event, rounds: int) -> Event:
     """
     if rounds < 0:
         raise ValueError(f"expected rounds >= 0, got rounds={rounds}")
-    if isinstance(event, Pure | Leak | Quantized):
+    if isinstance(event, Pure | Leak | Quantized | Concentrated):
         return replace(event, times=event.times * rounds)
     from dp_accounting import SelfComposedDpEvent
 
@@ -320,11 +322,11 @@ class _Uneven(NamedTuple):
 
 
 # The trade-off between epsilon and delta of one pair of neighbors
-_Distribution = _Gaussian | _Laplace | _Response | _Numerical | _Worst | _Uneven | Quantized
+_Distribution = _Gaussian | _Laplace | _Response | _Numerical | _Worst | _Uneven | Quantized | Concentrated
 
 
 def _distribution(event: Event) -> _Distribution:
-    if isinstance(event, Quantized):
+    if isinstance(event, Quantized | Concentrated):
         return event
     if isinstance(event, Pure):
         one, times = event.epsilon, event.times

@@ -26,6 +26,7 @@ from scipy import special
 from torch import Tensor
 
 from leakgauge.harness.core.codec import unpack_levels
+from leakgauge.harness.core.concentrated import Concentrated
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.gaussian import gaussian_delta, gaussian_epsilon
 from leakgauge.harness.core.rng import Key, integers, uniform
@@ -106,32 +107,43 @@ class PairLoss(NamedTuple):
         pure: the loss of parts whose largest log-likelihood ratio is bounded, as for Laplace noise and choices.
         squares: mu^2 of parts that are N(0, 1) against N(mu, 1); infinite: a message shows which input it is of.
         attained: whether these are the losses of the messages themselves; False: upper bounds.
+        rho: of the parts in `pure`, as in `Concentrated`; infinite: only what follows from `pure` is known.
     """
 
     pure: float = 0.0
     squares: float = 0.0
     attained: bool = True
+    rho: float = math.inf
 
     def plus(self, other: PairLoss) -> PairLoss:
         """The loss of both."""
-        return PairLoss(self.pure + other.pure, self.squares + other.squares, self.attained and other.attained)
+        attained, rho = self.attained and other.attained, math.inf
+        if math.isfinite(min(self.rho, other.rho)):
+            rho = sum(min(one.rho, one.pure**2 / 2) for one in (self, other))
+        return PairLoss(self.pure + other.pure, self.squares + other.squares, attained, rho)
 
     def times(self, rounds: int) -> PairLoss:
         """The loss of so many rounds."""
-        return self._replace(pure=rounds * self.pure, squares=rounds * self.squares)
+        return PairLoss(rounds * self.pure, rounds * self.squares, self.attained, rounds * self.rho)
 
     def ends(self, delta: float) -> tuple[float, float]:
         """Epsilon at delta: what the pair attains, 0 if that is not known, and an upper bound.
 
-        At delta > 0, bounded losses are known only by their sum, which is an upper bound.
+        At delta > 0, bounded losses are known only by their sum and by `rho`, which are upper bounds.
         """
         high = self.pure + (gaussian_epsilon(math.sqrt(self.squares), delta) if self.squares else 0.0)
+        if math.isfinite(self.rho):
+            high = min(high, Concentrated(self.rho + self.squares / 2).epsilon(delta))
         return high if self.attained and (delta == 0 or not self.pure) else 0.0, high
 
     @property
     def error(self) -> float:
-        """A lower bound of the mean of the two error rates of any test: (1 - total variation distance) / 2."""
-        return (1 - math.tanh(self.pure / 2)) * (1 - gaussian_delta(math.sqrt(self.squares), 0.0)) / 2
+        """A lower bound of the mean of the two error rates of any test: (1 - total variation distance) / 2.
+
+        By Pinsker's inequality, parts of divergence rho have a distance of at most sqrt(rho / 2).
+        """
+        apart = min(math.tanh(self.pure / 2), math.sqrt(self.rho / 2))
+        return (1 - apart) * (1 - gaussian_delta(math.sqrt(self.squares), 0.0)) / 2
 
 
 REVEALED = PairLoss(squares=math.inf)
@@ -236,8 +248,8 @@ class Laplacian(Noise):
         return np.where(noise < 0, tail, 1 - tail)
 
     def loss(self, moved: Numbers) -> PairLoss:
-        """The l1 norm."""
-        return PairLoss(float(np.abs(moved).sum()))
+        """The l1 norm, and half of the squared l2 norm (`laplace_l2`)."""
+        return PairLoss(float(np.abs(moved).sum()), rho=float(np.square(moved).sum()) / 2)
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,10 @@ OMITTED: dict[str, object] = {
 }
 """Fields added after results were stored, each with the value at which it is left out."""
 
+_LAPLACE = ("laplace", "laplace+sdq", "laplace+sdq-lattice")
+
 PARAMETERS: dict[str, dict[str, Any]] = {
+    **{name: {"norm": "entry", "delta": None} for name in ("jopeq-sound", *_LAPLACE)},
     "model-replacement": {"forges": False},
     "rmia": {"temperature": 1.0, "variant": "online", "weight": 0.5},
     "sqsgd": {"reclip": True},
