@@ -14,27 +14,25 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 import torch
 from scipy import optimize, sparse
-from torch import Tensor
 
-from leakgauge.defenses._common.reference import scaled
-from leakgauge.defenses._common.scale import ByScale, Mode
+from leakgauge.defenses._common.channel import ByChannel
+from leakgauge.defenses._common.channel import Design as Design
+from leakgauge.defenses._common.scale import Mode
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Proof, Unit
-from leakgauge.harness.core.codec import pack_levels, unpack_levels
-from leakgauge.harness.core.contract import Apart, Likelihood, Link, Links, Setting
-from leakgauge.harness.core.distribution import Choices, DistributionError, Integers, MessageDistribution, powers
-from leakgauge.harness.core.errors import MessageError
+from leakgauge.harness.core.codec import pack_levels
+from leakgauge.harness.core.contract import Link, Setting
+from leakgauge.harness.core.distribution import DistributionError, Integers
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Vector
 
-_LEAST = 1e-30  # smallest probability in the likelihood; keeps the logarithm and its gradient within float32
 # Largest epsilon: the least probabilities are near e^-24 = 4e-11, which a 53-bit draw resolves to a share of 3e-6
 _MOST_EPSILON = 24.0
 _LEAST_EPSILON = 0.01
@@ -50,26 +48,8 @@ _DUST = 1e-7
 _STEPS = 80  # largest number of steps of one descent
 
 
-class Design(NamedTuple):
-    """A channel between levels and the values that make it unbiased.
-
-    Attributes:
-        P: [levels in, levels out]; P[i, j] is the probability of column j for the level u_i = i / (levels in - 1).
-        alpha: [levels out], increasing; the decoded value of column j.
-    """
-
-    P: Numbers
-    alpha: Numbers
-
-    @property
-    def objective(self) -> float:
-        """The variance that the channel adds: the mean of E (alpha_j - u_i)^2 over the levels u_i."""
-        u = np.linspace(0.0, 1.0, len(self.P))
-        return float((self.P * (u[:, None] - self.alpha) ** 2).sum() / len(u))
-
-
 @dataclass(frozen=True)
-class MVU(ByScale[Design]):
+class MVU(ByChannel):
     """The minimum variance unbiased mechanism on each coordinate, with equal numbers of input and output bits.
 
     Args:
@@ -102,6 +82,11 @@ class MVU(ByScale[Design]):
         positive(epsilon=self.epsilon, clip=self.clip)
         design(self.epsilon, self.bits, self.bits)
 
+    @property
+    def width(self) -> int:
+        """b."""
+        return self.bits
+
     def init(self, setting: Setting) -> Design:
         """The public channel."""
         return design(self.epsilon, self.bits, self.bits)
@@ -110,52 +95,18 @@ class MVU(ByScale[Design]):
         """Clamp, round stochastically to a level, sample the channel. Does not use the shared key."""
         check_update(update)
         header, numbers = self.scaling.normalize(update, link.setting.layout)
-        place = (numbers.double().clamp(-1.0, 1.0).numpy() + 1) / 2 * (len(state.P) - 1)
+        place = self.places(numbers, len(state.P))
         chance = rng.uniform(private.child("rounding"), (len(place),), dtype=torch.float64).numpy()
         rows = np.floor(place).astype(np.int64)
         rows += chance < place - rows
         return header + pack_levels(sample(state.P, rows, private.child("channel")), self.bits), None
 
-    def estimate(self, state: Design, received: bytes, link: Link) -> Vector:
-        """The values of the columns, which are unbiased for the clamped update."""
-        header, columns = self._read(received, link.setting)
-        values = torch.from_numpy(2 * state.alpha[columns] - 1).float()
-        return self.scaling.undo(header, values, link.setting.layout)
-
-    def likelihood(self, state: Design, received: Sequence[bytes], links: Links) -> Likelihood:
-        """Exact: a column's probability is linear between two levels. Adds a penalty for norms unlike the sent ones."""
-        read = [self._read(wire, links.setting) for wire in received]
-        candidates = self.scaling.candidates([header for header, _ in read], links.setting.layout)
-        columns = torch.from_numpy(np.stack([columns for _, columns in read]))
-        steps = len(state.P) - 1
-        # one entry per column and two neighboring levels; flat, because indexing by pairs is several times slower
-        low = torch.from_numpy(state.P[:-1].T.copy()).float().flatten()
-        rise = torch.from_numpy(np.diff(state.P, axis=0).T.copy()).float().flatten()
-        first = steps * columns
-
-        def hidden(update: Tensor) -> Tensor:
-            place = (candidates.numbers(update).clamp(-1.0, 1.0) + 1) / 2 * steps
-            below = place.detach().floor().clamp(max=steps - 1).long()
-            at = first + below
-            chance = low[at] + rise[at] * (place - below)
-            return -chance.clamp(_LEAST, 1.0).log().sum(-1)
-
-        return Apart(hidden, candidates.penalty)
-
-    def message_distribution(self, state: Design, memory: None, update: Vector, link: Link) -> MessageDistribution:
-        """The probability of each column of the public channel, linear between two levels; epsilon is checked.
-
-        Raises:
-            DistributionError: the channel is not a table of probabilities, or its ratios exceed e^epsilon.
-        """
-        header, numbers, places = scaled(update, link.setting.layout, self.scale, bound=self.clip)
-        # float32, as on the client: a number rounded past a level could make the sent column impossible
-        place = (np.clip(numbers.astype(np.float32), -1.0, 1.0).astype(np.float64) + 1) / 2 * (len(state.P) - 1)
-        below = np.minimum(place.astype(np.int64), len(state.P) - 2)
-        share, channel = (place - below)[:, None], _checked(state.P, self.epsilon)
-        every = np.concatenate([channel[None], powers(channel)])
-        chances = (1 - share) * every.take(below, 1) + share * every.take(below + 1, 1)
-        return Choices(chances[0], self.bits, places, header, chances[1:])
+    def checked(self, channel: Numbers) -> Numbers:
+        """The channel, whose ratios are at most e^epsilon."""
+        P = super().checked(channel)
+        if (P.max(0) > np.exp(self.epsilon) * (1 + 1e-9) * P.min(0)).any():
+            raise DistributionError(f"expected a channel of epsilon at most {self.epsilon:g}, got a larger epsilon")
+        return P
 
     def low_noise_variant(self) -> MVU:
         """The same with the largest epsilon and the finest levels for the stochastic rounding."""
@@ -167,20 +118,6 @@ class MVU(ByScale[Design]):
         why = "the largest ratio of an output's probabilities under two inputs, in the sampled channel."
         proved = Proof.pure(exact, rounds, Unit.COORDINATE, why, "largest ratio in the channel")
         return self.claim_of_each(self.epsilon, exact, proved, "Chaudhuri, Guo, Rabbat 2022", rounds, setting)
-
-    def _read(self, received: bytes, setting: Setting) -> tuple[bytes, Integers]:
-        size = self.scaling.header_size(setting.layout)
-        if len(received) < size:
-            raise MessageError(f"expected a message with a header of {size} bytes, got {len(received)} bytes")
-        return received[:size], unpack_levels(received[size:], setting.dim, self.bits)
-
-
-def _checked(P: Numbers, epsilon: float) -> Numbers:
-    if not (P.min() >= 0 and np.abs(P.sum(1) - 1).max() <= 1e-9):
-        raise DistributionError("the rows of the channel are not probabilities")
-    if (P.max(0) > np.exp(epsilon) * (1 + 1e-9) * P.min(0)).any():
-        raise DistributionError(f"expected a channel of epsilon at most {epsilon:g}, got a larger epsilon")
-    return P
 
 
 @functools.lru_cache(maxsize=64)

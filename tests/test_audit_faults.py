@@ -59,6 +59,7 @@ DEFENSES = {
     "jopeq-t": made("jopeq-t", s2=2.0, nu=6.0, bits=8, gamma=6.0, scale="public"),
     "mvu": made("mvu", epsilon=1.5),
     "piecewise": made("piecewise", epsilon=1.5),
+    "rqm": made("rqm", epsilon=1.5, levels=3),
     "sqsgd": made("sqsgd", epsilon=1.5, bits=1, ratio=1.0, share=0.1),
     "vqsgd": made("vqsgd", epsilon=1.5, repeats=1),
     "dp-sgd": made("dp-sgd", epsilon=4.0),
@@ -122,7 +123,7 @@ HALF_THE_NOISE = {
     "t-noise": less_noise("t-noise", 300),
     # 0.4 of it, in 200 trials: with half, 200 would show 2.3 even without a lattice
     "jopeq-t": less_noise("jopeq-t", 200, 0.4),
-    "mvu": twice_epsilon("mvu", 200),
+    **{name: twice_epsilon(name, 200) for name in ("mvu", "rqm")},
     **{name: twice_epsilon(name, 100) for name in ("sqsgd", "vqsgd")},
     "piecewise": twice_epsilon("piecewise", 150),
     "cepam-clip": halved("cepam-clip", "noise_std"),
@@ -135,7 +136,7 @@ HALF_THE_NOISE = {
     "cepam-laplace": halved("cepam-laplace", "noise_scale"),
 }
 
-NOISY = (*PLAIN, "mvu", "piecewise", "sqsgd", "vqsgd", *UDP, "ota", "ota-orthogonal")
+NOISY = (*PLAIN, "mvu", "piecewise", "rqm", "sqsgd", "vqsgd", *UDP, "ota", "ota-orthogonal")
 SHARED_NOISE = {name: on("shared_noise", name) for name in NOISY}
 
 REUSED_DITHER = {
@@ -147,7 +148,9 @@ REUSED_DITHER = {
 VQSGD = made("vqsgd", epsilon=4.0, repeats=1)
 LOOSE_CLIP = {"clip": 1e5, "noise_std": DEFENSES["dp-sgd"].step_noise(setting_of(2)) / 1e5, "epsilon": None}
 NO_CLIP = {
-    **{name: on("unclipped", name) for name in (*PLAIN, "piecewise", "dp-fedavg", "ota", "ota-orthogonal", *UDP)},
+    **{
+        name: on("unclipped", name) for name in (*PLAIN, "piecewise", "rqm", "dp-fedavg", "ota", "ota-orthogonal", *UDP)
+    },
     # without the clip all of the distribution is on one point: 4 instead of 2.09, of which 400 trials show 2.6
     "vqsgd": Seeded(Faulty(VQSGD, VQSGD, unclipped=True), 400, 64),
     # noise is a multiple of the clip: a bound that no record reaches, and the same noise
@@ -190,7 +193,7 @@ SENSELESS = {
     "a reused dither": {
         **{name: why for name, why in _UNPROTECTED.items() if not name.startswith("sdq")},
         **dict.fromkeys(("jopeq", "jopeq-sound", "jopeq-t"), _WORST),
-        **dict.fromkeys(("gaussian", "laplace", "t-noise", "mvu", "piecewise", "sqsgd", "vqsgd"), _UNUSED),
+        **dict.fromkeys(("gaussian", "laplace", "t-noise", "mvu", "piecewise", "rqm", "sqsgd", "vqsgd"), _UNUSED),
         **dict.fromkeys(("dp-sgd", "dp-fedavg", "ota", "ota-orthogonal", *UDP), _UNUSED),
     },
     "a missing clip": {

@@ -40,7 +40,8 @@ BY_CLIENT = ["udp", "udp-crd", "udp-lei", "ota", "ota-orthogonal"]
 
 
 @by_rows(*((name, "client", 8.0, "run") for name in BY_MESSAGE + BY_CLIENT), ("gaussian", "message", 0.7, "round"),
-     ("dp-sgd", "record", 2.0, "run"), ("mvu", "coordinate", 1.0, "run"), ("jopeq", "coordinate", 3.0, "round"),
+     ("dp-sgd", "record", 2.0, "run"), ("mvu", "coordinate", 1.0, "run"), ("rqm", "coordinate", 1.0, "run"),
+     ("jopeq", "coordinate", 3.0, "round"),
      ("vqsgd", "message", 3000.0, "run"), ("laplace+sdq", "coordinate", 2.0, "round"))  # fmt: skip
 def test_a_proved_epsilon_is_reached_within_one_percent(name, unit, epsilon, horizon):
     parameters, note = solved(name, proved_epsilon=epsilon, unit=unit, horizon=horizon)

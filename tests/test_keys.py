@@ -222,7 +222,7 @@ def test_a_liar_with_additive_noise_is_found(name, fault, epsilon):
     assert check_keys(liar, LIKE, Key(3)).faults
 
 
-DISCRETE_NAMES = ["mvu", "vqsgd", "jopeq-sound", "jopeq", "sqsgd", "laplace+sdq"]
+DISCRETE_NAMES = ["mvu", "rqm", "vqsgd", "jopeq-sound", "jopeq", "sqsgd", "laplace+sdq"]
 
 
 def spliced(share, stale):

@@ -16,6 +16,7 @@ from leakgauge.defenses.mvu import MVU
 from leakgauge.defenses.ota_orthogonal import OTAOrthogonal
 from leakgauge.defenses.piecewise import Piecewise
 from leakgauge.defenses.random_mask import RandomMask
+from leakgauge.defenses.rqm import RQM
 from leakgauge.defenses.sqsgd import SqSGD
 from leakgauge.defenses.top_k import TopK
 from leakgauge.defenses.udp import UDP
@@ -40,6 +41,7 @@ DEFENSES = {
     "ota-orthogonal": OTAOrthogonal(clip=2.0, epsilon=30.0),
     "mvu": MVU(clip=0.2, epsilon=4.0, bits=2),
     "piecewise": Piecewise(clip=0.2, epsilon=320.0),
+    "rqm": RQM(clip=0.2, epsilon=4.0, levels=6),
     "vqsgd": VQSGD(clip=2.0, epsilon=20.0),
     "sqsgd": SqSGD(clip=1.0, epsilon=200.0, bits=3, ratio=0.5),
     "sqsgd as the identity": SqSGD(clip=1.0, epsilon=3000.0, bits=10, ratio=0.5),

@@ -27,7 +27,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation.registry import formula
 from leakgauge.harness.learn import models
 from leakgauge.harness.query.lines import Reproduced
-from leakgauge.harness.study.recipes import _EXTRA, _NOTHING, _departures, merged, data, recipe, recipes
+from leakgauge.harness.study.recipes import _EXTRA, _NOTHING, _departures, data, merged, recipe, recipes
 from leakgauge.harness.study.study import expand, resolve
 from leakgauge.reports.reproduction import reproduction, scoreboard
 from tests.by_rows import by_rows

@@ -425,6 +425,20 @@ def test_mvu_is_not_proved_below_the_largest_ratio_of_its_channel(eps, bits, rou
 
 
 @pytest.mark.parametrize("rounds", [1, 4])
+@pytest.mark.parametrize(("eps", "levels"), [(4.0, 2), (0.1, 3), (2.0, 8), (8.0, 16), (24.0, 16), (1.0, 33)])
+def test_rqm_is_not_proved_below_the_largest_ratio_of_two_stated_distributions(eps, levels, rounds):
+    claim = case("rqm", {"epsilon": eps, "levels": levels}, rounds)[3]
+    # inputs on a grid, and at the levels: there, an outcome's probability has its corners
+    defense, states, setting, _ = case("rqm", {"epsilon": eps, "levels": levels}, 1)
+    edge, here = 1 / defense.reach, dataclasses.replace(setting, layout=Layout(("w",), ((201 + levels,),)))
+    inputs = torch.cat([torch.linspace(-1, 1, 201), torch.linspace(-edge, edge, levels)])
+    chances = defense.message_distribution(states[0], None, inputs, link(here)).chances
+    attained = float(np.log(chances.max(0) / chances.min(0)).max())
+    assert attained * rounds == pytest.approx(judge(claim).proved, rel=1e-5)  # float32 inputs
+    assert DIM * attained * rounds == pytest.approx(further(claim, "message"), rel=1e-5)
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
 @pytest.mark.parametrize("eps", [0.3, 2.0, 7.0, 30.0, 400.0])
 def test_piecewise_is_not_proved_below_the_ratio_of_its_two_densities(eps, rounds):
     # Wang et al. 2019, Algorithm 2: the densities p and p / e^eps; Algorithm 4: k coordinates, each with eps / k

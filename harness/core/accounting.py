@@ -13,6 +13,8 @@ z = noise_std / sensitivity; the sensitivity is 2 * clip if a record is replaced
 | `Leak`, repeated or not | infinite | exact: 0 from its delta on, infinite below |
 | `Quantized`, repeated or not | lower bound | lower bound |
 | `Concentrated`, repeated or not | the sum of `pure` | upper bound |
+| one `Finite` | exact | exact |
+| `Finite`, repeated | exact | upper bound by Renyi divergences, which are exact |
 | any other composition of these | exact | upper bound; ValueError if it contains a randomized response |
 | any other event that `PLDAccountant` supports (add or remove) | ValueError | upper bound |
 | any other event | ValueError | ValueError |
@@ -89,7 +91,45 @@ class Quantized:
         return max((float(at) for at in deltas if self.epsilon(float(at)) >= epsilon), default=0.0)
 
 
-Event: TypeAlias = "DpEvent | Pure | Leak | Quantized | Concentrated"
+@dataclass(frozen=True)
+class Finite:
+    """`times` independent outcomes of a public channel with finitely many outcomes; neighbors have any two inputs each.
+
+    rows: probabilities above 0, inputs by outcomes. Other inputs are mixtures of rows: divergences are jointly convex,
+    so that two rows attain the largest one, at each order of Renyi and at each epsilon.
+    """
+
+    rows: tuple[tuple[float, ...], ...]
+    times: int = 1
+
+    @property
+    def pure(self) -> float:
+        """Epsilon at delta = 0, which inputs with the largest ratio of one outcome attain."""
+        chances = np.array(self.rows)
+        return self.times * float(np.log(chances.max(0) / chances.min(0)).max())
+
+    def epsilon(self, delta: float) -> float:
+        """Smallest epsilon known at `delta`."""
+        if delta == 0 or self.times != 1:
+            tilts, divergences, extra = _divergences(self.rows)
+            bounds = self.times * divergences + (extra - math.log(delta)) / tilts if delta > 0 else math.inf
+            return float(np.clip(np.min(bounds), 0.0, self.pure))
+        if self.delta(0.0) <= delta:
+            return 0.0
+        return float(optimize.brentq(lambda eps: self.delta(eps) - delta, 0.0, self.pure, xtol=1e-15))
+
+    def delta(self, epsilon: float) -> float:
+        """Smallest delta known at `epsilon`."""
+        if epsilon >= self.pure:
+            return 0.0
+        if self.times == 1:
+            chances = np.array(self.rows)
+            return float(np.maximum(chances[:, None] - math.exp(epsilon) * chances, 0.0).sum(-1).max())
+        tilts, divergences, extra = _divergences(self.rows)
+        return min(1.0, math.exp(float((tilts * (self.times * divergences - epsilon) + extra).min())))
+
+
+Event: TypeAlias = "DpEvent | Pure | Leak | Quantized | Concentrated | Finite"
 
 
 def epsilon(event: Event | None, delta: float) -> float:
@@ -122,14 +162,14 @@ def is_gaussian(event: Event | None) -> bool:
 
 def is_sampled(event: Event | None) -> bool:
     """Whether the event relies on random sampling of records or clients, which may not apply to attacked ones."""
-    if event is None or isinstance(event, Pure | Leak | Quantized | Concentrated):
+    if event is None or isinstance(event, Pure | Leak | Quantized | Concentrated | Finite):
         return False
     return any(hasattr(leaf, "event") for leaf, _ in _leaves(event, 1))
 
 
 def sampled_gaussian(event: Event | None) -> tuple[float, int] | None:
     """The probability of a record in a step, and the number of steps, of Gaussian steps on sampled records."""
-    noise = None if event is None or isinstance(event, Pure | Leak) else _noise(list(_leaves(event, 1)))
+    noise = None if event is None or isinstance(event, Pure | Leak | Finite) else _noise(list(_leaves(event, 1)))
     return (noise.share, noise.runs) if noise else None
 
 
@@ -149,7 +189,7 @@ def repeat(event: Event, rounds: int) -> Event:
     """
     if rounds < 0:
         raise ValueError(f"expected rounds >= 0, got rounds={rounds}")
-    if isinstance(event, Pure | Leak | Quantized | Concentrated):
+    if isinstance(event, Pure | Leak | Quantized | Concentrated | Finite):
         return replace(event, times=event.times * rounds)
     from dp_accounting import SelfComposedDpEvent
 
@@ -322,11 +362,11 @@ class _Uneven(NamedTuple):
 
 
 # The trade-off between epsilon and delta of one pair of neighbors
-_Distribution = _Gaussian | _Laplace | _Response | _Numerical | _Worst | _Uneven | Quantized | Concentrated
+_Distribution = _Gaussian | _Laplace | _Response | _Numerical | _Worst | _Uneven | Quantized | Concentrated | Finite
 
 
 def _distribution(event: Event) -> _Distribution:
-    if isinstance(event, Quantized | Concentrated):
+    if isinstance(event, Quantized | Concentrated | Finite):
         return event
     if isinstance(event, Pure):
         one, times = event.epsilon, event.times
@@ -400,6 +440,20 @@ def _chances(noise: float, buckets: int, count: int) -> Numbers:
 
 def _names(leaves: Sequence[tuple[Any, int]]) -> str:
     return ", ".join(sorted({type(leaf).__name__ for leaf, _ in leaves}))
+
+
+@functools.lru_cache(maxsize=16)
+def _divergences(rows: tuple[tuple[float, ...], ...]) -> tuple[Numbers, Numbers, Numbers]:
+    """Orders of Renyi minus 1, the largest divergence of two rows at each, and the terms of its conversion to delta.
+
+    The conversion is Prop. 12 of Canonne, Kamath, Steinke 2020: delta is exp(tilt (divergence - epsilon) + extra).
+    """
+    logs = np.log(np.array(rows))
+    center = logs.mean(0)
+    ratios = logs - center
+    tilts = np.geomspace(1e-4, np.clip(300 / max(float(np.abs(ratios).max()), 1e-9) - 0.5, 1e-3, 1e4), 200)
+    sums = [(np.exp((1 + tilt) * ratios + center) @ np.exp(-tilt * ratios).T).max() for tilt in tilts]
+    return tilts, np.log(np.maximum(sums, 1.0)) / tilts, tilts * np.log(tilts / (1 + tilts)) - np.log1p(tilts)
 
 
 @functools.lru_cache(maxsize=16)

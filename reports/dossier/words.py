@@ -53,7 +53,7 @@ _PROTECTIONS = {
     "Random noise that the server adds": ("dp-fedavg",),
     "Noise on the radio by which all sites send at once": ("ota",),
     "Noise in separate radio channels": ("ota-orthogonal",),
-    "Each message cut to a few random bits": ("mvu", "vqsgd"),
+    "Each message cut to a few random bits": ("mvu", "rqm", "vqsgd"),
     "Only a random part of each message is sent": ("sqsgd",),
     "Only a part of each message is sent, as it is": ("random-mask", "top-k"),
     "None": (UNDEFENDED,),
