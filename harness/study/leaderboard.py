@@ -45,7 +45,7 @@ from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.cell import Cell, FederationSpec, Scalar, Size, TrainingSpec
 from leakgauge.harness.core.errors import StudyError, unknown
 from leakgauge.harness.core.files import text as text_of
-from leakgauge.harness.core.labels import UNDEFENDED, part_text
+from leakgauge.harness.core.labels import UNDEFENDED, counted, part_text
 from leakgauge.harness.core.rating import Ratings
 from leakgauge.harness.core.result import Run, TrainingRecord
 from leakgauge.harness.core.rng import Key, permutation
@@ -102,6 +102,7 @@ class Entry:
 
     Attributes:
         epsilons: None: those of the board; empty: no goal, the defense is as its parameters are.
+        bits: values of the defense's `bits`; each is an entry of its own.
         good_for: what the defense is good for, in a sentence.
     """
 
@@ -112,6 +113,7 @@ class Entry:
     federation: Table = field(default_factory=dict)
     grid: Table = field(default_factory=dict)
     epsilons: tuple[float, ...] | None = None
+    bits: tuple[int, ...] = ()
     good_for: str = ""
 
 
@@ -171,6 +173,7 @@ def board(source: str, size: Size) -> Board:
         made = registry.construct(Board, {"name": path.stem, **table})
     except ParameterError as error:
         raise StudyError(source, [f"{at}: {text}" if at else text for at, text in error.problems]) from error
+    made = dataclasses.replace(made, entries=tuple(one for entry in made.entries for one in _by_bits(entry)))
     names = {track.name for track in made.tracks}
     problems = [
         f"entries: {entry.name}: no track {name!r}; known: {', '.join(sorted(names))}"
@@ -182,6 +185,14 @@ def board(source: str, size: Size) -> Board:
     if problems:
         raise StudyError(source, problems)
     return made
+
+
+def _by_bits(entry: Entry) -> Iterator[Entry]:
+    for bits in entry.bits:
+        name = f"{entry.name}, {counted(bits, 'bit')}"
+        yield dataclasses.replace(entry, name=name, defense={**entry.defense, "bits": bits}, bits=())
+    if not entry.bits:
+        yield entry
 
 
 def submitted(made: Board, defenses: Sequence[str]) -> Board:
