@@ -42,7 +42,7 @@ from leakgauge.harness.study.study import Study, load_study
 WHOLE = ("cepam-gaussian", "cepam-laplace", "cepam-clip", "mvu", "vqsgd", "sqsgd", "piecewise")
 """Defenses whose noise is not an added draw around zero: they get another noise parameter instead."""
 
-NOISELESS = ("none", "sdq", "sdq-lattice", "top-k", "random-mask")
+NOISELESS = ("none", "sdq", "sdq-lattice", "top-k", "random-mask", "soteria")
 
 DRAWN = ("normal", "laplace", "signed_exponential")
 

@@ -59,6 +59,7 @@ OWNERS = {
         "harness.learn.gradients",
         "harness.learn.called",
         "harness.learn.losses",
+        "harness.learn.pruning",
         "attacks._engine.simulate",
     },
     "torchvision": {"harness.data.torchvision_shim"},

@@ -22,7 +22,7 @@ FEDERATION = FederationSpec(clients=4, rounds=1, algorithm="fedsgd", batch=16)
 PROBE = Target(round=0, count=8)
 KEY = Key(0)
 NAMES = [*registry.classes("defense"), "laplace+sdq", "t-noise+sdq-lattice", "gaussian+sdq"]
-GAINS = ("gaussian", "laplace", "sdq", "jopeq", "jopeq-t", "ota", "udp", "top-k", "random-mask")
+GAINS = ("gaussian", "laplace", "sdq", "jopeq", "jopeq-t", "ota", "udp", "top-k", "random-mask", "soteria")
 QUICK = {*GAINS, "none", "dp-sgd", "sqsgd", "gaussian+sdq"}
 """The defenses on which the aware attack gains, and one of each other kind."""
 

@@ -273,6 +273,7 @@ UDPS = ("udp", "udp-crd", "udp-lei")
     ("udp-lei", {"first": 0.0}, "expected first > 0"),
     ("udp-lei", {"first": 0.5}, "expected a first round within the budget"),
     ("udp-lei", {"slope": -0.1}, "expected slope >= 0, got slope=-0.1"),
+    *(("soteria", {"rate": rate}, f"expected 0 < rate < 1, got rate={rate}") for rate in (0.0, 1.0, -0.1, math.nan)),
     *(
         ("random-mask", {"share": share}, rf"expected 0 < share <= 1, got share={share}")
         for share in (0.0, -0.1, 1.5, math.nan)

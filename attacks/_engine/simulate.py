@@ -13,6 +13,7 @@ from leakgauge.harness.core.contract import Defense, Setting, Task
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.batch import LocalPlan, Moments
 from leakgauge.harness.learn.gradients import batch_loss, gradients
+from leakgauge.harness.learn.tasks import ModelTask
 
 
 def plan_of(setting: Setting, lr: float, steps: int, defense: Defense[Any, Any] | None = None) -> LocalPlan:
@@ -21,7 +22,8 @@ def plan_of(setting: Setting, lr: float, steps: int, defense: Defense[Any, Any] 
     if defense is None:
         return plan
     rule = defense.local
-    return replace(plan, clip=rule.clip, noise_multiplier=defense.step_noise(setting), poisson=rule.poisson)
+    noise = defense.step_noise(setting)
+    return replace(plan, clip=rule.clip, noise_multiplier=noise, poisson=rule.poisson, prune=rule.prune)
 
 
 def one_step(plan: LocalPlan, images: int) -> bool:
@@ -57,6 +59,8 @@ def client_updates(task: Task, params: Vector, x: Tensor, y: Tensor, plan: Local
         Differs: uses one order for all passes, whereas they average over what the images of a pass have in common.
     """
     images = x.shape[1]
+    if plan.prune and isinstance(task, ModelTask):
+        task = task.pruned(plan.prune)
     if plan.gradient:
         return _step(task, params, x, y, plan, images)
     assert plan.steps is not None

@@ -148,11 +148,14 @@ class LocalRule(NamedTuple):
         clip: each record's gradient is scaled to an l2 norm of at most this before a batch is averaged; None: no bound.
         full_batch: always one step on all samples of the client, regardless of the study.
         poisson: each step samples every record independently, instead of cutting a permutation into batches.
+        prune: share of the nonzero entries of each record's representation, the input of the last dense layer, that are
+            left out of the gradient of this layer's weight (`learn.pruning`); 0: none.
     """
 
     clip: float | None = None
     full_batch: bool = False
     poisson: bool = False
+    prune: float = 0.0
 
 
 class Likelihood(Protocol):

@@ -33,6 +33,11 @@ class Layout:
         """d, the length of the flat vector."""
         return sum(self.sizes)
 
+    @functools.cached_property
+    def last_matrix(self) -> int | None:
+        """The position of the last tensor with two axes, which is a dense layer's weight; None: there is none."""
+        return max((at for at, shape in enumerate(self.shapes) if len(shape) == 2), default=None)
+
     def split(self, vector: Tensor) -> list[Tensor]:
         """Views of the last axis of `vector` [..., d], one per tensor, in the tensors' shapes [..., *shape].
 

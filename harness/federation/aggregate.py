@@ -45,7 +45,8 @@ class Aggregated(Wrapper[Any, Any]):
 
     The likelihood is normal: the errors of `inner` add up over the clients, and an attack estimates their size from
     imitated messages, whose updates are about as long as those in the sum. Coordinates that no client sends are left
-    out. So if one client sends and the noise of `inner` is not normal, the attack knows less than from its message.
+    out, and so is a weight whose gradients local training prunes (`LocalRule.prune`). So if one client sends and the
+    noise of `inner` is not normal, the attack knows less than from its message.
     """
 
     superposes: ClassVar[bool] = True
@@ -91,6 +92,9 @@ class Aggregated(Wrapper[Any, Any]):
         """|sum - sum of the shrunk and clipped updates|^2 / (2 * variance of all errors), over the sent coordinates."""
         setting = links.setting
         sums = torch.stack([unpack_float64(wire, setting.dim) for wire in received])
+        whole = torch.ones(setting.dim, dtype=torch.float64)
+        if self.local.prune and (place := setting.layout.last_matrix) is not None:
+            setting.layout.split(whole)[place].zero_()
 
         @functools.cache
         def errors(users: int) -> list[_Errors]:
@@ -104,7 +108,7 @@ class Aggregated(Wrapper[Any, Any]):
             center = each * shrink[:, None, None]
             length = center.norm(dim=2, keepdim=True).clamp(min=1e-12)
             center = (center * (clip[:, None, None] / length).clamp(max=1.0)).sum(1)
-            counted = torch.where(sums == 0, 1 - omits[:, None], 1.0)
+            counted = torch.where(sums == 0, 1 - omits[:, None], 1.0) * whole
             misfit: Tensor = ((center - sums).square() * counted).sum(1) / (2 * variance)
             return misfit.to(update.dtype)
 

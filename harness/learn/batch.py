@@ -32,6 +32,7 @@ from leakgauge.harness.learn.clipping import (
     outer_squares,
     row_squares,
 )
+from leakgauge.harness.learn.pruning import kept
 from leakgauge.harness.learn.tasks import ModelTask
 
 Engine = Literal["loop", "dense", "vmap", "double"]
@@ -71,6 +72,7 @@ class LocalPlan:
             one record never moves the mean by more than C / B.
         poisson: each step takes every sample independently with probability B / n, possibly none, and divides the sum
             by B; an epoch has ceil(n / B) steps.
+        prune: see `LocalRule`.
         optimizer, weight_decay, proximal: see `FederationSpec`.
 
     Raises:
@@ -89,6 +91,7 @@ class LocalPlan:
     clip: float | None = None
     noise_multiplier: float = 0.0
     poisson: bool = False
+    prune: float = 0.0
     optimizer: str = "sgd"
     weight_decay: float = 0.0
     proximal: float = 0.0
@@ -132,7 +135,7 @@ class LocalPlan:
         if noise and not self.plain:
             text = f"optimizer={self.optimizer}, weight_decay={self.weight_decay:g}, proximal={self.proximal:g}"
             raise ValueError(f"expected plain SGD with a defense that adds noise in each step, got {text}")
-        plan = replace(self, clip=rule.clip, noise_multiplier=noise, poisson=rule.poisson)
+        plan = replace(self, clip=rule.clip, noise_multiplier=noise, poisson=rule.poisson, prune=rule.prune)
         return replace(plan, steps=1, epochs=None, batch=0, momentum=0.0) if rule.full_batch else plan
 
     def move(self, number: int, gradient: Tensor, at: Tensor, moved: Tensor, memory: Moments) -> tuple[Tensor, Moments]:
@@ -254,11 +257,13 @@ def choose_engine(task: ModelTask, device: torch.device | str = "cpu") -> Engine
 
 
 def check_records(task: ModelTask, rule: LocalRule | LocalPlan) -> None:
-    """Refuse to train a model that mixes records by a rule for single records.
+    """Refuse to train a model by a rule for single records that does not fit it.
 
     Raises:
-        ValueError: the model mixes records, and the rule clips or samples single records.
+        ValueError: the model mixes records, and the rule clips or samples single records; or as `ModelTask.pruned`.
     """
+    if rule.prune:
+        task.pruned(rule.prune)
     if task.mixes and (rule.clip is not None or rule.poisson):
         raise ValueError(
             f"model {task.model.name!r} mixes the records of a batch, so single records have no gradient, "
@@ -316,6 +321,8 @@ def train_clients(task: ModelTask, params: Tensor, work: Sequence[Work], plan: L
     if engine != "loop" and not task.separable:
         why = "it mixes records" if task.mixes else "its loss may not be the mean of the records' losses"
         raise ValueError(f"expected engine 'loop' for model {task.model.name!r}, got {engine!r}: {why}")
+    if plan.prune and engine != "dense":
+        task = task.pruned(plan.prune)
     starts = params.expand(len(work), d)
     batches = tuple(plan_batches(client.samples, plan, client.key) for client in work)
     if engine == "loop":
@@ -471,6 +478,9 @@ def _dense_step(task: ModelTask, local: Tensor, step: _Step, velocity: Tensor, p
     moving, momentum = task.structure.split(velocity), plan.momentum
     weight = step.weight if plan.clip is None else None
     inputs, deltas = dense_deltas(task.structure.split(local), step.x, step.y, weight)
+    if plan.prune:
+        body, own = task.structure.body, task.structure.split(local)[:-2]
+        inputs[-1] = inputs[-1] * torch.func.vmap(lambda own, x: kept(body, plan.prune, own, x, None))(own, step.x)
     if plan.clip is not None:
         squares = [partial(outer_squares, *pair) for pair in zip(deltas, inputs, strict=True)]
         factors = clip_factors(squares, local.dtype, plan.clip) * step.weight

@@ -59,8 +59,8 @@ class Model:
 
     @property
     def structure(self) -> Structure | None:
-        """The layers, from which gradients by hand are derived; None: they are not known."""
-        return self.apply if isinstance(self.apply, Structure) else None
+        """The layers, from which gradients by hand are derived; None: they are not known, or a gradient is pruned."""
+        return self.apply if isinstance(self.apply, Structure) and not self.apply.prune else None
 
     @property
     def layout(self) -> Layout:

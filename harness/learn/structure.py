@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from leakgauge.harness.core.contract import InTraining
 from leakgauge.harness.core.vec import Layout
@@ -27,6 +28,7 @@ from leakgauge.harness.learn.layers import (
     Slot,
     SoftRelu,
 )
+from leakgauge.harness.learn.pruning import kept
 
 _T = TypeVar("_T")
 
@@ -38,11 +40,13 @@ class Structure:
     Args:
         names: names of the tensors, in the order in which the layers take them; empty: those of the layers.
         places: for each of these tensors, its position in the flat vector; empty: they have the order of the layers.
+        prune: share of each record's representation that the gradient of the last dense layer's weight leaves out.
     """
 
     layers: tuple[Layer, ...]
     names: tuple[str, ...] = ()
     places: tuple[int, ...] = ()
+    prune: float = 0.0
 
     @functools.cached_property
     def _slots(self) -> tuple[Slot, ...]:
@@ -139,6 +143,28 @@ class Structure:
             return None
         return dense[0].inputs, *(layer.outputs for layer in dense)
 
+    @functools.cached_property
+    def body(self) -> Structure:
+        """The layers before the last dense layer that is in no residual block.
+
+        Raises:
+            ValueError: there is no such layer, or another tensor of two axes comes after its weight.
+        """
+        at = max((at for at, layer in enumerate(self.layers) if isinstance(layer, Dense)), default=None)
+        before = None if at is None else self.front(at)
+        order = self.ordered(range(len(self.layout.shapes)))
+        if before is None or order[len(before.layout.shapes)] != self.layout.last_matrix:
+            raise ValueError("expected a model whose last weight of two axes is that of its last dense layer")
+        return before
+
+    def pruned(self, share: float) -> Structure:
+        """The same scores, with other gradients: those of the last dense layer's weight are for pruned representations.
+
+        Raises:
+            ValueError: as `body`.
+        """
+        return replace(self, prune=share) if self.body else self
+
     def front(self, count: int) -> Structure:
         """The first `count` layers alone; their tensors have the order of the layers."""
         return Structure(self.layers[:count])
@@ -168,13 +194,29 @@ class Structure:
         Args:
             keep: one mask for each entry of `dropout`, already scaled by 1/(1-rate); None: dropout off.
         """
+        if self.prune:
+            return self._pruned(self.ordered(tensors), x, keep)
         return _through(self.layers, x, iter(self.ordered(tensors)), None if keep is None else iter(keep), None)
 
     def in_training(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> InTraining:
         """As a call, but batch norms use the statistics of x."""
+        if self.prune:
+            return InTraining(self._pruned(self.ordered(tensors), x, keep))
         terms: list[Tensor] = []
         scores = _through(self.layers, x, iter(self.ordered(tensors)), None if keep is None else iter(keep), terms)
         return InTraining(scores, torch.stack(terms).sum() if terms else None)
+
+    def _pruned(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
+        """As a call, of tensors in the order of the layers."""
+        body = self.body
+        last, first, dropped = self.layers[len(body.layers)], len(body.layout.shapes), len(body.dropout)
+        h, mask = body(tensors[:first], x, keep), kept(body, self.prune, tensors[:first], x, keep)
+        weight, *bias = tensors[first : first + last.owns]
+        fixed = weight.detach()
+        # the difference is zero, but has the slope of the weight: scores and the slopes of all else stay as they are
+        scores = linear(h, fixed, *bias) + linear(h * mask, weight - fixed)
+        rest = None if keep is None else iter(keep[dropped:])
+        return _through(self.layers[len(body.layers) + 1 :], scores, iter(tensors[first + last.owns :]), rest, None)
 
 
 def _flat(layers: Sequence[Layer]) -> Iterator[Layer]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import torch
@@ -43,6 +43,17 @@ class ModelTask(Task):
         known = get_args(Initialization)
         if self.initialization not in known:
             raise ValueError(f"no initialization {self.initialization!r}; known: {', '.join(known)}")
+
+    def pruned(self, share: float) -> ModelTask:
+        """The task with `Structure.pruned` gradients.
+
+        Raises:
+            ValueError: the model's layers are not known, mix records, or are not those of `Structure.body`.
+        """
+        if self.structure is None or self.mixes:
+            why = "mixes the records of a batch" if self.mixes else "is called as it is"
+            raise ValueError(f"model {self.model.name!r} {why}, but the defense prunes each record's representation")
+        return replace(self, model=replace(self.model, apply=self.structure.pruned(share)))
 
     @property
     def layout(self) -> Layout:

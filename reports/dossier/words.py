@@ -56,6 +56,7 @@ _PROTECTIONS = {
     "Each message cut to a few random bits": ("mvu", "rqm", "vqsgd"),
     "Only a random part of each message is sent": ("sqsgd",),
     "Only a part of each message is sent, as it is": ("random-mask", "top-k"),
+    "Parts of one layer's message are left out": ("soteria",),
     "None": (UNDEFENDED,),
 }
 
