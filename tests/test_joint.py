@@ -70,9 +70,11 @@ def test_in_a_batch_every_victim_has_the_guess_of_its_own_cell(attack, changes):
     for one, other in zip(alone, attack.run(joined(seens), Key(1)).guesses, strict=True):
         assert one.failure == other.failure == ""
         assert one.evaluations == pytest.approx(other.evaluations, abs=10)
-        assert torch.equal(one.y, other.y)
+        # restarts that find the images in another order tie, and the last digits of a processor decide
+        first, second = one.y.argsort(stable=True), other.y.argsort(stable=True)
+        assert torch.equal(one.y[first], other.y[second])
         assert one.objective == pytest.approx(other.objective, rel=1e-8, abs=1e-12)
-        assert float((one.x - other.x).abs().max()) <= 1e-7 * max(1.0, float(one.x.abs().max()))
+        assert float((one.x[first] - other.x[second]).abs().max()) <= 1e-7 * max(1.0, float(one.x.abs().max()))
 
 
 def test_a_batch_shows_nothing_that_only_one_federation_has():
