@@ -73,13 +73,14 @@ _FIELDS = {one.name for one in dataclasses.fields(FederationSpec)}
 
 @dataclass(frozen=True)
 class Place:
-    """A task of the board: data, model, and how many clients share the records."""
+    """A task of the board: data, model, and how many clients share the records. `epsilons`: empty: the board's."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
     name: str
     data: str
     model: str
     federation: Table = field(default_factory=dict)
+    epsilons: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ class Entry:
     Attributes:
         epsilons: None: those of the board; empty: no goal, the defense is as its parameters are.
         bits: values of the defense's `bits`; each is an entry of its own.
+        tasks: names of the tasks; empty: all of its tracks.
         good_for: what the defense is good for, in a sentence.
     """
 
@@ -114,6 +116,7 @@ class Entry:
     grid: Table = field(default_factory=dict)
     epsilons: tuple[float, ...] | None = None
     bits: tuple[int, ...] = ()
+    tasks: tuple[str, ...] = ()
     good_for: str = ""
 
 
@@ -181,6 +184,10 @@ def board(source: str, size: Size) -> Board:
         for name in entry.tracks
         if name not in names
     ]
+    tasks = {place.name for place in made.tasks}
+    listed = [name for track in made.tracks for name in track.tasks]
+    listed += [name for entry in made.entries for name in entry.tasks]
+    problems += [f"tasks: no task {name!r}; known: {', '.join(sorted(tasks))}" for name in listed if name not in tasks]
     problems += [f"entries: {name}: expected one of each name" for name in _repeated(one.name for one in made.entries)]
     if problems:
         raise StudyError(source, problems)
@@ -312,9 +319,10 @@ def _lines(made: Board, only: Sequence[str]) -> list[Line]:
         for name, track in tracks.items()
         for entry in made.entries
         if place.name in (track.tasks or [place.name])
+        and place.name in (entry.tasks or [place.name])
         and name in entry.tracks
         and (not only or entry.name in only or entry.defense["name"] == UNDEFENDED)
-        for epsilon in (made.epsilons if entry.epsilons is None else entry.epsilons or (None,))
+        for epsilon in ((place.epsilons or made.epsilons) if entry.epsilons is None else entry.epsilons or (None,))
     ]
 
 
