@@ -22,8 +22,9 @@ from torch import Tensor
 
 from leakgauge.attacks.map import MAP
 from leakgauge.defenses._common.clip import clip_l2
+from leakgauge.defenses._common.hadamard import fast_walsh_hadamard
 from leakgauge.defenses._privquant import PrivQuant, levels_to_values
-from leakgauge.defenses.sqsgd import Plan, SqSGD, fast_walsh_hadamard
+from leakgauge.defenses.sqsgd import Plan, SqSGD
 from leakgauge.harness.core.claim import Claim
 from leakgauge.harness.core.codec import unpack_levels
 from leakgauge.harness.core.contract import (

@@ -66,6 +66,9 @@ DEFENSES = {
     "dp-fedavg": made("dp-fedavg", epsilon=4.0),
     "ota": made("ota", epsilon=4.0, delta=1e-2),
     "ota-orthogonal": made("ota-orthogonal", epsilon=4.0, delta=1e-2),
+    "skellam": made("skellam", epsilon=1.5, delta=1e-2),
+    "distributed-gaussian": made("distributed-gaussian", epsilon=1.5, delta=1e-2),
+    "poisson-binomial": made("poisson-binomial", epsilon=1.5, delta=1e-2),
     "udp": made("udp", epsilon=4.0),
     "udp-crd": made("udp-crd", epsilon=4.0),
     "udp-lei": made("udp-lei", epsilon=4.0),
@@ -76,6 +79,7 @@ DEFENSES = {
     "sdq-lattice": made("sdq-lattice", gamma=15.0),
 }
 UDP = ("udp", "udp-crd", "udp-lei")
+SUMS = ("skellam", "distributed-gaussian", "poisson-binomial")
 CEPAM = ("cepam-clip", "cepam-gaussian", "cepam-laplace")
 PLAIN = ("gaussian", "laplace", "jopeq", "jopeq-sound", "t-noise", "jopeq-t")
 SUBVECTOR = (Unit.SUBVECTOR, Threat.SERVER)
@@ -114,7 +118,33 @@ def of_updates(field):
     return {f"{name}, of updates": Seeded(Faulty(one, one, **{field: True}), FEW) for name, one in clipped.items()}
 
 
+def quarter(name):
+    """A quarter of the noise: of half of it, 200 trials show 1.2, and no Gaussian is proved, which fewer would show."""
+
+    class Quieter(type(DEFENSES[name])):
+        def draw(self, variance, n, key):
+            return super().draw(variance / 16, n, key)
+
+    return Seeded(Faulty(DEFENSES[name], Quieter(**DEFENSES[name].parameters())), 200)
+
+
+def farther(name):
+    """Chances eight times as far from 1/2, like an eighth of the noise: few coins are proved by Renyi divergences."""
+
+    class Farther(type(DEFENSES[name])):
+        def coins(self, plan):
+            trials, offset = super().coins(plan)
+            return trials, 8 * offset
+
+        def init(self, setting):
+            return DEFENSES[name].init(setting)
+
+    return Faulty(DEFENSES[name], Farther(**DEFENSES[name].parameters()))
+
+
 HALF_THE_NOISE = {
+    **{name: quarter(name) for name in SUMS[:2]},
+    "poisson-binomial": Seeded(farther("poisson-binomial"), 200),
     **{name: less_noise(name, 100) for name in ("gaussian", "dp-sgd", "ota", "ota-orthogonal", *UDP)},
     **{name: less_noise(name, 200) for name in ("laplace", "jopeq", "jopeq-sound")},
     "dp-fedavg": less_noise("dp-fedavg", 150),
@@ -156,11 +186,13 @@ NO_CLIP = {
     # noise is a multiple of the clip: a bound that no record reaches, and the same noise
     "dp-sgd": Seeded(with_changes(DEFENSES["dp-sgd"], **LOOSE_CLIP), FEW),
     **of_updates("unclipped"),
+    # clamped chances then move in all coordinates
+    "poisson-binomial": on("unclipped", "poisson-binomial", 64, 200),
     "cepam-clip": on("unclipped", "cepam-clip", proof=SUBVECTOR),
 }
 
 SCALE_IN_CLEAR = {
-    **{name: on("clear", name) for name in NOISY},
+    **{name: on("clear", name) for name in (*NOISY, *SUMS)},
     **of_updates("clear"),
     "cepam-clip": on("clear", "cepam-clip", proof=(Unit.MESSAGE, Threat.SERVER)),
 }
@@ -189,17 +221,19 @@ SENSELESS = {
         **dict.fromkeys(CEPAM, "all noise is shared, as in the paper"),
         "dp-sgd": "noise is drawn in local training, with keys that no defense sees",
         "dp-fedavg": _MODELS,
+        **dict.fromkeys(SUMS, "the noise of the other clients stays"),
     },
     "a reused dither": {
         **{name: why for name, why in _UNPROTECTED.items() if not name.startswith("sdq")},
         **dict.fromkeys(("jopeq", "jopeq-sound", "jopeq-t"), _WORST),
         **dict.fromkeys(("gaussian", "laplace", "t-noise", "mvu", "piecewise", "rqm", "sqsgd", "vqsgd"), _UNUSED),
-        **dict.fromkeys(("dp-sgd", "dp-fedavg", "ota", "ota-orthogonal", *UDP), _UNUSED),
+        **dict.fromkeys(("dp-sgd", "dp-fedavg", "ota", "ota-orthogonal", *UDP, *SUMS), _UNUSED),
     },
     "a missing clip": {
         **_UNPROTECTED,
         **dict.fromkeys(("cepam-gaussian", "cepam-laplace"), "no clip: updates are divided by a norm that is sent"),
         **dict.fromkeys(("mvu", "sqsgd"), _CHANNEL),
+        **dict.fromkeys(SUMS[:2], "a rounded vector beyond the bound is shortened to it"),
     },
     "a scale sent in clear": {
         **_UNPROTECTED,

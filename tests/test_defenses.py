@@ -170,6 +170,7 @@ def test_laplace_claims_a_coordinate_and_rounds_add_up():
 
 
 UDPS = ("udp", "udp-crd", "udp-lei")
+SUMS = ("skellam", "distributed-gaussian", "poisson-binomial")
 
 
 @by_rows(
@@ -194,6 +195,8 @@ UDPS = ("udp", "udp-crd", "udp-lei")
     ("dp-fedavg", {"epsilon": 1.0, "noise_std": 1.0}, "expected epsilon or noise_std, got both"),
     ("dp-fedavg", {"delta": 0.0}, "expected 0 < delta < 1"),
     ("dp-fedavg", {"clip": 0.0}, "expected clip > 0"),
+    *((name, {"bits": 1}, "expected bits between 2 and 20, got bits=1") for name in SUMS),
+    *((name, {"delta": 0.0}, "expected 0 < delta < 1") for name in SUMS),
     ("cepam-gaussian", {"noise_std": 0.0}, "expected noise_std > 0"),
     ("cepam-gaussian", {"gamma": math.inf}, "expected gamma > 0"),
     ("cepam-gaussian", {"local_epsilon": -1.0}, "expected local_epsilon > 0"),

@@ -36,7 +36,7 @@ def reached(note):
 
 
 BY_MESSAGE = ["gaussian", "laplace", "jopeq-sound", "piecewise", "vqsgd", "laplace+sdq", "gaussian+sdq"]
-BY_CLIENT = ["udp", "udp-crd", "udp-lei", "ota", "ota-orthogonal"]
+BY_CLIENT = ["udp", "udp-crd", "udp-lei", "ota", "ota-orthogonal", "skellam", "distributed-gaussian"]
 
 
 @by_rows(*((name, "client", 8.0, "run") for name in BY_MESSAGE + BY_CLIENT), ("gaussian", "message", 0.7, "round"),

@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy.linalg import hadamard
 
-from leakgauge.defenses import sqsgd
-from leakgauge.defenses.sqsgd import fast_walsh_hadamard
+from leakgauge.defenses._common import hadamard as module
+from leakgauge.defenses._common.hadamard import fast_walsh_hadamard
 from leakgauge.harness.core.rng import Key, integers, normal
 
 DTYPES = [torch.float32, torch.float64]
@@ -66,8 +66,8 @@ def test_every_row_is_transformed_by_itself(shape):
 def test_two_passes_over_memory_give_the_same(shape, chunk, dtype, monkeypatch):
     x = whole(*shape, dtype=dtype)
     expected, before = fast_walsh_hadamard(x), x.clone()
-    monkeypatch.setattr(sqsgd, "_LARGE", 2**8)
-    monkeypatch.setattr(sqsgd, "_CHUNK", chunk)
+    monkeypatch.setattr(module, "_LARGE", 2**8)
+    monkeypatch.setattr(module, "_CHUNK", chunk)
     found = fast_walsh_hadamard(x)
     assert torch.equal(found, expected)
     found.fill_(3.0)

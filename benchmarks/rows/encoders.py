@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from _measure import Rows, Work
 
-from leakgauge.defenses.sqsgd import fast_walsh_hadamard
+from leakgauge.defenses._common.hadamard import fast_walsh_hadamard
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Sender, Setting
 from leakgauge.harness.core.rng import Key

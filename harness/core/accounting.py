@@ -15,6 +15,7 @@ z = noise_std / sensitivity; the sensitivity is 2 * clip if a record is replaced
 | `Concentrated`, repeated or not | the sum of `pure` | upper bound |
 | one `Finite` | exact | exact |
 | `Finite`, repeated | exact | upper bound by Renyi divergences, which are exact |
+| `Summed`, repeated or not | infinite | upper bound |
 | any other composition of these | exact | upper bound; ValueError if it contains a randomized response |
 | any other event that `PLDAccountant` supports (add or remove) | ValueError | upper bound |
 | any other event | ValueError | ValueError |
@@ -34,6 +35,7 @@ from scipy import optimize, special
 
 from leakgauge.harness.core.concentrated import Concentrated
 from leakgauge.harness.core.gaussian import check_delta, check_nonnegative, gaussian_delta, gaussian_epsilon
+from leakgauge.harness.core.integer_noise import Summed
 from leakgauge.harness.core.privacy_losses import FINEST, Run, Sampled, masses
 from leakgauge.harness.core.stats import Numbers
 
@@ -129,7 +131,9 @@ class Finite:
         return min(1.0, math.exp(float((tilts * (self.times * divergences - epsilon) + extra).min())))
 
 
-Event: TypeAlias = "DpEvent | Pure | Leak | Quantized | Concentrated | Finite"
+_Own = Quantized | Concentrated | Finite | Summed  # they know their own epsilon and delta
+
+Event: TypeAlias = "DpEvent | Pure | Leak | Quantized | Concentrated | Finite | Summed"
 
 
 def epsilon(event: Event | None, delta: float) -> float:
@@ -162,7 +166,7 @@ def is_gaussian(event: Event | None) -> bool:
 
 def is_sampled(event: Event | None) -> bool:
     """Whether the event relies on random sampling of records or clients, which may not apply to attacked ones."""
-    if event is None or isinstance(event, Pure | Leak | Quantized | Concentrated | Finite):
+    if event is None or isinstance(event, Pure | Leak | _Own):
         return False
     return any(hasattr(leaf, "event") for leaf, _ in _leaves(event, 1))
 
@@ -189,7 +193,7 @@ def repeat(event: Event, rounds: int) -> Event:
     """
     if rounds < 0:
         raise ValueError(f"expected rounds >= 0, got rounds={rounds}")
-    if isinstance(event, Pure | Leak | Quantized | Concentrated | Finite):
+    if isinstance(event, Pure | Leak | _Own):
         return replace(event, times=event.times * rounds)
     from dp_accounting import SelfComposedDpEvent
 
@@ -362,11 +366,11 @@ class _Uneven(NamedTuple):
 
 
 # The trade-off between epsilon and delta of one pair of neighbors
-_Distribution = _Gaussian | _Laplace | _Response | _Numerical | _Worst | _Uneven | Quantized | Concentrated | Finite
+_Distribution = _Gaussian | _Laplace | _Response | _Numerical | _Worst | _Uneven | _Own
 
 
 def _distribution(event: Event) -> _Distribution:
-    if isinstance(event, Quantized | Concentrated | Finite):
+    if isinstance(event, _Own):
         return event
     if isinstance(event, Pure):
         one, times = event.epsilon, event.times

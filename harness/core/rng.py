@@ -268,6 +268,16 @@ def integers(key: Key, n: int, high: int) -> npt.NDArray[np.int64]:
     return _generator(key).integers(0, high, n)
 
 
+def poisson(key: Key, mean: float, n: int) -> npt.NDArray[np.int64]:
+    """n draws of a Poisson distribution."""
+    return _generator(key).poisson(mean, n)
+
+
+def binomial(key: Key, trials: int, chances: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """[n] draws of binomial distributions with so many trials, of chances [n]."""
+    return _generator(key).binomial(trials, chances)
+
+
 def dirichlet(key: Key, alpha: npt.NDArray[np.float64], n: int) -> npt.NDArray[np.float64]:
     """[n, len(alpha)] draws from a Dirichlet distribution."""
     return _generator(key).dirichlet(alpha, n)
