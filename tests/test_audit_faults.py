@@ -60,6 +60,8 @@ DEFENSES = {
     "mvu": made("mvu", epsilon=1.5),
     "piecewise": made("piecewise", epsilon=1.5),
     "rqm": made("rqm", epsilon=1.5, levels=3),
+    "ppr": made("ppr", epsilon=1.0),
+    "privunit": made("privunit", epsilon=1.5),
     "sqsgd": made("sqsgd", epsilon=1.5, bits=1, ratio=1.0, share=0.1),
     "vqsgd": made("vqsgd", epsilon=1.5, repeats=1),
     "dp-sgd": made("dp-sgd", epsilon=4.0),
@@ -156,6 +158,9 @@ HALF_THE_NOISE = {
     **{name: twice_epsilon(name, 200) for name in ("mvu", "rqm")},
     **{name: twice_epsilon(name, 100) for name in ("sqsgd", "vqsgd")},
     "piecewise": twice_epsilon("piecewise", 150),
+    # what is proved is 4 times the epsilon of the vector, which is what the audit sees
+    "ppr": Seeded(with_changes(DEFENSES["ppr"], epsilon=16.0), 150),
+    "privunit": twice_epsilon("privunit", 150),
     "cepam-clip": halved("cepam-clip", "noise_std"),
     # a quarter of it: an average has the noise of one client more than is proved, because each client knows its own;
     # half shows a mu of 0.6 with 100 trials, and 0.71 is proved
@@ -166,7 +171,7 @@ HALF_THE_NOISE = {
     "cepam-laplace": halved("cepam-laplace", "noise_scale"),
 }
 
-NOISY = (*PLAIN, "mvu", "piecewise", "rqm", "sqsgd", "vqsgd", *UDP, "ota", "ota-orthogonal")
+NOISY = (*PLAIN, "mvu", "piecewise", "ppr", "privunit", "rqm", "sqsgd", "vqsgd", *UDP, "ota", "ota-orthogonal")
 SHARED_NOISE = {name: on("shared_noise", name) for name in NOISY}
 
 REUSED_DITHER = {
@@ -226,14 +231,18 @@ SENSELESS = {
     "a reused dither": {
         **{name: why for name, why in _UNPROTECTED.items() if not name.startswith("sdq")},
         **dict.fromkeys(("jopeq", "jopeq-sound", "jopeq-t"), _WORST),
-        **dict.fromkeys(("gaussian", "laplace", "t-noise", "mvu", "piecewise", "rqm", "sqsgd", "vqsgd"), _UNUSED),
+        **dict.fromkeys(
+            ("gaussian", "laplace", "t-noise", "mvu", "piecewise", "privunit", "rqm", "sqsgd", "vqsgd"), _UNUSED
+        ),
         **dict.fromkeys(("dp-sgd", "dp-fedavg", "ota", "ota-orthogonal", *UDP, *SUMS), _UNUSED),
+        "ppr": "the proof holds for any shared points",
     },
     "a missing clip": {
         **_UNPROTECTED,
         **dict.fromkeys(("cepam-gaussian", "cepam-laplace"), "no clip: updates are divided by a norm that is sent"),
         **dict.fromkeys(("mvu", "sqsgd"), _CHANNEL),
         **dict.fromkeys(SUMS[:2], "a rounded vector beyond the bound is shortened to it"),
+        **dict.fromkeys(("ppr", "privunit"), "no clip: updates are divided by their norm, which is not sent"),
     },
     "a scale sent in clear": {
         **_UNPROTECTED,

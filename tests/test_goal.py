@@ -35,7 +35,17 @@ def reached(note):
     return float(note.split(" has ")[1].split(" per ")[0].split(";")[0])
 
 
-BY_MESSAGE = ["gaussian", "laplace", "jopeq-sound", "piecewise", "vqsgd", "laplace+sdq", "gaussian+sdq"]
+BY_MESSAGE = [
+    "gaussian",
+    "laplace",
+    "jopeq-sound",
+    "piecewise",
+    "ppr",
+    "privunit",
+    "vqsgd",
+    "laplace+sdq",
+    "gaussian+sdq",
+]
 BY_CLIENT = ["udp", "udp-crd", "udp-lei", "ota", "ota-orthogonal", "skellam", "distributed-gaussian"]
 
 

@@ -15,6 +15,8 @@ from leakgauge.defenses.dp_sgd import DPSGD
 from leakgauge.defenses.mvu import MVU
 from leakgauge.defenses.ota_orthogonal import OTAOrthogonal
 from leakgauge.defenses.piecewise import Piecewise
+from leakgauge.defenses.ppr import PPR
+from leakgauge.defenses.privunit import PrivUnit
 from leakgauge.defenses.random_mask import RandomMask
 from leakgauge.defenses.rqm import RQM
 from leakgauge.defenses.sqsgd import SqSGD
@@ -42,6 +44,8 @@ DEFENSES = {
     "mvu": MVU(clip=0.2, epsilon=4.0, bits=2),
     "piecewise": Piecewise(clip=0.2, epsilon=320.0),
     "rqm": RQM(clip=0.2, epsilon=4.0, levels=6),
+    "ppr": PPR(clip=1.0, epsilon=32.0, form="ball"),
+    "privunit": PrivUnit(clip=1.0, epsilon=60.0, form="ball"),
     "vqsgd": VQSGD(clip=2.0, epsilon=20.0),
     "sqsgd": SqSGD(clip=1.0, epsilon=200.0, bits=3, ratio=0.5),
     "sqsgd as the identity": SqSGD(clip=1.0, epsilon=3000.0, bits=10, ratio=0.5),

@@ -452,6 +452,35 @@ def test_piecewise_is_not_proved_below_the_ratio_of_its_two_densities(eps, round
     assert attained * rounds * (1 - 1e-9) <= judge(claim).proved
 
 
+@pytest.mark.parametrize("rounds", [1, 4])
+@pytest.mark.parametrize("form", ["direction", "ball"])
+@pytest.mark.parametrize("eps", [0.3, 2.0, 8.0])
+def test_privunit_is_proved_the_largest_ratio_of_the_densities_of_its_cap(eps, form, rounds):
+    # at vectors near three inputs, their opposites and elsewhere: some are in the cap of one input only
+    defense, _, setting, claim = case("privunit", {"epsilon": eps, "form": form}, rounds)
+    generator, u = np.random.default_rng(5), torch.eye(DIM)[:3].double()
+    v = u.numpy()[generator.integers(0, 3, 900)] * generator.uniform(-1, 1, (900, 1))
+    v += 0.3 * generator.standard_normal(v.shape) * generator.uniform(0, 1, (900, 1))
+    wires = [(row / np.linalg.norm(row)).astype("<f4").tobytes() for row in v]
+    links = Links(setting, [Sender(0, 1)] * len(wires), None)
+    score = defense.exact_likelihood(None, wires, links)
+    each = np.stack([score(end.expand(900, -1)).numpy() for end in (*u, -u[0], 0.4 * u[0], 0 * u[0])])
+    attained = float(np.ptp(each, axis=0).max()) * rounds
+    assert attained * (1 - 1e-9) <= judge(claim).proved <= attained * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("eps", "alpha"), [(1.0, 2.0), (8.0, 2.0), (8.0, 1.5)])
+def test_ppr_is_not_proved_below_the_ratio_of_the_chances_of_its_points(eps, alpha):
+    # any points: 300 times and vectors, with PrivUnit's two densities, which differ by eps / (2 alpha)
+    claim, generator = case("ppr", {"epsilon": eps, "alpha": alpha}, 2)[3], np.random.default_rng(6)
+    times = np.sort(generator.uniform(0, 300, 300))
+    inner = eps / (2 * alpha)
+    weights = (np.exp(inner * generator.integers(0, 2, (2000, 300))) / times) ** alpha
+    chances = np.log(weights / weights.sum(1, keepdims=True))
+    attained = 2 * float(np.ptp(chances, axis=0).max())
+    assert 0.6 * judge(claim).proved < attained <= judge(claim).proved
+
+
 @pytest.mark.parametrize("rounds", [1, 2])
 @pytest.mark.parametrize(("eps", "repeats"), [(0.5, 1), (4.0, 3), (400.0, 113)])
 def test_vqsgd_is_not_proved_below_the_ratio_of_its_points(eps, repeats, rounds):

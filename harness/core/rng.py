@@ -269,7 +269,7 @@ def integers(key: Key, n: int, high: int) -> npt.NDArray[np.int64]:
 
 
 def poisson(key: Key, mean: float, n: int) -> npt.NDArray[np.int64]:
-    """n draws of a Poisson distribution."""
+    """n draws of a Poisson distribution; its mean is at most 2^62."""
     return _generator(key).poisson(mean, n)
 
 

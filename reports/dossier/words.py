@@ -46,6 +46,7 @@ _PROTECTIONS = {
     "Random noise on the whole message": ("gaussian",),
     "Random noise on each number": ("laplace",),
     "Random noise on some numbers": ("piecewise",),
+    "A random direction in place of the message's own": ("privunit", "ppr"),
     "Random noise on pairs of numbers": ("t-noise",),
     "Random noise for each record": ("udp",),
     "Random noise for each record, less in later rounds": ("udp-crd", "udp-lei"),
