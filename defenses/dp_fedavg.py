@@ -5,33 +5,27 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from scipy import optimize, special
-from torch import Tensor
 
-from leakgauge.defenses._common.clip import Clipped, clip_l2
-from leakgauge.defenses._common.plain import Plain
+from leakgauge.defenses._common.server_noise import FIXED, HONEST, ServerNoise
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import epsilon, gaussian_steps
-from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, Violation
-from leakgauge.harness.core.contract import Link, Links, Setting
-from leakgauge.harness.core.distribution import Additive, MessageDistribution, Normal, projected
+from leakgauge.harness.core.claim import Claim, Proof, Unit
+from leakgauge.harness.core.contract import Links, Setting
+from leakgauge.harness.core.distribution import Additive, MessageDistribution, Normal
 from leakgauge.harness.core.gaussian import gaussian_mu
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.threats import LISTED, seeing
 from leakgauge.harness.core.vec import Vector
 
 _MOMENTS = 32  # number of moments of the privacy loss that the source's accountant evaluates
-_FIXED = "the number of participants is fixed beforehand and public"
-
-_MODELS = seeing({"models", "final"})  # the adversaries that see models but no messages
 
 
 @dataclass(frozen=True)
-class DPFedAvg(Clipped, Plain):
+class DPFedAvg(ServerNoise[None]):
     """DP-FedAvg: clients clip their update's l2 norm and add no noise; the server adds normal noise to the mean.
 
     The mean is (sum of the clipped updates + noise) / U, where U is the public number of participants of a round, even
@@ -68,8 +62,6 @@ class DPFedAvg(Clipped, Plain):
         sensitivity 2C.
     """
 
-    promises = Horizon.WHOLE_RUN
-
     def sigma(self, setting: Setting) -> float:
         """Standard deviation of the noise in each coordinate of the sum."""
         if self.noise_std is not None:
@@ -80,14 +72,6 @@ class DPFedAvg(Clipped, Plain):
         solved = _sampled_multiplier if setting.participation == "poisson" else _noise_multiplier
         return self.clip * solved(setting.share, setting.rounds, self.epsilon, self.delta)
 
-    def bounded(self, update: Tensor) -> Tensor:
-        """The clipped update."""
-        return clip_l2(update, self.clip)
-
-    def longest(self, state: None, link: Link) -> float:
-        """C."""
-        return self.clip
-
     def average(self, updates: Sequence[Vector], links: Links, private: Key) -> Vector:
         """The sum of the clipped updates, plus noise from the server's key, divided by U."""
         total = self.sigma(links.setting) * rng.normal(private, (links.setting.dim,), torch.float64)
@@ -97,25 +81,14 @@ class DPFedAvg(Clipped, Plain):
 
     def aggregate_distribution(self, state: None, updates: Sequence[Vector], links: Links) -> MessageDistribution:
         """Normal noise of sigma / U around the sum of the projected updates, divided by U."""
-        users = links.setting.participants
-        total = np.sum([projected(update, self.clip) for update in updates], axis=0)
-        return Additive(total / users, Normal(), self.sigma(links.setting) / users)
-
-    def low_noise_variant(self) -> DPFedAvg:
-        """The same mechanism with a noise of 0.001 C in each coordinate of the sum."""
-        return replace(self, epsilon=None, noise_std=1e-3 * self.clip)
-
-    def violations(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Violation]:
-        """The rounds whose number of messages differs from the public number."""
-        if links.setting.participation == "poisson":
-            return {}
-        return {_FIXED: Violation(int(len(links.senders) != links.setting.participants), 1, "round")}
+        std = self.sigma(links.setting) / links.setting.participants
+        return Additive(self.center(updates, links), Normal(), std)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """(epsilon, delta) for one client over these rounds, against adversaries that see only models."""
         rounds, share, poisson = len(history), setting.share, setting.participation == "poisson"
         multiplier = self.sigma(setting) / self.clip
-        assumes: tuple[str, ...] = ("the server is honest and reveals no message", *([] if poisson else [_FIXED]))
+        assumes: tuple[str, ...] = (HONEST, *([] if poisson else [FIXED]))
         if share == 1:
             reason = "one client moves the sum by the clip, over a fixed denominator; rounds compose exactly."
             proved = Proof.gaussian(multiplier, rounds, Unit.CLIENT, reason)
@@ -130,13 +103,7 @@ class DPFedAvg(Clipped, Plain):
                     "Abadi et al. 2016, Thm 2",
                 )
             assumes += ("the adversary does not take part and does not know which clients take part",)
-        clear = "messages are clipped and sent without noise."
-        horizon, source = Horizon.of(rounds), f"McMahan et al. 2018, Algorithm 1; {accountant}"
-        further = (Proof.none(Unit.CLIENT, clear, against=seeing(LISTED, some={"messages", "sums"})),)
-        # `claim_over` does not fit: the client need not take part in every round
-        return Claim(
-            claimed, self.delta, Unit.CLIENT, Relation.ADD_REMOVE, horizon, _MODELS, source, assumes, proved, further
-        )
+        return self.against_models(rounds, claimed, proved, f"McMahan et al. 2018, Algorithm 1; {accountant}", assumes)
 
 
 def _sampled(multiplier: float, setting: Setting, rounds: int) -> Proof:

@@ -21,7 +21,7 @@ from leakgauge.harness.core.vec import Vector
 
 
 @dataclass(frozen=True)
-class DPSGD(Clipped, Plain):
+class DPSGD(Clipped, Plain[None]):
     """DP-SGD: each local step takes records at random, clips their gradients and adds normal noise to the sum.
 
     Args:

@@ -13,7 +13,7 @@ from leakgauge.harness.core.vec import Vector
 
 
 @dataclass(frozen=True)
-class NoDefense(Plain):
+class NoDefense(Plain[None]):
     """No defense: the update is sent as float32, without noise and without any privacy claim.
 
     Guarantees:

@@ -16,7 +16,7 @@ from leakgauge.harness.core.vec import Vector
 
 
 @dataclass(frozen=True)
-class Soteria(Plain):
+class Soteria(Plain[None]):
     """Soteria: prunes each record's representation where it leaks most, in the gradient of one layer's weight.
 
     The defended layer is the last dense one. Its weight has the gradient sum_b delta_b r_b' / B, where r_b' is the

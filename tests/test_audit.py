@@ -39,7 +39,7 @@ def audited(defense, trials=300):
 @pytest.mark.matrix
 @pytest.mark.ci(without=("t-noise+sdq-lattice", "jopeq-t"))
 def test_no_audit_is_above_what_is_proved(name):
-    rounds = {"udp": 3, "udp-crd": 3, "udp-lei": 3, "dp-sgd": 2, "dp-fedavg": 2}.get(name)
+    rounds = {"udp": 3, "udp-crd": 3, "udp-lei": 3, "dp-sgd": 2, "dp-fedavg": 2, "dp-ftrl": 2}.get(name)
     found = audit(name, {}, {}, rounds, trials=30, seed=0)
     assert "above what is proved" not in found["reason"]
     proved, lower = found["proved"]["epsilon"], found["audited"]["strict"]

@@ -66,6 +66,7 @@ DEFENSES = {
     "vqsgd": made("vqsgd", epsilon=1.5, repeats=1),
     "dp-sgd": made("dp-sgd", epsilon=4.0),
     "dp-fedavg": made("dp-fedavg", epsilon=4.0),
+    "dp-ftrl": made("dp-ftrl", epsilon=4.0),
     "ota": made("ota", epsilon=4.0, delta=1e-2),
     "ota-orthogonal": made("ota-orthogonal", epsilon=4.0, delta=1e-2),
     "skellam": made("skellam", epsilon=1.5, delta=1e-2),
@@ -149,7 +150,7 @@ HALF_THE_NOISE = {
     "poisson-binomial": Seeded(farther("poisson-binomial"), 200),
     **{name: less_noise(name, 100) for name in ("gaussian", "dp-sgd", "ota", "ota-orthogonal", *UDP)},
     **{name: less_noise(name, 200) for name in ("laplace", "jopeq", "jopeq-sound")},
-    "dp-fedavg": less_noise("dp-fedavg", 150),
+    **{name: less_noise(name, 150) for name in ("dp-fedavg", "dp-ftrl")},
     # the largest ratio of t distributions is far out, where few trials end: with half the noise 300 show 2.5; 2.28 is
     # proved
     "t-noise": less_noise("t-noise", 300),
@@ -184,7 +185,8 @@ VQSGD = made("vqsgd", epsilon=4.0, repeats=1)
 LOOSE_CLIP = {"clip": 1e5, "noise_std": DEFENSES["dp-sgd"].step_noise(setting_of(2)) / 1e5, "epsilon": None}
 NO_CLIP = {
     **{
-        name: on("unclipped", name) for name in (*PLAIN, "piecewise", "rqm", "dp-fedavg", "ota", "ota-orthogonal", *UDP)
+        name: on("unclipped", name)
+        for name in (*PLAIN, "piecewise", "rqm", "dp-fedavg", "dp-ftrl", "ota", "ota-orthogonal", *UDP)
     },
     # without the clip all of the distribution is on one point: 4 instead of 2.09, of which 400 trials show 2.6
     "vqsgd": Seeded(Faulty(VQSGD, VQSGD, unclipped=True), 400, 64),
@@ -225,7 +227,7 @@ SENSELESS = {
         **_UNPROTECTED,
         **dict.fromkeys(CEPAM, "all noise is shared, as in the paper"),
         "dp-sgd": "noise is drawn in local training, with keys that no defense sees",
-        "dp-fedavg": _MODELS,
+        **dict.fromkeys(("dp-fedavg", "dp-ftrl"), _MODELS),
         **dict.fromkeys(SUMS, "the noise of the other clients stays"),
     },
     "a reused dither": {
@@ -234,7 +236,7 @@ SENSELESS = {
         **dict.fromkeys(
             ("gaussian", "laplace", "t-noise", "mvu", "piecewise", "privunit", "rqm", "sqsgd", "vqsgd"), _UNUSED
         ),
-        **dict.fromkeys(("dp-sgd", "dp-fedavg", "ota", "ota-orthogonal", *UDP, *SUMS), _UNUSED),
+        **dict.fromkeys(("dp-sgd", "dp-fedavg", "dp-ftrl", "ota", "ota-orthogonal", *UDP, *SUMS), _UNUSED),
         "ppr": "the proof holds for any shared points",
     },
     "a missing clip": {
@@ -248,7 +250,7 @@ SENSELESS = {
         **_UNPROTECTED,
         **dict.fromkeys(("cepam-gaussian", "cepam-laplace"), "a norm is sent in clear, and the claim assumes it known"),
         "dp-sgd": "an update's norm is a function of the noisy update, which is sent",
-        "dp-fedavg": _MODELS,
+        **dict.fromkeys(("dp-fedavg", "dp-ftrl"), _MODELS),
     },
 }
 """For each fault, the defenses in which it is no fault, or none that an audit could find."""

@@ -203,6 +203,8 @@ SUMS = ("skellam", "distributed-gaussian", "poisson-binomial")
     ("dp-fedavg", {"clip": 0.0}, "expected clip > 0"),
     *((name, {"bits": 1}, "expected bits between 2 and 20, got bits=1") for name in SUMS),
     *((name, {"delta": 0.0}, "expected 0 < delta < 1") for name in SUMS),
+    ("dp-ftrl", {"band": 0}, "expected band >= 1, got band=0"),
+    ("dp-ftrl", {"epsilon": math.nan}, "expected epsilon > 0"),
     ("cepam-gaussian", {"noise_std": 0.0}, "expected noise_std > 0"),
     ("cepam-gaussian", {"gamma": math.inf}, "expected gamma > 0"),
     ("cepam-gaussian", {"local_epsilon": -1.0}, "expected local_epsilon > 0"),

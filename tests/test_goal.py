@@ -24,9 +24,11 @@ def study(*defenses, federation=FEDERATION, seeds=(0,)):
     return resolve(study_table(federation, defenses, [ATTACK], model="linear", seeds=list(seeds)))
 
 
-def solved(name, **goal):
+def solved(name, federation=FEDERATION, **goal):
     """(the value of the solved parameters, or None; the sentence on it)."""
-    cells, (note,) = solve(study({"name": name, "target": goal}).cells, default_root(), lambda specs: {})
+    cells, (note,) = solve(
+        study({"name": name, "target": goal}, federation=federation).cells, default_root(), lambda specs: {}
+    )
     return (cells[0].training.defense.parameters if cells else None), note
 
 
@@ -202,8 +204,11 @@ def test_nothing_in_reach_is_an_error(tmp_path):
         run_study(asked, tmp_path, workers=0)
 
 
-def test_an_adversary_that_sees_models_only_has_other_proofs():
-    parameters, note = solved("dp-fedavg", proved_epsilon=4.0, unit="client", adversary="participant")
+@pytest.mark.parametrize("name", ["dp-fedavg", "dp-ftrl"])
+@pytest.mark.parametrize("taking", [{}, {"participation": "turns", "participants": 5}])
+def test_an_adversary_that_sees_models_only_has_other_proofs(name, taking):
+    taking = FEDERATION | taking
+    parameters, note = solved(name, taking, proved_epsilon=4.0, unit="client", adversary="participant")
     assert reached(note) == pytest.approx(4.0, rel=TOLERANCE)
-    assert solved("dp-fedavg", proved_epsilon=4.0, unit="client")[0] is None
+    assert solved(name, taking, proved_epsilon=4.0, unit="client")[0] is None
     assert parameters["clip"] == 1.0

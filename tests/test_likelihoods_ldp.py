@@ -11,6 +11,7 @@ from scipy import integrate, stats
 from leakgauge import Key, Link, Links, Sender, pack_float32, pack_levels, rng
 from leakgauge.defenses._privquant import choose
 from leakgauge.defenses.dp_fedavg import DPFedAvg
+from leakgauge.defenses.dp_ftrl import DPFTRL
 from leakgauge.defenses.dp_sgd import DPSGD
 from leakgauge.defenses.mvu import MVU
 from leakgauge.defenses.ota_orthogonal import OTAOrthogonal
@@ -36,6 +37,7 @@ DEFENSES = {
     "random-mask": RandomMask(share=0.5),
     "top-k": TopK(fraction=0.25),
     "dp-fedavg": DPFedAvg(clip=0.5),
+    "dp-ftrl": DPFTRL(clip=0.5),
     "dp-sgd": DPSGD(clip=2.0, noise_std=0.1),
     "udp": UDP(clip=2.0, epsilon=50.0),
     "udp-crd": UDPCRD(clip=2.0, epsilon=50.0),

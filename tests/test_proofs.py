@@ -123,6 +123,7 @@ def test_normal_noise_on_a_message_is_not_proved_below_its_hockey_stick(name, pa
     ("ota", {"epsilon": 9.0, "clip": 3.0, "power": 10.0}, 3.0),
     ("dp-fedavg", {}, 1.0),
     ("dp-fedavg", {"noise_std": 3.0, "clip": 2.0, "delta": 1e-8}, 2.0),
+    ("dp-ftrl", {"epsilon": 3.0, "clip": 2.0}, 2.0),
 )
 def test_normal_noise_on_a_sum_is_not_proved_below_its_hockey_stick(name, parameters, clip, rounds):
     defense, states, setting, claim = case(name, parameters, rounds)

@@ -164,6 +164,7 @@ FALSE = {
     "half of the noise, PM": lambda e: half_the_noise(registry.build("defense", "piecewise", {"epsilon": e})),
     "half of the noise, RQM": lambda e: half_the_noise(registry.build("defense", "rqm", {"epsilon": e})),
     "half of the noise, PrivUnit": lambda e: half_the_noise(registry.build("defense", "privunit", {"epsilon": e})),
+    "correlated noise as one round": lambda e: claiming("dp-ftrl", {"epsilon": e, "band": 3}, proved=smaller(0.3)),
     "normal noise at delta 0": lambda e: claiming("gaussian", {"epsilon": e}, delta=lambda *_: 0.0, proved=smaller(1)),
     "normal noise at delta 0 and a higher epsilon": lambda e: claiming(
         "gaussian", {"epsilon": e}, delta=lambda *_: 0.0, proved=lambda *_: Proof.pure(9e9, 1, Unit.MESSAGE, "large.")

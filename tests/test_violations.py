@@ -154,7 +154,7 @@ VARIANTS = [
 def test_every_assumption_is_either_counted_or_shown_by_no_message(name):
     known = registry.build("defense", name, {}).parameters()
     variants = [parameters for parameters in VARIANTS if parameters.keys() <= known.keys()]
-    users = (4,) if name == "ota" else (4, 2)  # on its channel all clients must take part
+    users = (4,) if name in ("ota", "dp-ftrl") else (4, 2)  # here all clients must take part
     for parameters, participants, sends in itertools.product(variants, users, ("update", "gradient")):
         setting = dataclasses.replace(setting_of(60, 7), participants=participants, sends=sends)
         defense = registry.build("defense", name, parameters)

@@ -274,7 +274,7 @@ class _Run:
         sent = server.exchange(clients, self.key.child("round", number, "channel"))
         for sender, memory in zip(senders, sent.memories, strict=True):
             self.memories[sender.number] = memory
-        return server.decode(sent, self.key.child("round", number, "server"))
+        return server.decode(sent, server.server_key(self.key, self.key.child("round", number)))
 
     def loss(self, params: Vector) -> float | None:
         """Mean loss over the records that were left out; None if there are none."""

@@ -108,7 +108,8 @@ class Cascade(Wrapper[None, None]):
     )
     # there is no state; the second defense's error changes norms, variances and the distribution of a mean
     default: ClassVar[str] = (
-        "init remember exact_likelihood advance compensated stops decode longest error_variance aggregate_distribution"
+        "correlates init remember exact_likelihood advance compensated stops decode longest error_variance "
+        "aggregate_distribution"
     )
 
     names: tuple[str, str]

@@ -44,7 +44,7 @@ _TYPES: dict[type, Any] = {bool: bool, int: int | float, float: float, str: str,
 
 
 @dataclass(frozen=True)
-class Function(Plain):
+class Function(Plain[None]):
     """A function of an update whose result is sent as float32; all that is stated of it is a parameter.
 
     If `noise` and `clip` are stated, the message is stated to be the clipped update plus noise; an audit tests this.

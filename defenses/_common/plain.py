@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,9 +16,11 @@ from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 
+S = TypeVar("S")
+
 
 @dataclass(frozen=True)
-class Plain(Defense[None, None]):
+class Plain(Defense[S, None]):
     """A defense whose message is the bounded update itself, in 4 * d bytes; it uses neither key."""
 
     randomized: ClassVar[bool] = False
@@ -27,12 +29,12 @@ class Plain(Defense[None, None]):
         """The update [..., d] as the client sends it: unchanged unless the defense clips."""
         return update
 
-    def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
+    def encode(self, state: S, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
         """The bounded update as float32. Uses neither key."""
         check_update(update)
         return pack_float32(self.bounded(update)), None
 
-    def estimate(self, state: None, received: bytes, link: Link) -> Vector:
+    def estimate(self, state: S, received: bytes, link: Link) -> Vector:
         """The exact bounded update."""
         return unpack_float32(received, link.setting.dim)
 
@@ -40,7 +42,7 @@ class Plain(Defense[None, None]):
         """[n, d]: the bounded updates of n messages."""
         return torch.stack([unpack_float32(wire, links.setting.dim) for wire in received])
 
-    def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
+    def likelihood(self, state: S, received: Sequence[bytes], links: Links) -> Likelihood:
         """Squared distance of the bounded candidate in units of `ROUNDING`: messages have no noise."""
         sent = self.sent(received, links)
         return lambda update: rounding_misfit(self.bounded(update) - sent)

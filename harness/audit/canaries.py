@@ -374,8 +374,9 @@ def _decoded(federation: Federation, updates: Tensor, key: Key, signs: Tensor, t
     """
     found = []
     for number, exchange in enumerate(federation.run((sign * updates for sign in signs.tolist()), key)):
-        server = key.child("round", number, "server")
-        found.append(federation.round(number).revealed(exchange, threat, server).double())
+        round_ = federation.round(number)
+        server = round_.server_key(key, key.child("round", number))
+        found.append(round_.revealed(exchange, threat, server).double())
     return torch.stack(found)
 
 

@@ -158,7 +158,8 @@ class Mechanism(Source):
                 of_round = self.ratios(number, wires[-1], links, (zero, one))
                 ratios += [] if of_round is None else [of_round]
             if only in (None, "estimates"):
-                terms.append(sign * inputs.seen(self._estimates(number, exchanges, keys), numbers))
+                runs = [key.child("trial", trial) for trial in range(trials)]
+                terms.append(sign * inputs.seen(self._estimates(number, exchanges, runs, keys), numbers))
         width = federation.setting.dim if inputs.focus is None else inputs.focus.shape[-1]
         return Trace(
             torch.stack(ratios).sum(0) if ratios else None,
@@ -204,9 +205,16 @@ class Mechanism(Source):
         each = zip(clients, keys, strict=True)
         return [round_.among_silent([client], key, always=not alone) for client, key in each]
 
-    def _estimates(self, number: int, exchanges: Sequence[Exchange], keys: Sequence[Key]) -> Tensor:
-        """[n, d] the adversary's estimate of the update in one round, or of the mean update."""
+    def _estimates(
+        self, number: int, exchanges: Sequence[Exchange], runs: Sequence[Key], keys: Sequence[Key]
+    ) -> Tensor:
+        """[n, d] the adversary's estimate of the update in one round, or of the mean update.
+
+        Args:
+            runs, keys: the key of each trial, and its key of this round.
+        """
         if self.sees_messages:
             return torch.cat([self.federation.estimates(exchange, self.threat, number) for exchange in exchanges])
-        round_, each = self.federation.round(number), zip(exchanges, keys, strict=True)
-        return torch.stack([round_.revealed(exchange, self.threat, key.child("server")) for exchange, key in each])
+        round_ = self.federation.round(number)
+        each = zip(exchanges, map(round_.server_key, runs, keys), strict=True)
+        return torch.stack([round_.revealed(exchange, self.threat, server) for exchange, server in each])

@@ -200,6 +200,9 @@ class Mechanism(ABC, Generic[S, M]):
     superposes: ClassVar[bool] = False
     """Whether the channel adds up all messages of a round, so that only the sum arrives."""
 
+    correlates: ClassVar[bool] = False
+    """Whether the server's noise depends on that of earlier rounds: the server's key is then that of the whole run."""
+
     @property
     def local(self) -> LocalRule:
         """The rule for local training; `encode` receives updates that follow this rule."""
@@ -278,7 +281,8 @@ class Mechanism(ABC, Generic[S, M]):
 
         Args:
             links: with the shared keys.
-            private: the server's own key of this round; no one else knows it.
+            private: the server's own key of this round; no one else knows it. With `correlates`, it is the same key in
+                every round, and `state` has to tell the rounds apart.
         """
         updates = [self.estimate(state, wire, link) for wire, link in zip(received, links.each(), strict=True)]
         return self.average(updates, links, private)

@@ -57,7 +57,7 @@ class Aggregated(Wrapper[Any, Any]):
     )
     # a sum shows no header, its errors have Fisher information, and the server refuses no sum
     default: ClassVar[str] = (
-        "exact_likelihood plaintext_statistic read_plaintext_statistic error_variance longest average"
+        "correlates exact_likelihood plaintext_statistic read_plaintext_statistic error_variance longest average"
     )
     refused: ClassVar[dict[str, str]] = {
         "message_distribution aggregate_distribution low_noise_variant": "they are stated for single messages"

@@ -434,7 +434,7 @@ class _Run:
             for k, update, own in zip(numbers, updates, keys, strict=True)
         ]
         clients = self._forged(clients, round_)
-        collected = round_.collect(clients, key.child("channel"), key.child("server"))
+        collected = round_.collect(clients, key.child("channel"), round_.server_key(self.key, key))
         if collected.dropped:
             self._drop(number, collected.dropped, diverged=not bool(updates.isfinite().all(1).any()))
         if collected.clients and not number:

@@ -303,6 +303,10 @@ class Round:
         exchange = self.exchange([*clients, *silent], key.child("channel"))
         return exchange._replace(memories=exchange.memories[: len(clients)])
 
+    def server_key(self, run: Key, of_round: Key) -> Key:
+        """The server's key of this round: a child of the round's key, or of the run's if the defense `correlates`."""
+        return (run if self.defense.correlates else of_round).child("server")
+
     def decode(self, exchange: Exchange, private: Key) -> Vector:
         """Server: the mean update [d]. Only the server knows `private`.
 

@@ -264,6 +264,7 @@ class Server:
         federation(self.facts, 1)
         self.weight = str(getattr(self.strategy, "weighted_by_key", "num-examples"))
         self.shared = self.secret if self.seed is None else self.seed
+        self.private = Key(secrets.randbits(128))  # of the server alone, without a seed
         self._configure, self._aggregate = self.strategy.configure_train, self.strategy.aggregate_train
         self._evaluated, self._start = self.strategy.aggregate_evaluate, self.strategy.start
 
@@ -364,9 +365,10 @@ class Server:
                 self._refuse(f"node {reply.metadata.src_node_id}", str(error))
         if not arrived:
             return self._aggregate(server_round, [])
-        private = self.master.child("round", self.here.number) if self.seed is not None else Key(secrets.randbits(128))
+        run = self.master if self.seed is not None else self.private
+        own = run.child("round", self.here.number)
         sealed_messages = [arrived[number][0] for number in sorted(arrived)]
-        found = self.here.collect(sealed_messages, private.child("channel"), private.child("server"))
+        found = self.here.collect(sealed_messages, own.child("channel"), self.here.server_key(run, own))
         for number, reason in found.dropped.items():
             self._refuse(f"client {number}", reason)
         for sender in found.links.senders:

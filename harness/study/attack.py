@@ -90,7 +90,7 @@ class BatchedCells(Wrapper[Any, Any]):
     """
 
     delegated: ClassVar[str] = "local step_noise training_noise superposes"
-    default: ClassVar[str] = "analog randomized remember"  # `encode` asks each defense for its memory
+    default: ClassVar[str] = "analog correlates randomized remember"  # `encode` asks each defense for its memory
     refused: ClassVar[dict[str, str]] = {
         "exact_likelihood parts init longest decode average advance compensated stops plaintext_statistic "
         "read_plaintext_statistic error_variance message_distribution state_metrics step_distribution "

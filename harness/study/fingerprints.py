@@ -129,7 +129,8 @@ def _two_rounds(federation: Federation, updates: Sequence[Vector], key: Key) -> 
     for number in range(len(federation.history)):
         exchange = federation.exchange(updates, key.child(number), number, memories=memories)
         memories = exchange.memories
-        yield exchange, federation.round(number).decode(exchange, key.child(number, "server"))
+        round_ = federation.round(number)
+        yield exchange, round_.decode(exchange, round_.server_key(key, key.child(number)))
 
 
 def _of_defense(spec: TrainingSpec, ready: Prepared) -> Iterator[Fingerprint]:

@@ -51,7 +51,7 @@ _PROTECTIONS = {
     "Random noise for each record": ("udp",),
     "Random noise for each record, less in later rounds": ("udp-crd", "udp-lei"),
     "Random noise in each training step": ("dp-sgd",),
-    "Random noise that the server adds": ("dp-fedavg",),
+    "Random noise that the server adds": ("dp-fedavg", "dp-ftrl"),
     "Noise on the radio by which all sites send at once": ("ota",),
     "Noise in separate radio channels": ("ota-orthogonal",),
     "Each message cut to a few random bits": ("mvu", "rqm", "vqsgd"),
