@@ -44,6 +44,8 @@ SHOWN_BY_NO_MESSAGE = {
     "every client adds its noise and keeps it secret": "a secret",
     "the adversary hears the sum only through the server's receiver, with the stated noise and gains": "trust",
     "the adversary hears a message only through the server's receiver, with the stated noise and gains": "trust",
+    "the secure sum is trusted: of a round's messages, nobody learns more than their sum": "trust",
+    "it is public which clients send; a client that is left out sends its noise without an update": "a choice",
 }
 
 TASK = small_task()
