@@ -173,7 +173,7 @@ HALF_THE_NOISE = {
 }
 
 NOISY = (*PLAIN, "mvu", "piecewise", "ppr", "privunit", "rqm", "sqsgd", "vqsgd", *UDP, "ota", "ota-orthogonal")
-SHARED_NOISE = {name: on("shared_noise", name) for name in NOISY}
+SHARED_NOISE = {name: on("shared_noise", name) for name in NOISY if name != "ppr"}
 
 REUSED_DITHER = {
     "sdq": on("reused", "sdq", 18, proof=(Unit.COORDINATE, Threat.SERVER)),
@@ -229,6 +229,7 @@ SENSELESS = {
         "dp-sgd": "noise is drawn in local training, with keys that no defense sees",
         **dict.fromkeys(("dp-fedavg", "dp-ftrl"), _MODELS),
         **dict.fromkeys(SUMS, "the noise of the other clients stays"),
+        "ppr": "trials score the decoded vector alone, which keeps its distribution; only the key check could see it",
     },
     "a reused dither": {
         **{name: why for name, why in _UNPROTECTED.items() if not name.startswith("sdq")},

@@ -176,7 +176,7 @@ def test_the_lineup_is_of_the_adversary_of_the_track(done):
         people = [one for one in line.get("found", ()) if one["among"] >= 20]
         assert len(people) == (line["track"] != "model" and bool(line["accuracy"]))
     (found,) = [one for one in at(done[2], "undefended", "no defense", None)["found"] if one["among"] == 20]
-    assert found["value"] > 0.9
+    assert found["value"] > 0.6
     assert found["n"] == 30
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from rich.cells import cell_len
 
 from leakgauge.harness.core.sinks import visible
@@ -107,7 +107,8 @@ def alone(picture: Markup, title: str) -> str:
     """The wide form of a picture of proofs as a file of its own, which follows the theme of its reader."""
     svg = str(picture).partition('<div class="wide">')[2].partition("</div>")[0]
     head, _, rest = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).partition(">")
-    return f"{head}><title>{escape(visible(title))}</title><style>{_ALONE}</style>{rest}\n"
+    about = Markup("<title>{}</title>").format(visible(title))
+    return f"{head}>{about}<style>{_ALONE}</style>{rest}\n"
 
 
 def _svg(spots: Sequence[Spot], frame: Frame, width: float, height: float) -> Markup:
