@@ -218,12 +218,12 @@ def _tables(made: Data, track: Data) -> list[Table]:
     names = ("Epsilon", "Rank", "Accuracy", "Of undefended", "Bits")
     numbers = [Column(name, "num") for name in names]
     columns: tuple[Column | str, ...] = ("Entry", *numbers, "Identified", "Also found", "Audited")
-    tables = []
+    tables, good_for = [], {entry["name"]: entry["good_for"] for entry in made["entries"]}
     for task in made["tasks"]:
         lines = _of(made, track, task["name"])
         whole = _undefended(made, task["name"])
         order = sorted(lines, key=lambda line: (line["epsilon"] or math.inf, -fmean(line["accuracy"] or [0.0])))
-        rows = tuple(_row(line, whole) for line in order if line["accuracy"])
+        rows = tuple(_row(line, whole, good_for.get(line["entry"], "")) for line in order if line["accuracy"])
         lacking = gathered((line["entry"], line) for line in lines if not line["accuracy"])
         notes = [f"{name}: not in this track. {alike[0]['note']}." for name, alike in lacking.items()]
         if rows or notes:
@@ -231,12 +231,12 @@ def _tables(made: Data, track: Data) -> list[Table]:
     return tables
 
 
-def _row(line: Data, whole: float | None) -> Fields:
+def _row(line: Data, whole: float | None, good_for: str) -> Fields:
     mean, (low, high) = fmean(line["accuracy"]), mean_interval(line["accuracy"])
     people, audit = _people(line), line["audited"]
     others = [one for one in line["found"] if not one["n"] and one["value"] and one["p"] <= LEVEL]
     return (
-        Cell(line["entry"]),
+        Cell(line["entry"], below=(good_for,) if good_for else ()),
         "∞" if line["epsilon"] is None else short(line["epsilon"]),
         str(line.get("rank", "")),
         Cell(_three(mean), spread(low, high, _three)),

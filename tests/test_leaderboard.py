@@ -204,7 +204,7 @@ def test_after_a_part_of_the_rounds_only_settings_with_equal_rounds_are_compared
     assert [one.score for one in leaderboard._kept(trials, 3, whole=False)] == [0.9, 0.2, 0.8]
     assert [one.score for one in leaderboard._kept(trials, 3, whole=True)] == [0.9, 0.8, 0.7]
     stopped = trials[3].at(1, Stage(0.25, 3)).federation
-    assert (stopped.rounds, stopped.last, stopped.evaluate_on) == (8, 2, "validation")
+    assert (stopped.rounds, stopped.rounds_run, stopped.evaluate_on) == (8, 2, "validation")
 
 
 def test_a_submission_stands_in_every_track_that_its_proof_allows(source, tmp_path):
@@ -253,6 +253,10 @@ def test_a_marker_says_against_whom_the_proof_is():
         (('data = "digits"', 'data = "digits"\ncolour = "red"'), "colour"),
         (("[scale.quick]", "[scale.tiny]"), "scale.tiny"),
         (('name = "clients add noise"', 'name = "no defense"'), "expected one of each name"),
+        (('adversary = "participant"', 'adversary = "nobody"'), r"tracks\.1\.adversary: got 'nobody', expected"),
+        (("samples = 400, ", ""), "expected samples > 0 in federation, got none"),
+        (("validation = 100, ", ""), "expected validation > 0 in federation, got none"),
+        (("stages = [", "stages = []\nunused = ["), "unused"),
     ],
 )
 def test_a_wrong_board_is_refused_in_a_line(tmp_path, change, problem):
@@ -260,6 +264,21 @@ def test_a_wrong_board_is_refused_in_a_line(tmp_path, change, problem):
     path.write_text(BOARD.replace(*change, 1))
     with pytest.raises(StudyError, match=problem):
         board(str(path), Size.QUICK)
+
+
+def test_a_wrong_parameter_of_an_attack_is_refused_and_not_left_out(tmp_path):
+    path = tmp_path / "wrong.toml"
+    path.write_text(BOARD.replace("among = 20", "amongst = 20"))
+    with pytest.raises(StudyError, match="amongst"):
+        ran(board(str(path), Size.QUICK), tmp_path / "out", only=["no defense"])
+
+
+def test_a_published_entry_keeps_its_own_delta_and_one_without_any_gets_none(source):
+    made = board(source, Size.QUICK)
+    for entry, epsilon, delta in (({"name": "gaussian"}, None, 1e-5), ({"name": "laplace"}, 2.0, None)):
+        line = Line(made.tasks[0], made.tracks[2], replace(made.entries[2], defense=entry), epsilon)
+        (cell,) = resolve(line.table({"rounds": 4, "clip": 0.1, "step": 0.1})).cells
+        assert cell.training.defense.parameters.get("delta") == delta
 
 
 def test_an_unknown_board_or_entry_is_refused(source, tmp_path):

@@ -154,7 +154,7 @@ class FederationSpec:
                 raise ValueError(f"expected {name} >= 0, got {name}={getattr(self, name)}")
 
     @property
-    def last(self) -> int:
+    def rounds_run(self) -> int:
         """The number of rounds that run."""
         return min(self.rounds, self.stop_after or self.rounds)
 

@@ -323,7 +323,7 @@ def _foreseen(case: Case) -> Iterator[Finding]:
     if not found or not named:
         return
     one, among = stats.pool(found), round(1 / max(each.chance or 1.0 for each in named))
-    rounds, planned = stats.rounds_to_name(one.low or 0.0, among), case.training.federation.last
+    rounds, planned = stats.rounds_to_name(one.low or 0.0, among), case.training.federation.rounds_run
     if rounds is not None and rounds <= planned:
         values = np.array([value for value in stats.of_messages(one) if value is not None])
         error = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.inf

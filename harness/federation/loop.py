@@ -226,7 +226,7 @@ def train(
     state = defense.init(training.setting)
     schedule = _Schedule(spec)
     before: float | None = run.evaluate(params, 0, whole=False)
-    for number in range(spec.last):
+    for number in range(spec.rounds_run):
         if defense.stops(state):
             break
         lr = schedule.lr(number, before)
@@ -237,8 +237,8 @@ def train(
         training.learning_rates.append(lr)
         after_round = run.round(sent, state, number, lr, with_snr=before is not None)
         params = after_round if chosen is None else params
-        due = (number + 1) % spec.evaluate_every == 0 or number + 1 == spec.last
-        after = run.evaluate(params, number + 1, whole=number + 1 == spec.last) if due else None
+        due = (number + 1) % spec.evaluate_every == 0 or number + 1 == spec.rounds_run
+        after = run.evaluate(params, number + 1, whole=number + 1 == spec.rounds_run) if due else None
         training.feedback.append(Feedback(number, before, after))
         state, before = defense.advance(state, training.feedback[-1]), after
     if not training.feedback:

@@ -165,7 +165,7 @@ class Pace:
         larger = 1 + self.dim(job.training.task) / _DIM
         if job.trains:
             spec, federation = job.training, job.training.federation
-            turns = federation.last * _participants(federation)
+            turns = federation.rounds_run * _participants(federation)
             sizes = [turns * _TURN, turns * self._steps(spec) * _STEP, self._tested(spec) * _TESTED]
             return np.array([_START, *(larger * size for size in sizes), spec.audit * _TRIAL])
         cell, victims = job.cells[0], len(job.victims) * len(job.cells)
@@ -196,7 +196,7 @@ class Pace:
         with suppress(Exception):  # a defense with a goal, or one that cannot be built
             if not reads_losses(build_defense(spec.defense), federation):
                 interim = min(tested, federation.interim_samples or tested)
-        return federation.last // federation.evaluate_every * interim + 2 * tested
+        return federation.rounds_run // federation.evaluate_every * interim + 2 * tested
 
 
 def _kinds(job: Job) -> tuple[Hashable, ...]:
@@ -379,7 +379,7 @@ class Rehearsal:
             target = target if target.round is None else replace(target, round=0, rounds=1, shuffled=False)
         if spec.task.data.startswith(RECORDING):
             small, target = replace(spec, audit=0), cell.target
-        rounds = frozenset(range(small.federation.last))
+        rounds = frozenset(range(small.federation.rounds_run))
         if not training_suffices(small, Keep(rounds, rounds), self.context.store):
             self._run(Job("training", small, ()))
         return replace(cell, training=small, target=target)
@@ -389,7 +389,7 @@ class Rehearsal:
         code_of(job.training), environment()  # read once per process and cached, so not part of a training's time
         start = time.perf_counter()
         if job.trains:
-            rounds = frozenset(range(job.training.federation.last))
+            rounds = frozenset(range(job.training.federation.rounds_run))
             run_training(job.training, Keep(rounds, rounds), self.context)
         elif job.kind == "limit":
             run_part(job, self.context)

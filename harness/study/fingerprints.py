@@ -90,7 +90,7 @@ def _small(cell: Cell, training: TrainingSpec) -> Cell:
         if name in ("evaluations", "warm") and isinstance(value, int)
     }
     attack = replace(cell.attack, parameters=cell.attack.parameters | few)
-    return replace(cell, training=training, attack=attack, target=_few(cell.target, training.federation.last - 1))
+    return replace(cell, training=training, attack=attack, target=_few(cell.target, training.federation.rounds_run - 1))
 
 
 def _few(target: Target, first: int = 0) -> Target:

@@ -40,6 +40,10 @@ _HALVINGS = 40
 _TRAININGS = 5  # the search for an accuracy: most places before the goal lies between two, and halvings after that
 
 
+Protected = Literal["coordinate", "sub-vector", "message", "record", "client"]
+Adversary = Literal["server", "colluding-server", "aggregator", "eavesdropper", "participant", "public"]
+
+
 @dataclass(frozen=True)
 class Goal:
     """The goal of a defense: exactly one of the first three attributes.
@@ -59,9 +63,9 @@ class Goal:
     proved_epsilon: float | None = None
     accuracy_loss: float | None = None
     clip: Literal["median"] | None = None
-    unit: Literal["coordinate", "sub-vector", "message", "record", "client"] | None = None
+    unit: Protected | None = None
     horizon: Literal["round", "run"] = "run"
-    adversary: Literal["server", "colluding-server", "aggregator", "eavesdropper", "participant", "public"] = "server"
+    adversary: Adversary = "server"
     delta: float | None = None
     parameter: str = ""
 

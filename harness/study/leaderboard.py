@@ -29,7 +29,6 @@ import dataclasses
 import functools
 import json
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -44,16 +43,16 @@ from leakgauge.harness.core import stats
 from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.cell import Cell, FederationSpec, Scalar, Size, TrainingSpec
 from leakgauge.harness.core.errors import StudyError, unknown
-from leakgauge.harness.core.files import text as text_of
 from leakgauge.harness.core.labels import UNDEFENDED, counted, part_text
 from leakgauge.harness.core.rating import Ratings
 from leakgauge.harness.core.result import Run, TrainingRecord
 from leakgauge.harness.core.rng import Key, permutation
 from leakgauge.harness.core.stored import canonical, to_data
+from leakgauge.harness.core.threats import ThreatMismatch, View, require
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.registry import ParameterError
-from leakgauge.harness.study.goal import KEY, Goal, proved_at, solve
-from leakgauge.harness.study.recipes import merged
+from leakgauge.harness.study.goal import KEY, Adversary, Goal, proved_at, solve
+from leakgauge.harness.study.recipes import merged, scalable
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.schedule import Listener
 from leakgauge.harness.study.study import Study, expand, resolve
@@ -67,7 +66,7 @@ TIE = 0.005
 
 _MOST = 60  # records of a victim's message
 _TUNING = 1000  # the first seed of tuning; the final trainings have the seeds from 0 on
-_AGAINST = ("server", "aggregator", "participant", "public")  # who sees less and less
+_AGAINST: tuple[Adversary, ...] = ("server", "aggregator", "participant", "public")  # who sees less and less
 _FIELDS = {one.name for one in dataclasses.fields(FederationSpec)}
 
 
@@ -90,7 +89,7 @@ class Track:
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
     name: str
     title: str
-    adversary: str
+    adversary: Adversary
     unit: Literal["record", "client"] = "client"
     tasks: tuple[str, ...] = ()
     federation: Table = field(default_factory=dict)
@@ -160,20 +159,10 @@ def board(source: str, size: Size) -> Board:
         UnknownNameError: there is no such board.
         StudyError: the board is invalid.
     """
-    known = boards()
-    path = Path(source) if source.endswith(".toml") else known.get(source)
-    if path is None:
-        raise unknown("board", source, known)
-    try:
-        table = tomllib.loads(text_of(path))
-    except (OSError, ValueError) as error:
-        raise StudyError(source, [f"cannot be read: {error}"]) from error
+    name, table = scalable("board", source, boards())
     scale = table.pop("scale", {})
-    if wrong := sorted(scale.keys() - set(Size)):
-        raise StudyError(source, [f"scale.{wrong[0]}: expected one of {', '.join(Size)}"])
-    table = merged(table, scale.get(size, {}))
     try:
-        made = registry.construct(Board, {"name": path.stem, **table})
+        made = registry.construct(Board, {"name": name, **merged(table, scale.get(size, {}))})
     except ParameterError as error:
         raise StudyError(source, [f"{at}: {text}" if at else text for at, text in error.problems]) from error
     made = dataclasses.replace(made, entries=tuple(one for entry in made.entries for one in _by_bits(entry)))
@@ -189,6 +178,13 @@ def board(source: str, size: Size) -> Board:
     listed += [name for entry in made.entries for name in entry.tasks]
     problems += [f"tasks: no task {name!r}; known: {', '.join(sorted(tasks))}" for name in listed if name not in tasks]
     problems += [f"entries: {name}: expected one of each name" for name in _repeated(one.name for one in made.entries)]
+    problems += [
+        f"tasks: {place.name}: expected {key} > 0 in federation, got {place.federation.get(key, 'none')}"
+        for place in made.tasks
+        for key in ("clients", "samples", "validation")
+        if not isinstance(count := place.federation.get(key), int) or count < 1
+    ]
+    problems += ["stages: expected one stage of tuning or more"] if not made.stages else []
     if problems:
         raise StudyError(source, problems)
     return made
@@ -252,8 +248,8 @@ class Line:
     """An entry on a task, in a track, at an epsilon; None: without a goal.
 
     Attributes:
-        trials: the settings that are still tried; `dropped` are out.
-        note: why it has no result, or what the search for its noise found.
+        trials: all settings that were tried; `left`: those that are still in, at the end the chosen one.
+        note: why it has no result.
     """
 
     place: Place
@@ -261,9 +257,8 @@ class Line:
     entry: Entry
     epsilon: float | None
     trials: list[Trial] = field(default_factory=list)
-    dropped: list[Trial] = field(default_factory=list)
+    left: list[Trial] = field(default_factory=list)
     note: str = ""
-    seeds: int = 0
 
     @property
     def spec(self) -> Table:
@@ -273,8 +268,7 @@ class Line:
     @property
     def delta(self) -> float:
         """1 / N^1.1 for N clients or records."""
-        known = registry.construct(FederationSpec, {key: self.spec[key] for key in ("clients", "samples")})
-        number = (known.samples or 0) if self.track.unit == "record" else known.clients
+        number = self.spec["samples" if self.track.unit == "record" else "clients"]
         return float(f"{number**-1.1:.6g}")
 
     def settings(self, number: int) -> list[dict[str, Scalar]]:
@@ -299,9 +293,9 @@ class Line:
                 defense[name] = value
         if federation.get("participation") == "turns" and "participants" not in federation:
             federation["participants"] = federation["clients"] // federation["rounds"]
-        if "delta" in known:
-            defense.setdefault("delta", self.delta)
         if self.epsilon is not None:
+            if known.get("delta") is not None:
+                defense.setdefault("delta", self.delta)
             goal = {"proved_epsilon": self.epsilon, "unit": self.track.unit, "adversary": self.track.adversary}
             defense[KEY] = {**goal, "delta": self.delta, **defense.get(KEY, {})}
         task = {"data": self.place.data, "model": self.place.model}
@@ -334,8 +328,8 @@ def _begin(line: Line, number: int, root: Path, allow_code: bool) -> None:
         cells, said = solve(study.cells, root, lambda _: {})
         notes += said
         line.trials += [Trial(setting, cell.training) for cell in cells[:1]]
-    if not line.trials:
-        line.note = notes[0] if notes else "no setting"
+    line.left = line.trials
+    line.note = "" if line.trials else notes[0]
 
 
 def _kept(trials: Sequence[Trial], number: int, *, whole: bool) -> list[Trial]:
@@ -377,28 +371,26 @@ def run_board(
     """
     lines = _lines(made, only)
     for line in lines:
-        _begin(line, made.stages[0].settings if made.stages else 1, root, allow_code)
+        _begin(line, made.stages[0].settings, root, allow_code)
 
     def trained(name: str, cells: Iterable[Cell]) -> Run:
         asked = Study(name, made.title, tuple({cell.id: cell for cell in cells}.values()))
         return run_study(asked, folder=out / "runs", data=root, workers=workers, listen=listen(name), merge=True)
 
-    for number, stage in enumerate(made.stages):
+    def narrow(number: int, before: Stage) -> None:
         for line in lines:
-            last = number > 0 and made.stages[number - 1].rounds == 1
-            kept = _kept(line.trials, stage.settings, whole=last) if number else line.trials
-            line.dropped += [trial for trial in line.trials if trial not in kept]
-            line.trials = kept
+            line.left = _kept(line.left, number, whole=before.rounds == 1)
+
+    for number, stage in enumerate(made.stages):
+        if number:
+            narrow(stage.settings, made.stages[number - 1])
         seeds = range(_TUNING, _TUNING + stage.seeds)
-        asked = [(trial, [trial.at(seed, stage) for seed in seeds]) for line in lines for trial in line.trials]
+        asked = [(trial, [trial.at(seed, stage) for seed in seeds]) for line in lines for trial in line.left]
         run = trained(f"tuning, stage {number + 1}", (_plain(spec) for _, specs in asked for spec in specs))
         for trial, specs in asked:
             trial.scores.append([_accuracy(run.trainings.get(spec.id)) for spec in specs])
-    for line in lines:
-        kept = _kept(line.trials, 1, whole=True) if line.trials and made.stages else line.trials[:1]
-        line.dropped += [trial for trial in line.trials if trial not in kept]
-        line.trials = kept
-    final = [cell for line in lines for trial in line.trials for cell in _final(made, line, trial)]
+    narrow(1, made.stages[-1])
+    final = [cell for line in lines for trial in line.left for cell in _final(made, line, trial)]
     run = trained("final trainings and attacks", final)
     return _tables(made, lines, run, root)
 
@@ -422,11 +414,14 @@ def _final(made: Board, line: Line, trial: Trial) -> Iterator[Cell]:
     if made.audit and line.epsilon is not None:
         first = dataclasses.replace(first, audit=made.audit)
     for given in made.attacks:
-        attack = {**given, "target": {**_victims(given, first.federation), **given.get("target", {})}}
+        threat = _seen(adversary, given)
+        attack = {**given, "threat": threat}
+        attack["target"] = {**_victims(given, first.federation), **given.get("target", {})}
         try:
-            crossed = resolve({**study, "lineup": False, "attacks": [{**attack, "threat": _seen(adversary, attack)}]})
-        except StudyError:  # this adversary does not see what the attack needs
+            require(registry.build("attack", given["name"], {}).needs, given["name"], View.parse(threat))
+        except ThreatMismatch:
             continue
+        crossed = resolve({**study, "lineup": False, "attacks": [attack]}, line.entry.name)
         yield from (dataclasses.replace(cell, training=first) for cell in crossed.cells)
     yield from (_plain(first if seed == 0 else trial.at(seed)) for seed in range(made.seeds))
 
@@ -468,13 +463,13 @@ def _result(made: Board, line: Line, run: Run, ratings: Ratings, root: Path) -> 
         "defense": line.entry.defense["name"],
         "accuracy": [],
         "trials": [
-            {"setting": trial.setting, "scores": trial.scores, "kept": trial in line.trials}
-            for trial in (*line.trials, *line.dropped)
+            {"setting": trial.setting, "scores": trial.scores, "kept": trial in line.left}
+            for trial in sorted(line.trials, key=lambda one: one not in line.left)
         ],
     }
-    if not line.trials:
+    if not line.left:
         return table
-    trial = line.trials[0]
+    trial = line.left[0]
     specs = [trial.at(seed) for seed in range(made.seeds)]
     if made.audit and line.epsilon is not None:
         specs[0] = dataclasses.replace(specs[0], audit=made.audit)
@@ -505,9 +500,9 @@ def _result(made: Board, line: Line, run: Run, ratings: Ratings, root: Path) -> 
     return table
 
 
-def _proved(line: Line, spec: TrainingSpec, adversary: str, root: Path) -> float | str:
+def _proved(line: Line, spec: TrainingSpec, adversary: Adversary, root: Path) -> float | str:
     """Epsilon of the whole run for the track's unit against an adversary, at the track's delta; or `inf`."""
-    goal = Goal(proved_epsilon=1.0, unit=line.track.unit, adversary=adversary, delta=line.delta)  # type: ignore[arg-type]
+    goal = Goal(proved_epsilon=1.0, unit=line.track.unit, adversary=adversary, delta=line.delta)
     epsilon = proved_at(spec, goal, root)[0]
     return epsilon if math.isfinite(epsilon) else "inf"
 

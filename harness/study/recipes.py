@@ -23,7 +23,7 @@ import dataclasses
 import json
 import math
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import resources
@@ -106,19 +106,7 @@ def recipe(source: str, size: Size, root: Path) -> Recipe:
         UnknownNameError: there is no such recipe.
         StudyError: the recipe is invalid; all problems are reported together.
     """
-    known = recipes()
-    path = Path(source) if source.endswith(".toml") else known.get(source)
-    if path is None:
-        raise unknown("recipe", source, known)
-    try:
-        text = text_of(path)
-        table = tomllib.loads(text)
-    except (OSError, ValueError) as error:
-        raise StudyError(source, [f"cannot be read: {error}"]) from error
-    name = source if source in known else path.stem
-    wrong = sorted(table.get("scale", {}).keys() - set(Size))
-    if wrong:
-        raise StudyError(name, [f"scale.{wrong[0]}: expected one of {', '.join(Size)}"])
+    name, table = scalable("recipe", source, recipes())
     own = {key: value for key, value in table.items() if key not in _EXTRA}
     scaled = merged(own, table.get("scale", {}).get(size, {}))
     trains, looks = "tasks" in scaled, scaled.pop("looks", table.get("looks", []))
@@ -138,6 +126,25 @@ def recipe(source: str, size: Size, root: Path) -> Recipe:
         *(name, table.get("source", ""), study, trains, (*table.get("unstated", ()),), table.get("missing", lacking)),
         *(notes, tuple(formulas), looks),
     )
+
+
+def scalable(kind: str, source: str, known: Mapping[str, Path]) -> tuple[str, Table]:
+    """The name and the table of a file with `scale`, by the name of a shipped one or by its path.
+
+    Raises:
+        UnknownNameError: there is no such file among the shipped ones, which are of this kind.
+        StudyError: the file cannot be read, or scales to an unknown size.
+    """
+    path = Path(source) if source.endswith(".toml") else known.get(source)
+    if path is None:
+        raise unknown(kind, source, known)
+    try:
+        table = tomllib.loads(text_of(path))
+    except (OSError, ValueError) as error:
+        raise StudyError(source, [f"cannot be read: {error}"]) from error
+    if wrong := sorted(table.get("scale", {}).keys() - set(Size)):
+        raise StudyError(source, [f"scale.{wrong[0]}: expected one of {', '.join(Size)}"])
+    return source if source in known else path.stem, table
 
 
 def _departures(recipe: str, printed: list[Table], study: Study, formulas: list[Table]) -> Iterator[str]:

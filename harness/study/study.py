@@ -201,8 +201,8 @@ def resolve(
         problems.append(f"attack_seeds: got {unknown_seeds}, expected seeds among {file.seeds}")
     for federation, (_, target, *_) in itertools.product(federations, attacks):
         last = max(target.looks_at, default=0)
-        if last >= federation.last:
-            problems.append(f"attacks.target.round: looks at round {last}, expected less than {federation.last}")
+        if last >= federation.rounds_run:
+            problems.append(f"attacks.target.round: looks at round {last}, expected less than {federation.rounds_run}")
         if (target.client or 0) >= federation.clients:
             problems.append(f"attacks.target.client: got {target.client}, expected less than {federation.clients}")
     if problems:
