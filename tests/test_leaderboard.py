@@ -1,11 +1,14 @@
 """The leaderboard: tuning, ranks, tracks, and the page."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from leakgauge.harness.cli.main import app
 from leakgauge.harness.core.cell import Size
 from leakgauge.harness.core.errors import StudyError, UnknownNameError
 from leakgauge.harness.study import leaderboard, training
@@ -214,6 +217,34 @@ def test_a_submission_stands_in_every_track_that_its_proof_allows(source, tmp_pa
     lines = ran(made, tmp_path, only=["gaussian"])
     assert {line["entry"] for line in lines} == {"no defense", "gaussian"}
     assert all(line["accuracy"] for line in lines)
+
+
+MINE = """
+from leakgauge.defenses.gaussian import Gaussian
+
+
+class Mine(Gaussian):
+    \"\"\"Normal noise.\"\"\"
+"""
+
+
+def test_a_submission_is_a_file_elsewhere_and_is_imported_only_with_permission(source, tmp_path, monkeypatch):
+    (tmp_path / "submitted_defense.py").write_text(MINE)
+    (tmp_path / "one.toml").write_text(
+        BOARD.replace("[scale.quick]\nseeds = 2", "[scale.quick]\nseeds = 1\nepsilons = [8.0]\nattacks = []")
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LEAKGAUGE_ALLOW_CODE", raising=False)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    words = ["leaderboard", "one.toml", "-o", "out", "--submit", "submitted_defense:Mine", "--workers", "0"]
+    refused = CliRunner().invoke(app, words)
+    assert refused.exit_code == 2
+    assert "pass --allow-code" in refused.output
+    assert "submitted_defense" not in sys.modules
+    assert not (tmp_path / "out" / "leaderboard.json").exists()
+    assert CliRunner().invoke(app, [*words, "--allow-code"]).exit_code == 0
+    lines = json.loads((tmp_path / "out" / "leaderboard.json").read_text())["lines"]
+    assert {line["track"] for line in lines if line["entry"] == "submitted_defense:Mine"} == {"model", "messages"}
 
 
 def test_records_of_several_runs_join_and_are_ranked_together(done):

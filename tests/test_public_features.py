@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from leakgauge.harness.core.code import task_code
 from leakgauge.harness.data import features, load
 from leakgauge.harness.data.given import given
 
@@ -63,3 +64,17 @@ def test_refusals(name, message):
 
 def test_the_form_is_listed():
     assert set(features.FORMS) == {"features"}
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        ("features:digits?axes=9&public=digits", []),
+        ("features:folder:here?axes=9&public=npz:there", []),
+        ("features:module:factory?axes=9&public=digits", ["module:factory"]),
+        ("features:digits?axes=9&public=module:factory", ["module:factory"]),
+        ("features:features:module:factory?axes=9&public=digits?axes=3&public=digits", ["module:factory"]),
+    ],
+)
+def test_features_name_code_only_where_their_data_sets_do(data, code):
+    assert task_code("linear", data) == code

@@ -33,14 +33,17 @@ def leaderboard(
 ) -> None:
     """Tune every defense within one budget, train it with new seeds, attack it, and write one page that sorts."""
     from leakgauge.harness.cli.progress import listener
+    from leakgauge.harness.core.code import code_allowed, import_from
     from leakgauge.harness.data import default_root
     from leakgauge.harness.study.leaderboard import as_json, board, run_board, submitted
     from leakgauge.harness.study.store import write_atomically
     from leakgauge.reports.leaderboard import leaderboard as page
 
     with cli.bugs(out / "run.log"), cli.user_errors(cli.NOT_COMPARABLE):
-        made = board(source, size)
-        made = submitted(made, submit or ())
+        made = submitted(board(source, size), submit or ())
+        if code_allowed(allow_code):
+            import_from(Path(source).parent if source.endswith(".toml") else Path.cwd())
+            import_from(Path.cwd())
         if listing:
             say(*(f"{one.name:34} {', '.join(one.tracks)}" for one in made.entries))
             return

@@ -17,6 +17,9 @@ from leakgauge.harness.core.errors import UnknownNameError
 RECORDING = "recording:"
 """Prefix of the folder in the name of a recording that is used as data."""
 
+FEATURES = "features:"
+"""Prefix of a data set that is seen through features of another one."""
+
 FUNCTION = "function:"
 """Prefix of the dotted name of a function of an update that is used as a defense."""
 
@@ -45,8 +48,17 @@ def named_code(values: Iterable[object]) -> list[str]:
 
 def task_code(model: str, data: str, loss: str = "") -> list[str]:
     """The names in a task that name code."""
-    names = {"model": model, "data": records_of(data), "loss": loss}
-    return [name for kind, name in names.items() if ":" in name and name.partition(":")[0] not in _FORMS[kind]]
+    names = [("model", model), ("loss", loss), *(("data", name) for name in _data_sets(records_of(data)))]
+    return [name for kind, name in names if ":" in name and name.partition(":")[0] not in _FORMS[kind]]
+
+
+def _data_sets(data: str) -> list[str]:
+    """The data sets that a name loads: itself, or the two of `features:DATA?public=DATA`."""
+    if not data.startswith(FEATURES):
+        return [data]
+    inner, _, query = data.removeprefix(FEATURES).rpartition("?")
+    options = dict(pair.partition("=")[::2] for pair in query.split("&"))
+    return [name for each in (inner, options.get("public", "")) for name in _data_sets(each)]
 
 
 def recording_options(name: str) -> tuple[str, dict[str, str]]:

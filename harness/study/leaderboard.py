@@ -42,6 +42,7 @@ import scipy.stats
 from leakgauge.harness.core import stats
 from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.cell import Cell, FederationSpec, Scalar, Size, TrainingSpec
+from leakgauge.harness.core.code import code_allowed, named_code
 from leakgauge.harness.core.errors import StudyError, unknown
 from leakgauge.harness.core.labels import UNDEFENDED, counted, part_text
 from leakgauge.harness.core.rating import Ratings
@@ -370,6 +371,10 @@ def run_board(
         UnknownNameError: there is no such entry.
     """
     lines = _lines(made, only)
+    named = named_code(line.entry.defense.get("name") for line in lines)
+    if named and not code_allowed(allow_code):  # before anything builds the defense
+        text = f"{named[0]!r} names code to import; pass --allow-code if you trust it"
+        raise StudyError(made.name, [text])
     for line in lines:
         _begin(line, made.stages[0].settings, root, allow_code)
 
