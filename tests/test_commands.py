@@ -83,12 +83,13 @@ def leakgauge(*words, at):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where the commands of the pages find what they name: a study, its results, other results, a baseline."""
+    """Where the commands of the pages find what they name: a study, its signed results, others, a baseline."""
     at = tmp_path_factory.mktemp("user")
     (at / "mine.toml").write_text(SMALL)
     leakgauge("run", "mine.toml", "-o", "runs/mine", at=at)
     shutil.copytree(at / "runs" / "mine", at / "runs" / "other")
     leakgauge("baseline", "update", "runs/mine", "--reason", "first numbers", at=at)
+    leakgauge("sign", "runs/mine", "--new-key", "me.pem", at=at)
     return at
 
 

@@ -6,6 +6,7 @@ The tests with Flower are in tests/flower, those with Ray in tests/test_ray.py.
 import importlib
 import importlib.metadata
 import importlib.util
+import sys
 
 import pytest
 
@@ -14,6 +15,7 @@ from leakgauge.harness.study import engines
 from leakgauge.harness.study.engine import open_engine
 from leakgauge.harness.study.run import run_study
 from tests.by_rows import by_rows
+from tests.command import call, refused
 from tests.test_run import contents, study
 
 
@@ -27,6 +29,18 @@ def test_without_flower_its_module_says_what_to_install():
 def test_without_ray_its_engine_says_what_to_install():
     with pytest.raises(StudyError, match=r"^engine: Ray is not installed: from a checkout, pip install '\.\[ray\]'$"):
         open_engine("ray", None, None)
+
+
+def test_without_cryptography_a_signature_is_refused_with_what_to_install_and_all_else_works(tmp_path, monkeypatch):
+    run_study(study(seeds=[0]), tmp_path / "out", workers=0)
+    for name in [name for name in sys.modules if name.split(".")[0] == "cryptography"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "leakgauge.harness.study.signed", raising=False)
+    monkeypatch.delattr("leakgauge.harness.study.signed", raising=False)
+    for words in (("verify", tmp_path / "out", "--key", "me.pub.pem"), ("sign", "--new-key", tmp_path / "me.pem")):
+        assert refused(*words) == "leakgauge: cryptography is not installed: from a checkout, pip install '.[sign]'"
+    assert call("verify", tmp_path / "out").exit_code == 0
 
 
 @by_rows(

@@ -20,7 +20,7 @@ from leakgauge.harness.cli.inspect import inspect_
 from leakgauge.harness.cli.leaderboard import leaderboard
 from leakgauge.harness.cli.list import list_
 from leakgauge.harness.cli.own import doctor, new
-from leakgauge.harness.cli.report import compare, export, report, verify, view
+from leakgauge.harness.cli.report import compare, export, report, sign, verify, view
 from leakgauge.harness.cli.reproduce import reproduce
 from leakgauge.harness.cli.run import run, show
 from leakgauge.harness.core.search_path import leave_working_folder
@@ -86,7 +86,8 @@ _add(report, _LOOK, (*_BASE, *_LOST), "report runs/mine --details", "report runs
 _add(export, _LOOK, (), "export runs/mine", "export runs/mine --to csv -o mine.csv")
 _add(compare, _LOOK, (), "compare runs/mine runs/other", "compare runs/mine runs/other runs/third --format md")
 _add(view, _LOOK, (), "view runs", "view runs --bundle site")
-_add(verify, _LOOK, _LOST, "verify runs/mine")
+_add(verify, _LOOK, _LOST, "verify runs/mine", "verify runs/mine --key me.pub.pem")
+_add(sign, _LOOK, _LOST, "sign runs/mine --new-key me.pem", "sign runs/mine --key me.pem")
 _add(list_, _KNOW, (), "list attacks", "list tasks")
 _add(claim, _KNOW, (), "claim gaussian --set epsilon=8")
 _add(audit, _KNOW, (), "audit laplace --trials 1000", "audit --study mine.toml --only laplace")

@@ -1,10 +1,11 @@
-"""The commands on folders of results: `report`, `export`, `compare`, `view` and `verify`."""
+"""The commands on folders of results: `report`, `export`, `compare`, `view`, `verify` and `sign`."""
 
 from __future__ import annotations
 
 import threading
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -169,19 +170,26 @@ def view(
             server.serve_forever()
 
 
-def verify(folder: cli.FolderArgument, as_json: cli.JsonOption = False) -> None:
+def verify(
+    folder: cli.FolderArgument,
+    key: Annotated[Path | None, Option(help="A public key: the results are also those that its owner signed.")] = None,
+    as_json: cli.JsonOption = False,
+) -> None:
     """List every damaged or missing file of results or of a recording, with the reason."""
     from leakgauge.harness.core.labels import counted
     from leakgauge.harness.study import store
 
     with cli.user_errors():
+        unsigned = {} if key is None else _signing().faults_of(folder, key)
         number, faults, recordings = store.verify(folder)
+    faults = unsigned | faults
     models = sum(len(one.models) for one in recordings.values())
     messages = sum(len(sent) for one in recordings.values() for sent in one.sent.values())
     cut_off = [name for name, one in recordings.items() if not one.closed]
     if as_json:
         listed = [{"file": name, "reason": reason} for name, reason in faults.items()]
         found = {"cells_and_trainings": number, "models": models, "messages": messages, "cut_off": cut_off}
+        found |= {} if key is None else {"signed": not unsigned}
         cli.print_json({**found, "whole": not faults, "faults": listed})
     else:
         for name, reason in faults.items():
@@ -190,8 +198,43 @@ def verify(folder: cli.FolderArgument, as_json: cli.JsonOption = False) -> None:
             say(f"{name}: has no end: it was interrupted, or is still being written; what it names is complete")
         parts = [f"{number} cells and trainings"] if number or not recordings else []
         parts += [counted(models, "recorded model"), counted(messages, "message")] if recordings else []
-        say(", ".join([*parts, f"{len(faults)} files damaged or missing" if faults else "all whole"]))
+        good = "all whole" if key is None else "all whole and as signed"
+        bad = "damaged or missing" if key is None else "damaged, missing or not as signed"
+        say(", ".join([*parts, f"{len(faults)} files {bad}" if faults else good]))
     raise typer.Exit(cli.INCOMPLETE if faults else 0)
+
+
+def sign(
+    folder: Annotated[Path | None, Argument(help="Folder of results, all whole; none: --new-key alone.")] = None,
+    key: Annotated[Path | None, Option(help="Your private key.")] = None,
+    new_key: Annotated[
+        Path | None, Option(dir_okay=False, help="Make a private key, and the public key beside it, before.")
+    ] = None,
+) -> None:
+    """Sign the results of a folder in DIR/statement.json; 'verify --key' then refuses all others."""
+    private = key or new_key
+    if private is None or (key and new_key) or not (folder or new_key):
+        raise cli.refusal(cli.USAGE, "expected DIR --key PRIVATE.pem, or --new-key PRIVATE.pem with or without DIR")
+    with cli.user_errors():
+        signing = _signing()
+        if new_key:
+            say(f"private key: {new_key}: keep it to yourself", f"public key: {signing.new_key(new_key)}")
+        if folder:
+            number, faults = signing.sign(folder, private)
+            if faults:
+                lines = [f"{name}: {reason}" for name, reason in faults.items()]
+                raise cli.refusal(
+                    cli.INCOMPLETE, *lines, f"nothing is signed: {len(faults)} files of {folder} are faulty"
+                )
+            say(f"signed: {number} files in {folder / signing.STATEMENT}")
+
+
+def _signing() -> ModuleType:
+    try:
+        from leakgauge.harness.study import signed
+    except ImportError as error:
+        raise cli.refusal(cli.USAGE, str(error)) from error
+    return signed
 
 
 def publish(
