@@ -41,10 +41,10 @@ def _made_once():
     """
     from leakgauge.harness.study import environment
 
-    named = environment._named
+    named = environment.named_modules
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
-        patch.setattr(environment, "_named", functools.cache(lambda *given: tuple(named(*given))))
+        patch.setattr(environment, "named_modules", functools.cache(lambda *given: tuple(named(*given))))
         yield
 
 

@@ -264,7 +264,9 @@ def test_fewer_seeds_are_fewer_values(run):
 @pytest.mark.matrix
 def test_the_code_that_decides_is_named_where_it_changed(run):
     git("switch", "--quiet", "main")
-    Path("harness/gate").mkdir(parents=True)
+    for folder in ("harness/gate", "leakgauge"):
+        Path(folder).mkdir(parents=True)
+    Path("leakgauge/__init__.py").touch()
     Path("harness/gate/rules.py").write_text("margin = 0.02\n")
     commit("the gate")
     git("switch", "--quiet", "-C", "change")

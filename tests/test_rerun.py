@@ -90,7 +90,7 @@ def test_the_baseline_at_its_commit_gives_the_measures_of_the_run(folder):
     assert found.by_key().keys() == {lost.key, *own.by_key()}
     head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     assert (found.commit, found.dirty) == (head, False)
-    assert not any("leakgauge-base-" in line for line in _worktrees())
+    assert not any("leakgauge-" in line and line.endswith("/tree") for line in _worktrees())
 
 
 def test_a_commit_that_is_not_there_is_said_in_a_line(folder):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
@@ -46,21 +48,28 @@ def gate(
     annotations: AnnotationsOption = "auto",
     data: cli.DataOption = None,
     workers: cli.WorkersOption = None,
+    draw: Annotated[int | None, Option(min=0, help="The number that a replay draws from; default a new one.")] = None,
     allow_code: cli.AllowCodeOption = False,
 ) -> None:
-    """Check this code against a baseline: run what changed, and judge it."""
+    """Check a change of code: run what it concerns by the code before and after it, and judge the difference."""
     from leakgauge.harness.cli.progress import listener
+    from leakgauge.harness.core.code import code_allowed
     from leakgauge.harness.gate.baseline import read
     from leakgauge.harness.gate.mechanism import gate as judged
+    from leakgauge.harness.gate.replay import by_code_of
+    from leakgauge.harness.gate.rerun import Bench
     from leakgauge.harness.gate.target import trusted
-    from leakgauge.harness.study.study import load_study
 
     with cli.computed_anew(), cli.user_errors(cli.NOT_COMPARABLE):
-        asked = load_study(study, allow_code=allow_code)
         held, own = trusted(baseline, target, accept_baseline), read(baseline)
-        with listener(asked.name) as listen:
-            now, outcome = judged(asked, out, held.baseline, own, held.rules, data=data, workers=workers, listen=listen)
+        if held.merge is not None and (code := by_code_of(held.merge, sys.argv[1:])) is not None:
+            raise typer.Exit(code)
+        bench = Bench(out, data, workers, code_allowed(allow_code))
+        with listener(study) as listen:
+            now, outcome = judged(study, held, own, bench, secrets.randbelow(2**40) if draw is None else draw, listen)
         refused, warnings = (*held.unaccepted, *outcome.unaccepted), (*held.warnings, *outcome.warnings)
+        if accept_baseline:
+            warnings, refused = (*warnings, *(f"accepted ({accept_baseline}): {text}" for text in refused)), ()
         outcome = replace(outcome, unaccepted=refused, warnings=warnings)
         raise _published(outcome, now, held.baseline, baseline, inconclusive, (junit, to_json, summary, annotations))
 
@@ -123,27 +132,23 @@ def _published(outcome: Outcome, now: Measured, base: Baseline, path: Path, inco
 
 def acknowledge(
     file: BaselineArgument,
-    study: cli.StudyArgument,
-    reason: Annotated[str, Option(help="Why the code behind the numbers changed; stored in the file.")],
-    data: cli.DataOption = None,
-    allow_code: cli.AllowCodeOption = False,
+    reason: Annotated[str, Option(help="Why the behavior of the code changed; stored in the file.")],
+    target: TargetOption = None,
 ) -> None:
-    """Record the fingerprints of this code in a baseline and keep its numbers; 'gate' tests what changed."""
+    """Record in a baseline that the changed files of code are meant to behave in another way; 'gate' judges how."""
     from leakgauge.harness.gate.baseline import read, write
-    from leakgauge.harness.gate.mechanism import compare
-    from leakgauge.harness.study.fingerprints import take
-    from leakgauge.harness.study.study import load_study
+    from leakgauge.harness.gate.changes import changes_since
+    from leakgauge.harness.gate.target import merge_base
 
     _check_update(reason)
     with cli.user_errors(cli.NOT_COMPARABLE):
-        before, loaded = read(file), load_study(study, allow_code=allow_code)
-        if loaded.name != before.measured.study:
-            raise cli.refusal(cli.USAGE, f"{file} is of the study {before.measured.study!r}, not of {loaded.name!r}")
-        fingerprints = take(loaded.cells, data)
-        write(replace(before, fingerprints=fingerprints, reason=reason.strip()), file)
-    lines = compare(fingerprints, before.fingerprints).lines or ("nothing changed",)
-    say(*(f"leakgauge: {clipped(line)}" for line in lines))
-    say(f"leakgauge: wrote {file}: {len(fingerprints)} fingerprints")
+        before, merge = read(file), merge_base(target)
+        if merge is None:
+            raise cli.refusal(cli.USAGE, "no git repository with a target branch and its history; give --target")
+        digests = changes_since(merge).digests
+        write(replace(before, acknowledged=before.acknowledged | digests, reason=reason.strip()), file)
+    say(*(f"leakgauge: {clipped(name)}" for name in digests or ["nothing changed"]))
+    say(f"leakgauge: wrote {file}: {len(digests)} changed files acknowledged")
 
 
 def update(
@@ -173,13 +178,11 @@ def update(
             notes += [f"warning: {warning}" for warning in outcome.warnings]
             say(*(f"leakgauge: {note}" for note in notes), err=True)
         _check_accepted(outcome, accept_increase or [])
-        fingerprints = () if before is None else before.fingerprints
-        write(Baseline(now, reason.strip(), gaps, fingerprints), path)
+        write(Baseline(now, reason.strip(), gaps, {} if before is None else before.acknowledged), path)
     previous = "the first" if before is None else f"before: {before.reason}"
     dirty = ", made with uncommitted changes" if now.dirty else ""
     known = f", gaps: {', '.join(gaps)}" if gaps else ""
     say(f"leakgauge: wrote {path}: {len(now.measures)} measures of {now.study}{dirty} ({previous}){known}")
-    say("leakgauge: for 'leakgauge gate', record the code's fingerprints with 'leakgauge baseline acknowledge'")
 
 
 def show(file: BaselineArgument, as_json: cli.JsonOption = False) -> None:

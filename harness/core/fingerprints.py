@@ -1,16 +1,16 @@
-"""Fingerprints of the code's output for fixed keys: they show in seconds, without a run, which part changed.
+"""Fingerprints of the code's output for given keys: they show which part differs between two versions of the code.
 
 | part | of | compared |
 |---|---|---|
-| `encode` | two rounds of messages of four updates of lengths 0.1 to 400, so that every clip acts | byte by byte |
+| `encode` | messages of the rounds of a training, of updates of lengths 0.1 to 400, dense and sparse | byte by byte |
 | `estimate` | these messages, decoded | to 0.1 % |
 | `likelihood` | the true updates, and shorter ones | to 0.1 % |
 | `claim` | two rounds | to six digits |
 | `training` | one round of the federation with the defense | to 0.1 % |
 | `attack` | scores on at most two victims at fresh parameters, with few evaluations | to 1 % |
 
-Clients train and attacks search in double precision: in single precision, a search may end elsewhere on another
-processor.
+Clients train and attacks search in double precision: in single precision, a search may end elsewhere after a change of
+rounding. Keys are those of a training with the cell's seed, so a defense cannot tell the two apart by its keys.
 If a private draw changes, for example because a key is renamed, `encode` changes although the mechanism stays the same.
 So each defense also has draws: statistics of messages, by which `gate.mechanism` compares two versions of the code.
 """
@@ -21,7 +21,11 @@ import math
 from dataclasses import dataclass
 
 STATISTICS = ("the share of the update that is transmitted", "the noise's energy", "the median of the squared noise")
-"""Statistics of a message, in each of two rounds; the last two are logarithms."""
+"""Statistics of a message; the last two are logarithms."""
+
+ROUNDS = ("the first", "the second", "the last")
+COLUMNS = len(ROUNDS) * len(STATISTICS)
+"""Numbers of a message: the statistics in each of these rounds; zeros for a round that there is not."""
 
 DRAWS = 12
 """Number of messages behind each statistic."""

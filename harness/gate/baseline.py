@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -16,7 +16,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from leakgauge.harness.core.cell import PartSpec
 from leakgauge.harness.core.files import text
-from leakgauge.harness.core.fingerprints import DRAWN, DRAWS, STATISTICS, Fingerprint
 from leakgauge.harness.core.metrics import GateTest, metric
 from leakgauge.harness.gate.measure import Measure, Measured, measured
 from leakgauge.harness.study.store import load_run, write_atomically
@@ -40,14 +39,14 @@ class Baseline:
     Attributes:
         reason: why these measures are accepted.
         gaps: keys of the measures that may lack numbers.
-        fingerprints: those of the code behind the measures; none before `leakgauge baseline acknowledge`.
+        acknowledged: digests of changed files of code, by path, whose change of behavior is meant.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
     measured: Measured
     reason: str
     gaps: tuple[str, ...] = ()
-    fingerprints: tuple[Fingerprint, ...] = ()
+    acknowledged: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -104,6 +103,8 @@ def parse(content: str, path: str) -> Baseline:
     except (ValueError, RecursionError) as error:
         raise BaselineError(f"baseline {path} is truncated or not JSON: {error}; restore it with git") from error
     schema = data.pop("schema", None) if isinstance(data, dict) else None
+    if isinstance(data, dict):
+        data.pop("fingerprints", None)  # of the code, in files of before 0.2
     if schema != SCHEMA:
         raise BaselineError(f"baseline {path}: got schema {schema!r}, expected {SCHEMA}; delete it and {_ANEW}")
     try:
@@ -133,13 +134,12 @@ def to_text(baseline: Baseline) -> str:
         "schema": SCHEMA,
         "reason": baseline.reason,
         **({"gaps": baseline.gaps} if baseline.gaps else {}),
+        **({"acknowledged": dict(sorted(baseline.acknowledged.items()))} if baseline.acknowledged else {}),
         "measured": _shallow(baseline.measured, "measures"),
     }
     text = json.dumps(head, indent=1, ensure_ascii=False, allow_nan=False).removesuffix("\n }\n}")
     lines = ",\n".join(_lines(measure) for measure in baseline.measured.measures)
-    fingerprints = ",\n".join(f"  {_plain(dataclasses.asdict(fingerprint))}" for fingerprint in baseline.fingerprints)
-    ends = f',\n "fingerprints": [\n{fingerprints}\n ]' if fingerprints else ""
-    return f'{text},\n  "measures": [\n{lines}\n  ]\n }}{ends}\n}}\n'
+    return f'{text},\n  "measures": [\n{lines}\n  ]\n }}\n}}\n'
 
 
 def moves(old: Measured, new: Measured) -> tuple[Move, ...]:
@@ -185,11 +185,6 @@ def _problem(baseline: Baseline) -> str:
             return f"{measure.key} has a metric unknown to the gate: {measure.metric}"
         if metric(measure.metric).gate is GateTest.DELONG and sides != len(measure.values):
             return f"{measure.key} has {len(measure.values)} values for {sides} records"
-    rows = DRAWS * 2 * len(STATISTICS)
-    for fingerprint in baseline.fingerprints:
-        count = len(fingerprint.numbers)
-        if fingerprint.what in DRAWN and (not count or count % rows):
-            return f"{fingerprint.defense} has {count} numbers of {fingerprint.what}, expected a multiple of {rows}"
     if unknown := set(baseline.gaps) - keys:
         return f"the gap {min(unknown)} names no measure of the baseline"
     return ""

@@ -1,10 +1,11 @@
-"""The gate by code: only cells that a change of the code or the study affects are rerun and judged.
+"""The gate by code: the cells that a change of the code concerns run by both versions of it, and are compared.
 
-1. The fingerprints of the code are compared with those in the target branch's baseline. Cells that no change affects
-   are not run.
-2. A changed part must be acknowledged: the fingerprints in the checkout's baseline must be those of its code.
-3. The messages of changed defenses are tested against the distribution of the old messages.
-4. The cells behind changed parts run, together with the controls, and are judged by the rules of `gate.judge`.
+1. The files that differ from the target branch are named, with the parts of the study behind which they are.
+2. The cells behind them run by the code before and after, from the same fresh keys (`gate.replay`).
+3. What differs must be acknowledged. Changed lines that did not run, and changed files that decide the verdict, must be
+   accepted by a person.
+4. The messages of changed defenses are tested against the distribution of the old messages.
+5. The measures of both runs are judged by the rules of `gate.judge`.
 """
 
 from __future__ import annotations
@@ -12,106 +13,148 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from leakgauge.harness.core.cases import gathered, training_identity
-from leakgauge.harness.core.cell import Cell, PartSpec
-from leakgauge.harness.core.fingerprints import DRAWN, DRAWS, STATISTICS, Fingerprint
-from leakgauge.harness.core.labels import UNDEFENDED
+from leakgauge.harness.core.cell import Cell
+from leakgauge.harness.core.fingerprints import COLUMNS, DRAWN, DRAWS, ROUNDS, STATISTICS, Fingerprint
+from leakgauge.harness.core.labels import UNDEFENDED, counted
 from leakgauge.harness.core.stats import Numbers, holm
 from leakgauge.harness.gate import rules as statistics
 from leakgauge.harness.gate.baseline import Baseline
+from leakgauge.harness.gate.changes import Changes, changes_since
 from leakgauge.harness.gate.judge import Check, Outcome, Verdict, judge
 from leakgauge.harness.gate.measure import DIGITS, Measured, key_end, measured
-from leakgauge.harness.gate.rules import Rise, Rules
+from leakgauge.harness.gate.replay import Replay, differences, replay
+from leakgauge.harness.gate.rerun import Bench
+from leakgauge.harness.gate.rules import Rise
+from leakgauge.harness.gate.target import Trusted
 from leakgauge.harness.study.check import check_study
 from leakgauge.harness.study.environment import environment
-from leakgauge.harness.study.fingerprints import take
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.schedule import Listener
-from leakgauge.harness.study.study import Study
+from leakgauge.harness.study.study import load_study
 
 LEVEL = 0.01
 """Probability of a false alarm over all tests of draws."""
 
 _LEAST = 0.01
-"""A smaller relative change of a statistic does not count: rounding on another processor may cause it."""
+"""A smaller relative change of a statistic does not count: rounding may cause it."""
 
-_ACKNOWLEDGE = "if that is meant, 'leakgauge baseline acknowledge' records it with a reason"
+_MOST = 6
+"""The most differences that are named one by one."""
 
 
 def gate(
-    study: Study,
-    folder: Path,
-    held: Baseline,
-    own: Baseline,
-    rules: Rules,
-    *,
-    data: Path | None = None,
-    workers: int | None = None,
-    listen: Listener | None = None,
+    source: str, held: Trusted, own: Baseline, bench: Bench, number: int, listen: Listener | None = None
 ) -> tuple[Measured, Outcome]:
     """The measures of the cells that ran, and the outcome.
 
     Args:
-        folder: for the results of the cells that run.
-        held: the baseline of the target branch.
+        source: path or name of the study.
+        held: the baseline of the target branch; without the commit of the target, the study runs whole.
         own: the baseline of the checkout, which acknowledges changes.
+        bench: `bench.folder` is for the results.
+        number: from which the replay draws.
 
     Raises:
-        StudyError, StoreError: as `run_study`.
+        StudyError, StoreError: as `run_study`, or one of the two versions of the code cannot run the study.
     """
-    check_study(study, data)
-    now = take(study.cells, data)
-    changed = compare(now, held.fingerprints)
-    # parts with unchanged code are included: otherwise a baseline could be prepared for a later change
-    differing = compare(now, own.fingerprints).lines if held.fingerprints or own.fingerprints else ()
-    unaccepted = tuple(f"differs from the baseline of this checkout: {line}; {_ACKNOWLEDGE}" for line in differing)
-    cells = [cell for cell in study.cells if changed.concerns(cell.training.defense, cell.attack)]
-    ends, known = _ends(study.cells), held.measured.measures
-    behind = [
-        measure
-        for measure in known
-        if _end(measure.key) not in ends or changed.concerns(measure.defense, measure.attack)
-    ]
-    unchanged, made_by = len(known) - len(behind), environment()
+    if held.merge is None:
+        return _whole(source, held, bench, listen)
+    changes = changes_since(held.merge)
+    if not changes.digests:
+        cells = load_study(source, allow_code=bench.allow_code).cells
+        return _judged(Replay("", cells, None, None, None), held, changes, own, number)
+    return _judged(replay(source, changes, number, bench), held, changes, own, number)
+
+
+def _whole(source: str, held: Trusted, bench: Bench, listen: Listener | None) -> tuple[Measured, Outcome]:
+    """All cells by this code, judged by the stored numbers: there is no code to compare with."""
+    study = load_study(source, allow_code=bench.allow_code)
+    check_study(study, bench.data)
+    now = measured(run_study(study, bench.folder, data=bench.data, workers=bench.workers, listen=listen))
+    return now, judge(now, held.baseline.measured, held.rules, gaps=held.baseline.gaps)
+
+
+def _judged(replayed: Replay, held: Trusted, changes: Changes, own: Baseline, number: int) -> tuple[Measured, Outcome]:
+    known, made_by = held.baseline.measured, environment()
+    ends = _ends(replayed.cells)
+    gone = tuple(measure for measure in known.measures if measure.key.rpartition("/")[2] not in ends)
     nothing = dataclasses.replace(
-        held.measured,
-        measures=(),
-        ratings=(),
-        commit=made_by.commit,
-        dirty=made_by.dirty,
-        machine=made_by.machine,
-        packages=made_by.packages,
-    )
-    if not behind and not cells:
-        return nothing, Outcome((), (), (), unaccepted, unchanged)
+        known, measures=(), ratings=(), study_hash="", commit=made_by.commit, dirty=made_by.dirty,
+        machine=made_by.machine, packages=made_by.packages,
+    )  # fmt: skip
+    missing = judge(nothing, dataclasses.replace(nothing, measures=gone), held.rules, gaps=held.baseline.gaps)
+    checks, notes = [*missing.checks] if gone else [], list[str]()
+    stale = [file for file, digest in _new(own, held.baseline).items() if changes.digests.get(file) != digest]
+    unaccepted = [f"acknowledges another state of {file} than that of this checkout" for file in stale]
+    before, after, unchanged = replayed.before, replayed.after, len(known.measures) - len(gone)
+    if replayed.behind is not None:
+        notes += _named(changes, replayed)
     ran = nothing
-    if cells:
-        affected = dataclasses.replace(study, cells=tuple(cells))
-        ran = measured(run_study(affected, folder, data=data, workers=workers, listen=listen, part=True))
-    # a training that runs only for an attack has measures that cannot have moved; the folder may hold other cells
-    left, asked = {measure.key for measure in known} - {measure.key for measure in behind}, _ends(cells)
-    kept = tuple(measure for measure in ran.measures if measure.key not in left and _end(measure.key) in asked)
-    ran = dataclasses.replace(ran, measures=kept, ratings=ran.ratings if len(cells) == len(study.cells) else ())
-    notes = [] if unaccepted else [f"changed, acknowledged ({own.reason}): {line}" for line in changed.lines]
-    distributions = distribution_checks(now, held.fingerprints, changed)
-    base = dataclasses.replace(held.measured, measures=tuple(behind), study_hash=ran.study_hash)
-    judged = judge(ran, base, dataclasses.replace(rules, level=max(0.0, rules.level - LEVEL)), gaps=held.gaps)
-    checks = sorted([*distributions, *judged.checks], key=lambda check: list(Verdict).index(check.verdict))
-    return ran, Outcome(tuple(checks), judged.problems, (*notes, *judged.warnings), unaccepted, unchanged)
+    if before is not None and after is not None and replayed.behind is not None:
+        ran, was = (_without_problems(side.measured, before.measured) for side in (after, before))
+        changed = compare(after.fingerprints, before.fingerprints)
+        strict = dataclasses.replace(held.rules, level=max(0.0, held.rules.level - LEVEL))
+        judged = judge(ran, was, strict, gaps=held.baseline.gaps)
+        checks += [*distribution_checks(after.fingerprints, before.fingerprints, changed), *judged.checks]
+        notes += judged.warnings
+        unaccepted += _unacknowledged(replayed, changed, changes, own, held.baseline)
+        unaccepted += _not_run(after.left)
+        notes.append(f"replayed from {number} by the code of {changes.before[:12]} and by this code: --draw repeats it")
+        unchanged = max(0, unchanged - len(ran.measures))
+    checks.sort(key=lambda check: list(Verdict).index(check.verdict))
+    return ran, Outcome(tuple(checks), (), tuple(notes), tuple(unaccepted), unchanged)
+
+
+def _named(changes: Changes, replayed: Replay) -> Iterable[str]:
+    files = replayed.behind.files if replayed.behind is not None else {}
+    for file in changes.digests:
+        parts = files.get(file, ["no cell of the study"])
+        more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
+        yield f"changed: {file}, behind {', '.join(parts[:3])}{more}"
+
+
+def _without_problems(one: Measured, before: Measured) -> Measured:
+    """The measures, without those that had no number before the change."""
+    lost = {measure.key for measure in before.measures if measure.problem}
+    return dataclasses.replace(one, measures=tuple(measure for measure in one.measures if measure.key not in lost))
+
+
+def _new(own: Baseline, held: Baseline) -> dict[str, str]:
+    """The files that the checkout's baseline acknowledges and the target's does not."""
+    return {file: digest for file, digest in own.acknowledged.items() if held.acknowledged.get(file) != digest}
+
+
+def _unacknowledged(replayed: Replay, changed: Changed, changes: Changes, own: Baseline, held: Baseline) -> list[str]:
+    """What differs, unless the checkout's baseline acknowledges each file in its present state, for the first time."""
+    before, after, files = replayed.before, replayed.after, replayed.behind.files if replayed.behind else {}
+    if before is None or after is None:
+        return []
+    lines = [*changed.lines, *(text for _, text in differences(before, after))]
+    new = _new(own, held)
+    open_ = [file for file in files if new.get(file) != changes.digests[file]]
+    if not lines or not open_:
+        return []
+    rest = [f"{counted(len(lines) - _MOST, 'more difference')}"] if len(lines) > _MOST else []
+    hint = "if that is meant, 'leakgauge baseline acknowledge' records it with a reason"
+    told = [f"differs from the target branch: {line}" for line in [*lines[:_MOST], *rest]]
+    return [*told, f"changed and not acknowledged: {', '.join(open_)}; {hint}"]
+
+
+def _not_run(left: dict[str, list[int]]) -> Iterable[str]:
+    for file, numbers in left.items():
+        if numbers:
+            words = f"{', '.join(map(str, numbers[:8]))}{' ...' * (len(numbers) > 8)}"
+            yield f"changed, but not run by any replay, so nothing is known of it: {file}, lines {words}"
 
 
 def _ends(cells: Iterable[Cell]) -> set[str]:
     ends = {training_identity(cell.training)[:DIGITS] for cell in cells}
     return ends | {key_end(cell) for cell in cells}
-
-
-def _end(key: str) -> str:
-    return key.rpartition("/")[2]
 
 
 class Changed(NamedTuple):
@@ -129,17 +172,10 @@ class Changed(NamedTuple):
     defenses: frozenset[str] = frozenset()
     attacks: frozenset[str] = frozenset()
 
-    def concerns(self, defense: PartSpec, attack: PartSpec | None) -> bool:
-        """Whether a change affects a cell or a measure. Those without a defense are controls: they run with each."""
-        every = self.training or defense.name == UNDEFENDED or defense.key in self.defenses
-        return bool(self.lines) and (every or (attack is not None and attack.key in self.attacks))
-
 
 def compare(now: Iterable[Fingerprint], before: Iterable[Fingerprint]) -> Changed:
     """What differs. A change of the training explains all others; a change of a defense explains its attacks."""
     new, old = ({fingerprint.key: fingerprint for fingerprint in side} for side in (now, before))
-    if not old:
-        return Changed(("the baseline has no fingerprints",), training=True)
     differ = [key for key in {**new, **old} if key not in new or key not in old or not new[key].like(old[key])]
     if any(what == "training" and defense == UNDEFENDED for what, defense, *_ in differ):
         return Changed(("local training or the federated loop",), training=True)
@@ -169,7 +205,7 @@ def distribution_checks(now: Iterable[Fingerprint], before: Iterable[Fingerprint
     ]
     if not both:
         return []
-    shape = -1, DRAWS, 2 * len(STATISTICS)
+    shape = -1, DRAWS, COLUMNS
     tables = [[np.array(fingerprint.numbers).reshape(shape).swapaxes(1, 2) for fingerprint in pair] for pair in both]
     rises = [statistics.paired(was, is_now) for is_now, was in tables]
     chances = [2 * np.minimum(rise.chance(), rise.falling().chance()) for rise in rises]
@@ -192,8 +228,8 @@ def _distribution_check(fingerprint: Fingerprint, was: Numbers, rise: Rise, p: N
         moved = f"{name} went from {before:.4g} to {before + mean:.4g}"
     else:
         moved = f"{name} is {math.exp(mean):.3g} times what it was"
-    round_, least_p = place[1] // len(STATISTICS) + 1, float(p[place])
-    at = f"round {round_} of two, {was.shape[-1]} updates, p {least_p:.2g} after Holm"
+    round_, least_p = ROUNDS[place[1] // len(STATISTICS)], float(p[place])
+    at = f"{round_} round, {was.shape[-1]} updates, p {least_p:.2g} after Holm"
     words = f"{'' if fails.any() else 'no change detected; most significant: '}{moved} ({at})"
     return Check(
         key=f"{fingerprint.defense}/{fingerprint.what}/{fingerprint.case[:8]}",

@@ -57,7 +57,7 @@ def headline(outcome: Outcome) -> str:
     if outcome.problems:
         return "Not comparable: nothing was checked"
     if not outcome.checks:
-        same = f"no fingerprint of the code behind {counted(outcome.unchanged, 'measure')} changed"
+        same = f"no code behind {counted(outcome.unchanged, 'measure')} changed"
         if outcome.unaccepted:
             return f"Not accepted: {counted(len(outcome.unaccepted), 'change')}; {same}"
         return f"No increase detected: {same}" if outcome.unchanged else "Nothing was checked"

@@ -47,6 +47,9 @@ data = None if asked["data"] is None else Path(asked["data"])
 run_study(Study("again", "", cells), asked["out"], data=data, workers=asked["workers"])
 """
 
+_TELLING = ("BITBUCKET", "BUILDKITE", "CI", "CIRCLE", "GITEA", "GITHUB", "GITLAB", "JENKINS", "PYTEST", "RUNNER", "TF_")
+"""Environment variables with these prefixes tell code that it runs in CI; it runs without them."""
+
 _RULES = "import json; from leakgauge.harness.gate.rules import Rules; print(json.dumps(vars(Rules())))"
 
 
@@ -132,8 +135,8 @@ def at_commit(ref: str, bench: Bench, held: Measured) -> Measured:
 
 def rules_at(ref: str) -> Rules:
     """The thresholds in the code of `ref`; errors as in `at_commit`."""
-    with _checkout(ref) as (tree, _):
-        known = json.loads(_python(_RULES, "", tree, f"state the rules of {ref[:12]}"))
+    with work_tree(ref) as (tree, _):
+        known = json.loads(python_in(tree, _RULES, "", f"state the rules of {ref[:12]}"))
     return Rules(**{field.name: known[field.name] for field in dataclasses.fields(Rules) if field.name in known})
 
 
@@ -189,7 +192,7 @@ def _twice(cell: Cell) -> Cell:
 
 
 def _run_at(ref: str, cells: Sequence[Cell], what: str, bench: Bench) -> Run:
-    with _checkout(ref) as (tree, commit):
+    with work_tree(ref) as (tree, commit):
         return _run(cells, tree, bench.folder / "again" / f"{what}-{commit[:12]}", bench)
 
 
@@ -218,21 +221,22 @@ def _run(cells: Sequence[Cell], tree: Path, out: Path, bench: Bench) -> Run:
     # earlier results may come from other code or other packages
     shutil.rmtree(out, ignore_errors=True)
     own = tree if code_allowed(bench.allow_code) else None
-    _python(_SCRIPT, json.dumps(asked), tree, f"run {len(cells)} cells for {out.name}", own)
+    python_in(tree, _SCRIPT, json.dumps(asked), f"run {len(cells)} cells for {out.name}", own)
     return load_run(out)
 
 
-def _python(script: str, text: str, tree: Path, what: str, own: Path | None = None) -> str:
+def python_in(tree: Path, script: str, text: str, what: str, own: Path | None = None, cwd: Path | None = None) -> str:
     """The output of a script with the leakgauge in `tree`, and a user's code in `own`; `text` is its input."""
     safe = variables()
-    with tempfile.TemporaryDirectory(prefix="leakgauge-path-") as path:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_TELLING)}
+    with tempfile.TemporaryDirectory(prefix="leakgauge-") as path:
         (Path(path) / "leakgauge").symlink_to(tree / "leakgauge")  # nothing else in `tree` is found
         searched = os.pathsep.join(filter(None, [path, str(own or ""), safe["PYTHONPATH"]]))
         done = subprocess.run(
             [sys.executable, "-P", "-c", script],
             input=text,
-            cwd=tree,
-            env={**os.environ, **safe, "PYTHONPATH": searched},
+            cwd=cwd or tree,
+            env={**kept, **safe, "PYTHONPATH": searched},
             capture_output=True,
             text=True,
             check=False,
@@ -246,16 +250,52 @@ def _python(script: str, text: str, tree: Path, what: str, own: Path | None = No
 
 
 @contextmanager
-def _checkout(ref: str) -> Iterator[tuple[Path, str]]:
+def work_tree(ref: str) -> Iterator[tuple[Path, str]]:
     """A temporary worktree of a commit, and the commit's full name."""
     commit = git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
-    with tempfile.TemporaryDirectory(prefix="leakgauge-base-") as parent:
+    with tempfile.TemporaryDirectory(prefix="leakgauge-") as parent:
         tree = Path(parent) / "tree"
         git("worktree", "add", "--quiet", "--detach", str(tree), commit)
+        _with_loops(tree)
         try:
             yield tree, commit
         finally:
             git("worktree", "remove", "--force", str(tree))
+
+
+@contextmanager
+def copied() -> Iterator[Path]:
+    """A temporary copy of the files of the working tree that git does not ignore."""
+    root = Path(git("rev-parse", "--show-toplevel"))
+    names = git("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--full-name", ":/").split("\0")
+    with tempfile.TemporaryDirectory(prefix="leakgauge-") as parent:
+        tree = Path(parent) / "tree"
+        tree.mkdir()
+        for name in filter(None, names):
+            if (root / name).is_symlink() or (root / name).is_file():
+                (tree / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(root / name, tree / name, follow_symlinks=False)
+        _with_loops(tree)
+        yield tree
+
+
+def _with_loops(tree: Path) -> None:
+    """Give a tree with the same `native.c` as this code the compiled loops of this code, so that it rounds alike."""
+    own, there = Path(__file__).parents[1] / "core", tree / "harness" / "core"
+    with suppress(FileNotFoundError):
+        if (there / "native.c").read_bytes() == (own / "native.c").read_bytes():
+            for path in own.glob("_native*"):
+                shutil.copy2(path, there / path.name)
+
+
+def committed(commit: str, file: str) -> bytes | None:
+    """The content of a file in a commit; None: it has no such file."""
+    done = subprocess.run([*_GIT, "show", f"{commit}:{file}"], capture_output=True, check=False)
+    return None if done.returncode else done.stdout
+
+
+_GIT = ("git", "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false")
+"""The command without hooks."""
 
 
 def git(*words: str) -> str:
@@ -265,8 +305,7 @@ def git(*words: str) -> str:
         StudyError: git fails, or is not installed.
     """
     try:
-        calls_nothing = ["git", "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false"]
-        done = subprocess.run([*calls_nothing, *words], capture_output=True, text=True, check=True)
+        done = subprocess.run([*_GIT, *words], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         said = getattr(error, "stderr", "") or str(error)
         raise StudyError("run again", [f"git {words[0]} {words[-1]}: {said.strip().splitlines()[-1]}"]) from error

@@ -17,26 +17,30 @@ from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.metrics import GateTest, metric
 from leakgauge.harness.gate.baseline import Baseline, BaselineError, parse, provenance, read
+from leakgauge.harness.gate.changes import changes_since
 from leakgauge.harness.gate.measure import Measure
 from leakgauge.harness.gate.rerun import git, holds, rules_at
 from leakgauge.harness.gate.rules import Rules
-
-_FILES = "gate cli/gate.py core/metrics.py core/stats.py core/fingerprints.py study/fingerprints.py"
-_CODE = [f":/harness/{name}" for name in _FILES.split()]
-"""The code that decides the verdict of a check."""
 
 _BRANCHES = ("remotes/origin/main", "remotes/origin/master", "heads/main", "heads/master")
 
 
 @dataclass(frozen=True)
 class Trusted:
-    """What a run is judged by; `base`: the commit of a rerun; `unaccepted`: differences that nobody accepted."""
+    """What a run is judged by.
+
+    Attributes:
+        base: the commit of a rerun.
+        unaccepted: differences that nobody accepted.
+        merge: the commit with whose code a change is compared; None: there is no target branch.
+    """
 
     baseline: Baseline
     rules: Rules = field(default_factory=Rules)
     base: str | None = None
     unaccepted: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    merge: str | None = None
 
 
 def trusted(path: Path, target: str | None = None, accepted: str | None = None) -> Trusted:
@@ -54,11 +58,11 @@ def trusted(path: Path, target: str | None = None, accepted: str | None = None) 
     """
     own = read(path)
     held = _held(path, own, target)
-    if not (accepted or "").strip() or not (held.unaccepted or own.fingerprints != held.baseline.fingerprints):
+    if not (accepted or "").strip() or not held.unaccepted:
         return held
     notes = (f"accepted ({accepted}): {change}" for change in held.unaccepted)
     base = held.base if own.measured.measures == held.baseline.measured.measures else None
-    return Trusted(own, base=base, warnings=(*held.warnings, *notes))
+    return Trusted(own, base=base, warnings=(*held.warnings, *notes), merge=held.merge)
 
 
 def changes(old: Baseline, new: Baseline) -> tuple[list[str], list[str]]:
@@ -71,19 +75,19 @@ def changes(old: Baseline, new: Baseline) -> tuple[list[str], list[str]]:
     weaker += [f"weakened in the baseline: {key} may lack numbers" for key in new.gaps if key not in old.gaps]
     weaker += [_changed(was, after[key]) for key, was in before.items() if after.get(key, was) != was]
     notes = [f"added to the baseline: {key}" for key in after if key not in before]
-    notes += ["changed in the baseline: fingerprints of the code"] * (old.fingerprints != new.fingerprints)
+    notes += ["changed in the baseline: acknowledged files"] * (old.acknowledged != new.acknowledged)
     return weaker, notes + [f"changed in the baseline: {line}" for line in provenance(old.measured, new.measured)]
 
 
 def _held(path: Path, own: Baseline, target: str | None) -> Trusted:
-    merge = _merge_base(target)
+    merge = merge_base(target)
     if merge is None:
         why = "no git repository with a target branch and its history: the baseline cannot be verified"
         return Trusted(own, unaccepted=(f"{why}; fetch the branch, give --target or --accept-baseline",))
     root = git("rev-parse", "--show-toplevel")
     # the parent is resolved, not the file: a link would give the name of its target
     name = Path(os.path.relpath(path.parent.resolve() / path.name, root)).as_posix()
-    edited = git("diff", "--name-only", merge, "--", *_CODE).splitlines()
+    edited = changes_since(merge).deciding
     unaccepted = [f"changed since the target branch: {file}, which decides this check" for file in edited]
     rules = rules_at(merge) if edited else Rules()
     held = _at(merge, name)
@@ -91,7 +95,7 @@ def _held(path: Path, own: Baseline, target: str | None) -> Trusted:
     warnings = [*_about_commit(path, own, root, is_new=is_new)]
     if held is None:
         unaccepted.append(f"{path} is not in the target branch at {merge[:12]}, or cannot be read there")
-        return Trusted(own, rules, None, (*unaccepted,), (*warnings,))
+        return Trusted(own, rules, None, (*unaccepted,), (*warnings,), merge)
     unlike, notes = changes(held, own)
     warnings += notes
     if merge == git("rev-parse", "HEAD"):
@@ -99,10 +103,10 @@ def _held(path: Path, own: Baseline, target: str | None) -> Trusted:
         last = [] if before is None else [line for lines in changes(before, held) for line in lines]
         own_file = f"judged by its own baseline, in which its last commit made {counted(len(last), 'change')}"
         warnings += [f"HEAD is in the target branch: {own_file}; --target takes the commit before a push", *last[:3]]
-    return Trusted(held, rules, _base(merge, name, held), (*unaccepted, *unlike), (*warnings,))
+    return Trusted(held, rules, _base(merge, name, held), (*unaccepted, *unlike), (*warnings,), merge)
 
 
-def _merge_base(target: str | None) -> str | None:
+def merge_base(target: str | None) -> str | None:
     """The merge base of HEAD with the target; None if there is none and no target was given."""
     named = os.environ.get("GITHUB_BASE_REF") or os.environ.get("CI_MERGE_REQUEST_TARGET_BRANCH_NAME")
     known = [f"refs/remotes/origin/{named}"] if named else [f"refs/{branch}" for branch in _BRANCHES]

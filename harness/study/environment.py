@@ -148,7 +148,7 @@ def sources(modules: Collection[str]) -> list[str]:
         else:
             content = path.read_bytes()
             digests[name] = hashlib.sha256(content).hexdigest()
-            todo += _named(content, name if path.stem == "__init__" else name.rpartition(".")[0])
+            todo += named_modules(content, name if path.stem == "__init__" else name.rpartition(".")[0])
     return sorted(map(" ".join, digests.items()))
 
 
@@ -169,7 +169,7 @@ def _file(name: str, *, loaded: bool) -> Path:
     return next((parent for parent in path.parents if parent.is_file()), path)  # the zip file that holds it
 
 
-def _named(content: bytes, package: str) -> Iterator[str]:
+def named_modules(content: bytes, package: str) -> Iterator[str]:
     """The modules that a source in this package names, with their packages; none for compiled code."""
     with suppress(SyntaxError, ValueError):
         for node in [ast.Import([ast.alias(package)]), *ast.walk(ast.parse(content))]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from leakgauge.harness.core import rng
@@ -20,7 +21,7 @@ from leakgauge.harness.core.cell import Cell, Target, TrainingSpec
 from leakgauge.harness.core.claim import Claim
 from leakgauge.harness.core.contract import Answer, Attack, Feedback, LocalRule, Observation, claim_of, likelihood_of
 from leakgauge.harness.core.errors import NoLikelihood, StudyError
-from leakgauge.harness.core.fingerprints import DRAWN, DRAWS, STATISTICS, Fingerprint
+from leakgauge.harness.core.fingerprints import COLUMNS, DRAWN, DRAWS, Fingerprint
 from leakgauge.harness.core.labels import UNDEFENDED
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stored import fingerprint, to_data
@@ -37,9 +38,11 @@ from leakgauge.harness.study.attack import scored
 from leakgauge.harness.study.prepare import Prepared, attack_key, prepare, seen_by, trained_federation
 from leakgauge.harness.study.training import chosen_models, keep_for
 
-_KEY = Key(0).child("gate")  # the key of all draws in this module; no study draws from it
+_ALONG = Key(0).child("along")  # of the direction on which vectors are projected; no study draws from it
 _LENGTHS = (0.1, 1.0, 20.0, 400.0)  # lengths of the updates whose messages are compared byte by byte
-_SCALES = (1.0, 400.0)  # lengths of the updates behind the draws: about the length of a gradient, and above every clip
+_SPARSE = 0.05  # share of the coordinates of a sparse update that are not zero
+_ROUNDS = 12  # the most rounds of messages
+_SCALES = (1.0, 400.0)  # lengths of the dense updates behind the draws: about that of a gradient, and above every clip
 _EVALUATIONS = 20  # the most evaluations of a search
 
 _REPLAYED = 3
@@ -112,9 +115,15 @@ def _update(key: Key, dim: int, length: float) -> Vector:
     return torch.as_tensor(length * drawn / drawn.norm()).float()
 
 
+def _thinned(key: Key, update: Vector) -> Vector:
+    """The update without most of its coordinates, of the same length."""
+    kept = torch.where(rng.uniform(key, (len(update),)) < _SPARSE, update, torch.zeros(()))
+    return torch.as_tensor(kept * (update.norm() / kept.norm().clamp(min=1e-30)))
+
+
 def _sketch(rows: torch.Tensor) -> tuple[float, ...]:
     """The length of each of the vectors [n, d], and its component along a fixed direction."""
-    along = _update(_KEY.child("along"), rows.shape[1], 1.0).double()
+    along = _update(_ALONG, rows.shape[1], 1.0).double()
     return _plain(torch.stack([rows.double().norm(dim=1), rows.double() @ along], 1))
 
 
@@ -123,23 +132,28 @@ def _plain(numbers: torch.Tensor) -> tuple[float, ...]:
     return tuple(float(f"{x:.8g}") for x in numbers.double().nan_to_num().flatten().tolist())
 
 
-def _two_rounds(federation: Federation, updates: Sequence[Vector], key: Key) -> Iterator[tuple[Exchange, Vector]]:
-    """The messages of the first clients with these updates, and the decoded mean, of each round."""
+def _messages(
+    federation: Federation, updates: Callable[[int], Sequence[Vector]], key: Key, numbers: Iterable[int]
+) -> Iterator[tuple[int, Exchange, Vector]]:
+    """The messages of the first clients with each round's updates, and the decoded mean, from a training's keys."""
     memories = None
-    for number in range(len(federation.history)):
-        exchange = federation.exchange(updates, key.child(number), number, memories=memories)
+    for number in numbers:
+        own = key.child("round", number)
+        exchange = federation.exchange(updates(number), own, number, memories=memories)
         memories = exchange.memories
-        round_ = federation.round(number)
-        yield exchange, round_.decode(exchange, round_.server_key(key, key.child(number)))
+        yield number, exchange, federation.round(number).decode(exchange, federation.round(number).server_key(key, own))
 
 
 def _of_defense(spec: TrainingSpec, ready: Prepared) -> Iterator[Fingerprint]:
     defense, setting, key, case = ready.defense, ready.setting, spec.defense.key, _case(spec)
     few = _LENGTHS[: setting.participants]
-    updates = [_update(_KEY.child("update", at), setting.dim, length) for at, length in enumerate(few)]
+    dense = [_update(ready.key.child("update", at), setting.dim, length) for at, length in enumerate(few)]
+    kinds = dense, [_thinned(ready.key.child("kept", at), update) for at, update in enumerate(dense)]
     digest, decoded, scores = hashlib.sha256(), list[Vector](), list[torch.Tensor]()
-    federation = Federation.of(defense, setting, rounds=2)
-    for number, (exchange, mean) in enumerate(_two_rounds(federation, updates, _KEY.child("messages"))):
+    federation = Federation.of(defense, setting, rounds=min(setting.rounds, _ROUNDS))
+    count = range(len(federation.history))
+    for number, exchange, mean in _messages(federation, lambda at: kinds[at % 2], ready.key.child("training"), count):
+        updates = kinds[number % 2]
         for wire in exchange.sent:
             digest.update(len(wire).to_bytes(8, "little") + wire)
         decoded.append(mean)
@@ -176,15 +190,18 @@ def _promised(claim: Claim) -> str:
 def _draws(spec: TrainingSpec, ready: Prepared) -> Iterator[Fingerprint]:
     """Statistics of messages of fixed updates, and of trained updates if the local training clips or adds noise."""
     defense, dim, case = ready.defense, ready.setting.dim, _case(spec)
-    keys = [(length, _KEY.child("draw", f"{length:g}", at)) for length in _SCALES for at in range(DRAWS)]
-    updates = [(_update(key.child("update"), dim, length), key) for length, key in keys]
-    numbers = [x for update, key in updates for x in _statistics(ready, update, update, key)]
+    keys = [Key(ready.key.seed + 1 + at) for at in range(DRAWS * (len(_SCALES) + 1))]
+    lengths = [*np.repeat(_SCALES, DRAWS), *[_SCALES[0]] * DRAWS]
+    updates = [_update(key.child("update"), dim, length) for key, length in zip(keys, lengths, strict=True)]
+    updates[-DRAWS:] = [_thinned(key, update) for key, update in zip(keys[-DRAWS:], updates[-DRAWS:], strict=True)]
+    pairs = zip(updates, keys, strict=True)
+    numbers = [x for update, key in pairs for x in _statistics(ready, update, update, key)]
     yield Fingerprint(DRAWN[0], spec.defense.key, "", case, numbers=tuple(numbers))
     noise = defense.step_noise(ready.setting)
     if defense.local == LocalRule() and not noise:
         return
-    params, records = ready.task.init(_KEY), next(iter(ready.holdings.values()))
-    work = [Work(records, _KEY.child("trained", at)) for at in range(DRAWS)]
+    params, records = ready.task.init(ready.key), next(iter(ready.holdings.values()))
+    work = [Work(records, key) for key in keys[:DRAWS]]
     plans = [make_plan(spec.federation, spec.federation.lr, *rule) for rule in ((), (defense.local, noise))]
     plain, own = (train_clients(ready.task, params, work, plan, "double").updates for plan in plans)
     rows = zip(plain, own, work, strict=True)
@@ -193,16 +210,18 @@ def _draws(spec: TrainingSpec, ready: Prepared) -> Iterator[Fingerprint]:
 
 
 def _statistics(ready: Prepared, true: Vector, update: Vector, key: Key) -> list[float]:
-    """`STATISTICS` of a client's messages in two rounds; zeros if the defense stops before the second round."""
+    """`STATISTICS` of a client's messages in the first, second and last round; zeros for a round that there is not."""
     numbers, u = list[float](), true.double()
     energy = float(u @ u) + 1e-300
-    federation = Federation.of(ready.defense, ready.setting, rounds=2)
-    for _, mean in _two_rounds(federation, [update], key.child("messages")):
+    federation = Federation.of(ready.defense, ready.setting)
+    last = len(federation.history) - 1
+    asked = sorted({0, min(1, last), last} - {-1})
+    for _, _, mean in _messages(federation, lambda _: [update], key.child("training"), asked):
         share = float(mean.double() @ u) / energy
         rest = (mean.double() - share * u).square()
         floor = 1e-12 * energy / len(u)
         numbers += [share, math.log(float(rest.mean()) + floor), math.log(float(rest.median()) + floor)]
-    return [float(f"{x:.6g}") for x in [*numbers, *[0.0] * len(STATISTICS)][: 2 * len(STATISTICS)]]
+    return [float(f"{x:.6g}") for x in [*numbers, *[0.0] * COLUMNS][:COLUMNS]]
 
 
 def _of_training(spec: TrainingSpec, cells: Sequence[Cell], ready: Prepared, root: Path) -> Iterator[Fingerprint]:

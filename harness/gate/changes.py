@@ -1,0 +1,241 @@
+"""What a change of code may affect: its files, the parts of a study behind them, and lines that nothing executed.
+
+Files are read, never imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+import hashlib
+import os
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from leakgauge.harness.core.cell import Cell, PartSpec
+from leakgauge.harness.core.code import named_code, task_code
+from leakgauge.harness.core.threats import View
+from leakgauge.harness.gate.rerun import committed, git
+from leakgauge.harness.study.environment import named_modules
+
+_COMPILED = (".so", ".pyc", ".pyd", ".dylib", ".a", ".o")
+_RUNS = (".py", ".c", ".h", ".pth", *_COMPILED)
+
+_BUILD = ("pyproject.toml", "setup.py", "setup.cfg", "Makefile", "constraints.txt")
+
+_DECIDING = (
+    *("leakgauge/", "harness/gate/", "harness/cli/", *_BUILD),
+    *(f"harness/core/{name}.py" for name in ("metrics", "stats", "sinks", "search_path", "files", "rng")),
+)
+"""What computes or prints the verdict, or draws what the defenses are compared with, in this project's repository."""
+
+_EVERY_CELL = ("leakgauge.harness.study.run", "leakgauge.harness.study.fingerprints")
+"""What they import is behind every cell of a study."""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The changed code of the working tree.
+
+    Attributes:
+        before: the commit that it is compared with.
+        digests: of the content of each changed file, by its path in the repository; empty for a removed file.
+    """
+
+    before: str
+    digests: dict[str, str]
+
+    root: Path
+
+    @property
+    def deciding(self) -> list[str]:
+        """Changed files that decide the verdict, and compiled code, which nobody can review.
+
+        In another repository than this project's, only compiled code.
+        """
+        own = (self.root / "leakgauge" / "__init__.py").is_file()
+        named = [file for file in self.digests if own and file.startswith(_DECIDING)]
+        edited = [file for file in named if _meaning(_content(self.root / file)) != _meaning(self.committed(file))]
+        return edited + [file for file in self.digests if file.endswith(_COMPILED)]
+
+    def committed(self, file: str) -> bytes | None:
+        """The content before; None: there was no such file."""
+        return committed(self.before, file)
+
+
+def changes_since(before: str) -> Changes:
+    """The files of code that differ between a commit and the working tree of the repository around this folder.
+
+    Raises:
+        StudyError: git fails.
+    """
+    root = Path(git("rev-parse", "--show-toplevel"))
+    names = git("diff", "--name-only", "-z", "--no-renames", before, "--", ":/").split("\0")
+    names += git("ls-files", "-z", "--others", "--exclude-standard", "--full-name", ":/").split("\0")
+    digests = dict[str, str]()
+    for name in sorted(filter(None, names)):
+        if name.endswith(_RUNS) or name in _BUILD or (root / name).is_symlink():
+            content = _content(root / name)
+            digests[name] = "" if content is None else hashlib.sha256(content).hexdigest()[:16]
+    return Changes(before, digests, root)
+
+
+@dataclass(frozen=True)
+class Behind:
+    """The changed files behind the parts of a study.
+
+    Attributes:
+        every: files behind every cell.
+        defenses, attacks: further files, by the key of the part.
+    """
+
+    every: tuple[str, ...]
+    defenses: dict[str, tuple[str, ...]]
+    attacks: dict[str, tuple[str, ...]]
+
+    def concerns(self, cell: Cell) -> bool:
+        """Whether a changed file is behind a cell."""
+        return bool(self.every or self.defenses.get(cell.training.defense.key) or self.attacks.get(cell.attack.key))
+
+    @property
+    def files(self) -> dict[str, list[str]]:
+        """The parts that each file is behind."""
+        found: dict[str, list[str]] = {file: ["every cell"] for file in self.every}
+        for key, files in [*self.defenses.items(), *self.attacks.items()]:
+            for file in files:
+                found.setdefault(file, []).append(key)
+        return found
+
+
+def behind(changed: Collection[str], cells: Iterable[Cell], roots: Sequence[Path]) -> Behind:
+    """The parts of a study that import a changed file, wherever the import stands.
+
+    Args:
+        roots: the folder of the repository, then further folders in which its modules are searched.
+    """
+    files = frozenset(changed)
+    find = functools.cache(functools.partial(_imports, tuple(roots)))
+    defenses, attacks, tasks = dict[str, tuple[str, ...]](), dict[str, tuple[str, ...]](), set[str]()
+    every = _closure(_EVERY_CELL, find) & files
+    for cell in cells:
+        spec = cell.training
+        for table, kind, part in ((defenses, "defense", spec.defense), (attacks, "attack", cell.attack)):
+            if part.key not in table:
+                table[part.key] = tuple(sorted(_closure(_modules(kind, part), find) & files - every))
+        tasks |= set(task_code(spec.task.model, spec.task.data, spec.task.loss))
+        tasks |= set(task_code("", View.parse(cell.threat).other))
+    every |= _closure((name.partition(":")[0] for name in tasks), find) & files
+    return Behind(tuple(sorted(every)), defenses, attacks)
+
+
+def _modules(kind: str, part: PartSpec) -> Iterator[str]:
+    for name in (*part.name.split("+"), *named_code(part.parameters.values())):
+        yield name.partition(":")[0] if ":" in name else f"leakgauge.{kind}s.{name.replace('-', '_')}"
+
+
+def _closure(modules: Iterable[str], find: functools._lru_cache_wrapper[tuple[str, tuple[str, ...]]]) -> set[str]:
+    """The files, by their paths in the repository, behind modules."""
+    todo, seen, files = [*modules], set[str](), set[str]()
+    while todo:
+        if (name := todo.pop()) not in seen:
+            seen.add(name)
+            file, names = find(name)
+            files |= {file} - {""}
+            todo += names
+    return files
+
+
+def _imports(roots: tuple[Path, ...], module: str) -> tuple[str, tuple[str, ...]]:
+    """The file of a module in a repository, and the modules that it names; nothing if it lies elsewhere."""
+    inner = module.replace(".", "/")
+    for root in roots:
+        for end in (".py", "/__init__.py"):
+            path = root / f"{inner}{end}"
+            if path.is_file() and (real := path.resolve()).is_relative_to(roots[0].resolve()):
+                package = module if end == "/__init__.py" else module.rpartition(".")[0]
+                return real.relative_to(roots[0].resolve()).as_posix(), tuple(named_modules(real.read_bytes(), package))
+    return "", ()
+
+
+def new_lines(changes: Changes, files: Iterable[str]) -> dict[str, set[int]]:
+    """The changed lines of these files that have to run, by file.
+
+    A line counts if it begins a statement that does more than raise an error, outside functions that stood anywhere in
+    the changed files before.
+    """
+    known = {text for name in changes.digests for text in _functions(changes.committed(name))}
+    found = dict[str, set[int]]()
+    for name in files:
+        content, before = _content(changes.root / name) or b"", changes.committed(name) or b""
+        found[name] = _lines(content, known) & _edited(before, content)
+    return {name: lines for name, lines in found.items() if lines}
+
+
+def _edited(before: bytes, now: bytes) -> set[int]:
+    """The numbers of the lines that are new."""
+    blocks = difflib.SequenceMatcher(None, before.splitlines(), now.splitlines(), autojunk=False).get_opcodes()
+    return {at + 1 for kind, _, _, start, end in blocks if kind != "equal" for at in range(start, end)}
+
+
+_DEFINED = ast.FunctionDef | ast.AsyncFunctionDef
+
+_SILENT = _DEFINED | ast.ClassDef | ast.Raise | ast.Pass | ast.Break | ast.Continue | ast.Global | ast.Nonlocal
+"""Statements whose first line may have no instruction, or that only end something."""
+
+
+def _lines(content: bytes, known: Collection[str]) -> set[int]:
+    """The first lines of the statements outside functions that are `known`."""
+    lines, todo = set[int](), [*ast.iter_child_nodes(_parsed(content) or ast.Module([], []))]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, _DEFINED) and _text(node) in known:
+            continue
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            continue
+        bare = isinstance(node, ast.AnnAssign) and node.value is None
+        bare |= isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if isinstance(node, ast.stmt) and not isinstance(node, _SILENT) and not bare:
+            lines.add(node.lineno)
+        todo += ast.iter_child_nodes(node)
+    return lines
+
+
+def _functions(content: bytes | None) -> set[str]:
+    """The meaning of each function of a source."""
+    tree = _parsed(content or b"")
+    return set() if tree is None else {_text(node) for node in ast.walk(tree) if isinstance(node, _DEFINED)}
+
+
+def _text(node: ast.AST) -> str:
+    """The syntax tree; two docstrings are equal."""
+    for each in ast.walk(node):
+        body = getattr(each, "body", None)
+        if (
+            isinstance(body, list)
+            and body
+            and isinstance(body[0], ast.Expr)
+            and isinstance(body[0].value, ast.Constant)
+        ):
+            body[0].value.value = ""
+    return ast.dump(node)
+
+
+def _meaning(content: bytes | None) -> str | None:
+    """The syntax tree of a source without docstrings; the source itself if it is none; None: there is no file."""
+    tree = None if content is None else _parsed(content)
+    return _text(tree) if tree is not None else None if content is None else content.decode("latin-1")
+
+
+def _parsed(content: bytes) -> ast.Module | None:
+    with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        return ast.parse(content)
+    return None
+
+
+def _content(path: Path) -> bytes | None:
+    if path.is_symlink():
+        return os.fsencode(os.readlink(path))
+    return path.read_bytes() if path.is_file() else None
