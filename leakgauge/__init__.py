@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
     given_data, given_model, load_data = _data, _model, _load
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _NAMES = {
     "audit.claims": "claim",

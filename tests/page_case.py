@@ -25,7 +25,7 @@ _FENCE = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\\?\.\d+)?(?:e\\?-?\d+)?")
-_ELSEWHERE = ("make", "pip")
+_ELSEWHERE = ("make", "pip", "docker")
 """Commands that set up a machine: other tests look at them."""
 
 

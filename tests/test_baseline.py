@@ -117,7 +117,7 @@ def edited(old, new):
     ("no JSON at all", "truncated or not JSON"),
     ("<<<<<<< HEAD\n" + to_text(BASE), "truncated or not JSON"),
     ("[" * 100_000, "truncated or not JSON"),
-    ("[]", "got schema None, expected 2; delete it and make a new one with 'leakgauge baseline update'"),
+    ("[]", "got schema None, expected 2; delete it and make a new one with 'leakgauge baseline make'"),
     (edited(f'"schema": {SCHEMA}', '"schema": 1'), "got schema 1, expected 2"),
     (edited(f'"schema": {SCHEMA}', '"schema": true'), "got schema True, expected 2"),
     (edited('"value": 0.', '"value": NaN, "x": 0.'), "measured.measures.0.value: Input should be a finite number"),
@@ -139,11 +139,11 @@ def test_a_file_that_cannot_be_trusted_is_refused_in_one_line(text, said, tmp_pa
         read(path)
     assert said in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
-    assert "leakgauge baseline update" in str(caught.value) or "restore it with git" in str(caught.value)
+    assert "leakgauge baseline make" in str(caught.value) or "restore it with git" in str(caught.value)
 
 
 def test_no_file_says_what_makes_one(tmp_path):
-    with pytest.raises(BaselineError, match=r"no baseline .*none\.json; make one with 'leakgauge baseline update'"):
+    with pytest.raises(BaselineError, match=r"no baseline .*none\.json; make one with 'leakgauge baseline make'"):
         read(tmp_path / "none.json")
     with pytest.raises(BaselineError, match=r"cannot read baseline .*: expected a regular file, got a folder"):
         read(tmp_path)
@@ -218,4 +218,36 @@ def test_what_cannot_be_read_is_exit_code_4(tmp_path):
     for words in (["show", "none.json"], ["diff", "base.json", "none.json"], ["diff", "none.json", "base.json"]):
         done = call(words[0], *(tmp_path / word for word in words[1:]))
         assert done.exit_code == 4
-        assert "make one with 'leakgauge baseline update'" in done.stderr
+        assert "make one with 'leakgauge baseline make'" in done.stderr
+
+
+SMALL = """
+name = "small"
+lineup = false
+tasks = [{data = "digits", model = "linear"}]
+federations = [{clients = 2, rounds = 1, samples = 40, test_samples = 10, algorithm = "fedsgd"}]
+defenses = [{name = "none"}, {name = "gaussian", noise_std = 0.01}]
+attacks = [{name = "prior", target = {count = 8}}]
+"""
+
+
+@pytest.mark.matrix  # trains
+def test_one_command_makes_the_baseline_that_two_make(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CI", raising=False)
+    (tmp_path / "study.toml").write_text(SMALL)
+    made = command.call("baseline", "make", "study.toml", "--reason", "first numbers", "--workers", 0)
+    assert made.exit_code == 0, made.output
+    assert "measures of small" in made.stdout.splitlines()[-1]
+    one = (tmp_path / "baselines" / "small.json").read_bytes()
+    file = ["--reason", "first numbers"]
+    assert call("update", "runs/small", *file, "--baseline", "two.json").exit_code == 0
+    assert (tmp_path / "two.json").read_bytes() == one
+
+
+def test_no_baseline_is_made_in_ci_and_nothing_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "study.toml").write_text(SMALL)
+    made = command.call("baseline", "make", "study.toml", "--reason", "first", CI="true")
+    assert (made.exit_code, "CI is set" in made.stderr) == (2, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["study.toml"]

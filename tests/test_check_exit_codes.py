@@ -107,7 +107,7 @@ def test_the_exit_code_of_a_check_follows_from_the_run(changes, code, said, fold
     assert "Traceback" not in done.output
 
 
-@by_rows((stale, "torch"), (no_baseline, "make one with 'leakgauge baseline update'"), (cut, "restore it with git"))
+@by_rows((stale, "torch"), (no_baseline, "make one with 'leakgauge baseline make'"), (cut, "restore it with git"))
 def test_a_baseline_that_does_not_do_is_exit_code_4(change, said, folder, base):
     change(base)
     done = call("check", folder, "--baseline", base)

@@ -307,7 +307,7 @@ def test_a_commit_that_is_no_ancestor_is_refused(run):
     replaced(f'"commit": "{read(FILE).measured.commit}"', f'"commit": "{side}"')
     code, said = check(run)
     assert code == 4
-    assert f"its commit {side[:12]} is no ancestor of HEAD; make a new one with 'leakgauge baseline update'" in said
+    assert f"its commit {side[:12]} is no ancestor of HEAD; make a new one with 'leakgauge baseline make'" in said
     assert check(run, "--accept-baseline", "mine")[0] == 4
 
 

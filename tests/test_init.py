@@ -9,6 +9,7 @@ import pytest
 from leakgauge.harness.cli import init
 from leakgauge.harness.core.threats import ADVERSARIES
 from leakgauge.harness.data import default_root
+from leakgauge.harness.gate.rules import Rules
 from leakgauge.harness.study.check import check_study
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import load_study, resolve
@@ -80,12 +81,20 @@ def test_a_defense_of_ones_own_is_written_with_the_permission_that_it_needs(plac
     assert "run study.toml -o runs/study --allow-code" in done.stdout
 
 
-@pytest.mark.parametrize("have", ["app", "repository"])
-def test_an_app_and_a_repository_get_commands_that_exist(have, place):
+@pytest.mark.parametrize(("have", "files"), [("app", []), ("repository", ["study.toml"])])
+def test_an_app_and_a_repository_get_commands_that_exist(have, files, place):
     done = call("init", "--have", have)
     assert done.exit_code == 0
-    words = re.findall(r"^ {4}leakgauge (\w+)", done.stdout, re.MULTILINE)
+    words = re.findall(r"^ {2,4}leakgauge ((?:baseline )?\w+)", done.stdout, re.MULTILINE)
     assert words
     for word in words:
-        assert call(word, "--help").exit_code == 0
-    assert list(place.iterdir()) == []
+        assert call(*word.split(), "--help").exit_code == 0
+    assert [path.name for path in place.iterdir()] == files
+
+
+@pytest.mark.parametrize("adversary", get_args(init.Adversary))
+@pytest.mark.parametrize("data", ["pictures", "texts"])
+def test_the_gate_can_judge_every_measure_of_a_study_for_a_repository(data, adversary):
+    study = resolve(tomllib.loads(init.study_text("mine", "gaussian", data, adversary, "repository")))
+    assert all(cell.target.count >= Rules().least and cell.attack.name != "lineup" for cell in study.cells)
+    assert check_study(study)

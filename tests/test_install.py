@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import textwrap
 import tomllib
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from mypy.modulefinder import FindModuleCache, SearchPaths
 
+import leakgauge
 from leakgauge.harness.federation import registry
 from leakgauge.harness.study.study import load_study
 
@@ -37,10 +39,10 @@ def test_unrelated(pytestconfig):
 """
 
 
-def python(*words, cwd, **environment):
-    """The output of a successful call of this Python, without the settings of this test run."""
+def python(*words, cwd, by=sys.executable, **environment):
+    """The output of a successful call of this Python, or of another, without the settings of this test run."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "PYTHON", "COV"))}
-    command = [sys.executable, *map(str, words)]
+    command = [str(by), *map(str, words)]
     done = subprocess.run(command, cwd=cwd, env=clean | environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -61,7 +63,7 @@ def packaged():
 
 @pytest.fixture(scope="module")
 def distributions(tmp_path_factory):
-    """The paths of an sdist and of a wheel, built from a copy of the checkout, and of a wheel from the sdist."""
+    """The paths of an sdist and of a wheel, built from a copy of the checkout, and of two from the sdist, one pure."""
     copy, unpacked = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("unpacked")
     for path in sources():
         (copy / path).parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +72,9 @@ def distributions(tmp_path_factory):
     with tarfile.open(sdist) as archive:
         archive.extractall(unpacked, filter="data")
     (again,) = unpacked.iterdir()
-    return sdist, wheel, again / "dist" / python("-c", BUILD, "wheel", cwd=again).split()[-1]
+    pure = again / "dist" / python("-c", BUILD, "wheel", cwd=again, LEAKGAUGE_PURE="1").split()[-1]
+    shutil.rmtree(again / "build")
+    return sdist, wheel, again / "dist" / python("-c", BUILD, "wheel", cwd=again).split()[-1], pure
 
 
 @pytest.fixture(scope="module")
@@ -97,15 +101,35 @@ def project(tmp_path):
 @pytest.mark.slow
 def test_a_wheel_and_an_sdist_have_one_package_and_every_file_once(distributions):
     sdist, *wheels = distributions
-    for wheel in wheels:
+    for number, wheel in enumerate(wheels):
         names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-        compiled = {name for name in names if name.startswith("leakgauge/harness/core/_native.")}
-        assert len(compiled) == (shutil.which("cc") is not None)
-        assert names - compiled == packaged()
+        compiled = {"leakgauge/harness/core/_native.so"} if number < 2 and shutil.which("cc") else set()
+        assert names == packaged() | compiled
+        platform = sysconfig.get_platform().replace("-", "_") if compiled else "any"
+        assert wheel.name == f"leakgauge-{leakgauge.__version__}-py3-none-{platform}.whl"
     with tarfile.open(sdist) as archive:
         files = [member.name.partition("/")[2] for member in archive if member.isfile()]
     assert {name.split("/")[0] for name in files if name.endswith("__init__.py")} == {"leakgauge"}
     assert {name for name in files if name.split("/")[0] in TOP} == packaged()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("minor", range(11, 15))
+def test_both_wheels_install_and_compile_for_every_python_at_hand(minor, distributions, tmp_path):
+    kept = sorted(Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob(f"versions/3.{minor}.*/bin/python"))
+    if (found := shutil.which(f"python3.{minor}") if not kept else kept[-1]) is None:
+        pytest.skip(f"no Python 3.{minor} here")
+    for number, wheel in enumerate([distributions[1], distributions[3]]):
+        words = ["install", "--quiet", "--no-index", "--no-deps", "--disable-pip-version-check"]
+        python("-m", "venv", tmp_path / f"{number}", cwd=tmp_path, by=found)
+        inside = tmp_path / f"{number}" / "bin" / "python"
+        python("-m", "pip", *words, "--no-compile", wheel, cwd=tmp_path, by=inside)
+        (folder,) = (tmp_path / f"{number}").glob("lib/*/site-packages/leakgauge")
+        python("-W", "error", "-m", "compileall", "-q", folder, cwd=tmp_path, by=inside)
+        library = folder / "harness" / "core" / "native.py"
+        code = f"import runpy; print(runpy.run_path({str(library)!r})['library']() is not None)"
+        has = library.with_name("_native.so").exists()
+        assert (python("-c", code, cwd=tmp_path, by=inside).strip(), has) == (str(has), number == 0)
 
 
 @pytest.mark.slow

@@ -42,6 +42,7 @@ MANY = (
     *("show ../s.toml", "report ../out", "export ../out -o ../out.csv", "verify ../out", "compare ../out ../out"),
     *("claim gaussian", "audit gaussian --trials 50", "list attacks", "new defense ../new_defense.py"),
     *("baseline update ../out --reason first --baseline ../b.json", "baseline show ../b.json"),
+    "baseline make ../s.toml --reason first --baseline ../made.json -o ../made --workers 1",
 )
 LIBRARY = """
 def test_a_run(tmp_path):

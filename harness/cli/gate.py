@@ -1,4 +1,4 @@
-"""The commands of the gate: `gate`, `check`, and `baseline` with `update`, `acknowledge`, `show` and `diff`."""
+"""The commands of the gate: `gate`, `check`, and `baseline` with `make`, `update`, `acknowledge`, `show`, `diff`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import typer
 from typer import Argument, Option
 
 from leakgauge.harness.cli import options as cli
+from leakgauge.harness.cli.run import run
 from leakgauge.harness.core.sinks import clipped, emit, say, spelled
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 BaselineArgument = Annotated[Path, Argument(help="A baseline.")]
 InconclusiveOption = Annotated[Literal["warn", "fail"], Option(help="An inconclusive check: a warning, or exit 3.")]
 SummaryOption = Annotated[str | None, Option(metavar="FILE|auto", help="Write Markdown; auto: to GITHUB_STEP_SUMMARY.")]
-BaselineOption = Annotated[Path, Option(help="The file that 'leakgauge baseline update' wrote.")]
+BaselineOption = Annotated[Path, Option(help="The file that 'leakgauge baseline make' wrote.")]
+FileOption = Annotated[Path | None, Option("--baseline", help="The file; default: baselines/STUDY.json.")]
+IncreaseOption = Annotated[list[str] | None, Option(help="An accepted increase, or a pattern; repeatable.")]
 TargetOption = Annotated[str | None, Option(help="Branch whose baseline counts; default: CI's, or origin/main.")]
 AcceptOption = Annotated[str | None, Option(metavar="REASON", help="Judge by this checkout's baseline and rules.")]
 JunitOption = Annotated[Path | None, Option(help="Write JUnit XML to this file.")]
@@ -130,6 +133,28 @@ def _published(outcome: Outcome, now: Measured, base: Baseline, path: Path, inco
     return typer.Exit(outcome.exit_code(inconclusive_fails=fails))
 
 
+def make(
+    study: cli.StudyArgument,
+    reason: Annotated[str, Option(help="Why these numbers are accepted; stored in the file.")],
+    baseline: FileOption = None,
+    out: Annotated[Path | None, Option("-o", "--out", help="Folder of the results; default: runs/STUDY.")] = None,
+    accept_increase: IncreaseOption = None,
+    data: cli.DataOption = None,
+    workers: cli.WorkersOption = None,
+    allow_code: cli.AllowCodeOption = False,
+) -> None:
+    """Run a study and make it the baseline; the same command resumes."""
+    from leakgauge.harness.study.study import load_study
+
+    _check_update(reason)
+    with cli.user_errors():
+        name = load_study(study, allow_code=allow_code).name
+    path = baseline or _default_path(name)
+    folder = out or Path("runs") / name
+    run(study, folder, data=data, workers=workers, allow_code=allow_code)
+    update(folder, reason, path, accept_increase)
+
+
 def acknowledge(
     file: BaselineArgument,
     reason: Annotated[str, Option(help="Why the behavior of the code changed; stored in the file.")],
@@ -154,8 +179,8 @@ def acknowledge(
 def update(
     folder: cli.FolderArgument,
     reason: Annotated[str, Option(help="Why these numbers are accepted; stored in the file.")],
-    baseline: Annotated[Path | None, Option(help="The file; default: baselines/STUDY.json.")] = None,
-    accept_increase: Annotated[list[str] | None, Option(help="An accepted increase, or a pattern; repeatable.")] = None,
+    baseline: FileOption = None,
+    accept_increase: IncreaseOption = None,
     allow_gaps: Annotated[list[str] | None, Option(metavar="KEY", help="A known gap or pattern; repeatable.")] = None,
 ) -> None:
     """Make a run the baseline. Each increase over the previous baseline must be accepted by its key."""

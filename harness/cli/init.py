@@ -48,17 +48,14 @@ A Flower app: wrap its strategy with leakgauge.flower.recorded and run it once, 
 
 An Opacus loop: leakgauge.opacus.inspect(model, optimizer, loader). Messages of other code: leakgauge.messages.
 docs/how-to: own-model-and-data, flower, opacus, own-messages; docs/deployed: mods of Flower, filters of NVFlare.""",
-    "repository": """Write a small study (leakgauge init --have defense), then make and commit its baseline:
-
-    leakgauge run study.toml -o runs/first
-    leakgauge baseline update runs/first --reason "first numbers"
-    leakgauge baseline acknowledge baselines/study.json study.toml --reason "first numbers"
-
+    "defense": """wrote {path}; next:
+  leakgauge show {path}{code}
+  leakgauge run {path} -o runs/{name}{code}""",
+    "repository": """wrote {path}; next, run it once, and commit it with its baseline:
+  leakgauge baseline make {path} --reason "first numbers"{code}
 In CI, on every change; exit code 1: leakage increased:
-
-    leakgauge gate study.toml -o runs/gate --baseline baselines/study.json
-
-docs/ci, docs/how-to/ci-elsewhere: files for GitHub, GitLab and others.""",
+  leakgauge gate {path} -o runs/gate --baseline baselines/{name}.json{code}
+docs/how-to/ci-elsewhere: an action for GitHub, a template for GitLab, a Dockerfile, a hook.""",
 }
 
 
@@ -69,13 +66,13 @@ def init(
     defense: Annotated[str, Option(help="A name of 'leakgauge list defenses', or module:Class.")] = "",
     out: Annotated[Path, Option("-o", "--out", help="The study; nothing is overwritten.")] = Path("study.toml"),
 ) -> None:
-    """Choose by questions: write a study of a defense, or name the commands for an app or a repository."""
+    """Choose by questions: write a study of a defense or for a repository's CI, or name the commands for an app."""
     from leakgauge.harness.core.errors import StudyError
     from leakgauge.harness.study.store import write_atomically
     from leakgauge.harness.study.study import load_study
 
     have = _asked("What do you have?", Have, have)
-    if have != "defense":
+    if have == "app":
         say(*_NEXT[have].splitlines())
         return
     defense = defense or (typer.prompt("Which defense?", default="gaussian") if sys.stdin.isatty() else "gaussian")
@@ -83,14 +80,14 @@ def init(
     with cli.user_errors():
         if out.exists():
             raise StudyError("init", [f"{out} is there already; nothing is overwritten, name another file with -o"])
-        write_atomically(out, study_text(out.stem, defense, data, adversary).encode())
+        write_atomically(out, study_text(out.stem, defense, data, adversary, have).encode())
         code = " --allow-code" if ":" in defense else ""
         try:
             load_study(out, allow_code=bool(code))
         except Exception:
             out.unlink()
             raise
-    say(f"wrote {out}; next:", f"  leakgauge show {out}{code}", f"  leakgauge run {out} -o runs/{out.stem}{code}")
+    say(*_NEXT[have].format(path=out, name=out.stem, code=code).splitlines())
 
 
 def _asked(question: str, kinds: Any, given: Any) -> Any:
@@ -104,10 +101,11 @@ def _asked(question: str, kinds: Any, given: Any) -> Any:
     return names[number - 1]
 
 
-def study_text(name: str, defense: str, data: Data, adversary: Adversary) -> str:
-    """A study of a defense beside none: attacks that this adversary can make, and the floor."""
+def study_text(name: str, defense: str, data: Data, adversary: Adversary, have: Have = "defense") -> str:
+    """A study of a defense beside none: attacks that this adversary can make, and the floor; short for CI."""
     source, model, _ = _TASKS[data]
     lines = [f"# {_WORDS[data]}; {_WORDS[adversary]}. 'leakgauge list attacks' has more.", f'name = "{name}"']
+    lines += ["lineup = false"] * (have == "repository")
     lines += [f'threats = ["{adversary}"]', "", "[[tasks]]", f'data = "{source}"', f'model = "{model}"', ""]
     lines += ["[[federations]]", "clients = 10", "rounds = 20", 'algorithm = "fedsgd"', "batch = 0", "lr = 0.03", ""]
     lines += ["[[defenses]]", 'name = "none"          # the ceiling', "", "[[defenses]]", f'name = "{defense}"']
@@ -121,7 +119,7 @@ def _attacks(data: Data, adversary: Adversary) -> Iterator[tuple[dict[str, objec
     """Attacks with their targets; the floor is for those that guess records."""
     probe = {"kind": "probe", "count": 16}
     members: dict[str, object] = {"kind": "members", "count": 20, "outside": 60}
-    seen = members | {"client": 0, "count": 6}  # in one client's data, from its messages
+    seen = members | {"client": 0, "count": 8}  # in one client's data, from its messages
     if adversary in ("participant", "public"):
         name = "loss-trajectory" if adversary == "participant" else "membership-loss"
         yield {"name": name}, members | ({"round": 0, "rounds": 10} if adversary == "participant" else {})

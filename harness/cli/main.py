@@ -13,7 +13,7 @@ from typer import Option
 from leakgauge import __version__
 from leakgauge.harness.cli import options as cli
 from leakgauge.harness.cli.audit import audit, claim
-from leakgauge.harness.cli.gate import acknowledge, check, diff, gate, update
+from leakgauge.harness.cli.gate import acknowledge, check, diff, gate, make, update
 from leakgauge.harness.cli.gate import show as show_baseline
 from leakgauge.harness.cli.init import init
 from leakgauge.harness.cli.inspect import inspect_
@@ -96,8 +96,9 @@ _add(doctor, _KNOW, (cli.UNSOUND,), "doctor my_defense.py", "doctor jopeq --set 
 _add(gate, _GUARD, _GATED, "gate mine.toml -o runs/gate --baseline baselines/mine.json")
 _add(check, _GUARD, _GATED, "check runs/mine --baseline baselines/mine.json")
 app.add_typer(baselines, rich_help_panel=_GUARD)
+_add(make, None, _CHANGED, "baseline make mine.toml --reason 'first numbers'")
 _add(update, None, _CHANGED, "baseline update runs/mine --reason 'first numbers'")
-_add(acknowledge, None, _BASE, "baseline acknowledge mine.json mine.toml --reason 'another clip'")
+_add(acknowledge, None, _BASE, "baseline acknowledge mine.json --reason 'another clip'")
 _add(show_baseline, None, _BASE, "baseline show baselines/mine.json")
 _add(diff, None, _BASE, "baseline diff old.json new.json")
 

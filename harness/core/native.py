@@ -51,7 +51,7 @@ class Library:
 @functools.cache
 def library(real: str = "float") -> Library | None:
     """The compiled functions for `float` or `double`, if this installation has them."""
-    for path in sorted(Path(__file__).parent.glob("_native*")):
+    for path in sorted(Path(__file__).parent.glob("_native*"), reverse=True):  # first `_native.so`
         try:
             return Library(path, real)
         except OSError:

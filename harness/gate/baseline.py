@@ -25,7 +25,7 @@ SCHEMA = 2
 _BREAKS = ("value", "values")
 """Fields of a measure that start a new line."""
 
-_ANEW = "make a new one with 'leakgauge baseline update'"
+_ANEW = "make a new one with 'leakgauge baseline make'"
 
 
 class BaselineError(ValueError):
@@ -90,7 +90,7 @@ def read(path: Path) -> Baseline:
     try:
         content = text(path)
     except FileNotFoundError as error:
-        raise BaselineError(f"no baseline {path}; make one with 'leakgauge baseline update'") from error
+        raise BaselineError(f"no baseline {path}; make one with 'leakgauge baseline make'") from error
     except (OSError, ValueError) as error:
         raise BaselineError(f"cannot read baseline {path}: {error}; give a file") from error
     return parse(content, str(path))

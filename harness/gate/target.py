@@ -150,7 +150,7 @@ def _about_commit(path: Path, baseline: Baseline, root: str, *, is_new: bool) ->
             continue
         text = f"baseline {path}: its commit {commit[:12]} is no ancestor of HEAD"
         if (inside and is_new) or holds("cat-file", "-e", f"{commit}^{{commit}}"):
-            raise BaselineError(f"{text}; make a new one with 'leakgauge baseline update'")
+            raise BaselineError(f"{text}; make a new one with 'leakgauge baseline make'")
         if inside:
             yield text
 
