@@ -4,6 +4,7 @@ import functools
 import gc
 import importlib.util
 import os
+import zlib
 from collections import Counter
 from pathlib import Path
 
@@ -85,13 +86,19 @@ def _in_ci(ci: pytest.Mark, item: pytest.Item, number: int) -> bool:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Rows of tests with `table` or `ci` get their markers. What takes longest comes first."""
+    """Rows of tests with `table` or `ci` get their markers. What takes longest comes first.
+
+    MATRIX=K/N leaves only part K, from 0, of N of the rows that are `matrix`.
+    """
     seen, missing = Counter[str](), set[str]()
+    part, parts = map(int, os.environ.get("MATRIX", "0/1").split("/"))
     for item in items:
         name = item.nodeid.partition("[")[0]
         table, ci = item.get_closest_marker("table"), item.get_closest_marker("ci")
         if table is not None and seen[name] % table.args[0]:
             item.add_marker(pytest.mark.matrix)
+        if item.get_closest_marker("matrix") is not None and zlib.crc32(item.nodeid.encode()) % parts != part:
+            item.add_marker(pytest.mark.slow)
         if ci is not None:
             missing |= set() if seen[name] else {f"{name}[{row}]" for row in _named(ci)}
             if not _in_ci(ci, item, seen[name]):
