@@ -216,6 +216,20 @@ def test_a_refactoring_passes_and_its_files_are_named(here, name):
     assert "changed: own/" in said
 
 
+@pytest.mark.matrix
+def test_a_file_that_the_code_reads_is_behind_what_it_changes(here):
+    text = "    from pathlib import Path\n\n    sigma *= float(Path(__file__).with_name('factor.txt').read_text())\n"
+    edit(here, "noise", ("    return sigma", f"{text}    return sigma"))
+    (here / "own" / "factor.txt").write_text("1.0")
+    git("add", "-A")
+    git("commit", "--quiet", "-m", "a factor")
+    git("branch", "--quiet", "factor")
+    (here / "own" / "factor.txt").write_text("0.25")
+    code, said = gate("--target", "factor")
+    git("branch", "--quiet", "-D", "factor")
+    assert (code, "changed: own/factor.txt, behind own.defense:Own(" in said) == (1, True)
+
+
 def test_a_change_of_another_file_concerns_nothing(here):
     (here / "own" / "other.py").write_text("x = 1\n")
     code, said = gate()

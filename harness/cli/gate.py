@@ -170,7 +170,8 @@ def acknowledge(
         before, merge = read(file), merge_base(target)
         if merge is None:
             raise cli.refusal(cli.USAGE, "no git repository with a target branch and its history; give --target")
-        digests = changes_since(merge).digests
+        changes = changes_since(merge)
+        digests = changes.digests | changes.others
         write(replace(before, acknowledged=before.acknowledged | digests, reason=reason.strip()), file)
     say(*(f"leakgauge: {clipped(name)}" for name in digests or ["nothing changed"]))
     say(f"leakgauge: wrote {file}: {len(digests)} changed files acknowledged")

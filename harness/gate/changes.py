@@ -22,6 +22,7 @@ from leakgauge.harness.gate.rerun import committed, git
 from leakgauge.harness.study.environment import named_modules
 
 _COMPILED = (".so", ".pyc", ".pyd", ".dylib", ".a", ".o")
+_PROSE = (".md", ".rst")
 _RUNS = (".py", ".c", ".h", ".pth", *_COMPILED)
 
 _BUILD = ("pyproject.toml", "setup.py", "setup.cfg", "Makefile", "constraints.txt")
@@ -42,12 +43,13 @@ class Changes:
 
     Attributes:
         before: the commit that it is compared with.
-        digests: of the content of each changed file, by its path in the repository; empty for a removed file.
+        digests: of the content of each changed file of code, by its path in the repository; empty for a removed file.
+        others: the same of all other changed files, which code may read.
     """
 
     before: str
     digests: dict[str, str]
-
+    others: dict[str, str]
     root: Path
 
     @property
@@ -67,7 +69,7 @@ class Changes:
 
 
 def changes_since(before: str) -> Changes:
-    """The files of code that differ between a commit and the working tree of the repository around this folder.
+    """The files that differ between a commit and the working tree of the repository around this folder.
 
     Raises:
         StudyError: git fails.
@@ -75,12 +77,14 @@ def changes_since(before: str) -> Changes:
     root = Path(git("rev-parse", "--show-toplevel"))
     names = git("diff", "--name-only", "-z", "--no-renames", before, "--", ":/").split("\0")
     names += git("ls-files", "-z", "--others", "--exclude-standard", "--full-name", ":/").split("\0")
-    digests = dict[str, str]()
+    digests, others = dict[str, str](), dict[str, str]()
     for name in sorted(filter(None, names)):
-        if name.endswith(_RUNS) or name in _BUILD or (root / name).is_symlink():
-            content = _content(root / name)
-            digests[name] = "" if content is None else hashlib.sha256(content).hexdigest()[:16]
-    return Changes(before, digests, root)
+        content = _content(root / name)
+        if name.endswith(_PROSE):
+            continue
+        runs = name.endswith(_RUNS) or name in _BUILD or (root / name).is_symlink()
+        (digests if runs else others)[name] = "" if content is None else hashlib.sha256(content).hexdigest()[:16]
+    return Changes(before, digests, others, root)
 
 
 @dataclass(frozen=True)
@@ -110,24 +114,31 @@ class Behind:
         return found
 
 
-def behind(changed: Collection[str], cells: Iterable[Cell], roots: Sequence[Path]) -> Behind:
-    """The parts of a study that import a changed file, wherever the import stands.
+def behind(changes: Changes, cells: Iterable[Cell], roots: Sequence[Path]) -> Behind:
+    """The parts of a study that import a changed file, wherever the import stands, or whose code names it.
 
     Args:
         roots: the folder of the repository, then further folders in which its modules are searched.
     """
-    files = frozenset(changed)
     find = functools.cache(functools.partial(_imports, tuple(roots)))
-    defenses, attacks, tasks = dict[str, tuple[str, ...]](), dict[str, tuple[str, ...]](), set[str]()
-    every = _closure(_EVERY_CELL, find) & files
+
+    def files(modules: Iterable[str]) -> frozenset[str]:
+        """The changed files behind modules."""
+        found = _closure(modules, find)
+        texts = [content for file in found if (content := _content(roots[0] / file))] if changes.others else []
+        read = {name for name in changes.others if any(Path(name).name.encode() in text for text in texts)}
+        return frozenset(found & changes.digests.keys() | read)
+
+    every, tasks = files(_EVERY_CELL), set[str]()
+    defenses, attacks = dict[str, tuple[str, ...]](), dict[str, tuple[str, ...]]()
     for cell in cells:
         spec = cell.training
         for table, kind, part in ((defenses, "defense", spec.defense), (attacks, "attack", cell.attack)):
             if part.key not in table:
-                table[part.key] = tuple(sorted(_closure(_modules(kind, part), find) & files - every))
+                table[part.key] = tuple(sorted(files(_modules(kind, part)) - every))
         tasks |= set(task_code(spec.task.model, spec.task.data, spec.task.loss))
         tasks |= set(task_code("", View.parse(cell.threat).other))
-    every |= _closure((name.partition(":")[0] for name in tasks), find) & files
+    every |= files(name.partition(":")[0] for name in tasks)
     return Behind(tuple(sorted(every)), defenses, attacks)
 
 
@@ -168,7 +179,7 @@ def new_lines(changes: Changes, files: Iterable[str]) -> dict[str, set[int]]:
     """
     known = {text for name in changes.digests for text in _functions(changes.committed(name))}
     found = dict[str, set[int]]()
-    for name in files:
+    for name in (name for name in files if name.endswith(".py")):
         content, before = _content(changes.root / name) or b"", changes.committed(name) or b""
         found[name] = _lines(content, known) & _edited(before, content)
     return {name: lines for name, lines in found.items() if lines}

@@ -65,7 +65,7 @@ def gate(
     if held.merge is None:
         return _whole(source, held, bench, listen)
     changes = changes_since(held.merge)
-    if not changes.digests:
+    if not changes.digests and not changes.others:
         cells = load_study(source, allow_code=bench.allow_code).cells
         return _judged(Replay("", cells, None, None, None), held, changes, own, number)
     return _judged(replay(source, changes, number, bench), held, changes, own, number)
@@ -90,6 +90,7 @@ def _judged(replayed: Replay, held: Trusted, changes: Changes, own: Baseline, nu
     missing = judge(nothing, dataclasses.replace(nothing, measures=gone), held.rules, gaps=held.baseline.gaps)
     checks, notes = [*missing.checks] if gone else [], list[str]()
     stale = [file for file, digest in _new(own, held.baseline).items() if changes.digests.get(file) != digest]
+    stale = [file for file in stale if file not in changes.others]
     unaccepted = [f"acknowledges another state of {file} than that of this checkout" for file in stale]
     before, after, unchanged = replayed.before, replayed.after, len(known.measures) - len(gone)
     if replayed.behind is not None:
@@ -112,7 +113,7 @@ def _judged(replayed: Replay, held: Trusted, changes: Changes, own: Baseline, nu
 
 def _named(changes: Changes, replayed: Replay) -> Iterable[str]:
     files = replayed.behind.files if replayed.behind is not None else {}
-    for file in changes.digests:
+    for file in sorted(changes.digests.keys() | files.keys()):
         parts = files.get(file, ["no cell of the study"])
         more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
         yield f"changed: {file}, behind {', '.join(parts[:3])}{more}"
@@ -136,7 +137,8 @@ def _unacknowledged(replayed: Replay, changed: Changed, changes: Changes, own: B
         return []
     lines = [*changed.lines, *(text for _, text in differences(before, after))]
     new = _new(own, held)
-    open_ = [file for file in files if new.get(file) != changes.digests[file]]
+    digests = changes.digests | changes.others
+    open_ = [file for file in files if new.get(file) != digests[file]]
     if not lines or not open_:
         return []
     rest = [f"{counted(len(lines) - _MOST, 'more difference')}"] if len(lines) > _MOST else []

@@ -133,7 +133,7 @@ def replay(source: str, changes: Changes, number: int, bench: Bench) -> Replay:
         name, cells = resolved[1][0], {cell.id: cell for cell, _ in resolved[1][1]}
         here = _inside(new)
         place = here / Path(source).parent if (here / source).is_file() else here
-        found = behind(changes.digests, cells.values(), [new, here, place])
+        found = behind(changes, cells.values(), [new, here, place])
         both = cells.keys() & {cell.id for cell, _ in resolved[0][1]}
         chosen = _first_seeds(cells[one] for one in cells if one in both and found.concerns(cells[one]))
         if not chosen:

@@ -1,0 +1,121 @@
+"""What a change of code may affect, read from files alone."""
+
+import dataclasses
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from leakgauge.harness.gate.changes import behind, changes_since, new_lines
+from leakgauge.harness.study.study import resolve
+from tests.by_rows import by_rows
+
+FILES = {
+    "own/__init__.py": "",
+    "own/defense.py": "from own import noise\n\n\ndef f(x):\n    return noise.draw(x)\n",
+    "own/noise.py": "import json\nfrom pathlib import Path\n\n\ndef draw(x):\n    return json.loads(Path('f.json'))\n",
+    "own/other.py": "import own.defense\n",
+    "own/late.py": "def g():\n    import own.noise\n",
+    "own/f.json": "1",
+    "notes.md": "",
+}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in FILES.items():
+        write(name, text)
+    git("init", "--quiet", "--template=", "--initial-branch", "main")
+    git("add", "-A")
+    git("-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "--quiet", "-m", "first")
+    return tmp_path
+
+
+def git(*words):
+    subprocess.run(["git", *words], check=True, capture_output=True)
+
+
+def write(name, text):
+    Path(name).parent.mkdir(exist_ok=True)
+    Path(name).write_text(text)
+
+
+def cells(*names):
+    """Cells of these defenses, as a study names them; their code is not imported."""
+    table = {
+        "name": "x",
+        "tasks": [{"data": "digits", "model": "linear"}],
+        "federations": [{"clients": 2, "rounds": 1, "samples": 20}],
+        "defenses": [{"name": "none"}],
+        "attacks": [{"name": "prior"}],
+    }
+    (cell, *_) = resolve(table).cells
+    part = cell.training.defense
+    for name in names:
+        training = dataclasses.replace(cell.training, defense=dataclasses.replace(part, name=name))
+        yield dataclasses.replace(cell, training=training)
+
+
+def parts(here, *names):
+    found = behind(changes_since("main"), cells(*names), [here])
+    return {file: [part.partition("(")[0] for part in of] for file, of in found.files.items()}
+
+
+def test_a_change_is_behind_all_that_imports_it(here):
+    write("own/noise.py", FILES["own/noise.py"] + "\n# more\n")
+    asked = ("own.defense:Own", "own.other:Own", "own.late:Own", "gaussian")
+    assert parts(here, *asked) == {"own/noise.py": ["own.defense:Own", "own.other:Own", "own.late:Own"]}
+
+
+def test_a_file_that_code_names_is_behind_it_and_prose_is_behind_nothing(here):
+    write("own/f.json", "2")
+    write("notes.md", "f")
+    write("own/unnamed.json", "2")
+    assert parts(here, "own.defense:Own", "gaussian") == {"own/f.json": ["own.defense:Own"]}
+
+
+def test_new_removed_and_linked_files_are_changes(here):
+    write("own/new.py", "x = 1\n")
+    (here / "own" / "late.py").unlink()
+    (here / "own" / "link").symlink_to("/etc/passwd")
+    changes = changes_since("main")
+    assert {name: bool(digest) for name, digest in changes.digests.items()} == {
+        "own/late.py": False,
+        "own/link": True,
+        "own/new.py": True,
+    }
+    assert changes.deciding == []
+    write("own/fast.so", "x")
+    assert changes_since("main").deciding == ["own/fast.so"]
+
+
+@by_rows(
+    ("def draw(x):\n    y = x\n    return y\n", {2, 3}),
+    ("def draw(x):\n    '''Text.'''\n    if x < 0:\n        raise ValueError(x)\n    return x\n", {3, 5}),
+    ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import os\nx: int\ny: int = 2\n", {1, 5}),
+    ("class A:\n    def f(self):\n        pass\n", set()),
+    ("def f(x):\n    return noise.draw(x)\n\n\ndef draw(x):\n    return 2\n", {6}),
+    ("def broken(:\n", set()),
+)
+def test_the_lines_that_have_to_run(text, lines, here):
+    write("own/defense.py", "")  # `f` moved
+    write("own/noise.py", text)
+    assert new_lines(changes_since("main"), ["own/noise.py", "own/f.json"]).get("own/noise.py", set()) == lines
+
+
+def test_a_comment_is_no_new_line_but_a_change(here):
+    write("own/noise.py", "# of draws\n" + FILES["own/noise.py"])
+    changes = changes_since("main")
+    assert list(changes.digests) == ["own/noise.py"]
+    assert new_lines(changes, changes.digests) == {}
+
+
+def test_the_files_of_this_project_that_decide_are_named_unless_only_words_changed(here):
+    write("leakgauge/__init__.py", "'''Text.'''\nx = 1\n")
+    git("add", "-A")
+    git("-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "--quiet", "-m", "own")
+    write("leakgauge/__init__.py", "'''Other text.'''\nx = 1  # one\n")
+    assert changes_since("main").deciding == []
+    write("leakgauge/__init__.py", "'''Other text.'''\nx = 2\n")
+    assert changes_since("main").deciding == ["leakgauge/__init__.py"]
