@@ -35,7 +35,10 @@ from leakgauge.harness.core.threats import Threat
 TASK = TaskSpec("invented", "lenet-dlg")
 FEDERATION = FederationSpec(clients=10, rounds=8, batch=1)
 PROBE = Target("probe", 0, count=6)
-ENVIRONMENT = Environment("4f0c2d7a" * 5, False, "3.11.9", {"torch": "2.13.0", "numpy": "2.4.6"}, "Linux x86_64")
+ARITHMETIC = {"vector instructions": "AVX512", "processor": "Invented", "MKL_CBWR": "AVX2"}
+ENVIRONMENT = Environment(
+    "4f0c2d7a" * 5, False, "3.11.9", {"torch": "2.13.0", "numpy": "2.4.6"}, "Linux x86_64", ARITHMETIC
+)
 EXECUTION = Execution("cpu", 1, "batched")
 
 NONE = PartSpec("none", {})

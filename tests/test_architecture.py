@@ -26,6 +26,7 @@ RULES = {
     "defenses": _CORE,
     "reports": frozenset(
         {
+            "core.arithmetic",
             "core.cell",
             "core.result",
             "core.stats",

@@ -192,9 +192,10 @@ def test_a_baseline_is_shown(tmp_path):
     assert shown.exit_code == 0
     assert "reason: first numbers, ε and <b>" in shown.stdout
     lines = shown.stdout.splitlines()
-    assert [line.split()[0] for line in lines[5:]] == [measure.key for measure in BASE.measured.measures]
-    assert "n = 32 " in lines[5]
-    assert lines[5].endswith("ceiling")
+    assert "computed with: vector instructions AVX512; MKL_CBWR AVX2; processor Invented" in lines
+    assert [line.split()[0] for line in lines[6:]] == [measure.key for measure in BASE.measured.measures]
+    assert "n = 32 " in lines[6]
+    assert lines[6].endswith("ceiling")
     assert call("show", path, "--json").stdout == path.read_text("utf-8")
 
 

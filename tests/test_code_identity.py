@@ -213,7 +213,7 @@ def loops(tmp_path, monkeypatch):
     used = native.library()
     if used is None:
         pytest.skip("no compiler at the installation")
-    caches = (environment.package, environment._versions, environment._code, environment.environment)
+    caches = (environment.package, environment._versions, environment._code, environment.origin)
 
     def replace():
         copy = tmp_path / "_native.so"
@@ -235,12 +235,12 @@ def test_results_of_other_compiled_loops_are_of_other_code_and_state_theirs(loop
     run = run_study(study, tmp_path / "out", workers=0)
     now, bench = measured(run), rerun.Bench(tmp_path / "out")
     assert rerun.about_code(now, bench) == ()
-    before, (cell, *_) = environment.environment().packages["compiled loops"], study.cells
+    before, (cell, *_) = environment.origin().packages["compiled loops"], study.cells
     codes = code_of(cell.training), environment.numerics()["code"]
     short = loops()
     assert rerun.about_code(now, bench) == ("2 results made by other code: run the study again to check this code",)
     assert codes != (code_of(cell.training), environment.numerics()["code"])
-    assert environment.environment().packages["compiled loops"] == f"{native.VERSION}+{short}" != before
+    assert environment.origin().packages["compiled loops"] == f"{native.VERSION}+{short}" != before
     again = run_study(study, tmp_path / "out", workers=0)
     assert rerun.about_code(measured(again), bench) == ()
     assert (tmp_path / "out" / "quarantine").is_dir()

@@ -310,7 +310,17 @@ def test_json_is_whole_and_in_a_fixed_order():
     runs = attacked(), trained({0: 0.8, 1: 0.9}, double.SQSGD)
     text = to_json(compare(*runs))
     said = json.loads(text)
-    assert list(said) == ["schema", "first", "second", "level", "remarks", "differences", "only_first", "only_second"]
+    assert list(said) == [
+        "schema",
+        "first",
+        "second",
+        "level",
+        "computed",
+        "remarks",
+        "differences",
+        "only_first",
+        "only_second",
+    ]
     assert [lone["name"] for lone in said["only_second"]][1:] == ["sqsgd: accuracy", "sqsgd: bits"]
     one = json.loads(to_json(compare(runs[0], runs[0])))["differences"][0]
     assert (one["method"], one["n"], one["differs"]) == ("pairs", [12], False)

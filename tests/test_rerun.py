@@ -140,7 +140,7 @@ def test_results_of_other_code_are_said_to_be_so(folder):
 def test_changes_that_the_results_do_not_have_are_said(here, now, said, tmp_path, folder, monkeypatch):
     bench, found = rerun.Bench(tmp_path), measured(rerun.load_run(folder))
     write_run(tmp_path, CELLS)  # results that do not say which code made them
-    monkeypatch.setattr(rerun, "environment", lambda: dataclasses.replace(ENVIRONMENT, commit=found.commit, dirty=here))
+    monkeypatch.setattr(rerun, "origin", lambda: dataclasses.replace(ENVIRONMENT, commit=found.commit, dirty=here))
     assert len(rerun.about_code(dataclasses.replace(found, dirty=now), bench)) == said
     (words,) = rerun.about_code(dataclasses.replace(found, commit="0" * 40), bench)
     assert words.startswith("the results were made at 000000000000 and this code is at ")

@@ -230,6 +230,7 @@ def diff(
     as_json: cli.JsonOption = False,
 ) -> None:
     """Show which measures of two baselines moved, appeared or vanished. Never fails the build."""
+    from leakgauge.harness.core.arithmetic import unlike
     from leakgauge.harness.gate.baseline import moves, provenance, read
     from leakgauge.harness.gate.output import moved
 
@@ -240,7 +241,8 @@ def diff(
         cli.print_json([asdict(move) for move in differing])
         return
     say(f"{old} ({before.reason}) -> {new} ({after.reason})")
-    say(*provenance(before.measured, after.measured), *moved(differing))
+    runs = {"the old baseline was": before.measured.arithmetic, "the new one was": after.measured.arithmetic}
+    say(*filter(None, [unlike(runs)]), *provenance(before.measured, after.measured), *moved(differing))
 
 
 def _judged(now: Measured, held: Trusted, bench: Bench, *, rerun_base: bool, rerun: bool) -> tuple[Baseline, Outcome]:

@@ -27,13 +27,20 @@ class Execution:
 
 @dataclass(frozen=True)
 class Environment:
-    """The code and machine behind a result. `dirty`: the checkout differed from `commit`."""
+    """The code and machine behind a result.
+
+    Attributes:
+        dirty: the checkout differed from `commit`.
+        arithmetic: what decides how the process rounded, by name: vector instructions, BLAS with version, kernels and
+            threads, processor, variables. Empty: unknown, a result of an earlier version.
+    """
 
     commit: str
     dirty: bool
     python: str
     packages: dict[str, str]
     machine: str
+    arithmetic: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -531,6 +538,11 @@ class Run:
         for one in every:
             distinct += [] if one in distinct else [one]
         return tuple(distinct)
+
+    @property
+    def arithmetic(self) -> tuple[dict[str, str], ...]:
+        """The distinct values of `Environment.arithmetic`."""
+        return tuple({tuple(sorted(one.arithmetic.items())): one.arithmetic for one in self.environments}.values())
 
     def frame(self, *, items: bool = False) -> pd.DataFrame:
         """All values as a tidy pandas data frame: one row per value, with its question, interval, n and unit.

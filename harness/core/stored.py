@@ -47,6 +47,7 @@ OMITTED: dict[str, object] = {
     "TrainingSpec.strict": False,
     "Cell.limit": True,
     "ClaimRecord.groups": (),
+    "Environment.arithmetic": {},
     "Estimate.chance": None,
     "Estimate.p": None,
     "Estimate.sizes": (),

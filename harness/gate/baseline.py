@@ -91,6 +91,8 @@ def read(path: Path) -> Baseline:
         content = text(path)
     except FileNotFoundError as error:
         raise BaselineError(f"no baseline {path}; make one with 'leakgauge baseline make'") from error
+    except UnicodeDecodeError as error:
+        raise BaselineError(f"baseline {path} is truncated or not JSON: {error}; restore it with git") from error
     except (OSError, ValueError) as error:
         raise BaselineError(f"cannot read baseline {path}: {error}; give a file") from error
     return parse(content, str(path))
@@ -159,7 +161,7 @@ def moves(old: Measured, new: Measured) -> tuple[Move, ...]:
 
 
 def provenance(old: Measured, new: Measured) -> tuple[str, ...]:
-    """One line for each difference between two runs, except differences of their measures."""
+    """One line for each difference between two runs, except of their measures and of how they were computed."""
     lines = []
     for name in ("study", "study_hash", "data", "commit", "packages", "machine"):
         was, now = getattr(old, name), getattr(new, name)

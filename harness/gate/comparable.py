@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from leakgauge.harness.core.arithmetic import unlike
 from leakgauge.harness.core.metrics import GateTest, gated, metric
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.gate.measure import Measure, Measured, by_seed
@@ -50,7 +51,10 @@ def problems(now: Measured, base: Measured) -> Iterable[str]:
 
 
 def about_runs(now: Measured, base: Measured) -> Iterable[str]:
-    """Warnings about two runs that can be compared."""
+    """Warnings about two runs that can be compared; first how they were computed."""
+    if unequal := unlike({"this run was": now.arithmetic, "the baseline was": base.arithmetic}):
+        yield unequal
+        yield "`leakgauge check --rerun-base` runs the code behind the baseline here, so that both are computed alike"
     if now.study_hash != base.study_hash:
         yield f"the study changed: {base.study} {base.study_hash} -> {now.study} {now.study_hash}"
     if now.machine != base.machine:

@@ -21,6 +21,7 @@ import numpy as np
 from scipy import special
 
 from leakgauge.harness.core import stats
+from leakgauge.harness.core.arithmetic import unlike
 from leakgauge.harness.core.metrics import GateTest, metric
 from leakgauge.harness.core.result import Run
 from leakgauge.harness.gate.baseline import provenance
@@ -92,7 +93,8 @@ class Comparison:
         first, second: their measures.
         differences: of the shared measures, in the order of the first run.
         only_first, only_second: measures of only one run.
-        remarks: differences between the runs as a whole.
+        computed: how they were computed, if that differs or is unknown.
+        remarks: other differences between the runs as a whole.
     """
 
     first: Measured
@@ -100,6 +102,7 @@ class Comparison:
     differences: tuple[Difference, ...]
     only_first: tuple[Lone, ...]
     only_second: tuple[Lone, ...]
+    computed: str
     remarks: tuple[str, ...]
 
 
@@ -139,6 +142,7 @@ def _compared(first: Measured, second: Measured, names: dict[str, str], which: s
         ),
         only_first=tuple(Lone(key, names[key], measure.value) for key, measure in before.items() if key not in after),
         only_second=tuple(Lone(key, names[key], measure.value) for key, measure in after.items() if key not in before),
+        computed=unlike({"the first run was": first.arithmetic, f"the {which} run was": second.arithmetic}),
         remarks=_remarks(first, second, which, same_seeds=same_seeds),
     )
 
@@ -155,6 +159,7 @@ def _content(comparison: Comparison) -> dict[str, object]:
         "first": comparison.first.source(),
         "second": comparison.second.source(),
         "level": LEVEL,
+        "computed": comparison.computed,
         "remarks": comparison.remarks,
         "differences": [{**asdict(difference), "differs": difference.differs} for difference in comparison.differences],
         "only_first": [asdict(lone) for lone in comparison.only_first],

@@ -32,7 +32,7 @@ from leakgauge.harness.gate.rerun import Bench
 from leakgauge.harness.gate.rules import Rise
 from leakgauge.harness.gate.target import Trusted
 from leakgauge.harness.study.check import check_study
-from leakgauge.harness.study.environment import environment
+from leakgauge.harness.study.environment import origin
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.schedule import Listener
 from leakgauge.harness.study.study import load_study
@@ -80,11 +80,11 @@ def _whole(source: str, held: Trusted, bench: Bench, listen: Listener | None) ->
 
 
 def _judged(replayed: Replay, held: Trusted, changes: Changes, own: Baseline, number: int) -> tuple[Measured, Outcome]:
-    known, made_by = held.baseline.measured, environment()
+    known, made_by = held.baseline.measured, origin()
     ends = _ends(replayed.cells)
     gone = tuple(measure for measure in known.measures if measure.key.rpartition("/")[2] not in ends)
     nothing = dataclasses.replace(
-        known, measures=(), ratings=(), study_hash="", commit=made_by.commit, dirty=made_by.dirty,
+        known, measures=(), ratings=(), study_hash="", arithmetic=(), commit=made_by.commit, dirty=made_by.dirty,
         machine=made_by.machine, packages=made_by.packages,
     )  # fmt: skip
     missing = judge(nothing, dataclasses.replace(nothing, measures=gone), held.rules, gaps=held.baseline.gaps)

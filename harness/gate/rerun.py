@@ -28,7 +28,7 @@ from leakgauge.harness.core.stored import to_data
 from leakgauge.harness.gate.comparable import TESTED, refusal
 from leakgauge.harness.gate.judge import Check, Outcome, Rules, Verdict, judge
 from leakgauge.harness.gate.measure import Measured, key_end, measured
-from leakgauge.harness.study.environment import environment, folders
+from leakgauge.harness.study.environment import folders, origin
 from leakgauge.harness.study.store import Store, load_run
 
 FRESH = 1_000_000
@@ -105,7 +105,7 @@ def about_code(now: Measured, bench: Bench) -> tuple[str, ...]:
             others = sum(codes[folder] not in (None, code) for folder, code in folders(store, cells).items())
             said = f"{counted(others, 'result')} made by other code: run the study again to check this code"
             return (said,) * bool(others)
-    made_by = environment()
+    made_by = origin()
     if now.commit != made_by.commit:
         made = f"the results were made at {now.commit[:12] or 'an unknown commit'} and this code is at "
         return (f"{made}{made_by.commit[:12]}: run the study again, in a new folder, to check this code",)

@@ -303,7 +303,7 @@ def run_attack(cell: Cell, context: RunContext, parts: Sequence[str] = ()) -> Re
         "arrays": arrays_digest(arrays),
     }
     execution = Execution(context.device, torch.get_num_threads(), federation.engine)
-    result = Result(cell, execution, environment(), estimates, flags, fingerprint(content, 64))
+    result = Result(cell, execution, environment(context.device), estimates, flags, fingerprint(content, 64))
     spent = sum(store.seconds(store.part(name)) or 0.0 for name in searched)
     store.write_result(result, arrays, spent + time.perf_counter() - start, code)
     return result

@@ -29,7 +29,7 @@ from leakgauge.harness.federation.loop import Keep, reads_losses
 from leakgauge.harness.federation.registry import build_attack, build_defense
 from leakgauge.harness.federation.small import Federation
 from leakgauge.harness.study.attack import run_attack, run_part
-from leakgauge.harness.study.environment import code_of, environment
+from leakgauge.harness.study.environment import code_of, origin
 from leakgauge.harness.study.goal import first_try, goal_of
 from leakgauge.harness.study.jobs import Job, RunContext, limit_id
 from leakgauge.harness.study.prepare import load_data, make_task, prepare
@@ -386,7 +386,7 @@ class Rehearsal:
 
     def _run(self, job: Job, like: Job | None = None) -> float:
         """The seconds of a small job, by which those of the jobs like it are forecast."""
-        code_of(job.training), environment()  # read once per process and cached, so not part of a training's time
+        code_of(job.training), origin()  # read once per process and cached, so not part of a training's time
         start = time.perf_counter()
         if job.trains:
             rounds = frozenset(range(job.training.federation.rounds_run))

@@ -1,4 +1,4 @@
-"""The code and the environment of a result: digest of the sources, commit, versions and machine.
+"""The code and the environment of a result: digest of the sources, commit, versions, machine and arithmetic.
 
 A user's code counts with its modules and all that they import, but without the data files that they read.
 """
@@ -12,17 +12,24 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from importlib.machinery import PathFinder, all_suffixes
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__  # type: ignore[import-not-found]
+
+from leakgauge.harness.core.arithmetic import VECTORS
 from leakgauge.harness.core.cell import Cell, PartSpec, TaskSpec, TrainingSpec
 from leakgauge.harness.core.code import imported, named_code, task_code
+from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.native import VERSION, library
 from leakgauge.harness.core.result import Environment
 from leakgauge.harness.core.stored import fingerprint
@@ -41,8 +48,11 @@ SOURCES = (
 """The sources that a result may depend on. Commands, gate and reports only read results; ids cover studies as data."""
 
 
-_NUMERICAL = ("ATEN_", "BLIS_", "MKL_", "NPY_", "OMP_", "OPENBLAS_")
-"""Environment variables with these prefixes may change the last bit of a sum."""
+_NUMERICAL = (
+    *("ATEN_", "BLIS_", "CUBLAS_", "CUDNN_", "DNNL_", "GLIBC_TUNABLES", "GOMP_", "GOTO_", "KMP_DETERMINISTIC_"),
+    *("MKL_", "NPY_", "NVIDIA_TF32_", "OMP_", "ONEDNN_", "OPENBLAS_", "TORCH_ALLOW_TF32_", "VECLIB_"),
+)
+"""Environment variables with these prefixes may change the last bit of a sum; packages set others of KMP_."""
 
 CACHE = "LEAKGAUGE_CACHE"
 """Environment variable: the folder of the cache, or `off`."""
@@ -209,8 +219,13 @@ def package() -> str:
     return digest.hexdigest()
 
 
+def environment(device: str = "cpu") -> Environment:
+    """`origin` with the arithmetic of this process, at present; imports torch."""
+    return replace(origin(), arithmetic=_arithmetic(device))
+
+
 @functools.cache
-def environment() -> Environment:
+def origin() -> Environment:
     """Commit, package versions and machine of this process; outside a checkout, the release stands for the commit."""
     commit = _git("rev-parse", "HEAD")
     return Environment(
@@ -230,16 +245,55 @@ def _versions() -> dict[str, str]:
 
 
 def numerics() -> dict[str, Any]:
-    """Everything besides the question that may change the last bit of an answer: code, libraries and machine."""
+    """Everything besides the question that may change the last bit of an answer: code, libraries and machine.
+
+    Imports no torch: what torch and the BLAS choose follows from this, besides their threads.
+    """
     return {
         "code": package(),
         "python": platform.python_version(),
         "packages": _versions(),
-        "machine": [platform.system(), platform.machine(), _processor(), *platform.libc_ver()],
-        "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_NUMERICAL)},
+        "machine": [platform.system(), platform.machine()],
+        "arithmetic": _given(),
     }
 
 
+def _arithmetic(device: str = "cpu") -> dict[str, str]:
+    """What decides how this process rounds, besides code and packages: what it is given, and what libraries chose.
+
+    The threads are those of each library at present, so variables that set a number of threads are left out.
+    """
+    import torch
+    from scipy import linalg  # noqa: F401  # loads its BLAS
+    from threadpoolctl import threadpool_info
+
+    found = {name: value for name, value in _given().items() if value and not name.endswith("_NUM_THREADS")}
+    level, threads = torch.backends.cpu.get_cpu_capability(), counted(torch.get_num_threads(), "thread")
+    libraries = map(" ".join, re.findall(r"(Math Kernel Library|MKL-DNN)(?: Version)? (\S+)", torch.__config__.show()))
+    found |= {
+        VECTORS: "basic" if level == "DEFAULT" else level,
+        "BLAS of torch": f"{' with '.join(libraries)} ({threads})",
+    }
+    packages = Path(np.__file__).parents[1]
+    for one in threadpool_info():
+        path = Path(one["filepath"])
+        folder = path.relative_to(packages).parts[0] if path.is_relative_to(packages) else one["prefix"]
+        owner = folder.partition(".")[0]  # a user's package may have loaded its own
+        if one["user_api"] == "blas" and (owner in ("numpy", "scipy", "torch") or owner == one["prefix"]):
+            words = filter(None, (one["internal_api"], one["version"], one.get("architecture")))
+            found[f"BLAS of {owner}"] = f"{' '.join(words)} ({counted(one['num_threads'], 'thread')})"
+    return found | ({} if device == "cpu" else {"accelerator": torch.cuda.get_device_name(device)})
+
+
+def _given() -> dict[str, str]:
+    """The processor with the instructions that numpy may use, the C library, and the variables in `_NUMERICAL`."""
+    variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_NUMERICAL)}
+    vectors = " ".join(name for name in __cpu_dispatch__ if __cpu_features__[name])
+    given = {"processor": _processor(), "C library": " ".join(platform.libc_ver()), f"{VECTORS} of numpy": vectors}
+    return given | {name: value.encode(errors="backslashreplace").decode() for name, value in variables.items()}
+
+
+@functools.cache
 def _processor() -> str:
     """The name of the processor, because another processor may add sums in another order."""
     if sys.platform == "linux":

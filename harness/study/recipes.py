@@ -40,7 +40,7 @@ from leakgauge.harness.federation import registry
 from leakgauge.harness.query.lines import Panel, Reproduced, panels, quantities
 from leakgauge.harness.query.points import Value, of_cell, paths_of, values, varied
 from leakgauge.harness.query.statements import DECIDED, LEVEL, Judged, Verdict, judge
-from leakgauge.harness.study.environment import environment
+from leakgauge.harness.study.environment import origin
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.schedule import Listener
 from leakgauge.harness.study.store import write_atomically
@@ -380,7 +380,7 @@ def reproduce(
     outcomes = []
     for made in [recipe(name, size, root) for name in names]:
         known = computed(made)
-        failures, environments = list[str](), [environment()]
+        failures, environments = list[str](), [origin()]
         if made.trains and not made.missing:
             folder = out / size / made.name.partition("/")[0]
             ask = partial(run_study, folder=folder, data=root, workers=workers, listen=listen(made.name), merge=True)

@@ -346,12 +346,13 @@ class Store:
         return load(folder / TIMING, lambda content: float(_sealed(folder.name, content)["seconds"]), faults)
 
 
-def verify(folder: Path) -> tuple[int, dict[str, str], dict[str, Recording]]:
+def verify(folder: Path) -> tuple[int, dict[str, str], dict[str, Recording], list[dict[str, str]]]:
     """What a folder of results, a recording or an inspection, which has both, has or should have.
 
     Returns:
         How many cells and trainings; the faults, by file; the recordings, by their lists. Files that no manifest and no
-        list names are no faults, nor is a recording without an end.
+        list names are no faults, nor is a recording without an end. Last the different values of
+        `Environment.arithmetic`.
 
     Raises:
         StoreError: there are no results and no recording.
@@ -368,8 +369,11 @@ def verify(folder: Path) -> tuple[int, dict[str, str], dict[str, Recording]]:
         if not lists:
             store.read_study()
         del faults["study.json"]
+    arithmetic = list[dict[str, str]]()
     for path in folders:
-        wrong = store.examine(path).faults
+        value, _, wrong, _ = store.examine(path)
+        if value is not None and value.environment.arithmetic not in arithmetic:
+            arithmetic.append(value.environment.arithmetic)
         if wrong == {MANIFEST: MISSING} and path not in planned:
             continue
         if wrong == {MANIFEST: MISSING} and (failure := store.read_failure(path.name)) is not None:
@@ -382,7 +386,7 @@ def verify(folder: Path) -> tuple[int, dict[str, str], dict[str, Recording]]:
         recording, wrong = examine(path.parent)
         recordings |= {str(path.relative_to(folder)): recording} if recording else {}
         faults |= {str((path.parent / name).relative_to(folder)): reason for name, reason in wrong.items()}
-    return len(folders), faults, recordings
+    return len(folders), faults, recordings, arithmetic
 
 
 def load_run(folder: str | Path, seen: dict[Path, tuple[int, Stored]] | None = None) -> Run:

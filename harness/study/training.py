@@ -118,7 +118,7 @@ def run_training(spec: TrainingSpec, keep: Keep, context: RunContext) -> Trainin
     assumed, counts = dict.fromkeys((*one_round.assumes, *whole_run.assumes)), training.violations
     record = TrainingRecord(
         spec=spec,
-        environment=environment(),
+        environment=environment(context.device),
         execution=Execution(context.device, torch.get_num_threads(), engine),
         dim=ready.task.layout.dim,
         evaluations=tuple(training.evaluations),
@@ -282,8 +282,7 @@ def _behind() -> dict[str, Any] | None:
     newest = max(path.stat().st_mtime for room in SOURCES for path in (root / room).rglob("*.py"))
     if newest > _LOADED - _MARGIN:
         return None
-    torch_of = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
-    return {**numerics(), "torch": torch_of}
+    return {**numerics(), "chosen": environment().arithmetic}
 
 
 def _forget(root: Path, current: Path) -> None:

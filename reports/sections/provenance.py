@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from leakgauge.harness.core.arithmetic import VECTORS, several
 from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.result import Environment, Run
@@ -54,7 +55,7 @@ def provenance(analysis: Analysis) -> dict[str, Any]:
     seeds = sorted({cell.training.seed for cell in run.cells})
     notes = {t.spec.task.data: f.message for t in run.trainings.values() for f in t.flags if f.code == "data"}
     data = [f"{name}: {notes[name]}" if name in notes else name for name in sorted(run.data_hashes)]
-    versions = gathered(version for environment in environments for version in environment.packages.items())
+    versions = gathered(item for one in environments for item in (*one.packages.items(), *one.arithmetic.items()))
     packages = [(name, _distinct(found, " / ")) for name, found in sorted(versions.items())]
     trainings = [
         (analysis.defenses[record.spec.defense.key].text, str(record.spec.seed), identity, record.digest)
@@ -68,24 +69,25 @@ def provenance(analysis: Analysis) -> dict[str, Any]:
         ("Commit", _distinct((f"{e.commit}, {'dirty' if e.dirty else 'clean'} checkout" for e in environments), "; ")),
         ("Python", _distinct((e.python for e in environments), " / ")),
         ("Machine", _distinct((e.machine for e in environments), "; ")),
+        ("Vector instructions", _distinct((one.get(VECTORS, "unknown") for one in run.arithmetic), " / ")),
         ("Execution", _distinct(how, "; ")),
         ("Seeds", ", ".join(map(str, seeds)) or "none"),
         ("Data", "; ".join(data) or "none"),
         ("Computing time", seconds),
     )
-    caution = ""
+    cautions = [f"{text[0].upper()}{text[1:]}." for text in [several(run.arithmetic)] if text]
     if any(environment.dirty for environment in environments):
-        caution = "The checkout differed from its commit: these commands may not reproduce the numbers."
-    elif len(environments) > 1:
-        caution = "The results come from several environments: they agree within tolerances, not byte for byte."
+        cautions.append("The checkout differed from its commit: these commands may not reproduce the numbers.")
+    elif len(environments) > 1 and not cautions:
+        cautions.append("The results come from several environments: they agree within tolerances, not byte for byte.")
     return {
         "facts": facts,
-        "packages": Table("Package versions behind the numbers", ("Package", "Version"), tuple(packages)),
+        "packages": Table("Packages and arithmetic behind the numbers", ("Name", "Version or value"), tuple(packages)),
         "data": Table("Hashes of the data sets", ("Data set", Column("Hash", "mono")), tuple(hashes)),
         "trainings": Table("Trainings", ("Defense", *columns), tuple(trainings)),
         "study": _study(run.study),
         "commands": _commands(run, environments),
-        "caution": caution,
+        "caution": " ".join(cautions),
         "text": str(run.study.get("text", "")),
     }
 

@@ -36,7 +36,7 @@ from leakgauge.harness.core.threads import one_thread
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.study.engine import Died, Ended, Event, Started, resident
 from leakgauge.harness.study.engines.workers import cores
-from leakgauge.harness.study.environment import code_of, environment
+from leakgauge.harness.study.environment import code_of, origin
 from leakgauge.harness.study.jobs import Job, Outcome, RunContext, perform
 from leakgauge.harness.study.orphans import inherited
 from leakgauge.harness.study.store import MANIFEST
@@ -67,7 +67,7 @@ class _Where(NamedTuple):
 
 
 def _versions() -> dict[str, str]:
-    return {"Python": environment().python, **environment().packages}
+    return {"Python": origin().python, **origin().packages}
 
 
 class _Worker:
