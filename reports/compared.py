@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from leakgauge.harness.core.arithmetic import unlike
 from leakgauge.harness.core.labels import counted
+from leakgauge.harness.core.numerics import unlike
 from leakgauge.harness.core.stats import joined
 from leakgauge.harness.gate.compare import CAPTION, ORDINALS, Comparison, Difference
 from leakgauge.harness.gate.measure import Measure, titles
@@ -33,7 +33,7 @@ def side_by_side(compared: Sequence[Comparison]) -> Table:
     shared = counted(sum(all(key in each for each in known) for key in names), "measure")
     notes = tuple(note for one, which in zip(compared, ORDINALS[1:], strict=False) for note in _notes(one, which, two))
     title = f"{listing(made)}: {shared} in {'both' if two else 'all'}"
-    lead = unlike({f"the {which} run was": run.arithmetic for which, run in zip(ORDINALS, runs, strict=False)})
+    lead = unlike({f"the {which} run was": run.numerics for which, run in zip(ORDINALS, runs, strict=False)})
     lead = f"{lead[0].upper()}{lead[1:]}." if lead else ""
     return Table(title, (*columns, Column("n", "num"), "How"), rows, lead, notes=(*notes, CAPTION))
 

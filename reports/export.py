@@ -135,7 +135,7 @@ def _object(analysis: Analysis, cell: Cell) -> dict[str, object]:
         "promise": unpromised(cell, training),
         "rating": _rating(analysis, cell),
         "flags": [to_data(flag) for flag in analysis.flags_of(cell)],
-        "arithmetic": None if result is None else result.environment.arithmetic,
+        "numerics": None if result is None else result.environment.numerics,
         "seconds": run.seconds.get(cell.id),
         "failure": failed,
     }

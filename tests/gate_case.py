@@ -44,7 +44,7 @@ def measured(*measures: Measure, **changes) -> Measured:
         dirty=False,
         packages={"torch": "2.13.0+cpu", "numpy": "2.4.6", "scikit-learn": "1.9.1"},
         machine="Linux x86_64",
-        arithmetic=({"vector instructions": "AVX512", "processor": "Invented", "MKL_CBWR": "AVX2"},),
+        numerics=({"vector instructions": "AVX512", "processor": "Invented", "MKL_CBWR": "AVX2"},),
         measures=measures,
     )
     return dataclasses.replace(made, **changes)

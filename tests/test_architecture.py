@@ -26,7 +26,7 @@ RULES = {
     "defenses": _CORE,
     "reports": frozenset(
         {
-            "core.arithmetic",
+            "core.numerics",
             "core.cell",
             "core.result",
             "core.stats",

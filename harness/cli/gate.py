@@ -230,7 +230,7 @@ def diff(
     as_json: cli.JsonOption = False,
 ) -> None:
     """Show which measures of two baselines moved, appeared or vanished. Never fails the build."""
-    from leakgauge.harness.core.arithmetic import unlike
+    from leakgauge.harness.core.numerics import unlike
     from leakgauge.harness.gate.baseline import moves, provenance, read
     from leakgauge.harness.gate.output import moved
 
@@ -241,7 +241,7 @@ def diff(
         cli.print_json([asdict(move) for move in differing])
         return
     say(f"{old} ({before.reason}) -> {new} ({after.reason})")
-    runs = {"the old baseline was": before.measured.arithmetic, "the new one was": after.measured.arithmetic}
+    runs = {"the old baseline was": before.measured.numerics, "the new one was": after.measured.numerics}
     say(*filter(None, [unlike(runs)]), *provenance(before.measured, after.measured), *moved(differing))
 
 

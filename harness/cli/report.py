@@ -176,13 +176,13 @@ def verify(
     as_json: cli.JsonOption = False,
 ) -> None:
     """List every damaged or missing file of results or of a recording, with the reason."""
-    from leakgauge.harness.core.arithmetic import several
     from leakgauge.harness.core.labels import counted
+    from leakgauge.harness.core.numerics import several
     from leakgauge.harness.study import store
 
     with cli.user_errors():
         unsigned = {} if key is None else _signing().faults_of(folder, key)
-        number, faults, recordings, arithmetic = store.verify(folder)
+        number, faults, recordings, numerics = store.verify(folder)
     faults = unsigned | faults
     models = sum(len(one.models) for one in recordings.values())
     messages = sum(len(sent) for one in recordings.values() for sent in one.sent.values())
@@ -190,14 +190,14 @@ def verify(
     if as_json:
         listed = [{"file": name, "reason": reason} for name, reason in faults.items()]
         found = {"cells_and_trainings": number, "models": models, "messages": messages, "cut_off": cut_off}
-        found |= {"arithmetic": arithmetic} | ({} if key is None else {"signed": not unsigned})
+        found |= {"numerics": numerics} | ({} if key is None else {"signed": not unsigned})
         cli.print_json({**found, "whole": not faults, "faults": listed})
     else:
         for name, reason in faults.items():
             say(f"{name}: {reason}")
         for name in cut_off:
             say(f"{name}: has no end: it was interrupted, or is still being written; what it names is complete")
-        say(*filter(None, [several(arithmetic)]))
+        say(*filter(None, [several(numerics)]))
         parts = [f"{number} cells and trainings"] if number or not recordings else []
         parts += [counted(models, "recorded model"), counted(messages, "message")] if recordings else []
         good = "all whole" if key is None else "all whole and as signed"

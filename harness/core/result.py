@@ -31,7 +31,7 @@ class Environment:
 
     Attributes:
         dirty: the checkout differed from `commit`.
-        arithmetic: what decides how the process rounded, by name: vector instructions, BLAS with version, kernels and
+        numerics: what decides how the process rounded, by name: vector instructions, BLAS with version, kernels and
             threads, processor, variables. Empty: unknown, a result of an earlier version.
     """
 
@@ -40,7 +40,7 @@ class Environment:
     python: str
     packages: dict[str, str]
     machine: str
-    arithmetic: dict[str, str] = field(default_factory=dict)
+    numerics: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -540,9 +540,9 @@ class Run:
         return tuple(distinct)
 
     @property
-    def arithmetic(self) -> tuple[dict[str, str], ...]:
-        """The distinct values of `Environment.arithmetic`."""
-        return tuple({tuple(sorted(one.arithmetic.items())): one.arithmetic for one in self.environments}.values())
+    def numerics(self) -> tuple[dict[str, str], ...]:
+        """The distinct values of `Environment.numerics`."""
+        return tuple({tuple(sorted(one.numerics.items())): one.numerics for one in self.environments}.values())
 
     def frame(self, *, items: bool = False) -> pd.DataFrame:
         """All values as a tidy pandas data frame: one row per value, with its question, interval, n and unit.

@@ -47,7 +47,7 @@ OMITTED: dict[str, object] = {
     "TrainingSpec.strict": False,
     "Cell.limit": True,
     "ClaimRecord.groups": (),
-    "Environment.arithmetic": {},
+    "Environment.numerics": {},
     "Estimate.chance": None,
     "Estimate.p": None,
     "Estimate.sizes": (),

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from leakgauge.harness.core.arithmetic import unlike
 from leakgauge.harness.core.metrics import GateTest, gated, metric
+from leakgauge.harness.core.numerics import unlike
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.gate.measure import Measure, Measured, by_seed
 from leakgauge.harness.gate.rules import Rise, Rules, Sides, Verdict, over_seeds
@@ -52,7 +52,7 @@ def problems(now: Measured, base: Measured) -> Iterable[str]:
 
 def about_runs(now: Measured, base: Measured) -> Iterable[str]:
     """Warnings about two runs that can be compared; first how they were computed."""
-    if unequal := unlike({"this run was": now.arithmetic, "the baseline was": base.arithmetic}):
+    if unequal := unlike({"this run was": now.numerics, "the baseline was": base.numerics}):
         yield unequal
         yield "`leakgauge check --rerun-base` runs the code behind the baseline here, so that both are computed alike"
     if now.study_hash != base.study_hash:

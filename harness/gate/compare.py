@@ -21,8 +21,8 @@ import numpy as np
 from scipy import special
 
 from leakgauge.harness.core import stats
-from leakgauge.harness.core.arithmetic import unlike
 from leakgauge.harness.core.metrics import GateTest, metric
+from leakgauge.harness.core.numerics import unlike
 from leakgauge.harness.core.result import Run
 from leakgauge.harness.gate.baseline import provenance
 from leakgauge.harness.gate.comparable import by_image, numbers, rise_of
@@ -142,7 +142,7 @@ def _compared(first: Measured, second: Measured, names: dict[str, str], which: s
         ),
         only_first=tuple(Lone(key, names[key], measure.value) for key, measure in before.items() if key not in after),
         only_second=tuple(Lone(key, names[key], measure.value) for key, measure in after.items() if key not in before),
-        computed=unlike({"the first run was": first.arithmetic, f"the {which} run was": second.arithmetic}),
+        computed=unlike({"the first run was": first.numerics, f"the {which} run was": second.numerics}),
         remarks=_remarks(first, second, which, same_seeds=same_seeds),
     )
 

@@ -119,7 +119,7 @@ class Measured:
         commit, dirty: of the code; several commits are joined by a comma.
         packages: versions of the packages behind the numbers.
         machine: the kind of machine.
-        arithmetic: the different values of `Environment.arithmetic` behind the numbers; none: unknown, as before 0.2.
+        numerics: the different values of `Environment.numerics` behind the numbers; none: unknown, as before 0.2.
         ratings: for people: defense, adversary and rating; empty if only a part of the study ran.
     """
 
@@ -132,15 +132,15 @@ class Measured:
     machine: str
     measures: tuple[Measure, ...]
     ratings: tuple[tuple[str, str, str], ...] = ()
-    arithmetic: tuple[dict[str, str], ...] = ()
+    numerics: tuple[dict[str, str], ...] = ()
 
     def by_key(self) -> dict[str, Measure]:
         """The measures by their keys."""
         return {measure.key: measure for measure in self.measures}
 
     def source(self) -> dict[str, object]:
-        """Study, commit, machine, arithmetic, data and packages, by name."""
-        names = ("study", "study_hash", "commit", "dirty", "machine", "arithmetic", "data", "packages")
+        """Study, commit, machine, numerics, data and packages, by name."""
+        names = ("study", "study_hash", "commit", "dirty", "machine", "numerics", "data", "packages")
         return {name: getattr(self, name) for name in names}
 
 
@@ -160,7 +160,7 @@ def measured(run: Run) -> Measured:
         machine=", ".join(dict.fromkeys(environment.machine for environment in environments)),
         measures=(*(measure for case in rated.cases for measure in _of_case(run, case)), *_of_trainings(run)),
         ratings=tuple(_ratings(rated)),
-        arithmetic=run.arithmetic,
+        numerics=run.numerics,
     )
 
 

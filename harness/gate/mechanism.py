@@ -84,7 +84,7 @@ def _judged(replayed: Replay, held: Trusted, changes: Changes, own: Baseline, nu
     ends = _ends(replayed.cells)
     gone = tuple(measure for measure in known.measures if measure.key.rpartition("/")[2] not in ends)
     nothing = dataclasses.replace(
-        known, measures=(), ratings=(), study_hash="", arithmetic=(), commit=made_by.commit, dirty=made_by.dirty,
+        known, measures=(), ratings=(), study_hash="", numerics=(), commit=made_by.commit, dirty=made_by.dirty,
         machine=made_by.machine, packages=made_by.packages,
     )  # fmt: skip
     missing = judge(nothing, dataclasses.replace(nothing, measures=gone), held.rules, gaps=held.baseline.gaps)

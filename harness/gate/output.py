@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
-from leakgauge.harness.core.arithmetic import stated
 from leakgauge.harness.core.labels import counted, part_text
 from leakgauge.harness.core.metrics import gated, metric
+from leakgauge.harness.core.numerics import stated
 from leakgauge.harness.core.sinks import clipped, command, line, markdown, spelled, table_head, table_row
 from leakgauge.harness.gate.baseline import Baseline, Move
 from leakgauge.harness.gate.judge import Check, Outcome, Verdict
@@ -136,7 +136,7 @@ def described(baseline: Baseline) -> Iterator[str]:
     if baseline.gaps:
         yield f"gaps: {', '.join(baseline.gaps)}"
     yield f"made on {run.machine} at {run.commit}{', with uncommitted changes' if run.dirty else ''}"
-    yield f"computed with: {stated(run.arithmetic)}"
+    yield f"computed with: {stated(run.numerics)}"
     yield f"packages: {', '.join(f'{name} {version}' for name, version in run.packages.items())}"
     yield f"data: {', '.join(f'{name} {digest}' for name, digest in run.data.items())}"
     keys = [clipped(measure.key) for measure in run.measures]

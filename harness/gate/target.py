@@ -76,7 +76,7 @@ def changes(old: Baseline, new: Baseline) -> tuple[list[str], list[str]]:
     weaker += [_changed(was, after[key]) for key, was in before.items() if after.get(key, was) != was]
     notes = [f"added to the baseline: {key}" for key in after if key not in before]
     notes += ["changed in the baseline: acknowledged files"] * (old.acknowledged != new.acknowledged)
-    notes += ["changed in the baseline: how it was computed"] * (old.measured.arithmetic != new.measured.arithmetic)
+    notes += ["changed in the baseline: how it was computed"] * (old.measured.numerics != new.measured.numerics)
     return weaker, notes + [f"changed in the baseline: {line}" for line in provenance(old.measured, new.measured)]
 
 

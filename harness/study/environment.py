@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__  # type: ignore[import-not-found]
 
-from leakgauge.harness.core.arithmetic import VECTORS
 from leakgauge.harness.core.cell import Cell, PartSpec, TaskSpec, TrainingSpec
 from leakgauge.harness.core.code import imported, named_code, task_code
 from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.native import VERSION, library
+from leakgauge.harness.core.numerics import VECTORS
 from leakgauge.harness.core.result import Environment
 from leakgauge.harness.core.stored import fingerprint
 from leakgauge.harness.core.threats import View
@@ -221,7 +221,7 @@ def package() -> str:
 
 def environment(device: str = "cpu") -> Environment:
     """`origin` with the arithmetic of this process, at present; imports torch."""
-    return replace(origin(), arithmetic=_arithmetic(device))
+    return replace(origin(), numerics=_numerics(device))
 
 
 @functools.cache
@@ -254,11 +254,11 @@ def numerics() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": _versions(),
         "machine": [platform.system(), platform.machine()],
-        "arithmetic": _given(),
+        "numerics": _given(),
     }
 
 
-def _arithmetic(device: str = "cpu") -> dict[str, str]:
+def _numerics(device: str = "cpu") -> dict[str, str]:
     """What decides how this process rounds, besides code and packages: what it is given, and what libraries chose.
 
     The threads are those of each library at present, so variables that set a number of threads are left out.

@@ -352,7 +352,7 @@ def verify(folder: Path) -> tuple[int, dict[str, str], dict[str, Recording], lis
     Returns:
         How many cells and trainings; the faults, by file; the recordings, by their lists. Files that no manifest and no
         list names are no faults, nor is a recording without an end. Last the different values of
-        `Environment.arithmetic`.
+        `Environment.numerics`.
 
     Raises:
         StoreError: there are no results and no recording.
@@ -369,11 +369,11 @@ def verify(folder: Path) -> tuple[int, dict[str, str], dict[str, Recording], lis
         if not lists:
             store.read_study()
         del faults["study.json"]
-    arithmetic = list[dict[str, str]]()
+    numerics = list[dict[str, str]]()
     for path in folders:
         value, _, wrong, _ = store.examine(path)
-        if value is not None and value.environment.arithmetic not in arithmetic:
-            arithmetic.append(value.environment.arithmetic)
+        if value is not None and value.environment.numerics not in numerics:
+            numerics.append(value.environment.numerics)
         if wrong == {MANIFEST: MISSING} and path not in planned:
             continue
         if wrong == {MANIFEST: MISSING} and (failure := store.read_failure(path.name)) is not None:
@@ -386,7 +386,7 @@ def verify(folder: Path) -> tuple[int, dict[str, str], dict[str, Recording], lis
         recording, wrong = examine(path.parent)
         recordings |= {str(path.relative_to(folder)): recording} if recording else {}
         faults |= {str((path.parent / name).relative_to(folder)): reason for name, reason in wrong.items()}
-    return len(folders), faults, recordings, arithmetic
+    return len(folders), faults, recordings, numerics
 
 
 def load_run(folder: str | Path, seen: dict[Path, tuple[int, Stored]] | None = None) -> Run:

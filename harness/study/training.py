@@ -282,7 +282,7 @@ def _behind() -> dict[str, Any] | None:
     newest = max(path.stat().st_mtime for room in SOURCES for path in (root / room).rglob("*.py"))
     if newest > _LOADED - _MARGIN:
         return None
-    return {**numerics(), "chosen": environment().arithmetic}
+    return {**numerics(), "chosen": environment().numerics}
 
 
 def _forget(root: Path, current: Path) -> None:

@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from leakgauge.harness.core.arithmetic import VECTORS, several
 from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.labels import counted
+from leakgauge.harness.core.numerics import VECTORS, several
 from leakgauge.harness.core.result import Environment, Run
 from leakgauge.reports.sections import Section
 from leakgauge.reports.select import Analysis
@@ -55,7 +55,7 @@ def provenance(analysis: Analysis) -> dict[str, Any]:
     seeds = sorted({cell.training.seed for cell in run.cells})
     notes = {t.spec.task.data: f.message for t in run.trainings.values() for f in t.flags if f.code == "data"}
     data = [f"{name}: {notes[name]}" if name in notes else name for name in sorted(run.data_hashes)]
-    versions = gathered(item for one in environments for item in (*one.packages.items(), *one.arithmetic.items()))
+    versions = gathered(item for one in environments for item in (*one.packages.items(), *one.numerics.items()))
     packages = [(name, _distinct(found, " / ")) for name, found in sorted(versions.items())]
     trainings = [
         (analysis.defenses[record.spec.defense.key].text, str(record.spec.seed), identity, record.digest)
@@ -69,13 +69,13 @@ def provenance(analysis: Analysis) -> dict[str, Any]:
         ("Commit", _distinct((f"{e.commit}, {'dirty' if e.dirty else 'clean'} checkout" for e in environments), "; ")),
         ("Python", _distinct((e.python for e in environments), " / ")),
         ("Machine", _distinct((e.machine for e in environments), "; ")),
-        ("Vector instructions", _distinct((one.get(VECTORS, "unknown") for one in run.arithmetic), " / ")),
+        ("Vector instructions", _distinct((one.get(VECTORS, "unknown") for one in run.numerics), " / ")),
         ("Execution", _distinct(how, "; ")),
         ("Seeds", ", ".join(map(str, seeds)) or "none"),
         ("Data", "; ".join(data) or "none"),
         ("Computing time", seconds),
     )
-    cautions = [f"{text[0].upper()}{text[1:]}." for text in [several(run.arithmetic)] if text]
+    cautions = [f"{text[0].upper()}{text[1:]}." for text in [several(run.numerics)] if text]
     if any(environment.dirty for environment in environments):
         cautions.append("The checkout differed from its commit: these commands may not reproduce the numbers.")
     elif len(environments) > 1 and not cautions:

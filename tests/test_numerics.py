@@ -13,7 +13,7 @@ import pytest
 import threadpoolctl
 import torch
 
-from leakgauge.harness.core.arithmetic import UNKNOWN, several, stated, unlike
+from leakgauge.harness.core.numerics import UNKNOWN, several, stated, unlike
 from leakgauge.harness.core.result import Environment
 from leakgauge.harness.core.sinks import LONGEST
 from leakgauge.harness.core.stored import from_data, to_data
@@ -75,7 +75,7 @@ SILENT = {
 @pytest.mark.matrix
 def test_how_runs_were_computed_is_named_first(row, ran, tmp_path):
     variables, here, there = SILENT[row], ran(), ran(**SILENT[row])
-    ours, theirs = ({} | load_run(folder).arithmetic[0] for folder in (here, there))
+    ours, theirs = ({} | load_run(folder).numerics[0] for folder in (here, there))
     moved = {name for name in ours | theirs if ours.get(name) != theirs.get(name)}
     assert {name: theirs[name] for name in variables} == variables
     assert row != "no vector unit" or theirs["vector instructions"] == "basic", "torch followed the variable"
@@ -84,7 +84,7 @@ def test_how_runs_were_computed_is_named_first(row, ran, tmp_path):
     found = json.loads(command.call("compare", here, there, "--format", "json").stdout)
     assert found["computed"].startswith("the first run was made with ")
     assert all(word in found["computed"] for word in words)
-    assert [found[which]["arithmetic"] for which in ("first", "second")] == [[ours], [theirs]]
+    assert [found[which]["numerics"] for which in ("first", "second")] == [[ours], [theirs]]
     shown = " ".join(command.call("compare", here, there, COLUMNS="4000").stdout.split())
     assert shown.index(MAY) < shown.index("Measure")
 
@@ -107,7 +107,7 @@ def test_a_folder_from_two_environments_keeps_its_results_and_says_so(ran, tmp_p
     shutil.rmtree(cell)
     run = load_run(ran(copy, ATEN_CPU_CAPABILITY="avx2"))
     assert run.trainings == load_run(here).trainings, "the training is kept"
-    assert len(run.arithmetic) == 2
+    assert len(run.numerics) == 2
     assert not run.missing
     page = complete(render(run)).text
     assert "These results were made with " in page
@@ -115,7 +115,7 @@ def test_a_folder_from_two_environments_keeps_its_results_and_says_so(ran, tmp_p
     told = command.call("verify", copy).stdout
     assert "these results were made with" in told
     assert "all whole" in told
-    assert len(json.loads(command.call("verify", copy, "--json").stdout)["arithmetic"]) == 2
+    assert len(json.loads(command.call("verify", copy, "--json").stdout)["numerics"]) == 2
     assert "ATEN_CPU_CAPABILITY none or avx2" in compare(load_run(here), run).computed
     assert [name for name in (here, there) if MAY in render(load_run(name)) + command.call("verify", name).stdout] == []
 
@@ -125,7 +125,7 @@ def test_variables_that_set_threads_change_no_byte_and_are_not_named(ran):
     one, two = (ran(OMP_NUM_THREADS=number, MKL_NUM_THREADS=number) for number in "12")
     assert contents(one) == contents(two)
     assert compare(load_run(one), load_run(two)).computed == ""
-    assert all("(1 thread)" in text for name, text in load_run(two).arithmetic[0].items() if name.startswith("BLAS"))
+    assert all("(1 thread)" in text for name, text in load_run(two).numerics[0].items() if name.startswith("BLAS"))
 
 
 @by_rows(
@@ -141,10 +141,10 @@ def test_variables_that_set_threads_change_no_byte_and_are_not_named(ran):
 )
 def test_a_variable_that_may_change_last_digits_is_recorded_and_part_of_the_key_of_the_cache(name, value, monkeypatch):
     monkeypatch.delenv(name, raising=False)
-    before, key = environment.environment().arithmetic, environment.numerics()
+    before, key = environment.environment().numerics, environment.numerics()
     assert name not in before
     monkeypatch.setenv(name, value)
-    now = environment.environment().arithmetic
+    now = environment.environment().numerics
     assert now == before | {name: value.encode(errors="backslashreplace").decode()}
     assert environment.numerics() != key
     json.dumps(now, ensure_ascii=False).encode()
@@ -153,11 +153,11 @@ def test_a_variable_that_may_change_last_digits_is_recorded_and_part_of_the_key_
 @by_rows("HOME", "LEAKGAUGE_DATA", "AWS_SECRET_ACCESS_KEY", "OMPI_COMM_WORLD_RANK", "KMP_AFFINITY", "OMP_NUM_THREADS")
 def test_no_other_variable_is_recorded(name, monkeypatch):
     monkeypatch.setenv(name, "7")
-    assert name not in environment.environment().arithmetic
+    assert name not in environment.environment().numerics
 
 
 def test_the_record_states_what_torch_and_the_libraries_use(monkeypatch):
-    now = environment.environment().arithmetic
+    now = environment.environment().numerics
     known = {one["prefix"]: one for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"}
     texts = [text for name, text in now.items() if name in ("BLAS of numpy", "BLAS of scipy")]
     for one in known.values():
@@ -165,9 +165,9 @@ def test_the_record_states_what_torch_and_the_libraries_use(monkeypatch):
     assert {"vector instructions", "processor", "BLAS of torch"} <= now.keys()
     assert all(now.values())
     monkeypatch.setattr(torch.cuda, "get_device_name", "card {}".format)
-    assert environment.environment("cuda").arithmetic == now | {"accelerator": "card cuda"}
+    assert environment.environment("cuda").numerics == now | {"accelerator": "card cuda"}
     with threadpoolctl.threadpool_limits(2, "blas"):
-        assert environment.environment().arithmetic["BLAS of numpy"].endswith("(2 threads)")
+        assert environment.environment().numerics["BLAS of numpy"].endswith("(2 threads)")
 
 
 def test_what_a_user_s_package_has_loaded_changes_no_record(monkeypatch):
@@ -178,7 +178,7 @@ def test_what_a_user_s_package_has_loaded_changes_no_record(monkeypatch):
     monkeypatch.setattr(threadpoolctl, "threadpool_info", lambda: [*loaded, other])
     assert environment.environment() == before
     other["filepath"] = "/usr/lib/libopenblas.so"  # of the system: it may be numpy's
-    assert environment.environment().arithmetic["BLAS of libopenblas"] == "openblas 0 Zen (9 threads)"
+    assert environment.environment().numerics["BLAS of libopenblas"] == "openblas 0 Zen (9 threads)"
 
 
 def test_equal_statements_are_no_difference_and_unknown_is_never_equal():
@@ -208,16 +208,16 @@ def test_vector_instructions_come_first_and_a_long_sentence_is_not_cut():
 
 
 def test_records_and_baselines_of_earlier_versions_are_read_as_unknown(tmp_path):
-    assert "arithmetic" not in to_data(OLD)
+    assert "numerics" not in to_data(OLD)
     assert from_data(Environment, to_data(OLD)) == OLD
-    now = dataclasses.replace(OLD, arithmetic=OURS)
+    now = dataclasses.replace(OLD, numerics=OURS)
     assert from_data(Environment, json.loads(json.dumps(to_data(now)))) == now
     held = baseline.Baseline(gate_case.measured(gate_case.measure()), "a reason")
     assert baseline.parse(baseline.to_text(held), "a file") == held
     data = json.loads(baseline.to_text(held))
-    del data["measured"]["arithmetic"]
+    del data["measured"]["numerics"]
     old = baseline.parse(json.dumps(data), "a file")
-    assert old.measured.arithmetic == ()
+    assert old.measured.numerics == ()
     (first, way_out, *rest) = about_runs(held.measured, old.measured)
     assert f"the baseline was made with {UNKNOWN}" in first
     assert "--rerun-base" in way_out
@@ -232,10 +232,10 @@ def test_records_and_baselines_of_earlier_versions_are_read_as_unknown(tmp_path)
 
 def test_a_run_states_each_way_in_which_its_results_were_computed():
     run = double.make_run(double.grid([double.GAUSSIAN[0]], [(double.MATCHING, double.PROBE, "server")], (0, 1)))
-    assert run.arithmetic == (double.ARITHMETIC,)
+    assert run.numerics == (double.ARITHMETIC,)
     first, *rest = run.results.values()
-    other = dataclasses.replace(first, environment=dataclasses.replace(first.environment, arithmetic=OURS))
+    other = dataclasses.replace(first, environment=dataclasses.replace(first.environment, numerics=OURS))
     mixed = dataclasses.replace(run, results={one.cell.id: one for one in (other, *rest)})
-    assert len(mixed.arithmetic) == 2
-    assert all(one in mixed.arithmetic for one in (OURS, double.ARITHMETIC))
-    assert measured(mixed).arithmetic == mixed.arithmetic
+    assert len(mixed.numerics) == 2
+    assert all(one in mixed.numerics for one in (OURS, double.ARITHMETIC))
+    assert measured(mixed).numerics == mixed.numerics

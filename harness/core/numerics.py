@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from leakgauge.harness.core.labels import counted
 
 VECTORS = "vector instructions"
-"""The name of torch's level, such as AVX512, in `Environment.arithmetic`."""
+"""The name of torch's level, such as AVX512, in `Environment.numerics`."""
 
 UNKNOWN = "unknown vector instructions, BLAS and threads"  # of results of earlier versions
 
@@ -19,7 +19,7 @@ def unlike(runs: Mapping[str, Sequence[Mapping[str, str]]]) -> str:
     """How runs were computed, if that differs or is not known; empty if all results state the same.
 
     Args:
-        runs: the different values of `Environment.arithmetic` of each run, by words such as "the first run was".
+        runs: the different values of `Environment.numerics` of each run, by words such as "the first run was".
     """
     known = [one for made in runs.values() for one in made if one]
     differ = [name for name in {name for one in known for name in one} if len({one.get(name) for one in known}) > 1]
