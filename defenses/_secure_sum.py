@@ -37,7 +37,7 @@ from leakgauge.defenses._common.misfit import gaussian_misfit
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import Event
 from leakgauge.harness.core.checks import check_update, positive
-from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, Violation, claim_over
+from leakgauge.harness.core.claim import Arithmetic, Claim, Horizon, Proof, Relation, Unit, Violation, claim_over
 from leakgauge.harness.core.codec import pack_levels, unpack_levels
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
 from leakgauge.harness.core.distribution import (
@@ -95,6 +95,7 @@ class SecureSum(Clipped, Defense[Plan, None]):
 
     superposes: ClassVar[bool] = True
     promises: ClassVar[Horizon] = Horizon.WHOLE_RUN
+    arithmetic: ClassVar[Arithmetic] = Arithmetic.ROUNDING_SAFE
     source: ClassVar[str]
     """The source of the claim."""
 

@@ -99,7 +99,7 @@ class JoPEQT(Dithered):
 
     def perturb(self, values: Tensor, private: Key) -> Tensor:
         """Add t noise to each pair, in place."""
-        return values.add_(draw_student(private, len(values) // 2, self._root, self.noise.nu))
+        return values.add_(draw_student(private, len(values) // 2, self._root, self.noise.nu).float())
 
     def misfit(self, side: Tensor, *, dithered: bool) -> Misfit:
         """The distribution of the nominal t noise, which approximates noise plus error and has their covariance."""

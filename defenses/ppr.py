@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from leakgauge.defenses._common.clip import DEFAULT_EPSILON
 from leakgauge.defenses._privunit import Channel, best_cap
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import check_update, positive
-from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up, claim_over
+from leakgauge.harness.core.claim import Arithmetic, Claim, Proof, Unit, added_up, claim_over
 from leakgauge.harness.core.codec import BitReader, BitWriter, pack_float32, width_of
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
 from leakgauge.harness.core.distribution import Integers, MessageDistribution, PairLoss, Reading
@@ -100,6 +100,8 @@ class PPR(Defense[None, None]):
         private representation, and 2 alpha epsilon for pure privacy. Differs: the points are numbered by stretches of
         time, which gives random access to late points, instead of by their order.
     """
+
+    arithmetic: ClassVar[Arithmetic] = Arithmetic.ROUNDING_SAFE
 
     clip: float = 1.0
     epsilon: float = DEFAULT_EPSILON

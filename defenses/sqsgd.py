@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from leakgauge.defenses._common.hadamard import fast_walsh_hadamard
 from leakgauge.defenses._privquant import Matched, PrivQuant, choose, levels_to_values, round_levels
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import check_update, positive
-from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up, claim_over
+from leakgauge.harness.core.claim import Arithmetic, Claim, Proof, Unit, added_up, claim_over
 from leakgauge.harness.core.codec import pack_levels, unpack_levels
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
 from leakgauge.harness.core.distribution import Integers, MessageDistribution
@@ -72,6 +72,8 @@ class SqSGD(Defense[Plan, Tensor]):
         the client, divides by m, and only once; the rotation is undone before the coordinates return to their
         positions.
     """
+
+    arithmetic: ClassVar[Arithmetic] = Arithmetic.ROUNDING_SAFE
 
     epsilon: float = 400.0
     clip: float = 10.0

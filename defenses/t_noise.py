@@ -73,7 +73,7 @@ class TNoise(Perturbs):
     def perturb(self, numbers: Tensor, private: Key) -> Tensor:
         """The numbers plus t noise on each pair."""
         root = math.sqrt(self.noise.s2) * torch.eye(2, dtype=torch.float64)
-        return numbers + draw_student(private, len(numbers) // 2, root, self.noise.nu)
+        return (numbers.double() + draw_student(private, len(numbers) // 2, root, self.noise.nu)).float()
 
     def noise_variance(self, setting: Setting) -> float:
         """s2 nu / (nu - 2)."""
@@ -116,7 +116,7 @@ class TNoise(Perturbs):
     def message_distribution(self, state: None, memory: None, update: Vector, link: Link) -> MessageDistribution:
         """The scales, then bivariate t noise around the scaled pairs."""
         header, center, places = scaled(update, link.setting.layout, self.scale, 2, self.clip)
-        return Additive(center, StudentPairs(self.noise.nu), math.sqrt(self.noise.s2), places, header, fair=False)
+        return Additive(center, StudentPairs(self.noise.nu), math.sqrt(self.noise.s2), places, header)
 
     def low_noise_variant(self) -> TNoise:
         """The same mechanism with a noise scale of 0.001 and the same degrees of freedom."""

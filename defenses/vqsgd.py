@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import check_update, positive
-from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
+from leakgauge.harness.core.claim import Arithmetic, Claim, Proof, Unit, claim_over
 from leakgauge.harness.core.codec import pack_levels, unpack_levels, width_of
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
 from leakgauge.harness.core.distribution import SHARES, Choices, Integers, MessageDistribution, projected
@@ -55,6 +56,8 @@ class VQSGD(Defense[None, None]):
         point has at most probability p = 1/sqrt(d) + (1 - 1/sqrt(d)) / 2d, so a repetition has the epsilon ln(1 +
         (e^epsilon - 1) p).
     """
+
+    arithmetic: ClassVar[Arithmetic] = Arithmetic.ROUNDING_SAFE
 
     clip: float = 1.0
     epsilon: float = 400.0

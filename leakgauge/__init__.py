@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from leakgauge.harness.core import rng as rng
     from leakgauge.harness.core.checks import check_update as check_update
     from leakgauge.harness.core.checks import positive as positive
+    from leakgauge.harness.core.claim import Arithmetic as Arithmetic
     from leakgauge.harness.core.claim import Claim as Claim
     from leakgauge.harness.core.claim import Proof as Proof
     from leakgauge.harness.core.claim import Relation as Relation
@@ -73,7 +74,7 @@ _NAMES = {
     "cli.python": "report run",
     "core.gaussian": "gaussian_mu",
     "core.checks": "check_update positive",
-    "core.claim": "Claim Proof Relation Unit claim_over nothing_promised",
+    "core.claim": "Arithmetic Claim Proof Relation Unit claim_over nothing_promised",
     "core.code": "states",
     "core.codec": "check_length pack_float32 pack_levels unpack_float32 unpack_levels",
     "core.contract": "Attack Defense Guess Labels Likelihood Link Links Membership Observation Reconstruction Sender"

@@ -138,6 +138,7 @@ def test_the_command_prints_json_with_infinity_as_text():
         ],
         "source": "Dwork et al. 2006",
         "assumes": [],
+        "arithmetic": "reals",
     }
     assert {"epsilon", "delta", "method", "reason"} <= set(laplace["proved"])
     assert laplace["further"][0]["epsilon"] == 400.0

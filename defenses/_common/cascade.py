@@ -17,7 +17,7 @@ from leakgauge.defenses._jopeq.distribution import leveled
 from leakgauge.defenses._jopeq.lattice import Lattice, Rounded
 from leakgauge.defenses._jopeq.quantizer import Bare
 from leakgauge.harness.core.checks import check_update
-from leakgauge.harness.core.claim import Claim, Proof, Unit
+from leakgauge.harness.core.claim import Arithmetic, Claim, Proof, Unit
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
 from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
 from leakgauge.harness.core.defense import Wrapper
@@ -126,6 +126,11 @@ class Cascade(Wrapper[None, None]):
     def wrapped(self) -> Perturbs:
         """The first defense."""
         return self.first
+
+    @property
+    def arithmetic(self) -> Arithmetic:  # type: ignore[override]  # it follows from a parameter
+        """That of what leaves: levels, after the header of the first defense, whose floats stay with the client."""
+        return self.first.scaling.before_levels
 
     def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
         """The first defense's header, then its numbers as encoded by the second."""

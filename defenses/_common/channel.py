@@ -13,6 +13,7 @@ from torch import Tensor
 from leakgauge.defenses._common.clip import clip_coordinates
 from leakgauge.defenses._common.reference import scaled
 from leakgauge.defenses._common.scale import ByScale
+from leakgauge.harness.core.claim import Arithmetic
 from leakgauge.harness.core.codec import unpack_levels
 from leakgauge.harness.core.contract import Apart, Likelihood, Link, Links, Setting
 from leakgauge.harness.core.distribution import Choices, DistributionError, Integers, MessageDistribution, powers
@@ -53,6 +54,11 @@ class ByChannel(ByScale[Design]):
     def reach(self) -> float:
         """Bound to which scaled numbers are clamped; the first and the last level are at -1 and 1."""
         return 1.0
+
+    @property
+    def arithmetic(self) -> Arithmetic:  # type: ignore[override]  # it follows from a parameter
+        """Columns of a public channel: rounding-safe, unless floats of the update come first."""
+        return self.scaling.before_levels
 
     def checked(self, channel: Numbers) -> Numbers:
         """The channel [levels in, levels out], whose promises `message_distribution` relies on.

@@ -69,8 +69,8 @@ class Personal(Wrapper[Each, Any]):
     """
 
     delegated: ClassVar[str] = (
-        "randomized analog superposes correlates relies promises local step_noise training_noise parts remember "
-        "compensated average plaintext_statistic read_plaintext_statistic step_distribution violations"
+        "randomized analog superposes correlates relies promises arithmetic local step_noise training_noise parts "
+        "remember compensated average plaintext_statistic read_plaintext_statistic step_distribution violations"
     )
 
     names: tuple[str, ...]

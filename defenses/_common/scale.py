@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from leakgauge.defenses._common.clip import Norm, clip_l2
 from leakgauge.defenses._common.reference import scaled
 from leakgauge.harness.core.accounting import repeat
-from leakgauge.harness.core.claim import Claim, Proof, Unit, Violation, claim_over
+from leakgauge.harness.core.claim import Arithmetic, Claim, Proof, Unit, Violation, claim_over
 from leakgauge.harness.core.concentrated import laplace_l2
 from leakgauge.harness.core.contract import Defense, Links, Setting
 from leakgauge.harness.core.errors import MessageError
@@ -108,6 +108,11 @@ class Scaling:
                 rows = rows + torch.tensor(means)
             parts.append(rows.reshape(-1)[:size])
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    @property
+    def before_levels(self) -> Arithmetic:
+        """The arithmetic of a message of this header and levels: scales of the update are floats in the clear."""
+        return Arithmetic.ROUNDING_SAFE if self.mode == "public" else Arithmetic.REALS
 
     def sizes(self, layout: Layout) -> list[int]:
         """Lengths of the pieces; each has its own scale."""

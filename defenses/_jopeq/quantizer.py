@@ -35,7 +35,7 @@ from leakgauge.defenses._jopeq.lattice import Lattice, student_variance
 from leakgauge.defenses._jopeq.privacy import SHIPPED, Student
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import check_update, positive
-from leakgauge.harness.core.claim import Claim, Proof, nothing_promised
+from leakgauge.harness.core.claim import Arithmetic, Claim, Proof, nothing_promised
 from leakgauge.harness.core.contract import Apart, Likelihood, Link, Links, Setting
 from leakgauge.harness.core.distribution import MessageDistribution, Normal
 from leakgauge.harness.core.rng import Key
@@ -54,6 +54,11 @@ class Dithered(ByScale[None]):
     @abstractmethod
     def lattice(self) -> Lattice:
         """The lattice to which the noisy numbers are rounded."""
+
+    @property
+    def arithmetic(self) -> Arithmetic:  # type: ignore[override]  # it follows from a parameter
+        """Levels of a lattice: rounding-safe, unless floats of the update come first."""
+        return self.scaling.before_levels
 
     @abstractmethod
     def perturb(self, values: Tensor, private: Key) -> Tensor:
@@ -254,10 +259,10 @@ def student(epsilon: float, s2: float | None, nu: float | None) -> Student:
 
 
 def draw_student(private: Key, pairs: int, root: Tensor, nu: float) -> Tensor:
-    """[2 pairs] float32: bivariate t draws, pair after pair, with scale matrix root root^T, where root is [2, 2]."""
+    """[2 pairs] float64: bivariate t draws, pair after pair, with scale matrix root root^T, where root is [2, 2]."""
     drawn = (rng.normal(private.child("normal"), (pairs, 2), torch.float64) @ root.T).numpy()
     drawn /= np.sqrt(rng.chisquare(private.child("chi-square"), nu, (pairs, 1)).numpy() / nu)
-    return torch.from_numpy(drawn.astype(np.float32).reshape(-1))
+    return torch.from_numpy(drawn.reshape(-1))
 
 
 def bare_claim(rounds: int, leak: Proof) -> Claim:

@@ -16,7 +16,7 @@ from leakgauge.harness.core.accounting import Event, Leak
 from leakgauge.harness.core.answer import Answer, DefenseRecord, DeltaRecord
 from leakgauge.harness.core.cell import Scalar
 from leakgauge.harness.core.checks import scalars, shown
-from leakgauge.harness.core.claim import Claim, ClientGroup, Horizon, Proof, Verdict, judge
+from leakgauge.harness.core.claim import Arithmetic, Claim, ClientGroup, Horizon, Proof, Verdict, judge
 from leakgauge.harness.core.contract import Defense, Setting, claim_of
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.gaussian import check_nonnegative
@@ -122,7 +122,7 @@ def record_claim(claim: Claim, delta: float | None = None) -> ClaimRecord:
         verdict=verdict.value,
         reason=reason,
         attained=None if claim.attained is None else _record_proof(claim.attained, claim.delta, claim.against),
-        **{name: getattr(claim, name).value for name in ("unit", "relation", "horizon")},
+        **{name: getattr(claim, name).value for name in ("unit", "relation", "horizon", "arithmetic")},
         **{name: getattr(claim, name) for name in ("delta", "source", "assumes")},
         groups=groups,
     )
@@ -140,6 +140,7 @@ def claim_to_data(claim: Claim) -> dict[str, Any]:
     groups = [[label, clients, claim_to_data(own)] for label, clients, own in claim.groups]
     return {
         **({"groups": groups} if groups else {}),
+        **({} if claim.arithmetic is Arithmetic.REALS else {"arithmetic": claim.arithmetic.value}),
         "numbers": [repr(claim.epsilon), repr(claim.delta)],
         "words": [claim.unit.value, claim.relation.value, claim.horizon.value, claim.source],
         "against": _names(claim.against),

@@ -12,6 +12,7 @@ in a few messages, without statistics:
 | other signs of entries of 1e-20 clips: the same bytes | hidden bits |
 | each byte flipped, one more, one less: another reading, or none | bytes beside the stated distribution |
 | fewer clients, the same key of the server: the same noise of the mean | noise that shrinks when clients drop out |
+| nearly equal updates, many private keys: the same lowest bits (`audit.low_bits`) | low bits of updates, coarse noise |
 | 100,000 coordinates: uniform in each tensor, no number twice | large tensors without noise, repeated buffers |
 
 A check is made where the stated distribution implies it. Discrete messages have no noise that could be compared: their
@@ -27,20 +28,24 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from scipy import special, stats
 from torch import Tensor
 
 from leakgauge.harness.audit.goodness_of_fit import LARGE, grown
+from leakgauge.harness.audit.low_bits import low_bits
 from leakgauge.harness.audit.neighbors import clip_of
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import OnTensors, Sender, Setting
+from leakgauge.harness.core.claim import Arithmetic
+from leakgauge.harness.core.contract import OnTensors, Sender, Setting, claim_of
 from leakgauge.harness.core.defense import Defense
 from leakgauge.harness.core.distribution import DistributionError, MessageDistribution, Reading
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.result import KeyRecord
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
+from leakgauge.harness.core.threats import SEES
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation.round import Client, Round
 from leakgauge.harness.federation.small import Federation
@@ -90,7 +95,7 @@ def check_keys(
     """
     check = _Check(defense, like, key, study)
     check.samples += (study.samples, max(study.samples, most_samples)) if study else ()
-    for part in (check.follow, check.age, check.resize, check.drop_out, check.enlarge):
+    for part in (check.follow, check.age, check.resize, check.look_low, check.drop_out, check.enlarge):
         try:
             part()
         except (DistributionError, MessageError) as error:
@@ -328,6 +333,35 @@ class _Check:
                 continue  # the defense refuses a federation of this size
             self.match(message.read, resized, f"{clients} clients", 0)
 
+    def look_low(self) -> None:
+        """The lowest bits of noisy floats: those of the stated distribution, or else those that are the estimate.
+
+        Without a stated distribution, only if something is claimed of messages: others may send a part of the update.
+        """
+        round_, memory = self.federation.round(), self.defense.remember(self.federation.setting)
+        cause = self.cause(0, _PROBED[0], memory)
+
+        def sent(update: Tensor, private: Key) -> Sent:
+            client = Client(cause.sender, update, memory, private, cause.shared)
+            return send(round_, client, private.child("channel"))
+
+        message, count = sent(cause.update, cause.private), len(cause.update)
+        if message.stated is not None:
+            held, count = message.noisy and message.read.bits is not None, len(message.read.uniforms)
+        else:
+            estimate = round_.estimate(message.wire, cause.sender, cause.shared).numpy().astype("<f4")
+            try:
+                claim = claim_of(self.defense, self.federation.history[:1], self.federation.setting)
+            except (ValueError, ArithmeticError, RuntimeError):
+                return  # of a federation that is not the audited one
+            seen = any("messages" in SEES[threat] for threat in claim.against)
+            held = seen and message.wire.endswith(estimate.tobytes())
+        if held and self.defense.arithmetic is not Arithmetic.REALS:
+            self.faults.setdefault(f"its claim is called {self.defense.arithmetic.value}, but it sends floats")
+        if held:
+            words, p = low_bits(lambda *by: _floats(sent(*by).wire, count), len(cause.update), self.clip, cause.private)
+            self.count(p, f"low-bits distinguisher: the lowest bits tell {words}", "")
+
     def drop_out(self) -> None:
         """The noise that the server adds, with all clients and with fewer."""
         if self.defense.superposes:
@@ -446,10 +480,10 @@ class _Check:
         p = 2 * float(stats.norm.sf(abs(shared) * np.sqrt(one.size)))
         self.count(p, f"the noise has a correlation of {shared:.2f}")
 
-    def count(self, p: float, words: str) -> None:
-        """Note a fault of messages with the same shared key, if this p-value is too small for chance."""
+    def count(self, p: float, words: str, of: str = "with the same shared key and another private key, ") -> None:
+        """Note a fault, by default of messages with the same shared key, if this p-value is too small for chance."""
         if p < LEVEL:
-            self.faults.setdefault(f"with the same shared key and another private key, {words} (p < {LEVEL:g})")
+            self.faults.setdefault(f"{of}{words} (p < {LEVEL:g})")
 
 
 def _copied(one: Numbers, other: Numbers) -> float:
@@ -479,11 +513,9 @@ def _moved(fixed: Reading, message: Sent) -> float:
     if len(reading.uniforms) != len(fixed.uniforms):
         return float("inf")
     count = len(reading.uniforms)
-    item = np.dtype("<f8" if len(message.wire) >= 8 * count else "<f4")
-    start = len(message.wire) - item.itemsize * count
-    floats, rounding = np.frombuffer(message.wire[start:], item), np.zeros(count)
+    floats, rounding = _floats(message.wire, count), np.zeros(count)
     for end in (-np.inf, np.inf):
-        nudged = message.wire[:start] + np.nextafter(floats, item.type(end)).tobytes()
+        nudged = message.wire[: -floats.nbytes] + np.nextafter(floats, floats.dtype.type(end)).tobytes()
         rounding = np.maximum(rounding, np.abs(message.reading(nudged).uniforms - reading.uniforms))
     moves = float((np.abs(reading.uniforms - fixed.uniforms) - 8 * rounding).max())
     if np.array_equal(reading.places, fixed.places):
@@ -491,6 +523,12 @@ def _moved(fixed: Reading, message: Sent) -> float:
     _, here, before = np.intersect1d(reading.places, fixed.places, return_indices=True)
     by_place = np.abs(reading.uniforms[here] - fixed.uniforms[before]) - 8 * rounding[here]
     return min(moves, float(by_place.max(initial=0.0)))
+
+
+def _floats(wire: bytes, count: int) -> npt.NDArray[Any]:
+    """The floats [count] at the end of a message."""
+    item = np.dtype("<f8" if len(wire) >= 8 * count else "<f4")
+    return np.frombuffer(wire[len(wire) - item.itemsize * count :], item)
 
 
 def _accepts(message: Sent, wire: bytes, known: Reading | None) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from leakgauge.harness.core.answer import CanaryCounts, CosineRecord, DefenseRecord, MessageCounts
-from leakgauge.harness.core.labels import assumption, odds
+from leakgauge.harness.core.labels import ARITHMETIC, assumption, odds
 from leakgauge.harness.core.result import AssumedBound, AuditRecord, ClaimRecord, ProofRecord, chance
 from leakgauge.harness.core.stored import number
 from leakgauge.harness.core.threats import Threat
@@ -21,6 +21,8 @@ def claim_lines(record: DefenseRecord, study: str = "") -> list[str]:
     proofs = [("attained", claim.attained)] if claim.attained else []
     for label, proof in [*proofs, *(("", proof) for proof in claim.further)]:
         lines.append(f"{_terms(label, proof, claim.horizon, proof.method)}: {proof.reason}")
+    if claim.epsilon is not None:
+        lines.append(f"  numbers  {claim.arithmetic}: {ARITHMETIC[claim.arithmetic]}")
     for group in claim.groups:
         epsilons = f"claimed {number(group.epsilon):.6g}, proved {number(group.proved.epsilon):.6g}"
         clients = ", ".join(map(str, group.clients))

@@ -149,6 +149,7 @@ class DefenseRecord:
     def answer(self) -> Answer:
         """The record as plain data."""
         claimed = to_data(self.claim, infinity="inf") | {"adjacency": self.claim.relation}
+        claimed["arithmetic"] = self.claim.arithmetic  # `to_data` leaves the first default out
         del claimed["verdict"], claimed["reason"]
         proofs = {key: claimed.pop(key) for key in ("proved", "attained", "further")}
         for row in (claimed, proofs["proved"], *proofs["further"], *filter(None, [proofs["attained"]])):

@@ -52,6 +52,23 @@ class Horizon(enum.Enum):
         return cls.ONE_ROUND if rounds == 1 else cls.WHOLE_RUN
 
 
+class Arithmetic(enum.Enum):
+    """The numbers for which a proof holds; `labels.ARITHMETIC` says what each means, in a sentence.
+
+    REALS: a message, or a mean that others see, holds floats with noise. A proof for real numbers says nothing of their
+        low bits (Mironov 2012, "On significance of the least significant bits for differential privacy").
+    ROUNDING_SAFE: the numbers of a message come from finite sets that no update changes, so that there are no low bits.
+        Their distributions are right up to rounding: if those of n numbers are off by t each, in total variation,
+        (epsilon, delta) becomes (epsilon, delta + (1 + e^epsilon) n t); t is about the number of outcomes times 2^-53,
+        or times 2^-24 if floats of 24 bits are rounded to levels.
+    EXACT: besides, the probabilities are the stated ones, by integers or fractions. No shipped defense is.
+    """
+
+    REALS = "reals"
+    ROUNDING_SAFE = "rounding-safe"
+    EXACT = "exact"
+
+
 class Verdict(enum.Enum):
     """The result of checking a claim by formulas, best first; an audited bound above the claim makes it BROKEN."""
 
@@ -177,6 +194,7 @@ class Claim:
         attained: an epsilon that some pair of neighbors attains, at the claim's delta, if `proved` is larger and not
             tight: a smaller claim is false. None: unknown.
         groups: the claims of clients whose epsilons differ; this claim is the largest of them. Empty: all are equal.
+        arithmetic: the numbers for which the proofs hold; `claim_of` takes it from the defense.
     """
 
     epsilon: float
@@ -191,6 +209,7 @@ class Claim:
     further: tuple[Proof, ...] = ()
     attained: Proof | None = None
     groups: tuple[ClientGroup, ...] = ()
+    arithmetic: Arithmetic = Arithmetic.REALS
 
     def __post_init__(self) -> None:
         if math.isnan(self.epsilon) or self.epsilon < 0:

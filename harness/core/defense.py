@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, NoReturn, Protocol, TypeV
 import torch
 from torch import Tensor
 
-from leakgauge.harness.core.claim import Claim, Horizon, Violation, nothing_promised, over_turns
+from leakgauge.harness.core.claim import Arithmetic, Claim, Horizon, Violation, nothing_promised, over_turns
 from leakgauge.harness.core.distribution import MessageDistribution, StepDistribution
 from leakgauge.harness.core.errors import NoLikelihood
 from leakgauge.harness.core.rng import Key
@@ -395,6 +395,11 @@ class Guarantee(Generic[S, M]):
     promises: ClassVar[Horizon] = Horizon.ONE_ROUND
     """The horizon for which the source states its epsilon."""
 
+    arithmetic: ClassVar[Arithmetic] = Arithmetic.REALS
+    """The numbers for which the proofs of the claim hold; may be a property. Messages of levels, indices or integers
+    are `ROUNDING_SAFE` if they hold no float of the update, such as a norm, and no noise is added later, as to a mean.
+    """
+
     def claim(self, history: Sequence[S], setting: Setting) -> Claim:
         """The claim for the rounds whose states are in `history`, one state per round; by default no promise."""
         return nothing_promised(len(history), f"{type(self).__name__} states no claim.")
@@ -579,4 +584,5 @@ def claim_of(defense: Guarantee[Any, Any], history: Sequence[Any], setting: Sett
         name, got = type(defense).__name__, next(claim for claim in each if not isinstance(claim, Claim))
         raise ValueError(f"expected a Claim from {name}.claim, got {got!r}; without `claim` nothing is promised")
     worst = max(stated, key=lambda claim: (claim.proved.epsilon(claim.delta), claim.epsilon))
+    worst = dataclasses.replace(worst, arithmetic=defense.arithmetic)
     return worst if setting.groups == 1 else over_turns(worst, len(history), setting.turns)

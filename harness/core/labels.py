@@ -22,6 +22,13 @@ _EXPONENT = re.compile(r"e([+-])0*(\d+)$")
 # What each adversary sees, by name; who sees messages also knows their sum
 _SEES = {one.value: sees | ({"sums"} if "messages" in sees else set()) for one, sees in SEES.items()}
 
+ARITHMETIC = {
+    "exact": "the proof holds for what the program computes, in integers or fractions",
+    "rounding-safe": "no low bits tell more; probabilities are right up to rounding, about 2^-53 to 2^-24 an outcome",
+    "reals": "the proof is for exact real numbers, and the low bits of floats may tell more",
+}
+"""What each `claim.Arithmetic` means."""
+
 UNDEFENDED = "none"
 """The name of the defense that does nothing."""
 

@@ -163,6 +163,7 @@ class ClaimRecord:
         reason: the reason for the verdict, with both numbers.
         groups: the claims of clients whose epsilons differ. This record then has the largest epsilon of them, and
             the verdict BROKEN or UNPROVED if one of them has.
+        arithmetic: a `claim.Arithmetic`; `reals` in records of versions without it.
     """
 
     epsilon: float | None
@@ -179,6 +180,7 @@ class ClaimRecord:
     reason: str
     attained: ProofRecord | None = None
     groups: tuple[GroupRecord, ...] = ()
+    arithmetic: str = "reals"
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ COLUMNS: dict[str, str] = {
     **dict.fromkeys(("round", "item"), "Int64"),
     **dict.fromkeys(("value", "low", "high", "level"), "float64"),
     "n": "Int64",
-    **dict.fromkeys(("unit", "method", "privacy_unit", "relation", "horizon"), "str"),
+    **dict.fromkeys(("unit", "method", "privacy_unit", "relation", "horizon", "arithmetic"), "str"),
     "delta": "float64",
     **dict.fromkeys(("adversaries", "verdict", "flags", "note"), "str"),
 }
@@ -213,7 +213,7 @@ def _accuracy(value: float, n: int, quantity: str) -> Row:
 
 def _of_claim(claim: ClaimRecord) -> Iterator[Row]:
     verdict = "NOTHING PROMISED" if claim.epsilon is None else claim.verdict
-    scope = {"relation": claim.relation, "horizon": claim.horizon}
+    scope = {name: getattr(claim, name) for name in ("relation", "horizon", "arithmetic")}
     terms = scope | {"delta": claim.delta, "privacy_unit": claim.unit, "adversaries": " ".join(claim.against)}
     words = {"method": claim.source, "verdict": verdict, "note": claim.reason}
     yield {"quantity": "claimed_epsilon", "value": number(claim.epsilon)} | terms | words

@@ -48,6 +48,7 @@ OMITTED: dict[str, object] = {
     "Cell.limit": True,
     "ClaimRecord.groups": (),
     "Environment.numerics": {},
+    "ClaimRecord.arithmetic": "reals",
     "Estimate.chance": None,
     "Estimate.p": None,
     "Estimate.sizes": (),

@@ -52,8 +52,8 @@ class Aggregated(Wrapper[Any, Any]):
     superposes: ClassVar[bool] = True
     analog: ClassVar[bool] = True
     delegated: ClassVar[str] = (
-        "randomized relies promises local step_noise training_noise parts init remember advance compensated stops "
-        "state_metrics step_distribution violations claim parameters"
+        "randomized relies promises arithmetic local step_noise training_noise parts init remember advance compensated "
+        "stops state_metrics step_distribution violations claim parameters"
     )
     # a sum shows no header, its errors have Fisher information, and the server refuses no sum
     default: ClassVar[str] = (

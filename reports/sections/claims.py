@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from leakgauge.harness.core.cases import gathered
-from leakgauge.harness.core.labels import counted, odds
+from leakgauge.harness.core.labels import ARITHMETIC, counted, odds
 from leakgauge.harness.core.result import ClaimRecord, ProofRecord, TrainingRecord, chance
 from leakgauge.reports.sections import Section
 from leakgauge.reports.sections import checked as judged
@@ -163,6 +163,7 @@ def _basis(claims: Sequence[ClaimRecord]) -> str:
         "Claimed in": _both((claim.horizon, claim.source) for claim in finite),
         "Neighbors:": _both((claim.horizon, claim.relation) for claim in finite),
         "Against": _both((claim.horizon, adversaries(claim.against)) for claim in finite),
+        "Numbers:": _both((claim.horizon, f"{claim.arithmetic}, {ARITHMETIC[claim.arithmetic]}") for claim in finite),
     }
     return " ".join(f"{name} {text}." for name, text in parts.items() if text)
 
@@ -221,6 +222,7 @@ def claims(analysis: Analysis) -> dict[str, Any]:
                 "clients": _of_clients(trainings),
                 "further": _further(both),
                 "basis": _basis(both),
+                "numbers": _distinct(claim.arithmetic for claim in both if claim.epsilon is not None),
                 "assumes": tuple(_with_count(text, trainings) for text in texts),
                 "audits": tuple(text for audits in judged.alike(trainings) for text in judged.described(audits)),
                 "broken": len(texts & broken) if any(line.unkept for line in lines) else 0,
@@ -244,9 +246,10 @@ def table(analysis: Analysis) -> list[Table]:
         for line in row["lines"]:
             amounts = (Cell(*(one[:2] if one else ("",))) for one in (line.claimed, line.proved, line.audited))
             states = (state.badge.words for state in line.states + line.unkept + line.codes if state.badge.words)
-            rows.append((row["defense"].text, row["setting"], line.horizon, line.unit, *amounts, "; ".join(states)))
+            where = row["defense"].text, row["setting"], line.horizon, line.unit, row["numbers"]
+            rows.append((*where, *amounts, "; ".join(states)))
     epsilons = tuple(Column(f"ε {name}", "num") for name in ("claimed", "proved", "audited"))
-    heads: tuple[Column | str, ...] = ("Defense", "Setting", "Horizon", "Unit", *epsilons, "Verdict")
+    heads: tuple[Column | str, ...] = ("Defense", "Setting", "Horizon", "Unit", "Numbers", *epsilons, "Verdict")
     each = [
         (row["defense"].text, row["setting"], *clients)
         for row in claims(analysis)["rows"]
