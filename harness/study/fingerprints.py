@@ -18,7 +18,7 @@ import torch
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cases import training_identity
 from leakgauge.harness.core.cell import Cell, Target, TrainingSpec
-from leakgauge.harness.core.claim import Arithmetic, Claim
+from leakgauge.harness.core.claim import Claim
 from leakgauge.harness.core.contract import Answer, Attack, Feedback, LocalRule, Observation, claim_of, likelihood_of
 from leakgauge.harness.core.errors import NoLikelihood, StudyError
 from leakgauge.harness.core.fingerprints import COLUMNS, DRAWN, DRAWS, Fingerprint
@@ -182,8 +182,6 @@ def _promised(claim: Claim) -> str:
     for fields in each:
         for inner in ("proved", "further", "attained"):
             fields.pop(inner, None)
-        if fields.get("arithmetic") is Arithmetic.REALS:
-            del fields["arithmetic"]  # as before claims had it
         if groups := fields.pop("groups", ()):
             fields["groups"] = [(group.label, group.clients, _promised(group.claim)) for group in groups]
     return _FRACTION.sub(lambda fraction: f"{float(fraction[0]):.6g}", repr(each))
