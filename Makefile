@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo docs gate browser test matrix all-tests lint slow bench clean
 
-$(VENV)/installed: pyproject.toml constraints.txt harness/core/native.c
+$(VENV)/installed: pyproject.toml setup.py constraints.txt harness/core/native.c
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@

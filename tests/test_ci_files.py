@@ -28,7 +28,7 @@ from tests.ci_case import (
     merge_request,
     run,
 )
-from tests.page_case import ROOT, blocks
+from tests.page_case import PAGES, ROOT, blocks
 from tests.test_install import packaged
 
 INIT = ("init", "--have", "repository", "--defense", "mine.defenses:Rounded")
@@ -186,9 +186,12 @@ def test_scripts_of_the_files_are_shell_and_their_commands_have_these_options():
     assert {*said} <= options
 
 
-def test_the_page_sets_what_the_files_have():
-    shown = [yaml.safe_load(block.code) for block in blocks(PAGE, "yaml")]
-    (action,) = (flow["jobs"]["leakage"]["steps"][-1] for flow in shown if "jobs" in flow)
+def test_the_pages_set_what_the_files_have():
+    shown = [yaml.safe_load(block.code) for page in PAGES for block in blocks(page, "yaml")]
+    steps = [step for flow in shown if "jobs" in flow for step in flow["jobs"]["leakage"]["steps"]]
+    here, action = (step for step in steps if "study" in step["with"])
+    assert here["uses"] == "./"
+    assert here["with"].keys() <= ACTION["inputs"].keys()
     (template,) = (flow for flow in shown if "include" in flow)
     (hooks,) = (flow["repos"][0]["hooks"] for flow in shown if "repos" in flow)
     assert action["with"].keys() <= ACTION["inputs"].keys()

@@ -9,11 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
-from leakgauge.harness.cli.main import app
 from leakgauge.harness.study.study import load_study
-from tests.page_case import PAGES, ROOT, blocks, commands, name_of
+from tests.page_case import PAGES, ROOT, commands, name_of
 from tests.test_site import ELSEWHERE, PLAYED
 
 MINE = ("docs/studies.md", "docs/how-to/officer.md", "docs/how-to/view.md")
@@ -114,16 +112,6 @@ def test_no_page_has_a_command_that_no_test_runs():
     assert others
     assert all(is_long(words) for words in others)
     assert {words[0] for name in ELSEWHERE for words in EVERY[name]} == {"leakgauge", "make", "."}
-
-
-def test_a_workflow_asks_for_options_that_exist():
-    flows = [block.code for page in PAGES for block in blocks(page, "yaml")]
-    assert len(flows) == 4
-    known = get_command(app).commands
-    for name, options in re.findall(r"leakgauge ([a-z]+) ([^\n]*(?:\n {10,}-[^\n]*)*)", "\n".join(flows)):
-        has = {option for parameter in known[name].params for option in parameter.opts}
-        assert set(re.findall(r"(?<!\S)--[a-z-]+", options)) <= has
-        assert ("--baseline" in options) == (name == "gate")
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ TOP = ("leakgauge", "harness", "attacks", "defenses", "reports", "studies")
 BUILD = "import sys; from setuptools import build_meta; print(getattr(build_meta, f'build_{sys.argv[1]}')('dist'))"
 STUDY = textwrap.dedent("""
     name = "tiny"
+    lineup = false
     tasks = [{data = "digits", model = "mlp-small"}]
     federations = [{clients = 2, rounds = 1, samples = 40, test_samples = 20, algorithm = "fedsgd"}]
     defenses = [{name = "gaussian"}]
