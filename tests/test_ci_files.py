@@ -142,11 +142,11 @@ def test_the_action_says_why_nothing_was_judged_and_where_it_may_not_comment_say
     job = Job(tmp_path / "job", tmp_path)
     (tmp_path / "study.toml").write_text("name = '@team <b>'")
     (tmp_path / "job" / "comments.json").unlink()
-    assert job.act(study="study.toml", comment="true", python_version="", torch_index="/torch") == 2
+    assert job.act(study="study.toml", comment="true", python_version="", torch_index="/torch") == 4
     assert [name.partition("@")[0] for name, _ in job.uses] == ["actions/cache", "actions/upload-artifact"]
     assert job.installed[-3:] == ["--extra-index-url", "/torch", str(ROOT)]
     first, _, *rest = job.shown.read_text("utf-8").splitlines()
-    assert first == "## leakgauge: exit code 2"
+    assert first == "## leakgauge: exit code 4"
     assert rest
     assert all(line.startswith("    leakgauge: ") for line in rest)
     assert "::warning::no comment" in job.said.stdout

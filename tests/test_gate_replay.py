@@ -193,7 +193,7 @@ def test_nothing_runs_if_nothing_changed(here):
     assert (code, "no code behind" in said, (here / "runs" / "gate").exists()) == (0, True, False)
 
 
-@pytest.mark.ci("half the noise", "large models", "the judge replaced")
+@pytest.mark.ci("half the noise")
 @pytest.mark.parametrize("name", LEAKS)
 def test_no_leak_ends_green_and_the_file_is_named(here, name):
     file, old, new, *more = LEAKS[name]
@@ -206,7 +206,7 @@ def test_no_leak_ends_green_and_the_file_is_named(here, name):
     assert f"changed: own/{file}.py, behind own.defense:Own(" in said
 
 
-@pytest.mark.ci("a renamed helper", "a changed docstring")
+@pytest.mark.ci("a changed docstring")
 @pytest.mark.parametrize("name", REFACTORINGS)
 def test_a_refactoring_passes_and_its_files_are_named(here, name):
     for file, changes in REFACTORINGS[name].items():
@@ -216,7 +216,7 @@ def test_a_refactoring_passes_and_its_files_are_named(here, name):
     assert "changed: own/" in said
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 def test_a_file_that_the_code_reads_is_behind_what_it_changes(here):
     text = "    from pathlib import Path\n\n    sigma *= float(Path(__file__).with_name('factor.txt').read_text())\n"
     edit(here, "noise", ("    return sigma", f"{text}    return sigma"))
@@ -242,7 +242,7 @@ def acknowledge(here):
     return done.output
 
 
-@pytest.mark.ci("own0")
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", ["0.5 *", "1.001 *"])
 def test_an_acknowledged_change_is_still_judged(here, factor):
     edit(here, "noise", ("return sigma", f"return {factor} sigma"))
@@ -255,7 +255,7 @@ def test_an_acknowledged_change_is_still_judged(here, factor):
     assert code == (1 if factor == "0.5 *" else 0)
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 def test_an_acknowledgment_counts_for_one_state_and_once(here):
     edit(here, "noise", ("return sigma", "return 1.001 * sigma"))
     acknowledge(here)
@@ -273,7 +273,7 @@ def test_an_acknowledgment_counts_for_one_state_and_once(here):
     git("branch", "--quiet", "-D", "prepared")
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 def test_lines_that_did_not_run_are_named_and_a_person_accepts_them(here):
     edit(here, "noise", ("    return sigma", "    if sigma > 1e9:\n        sigma = 0\n    return sigma"))
     acknowledge(here)
@@ -283,7 +283,7 @@ def test_lines_that_did_not_run_are_named_and_a_person_accepts_them(here):
     assert (code, "warning: accepted (seen): changed, but not run" in said) == (0, True)
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 def test_a_removed_cell_is_missed_and_a_new_one_is_none_of_the_baseline(here):
     text = (here / "own.toml").read_text()
     (here / "own.toml").write_text(text.replace(', { name = "top-k" }', ', { name = "sdq" }'))
@@ -291,13 +291,13 @@ def test_a_removed_cell_is_missed_and_a_new_one_is_none_of_the_baseline(here):
     assert (code, "removed: the run no longer has this measure" in said) == (5, True)
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 def test_code_that_does_not_run_is_said_in_a_line(here):
     edit(here, "noise", ("return sigma", "return no_such_name"))
     code, said = gate()
-    assert code in (4, 5)
+    assert code in (2, 5)
     assert "no_such_name" in said
     edit(here, "noise", ("def scaled", "def scaled("))
     code, said = gate()
-    assert code in (4, 5)
+    assert code in (2, 5)
     assert "SyntaxError" in said
