@@ -41,7 +41,7 @@ TREE = HERE.parents[1]
 CODE = ("harness", "attacks", "defenses", "reports", "studies", "leakgauge", "tests/digests/*.toml")
 """What decides the numbers of the studies."""
 FLAGS = ("-O3", "-g0", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
-"""As for the compiled loops in pyproject.toml."""
+"""As for the compiled loops in setup.py."""
 ROUNDED = 2
 STUDIES = {
     "demo": "demo",
