@@ -67,7 +67,7 @@ def gate(
     changes = changes_since(held.merge)
     if not changes.digests and not changes.others:
         cells = load_study(source, allow_code=bench.allow_code).cells
-        return _judged(Replay("", cells, None, None, None), held, changes, own, number)
+        return _judged(Replay(cells, None, None, None), held, changes, own, number)
     return _judged(replay(source, changes, number, bench), held, changes, own, number)
 
 
@@ -135,7 +135,7 @@ def _unacknowledged(replayed: Replay, changed: Changed, changes: Changes, own: B
     before, after, files = replayed.before, replayed.after, replayed.behind.files if replayed.behind else {}
     if before is None or after is None:
         return []
-    lines = [*changed.lines, *(text for _, text in differences(before, after))]
+    lines = [*changed.lines, *differences(before, after)]
     new = _new(own, held)
     digests = changes.digests | changes.others
     open_ = [file for file in files if new.get(file) != digests[file]]

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
+from leakgauge.harness.core.cases import training_identity
 from leakgauge.harness.core.cell import Cell
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.files import content
@@ -32,7 +33,7 @@ from leakgauge.harness.core.fingerprints import Fingerprint
 from leakgauge.harness.core.search_path import variables
 from leakgauge.harness.core.stored import to_data
 from leakgauge.harness.gate.changes import Behind, Changes, behind, changes_since, new_lines
-from leakgauge.harness.gate.measure import Measure, Measured, measured
+from leakgauge.harness.gate.measure import Measured, measured
 from leakgauge.harness.gate.rerun import Bench, copied, git, python_in, work_tree
 from leakgauge.harness.study.store import Store, load_run
 from leakgauge.harness.study.study import load_study
@@ -45,7 +46,7 @@ from leakgauge import load_study
 from leakgauge.harness.core.stored import to_data
 study = load_study(asked["study"], allow_code=asked["allow_code"])
 with open(asked["out"], "w") as file:
-    json.dump({"name": study.name, "cells": [to_data(cell) for cell in study.cells]}, file)
+    json.dump([to_data(cell) for cell in study.cells], file)
 """
 
 _REPLAY = """
@@ -66,6 +67,7 @@ if left:
 from pathlib import Path
 from pydantic import TypeAdapter
 from leakgauge import Study
+from leakgauge.harness.core.cases import training_identity
 from leakgauge.harness.core.cell import Cell
 from leakgauge.harness.study.fingerprints import take
 from leakgauge.harness.study.run import run_study
@@ -106,7 +108,6 @@ class Replay(NamedTuple):
         before, after: None if the change concerns no cell that both versions of the study have.
     """
 
-    name: str
     cells: tuple[Cell, ...]
     behind: Behind | None
     before: Side | None
@@ -130,23 +131,28 @@ def replay(source: str, changes: Changes, number: int, bench: Bench) -> Replay:
         pool = stack.enter_context(ThreadPoolExecutor())
         waits = pool.submit(_resolved, source, bench, new, own=not (new / "leakgauge").exists())
         resolved = [_resolved(source, bench, old, own=True), waits.result()]
-        name, cells = resolved[1][0], {cell.id: cell for cell, _ in resolved[1][1]}
+        cells = {cell.id: cell for cell, _ in resolved[1]}
         here = _inside(new)
         place = here / Path(source).parent if (here / source).is_file() else here
         found = behind(changes, cells.values(), [new, here, place])
-        both = cells.keys() & {cell.id for cell, _ in resolved[0][1]}
+        both = cells.keys() & {cell.id for cell, _ in resolved[0]}
         chosen = _first_seeds(cells[one] for one in cells if one in both and found.concerns(cells[one]))
         if not chosen:
-            return Replay(name, tuple(cells.values()), found, None, None)
-        asked = [[_fresh(data, number) for cell, data in side[1] if cell.id in chosen] for side in resolved]
+            return Replay(tuple(cells.values()), found, None, None)
+        asked = [[_fresh(data, number) for cell, data in side if cell.id in chosen] for side in resolved]
         lines, nothing = new_lines(changes, found.files), dict[str, set[int]]()
         whole = bool(found.every)  # tracing is slow: of a change that concerns all, only one run is traced
         sides = [(old, asked[0], "before", nothing), (new, asked[1], "after", lines if whole else nothing)]
         if lines and not whole:  # the traced run is another one, because code can see that it is traced
             sides.append((new, asked[1], "traced", lines))
         before, after, *traced = pool.map(lambda one: _side(bench, *one), sides)
-    left = traced[0].left if traced else after.left
-    return Replay(name, tuple(cells.values()), found, before, dataclasses.replace(after, left=left))
+    left = after.left
+    for one in traced:
+        told = all(a.like(b) for a, b in zip(one.fingerprints, after.fingerprints, strict=False))
+        left = (
+            one.left if told else {file: sorted(numbers) for file, numbers in lines.items()}
+        )  # it hides from a tracer
+    return Replay(tuple(cells.values()), found, before, dataclasses.replace(after, left=left))
 
 
 def by_code_of(commit: str, words: Sequence[str]) -> int | None:
@@ -165,19 +171,19 @@ def by_code_of(commit: str, words: Sequence[str]) -> int | None:
         return subprocess.run(command, env={**os.environ, **safe, "PYTHONPATH": searched}, check=False).returncode
 
 
-def differences(before: Side, after: Side) -> Iterator[tuple[Measure | None, str]]:
+def differences(before: Side, after: Side) -> Iterator[str]:
     """What differs by more than rounding between the runs of two versions: measures, and messages and models."""
     old = before.measured.by_key()
     for key, now in after.measured.by_key().items():
         was = old.get(key)
         if was is None or not _close([was.value, *was.values], [now.value, *now.values]):
-            yield now, f"{now.name}: {None if was is None else was.value} -> {now.value}"
+            yield f"{now.name}: {None if was is None else was.value} -> {now.value}"
     stores = Store(before.folder), Store(after.folder)
     for cell in {cell.training.id: cell for cell in stores[1].cells()}.values():
         arrays = [store.read_arrays(store.training(cell.training.id) / "kept.npz") or {} for store in stores]
         names = [name for name in {**arrays[0], **arrays[1]} if not _alike(arrays[0].get(name), arrays[1].get(name))]
         if names:
-            yield None, f"{cell.training.defense.key}: messages or models of a training ({', '.join(names[:3])})"
+            yield f"{cell.training.defense.key}: messages or models of a training ({', '.join(names[:3])})"
 
 
 def _close(old: Sequence[float | None], new: Sequence[float | None]) -> bool:
@@ -194,8 +200,8 @@ def _alike(old: Any, new: Any) -> bool:
         return bool(np.array_equal(old, new, equal_nan=True) or np.linalg.norm(old - new) <= 1e-3 * np.linalg.norm(old))
 
 
-def _resolved(source: str, bench: Bench, tree: Path, *, own: bool) -> tuple[str, list[tuple[Cell, dict[str, Any]]]]:
-    """The name and the cells of the study in a tree, each also as the code there wrote it.
+def _resolved(source: str, bench: Bench, tree: Path, *, own: bool) -> list[tuple[Cell, dict[str, Any]]]:
+    """The cells of the study in a tree, each also as the code there wrote it.
 
     Args:
         own: whether the package in this tree is the one that runs here.
@@ -203,14 +209,13 @@ def _resolved(source: str, bench: Bench, tree: Path, *, own: bool) -> tuple[str,
     here = _inside(tree)
     if own and not bench.allow_code:
         study = load_study(here / source if (here / source).is_file() else source)
-        return study.name, [(cell, to_data(cell)) for cell in study.cells]
+        return [(cell, to_data(cell)) for cell in study.cells]
     out = tree.parent / "study.json"
     asked = {"study": source, "allow_code": bench.allow_code, "out": str(out)}
     python_in(tree, _RESOLVE, json.dumps(asked), f"read the study {source}", here if bench.allow_code else None, here)
     try:
         made = json.loads(content(out, _MOST))
-        cells = TypeAdapter(list[Cell]).validate_python(made["cells"])
-        return str(made["name"]), list(zip(cells, made["cells"], strict=True))
+        return list(zip(TypeAdapter(list[Cell]).validate_python(made), made, strict=True))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StudyError(source, [f"its cells cannot be read: {error}"]) from error
 
@@ -221,10 +226,10 @@ def _inside(tree: Path) -> Path:
 
 
 def _first_seeds(cells: Iterable[Cell]) -> set[str]:
-    """The ids of the cells with the first seed of their study."""
+    """The ids of the cells; of trainings that differ only in the seed, those of the first."""
     asked = list(cells)
-    first = min((cell.training.seed for cell in asked), default=0)
-    return {cell.id for cell in asked if cell.training.seed == first}
+    first = {training_identity(cell.training): cell.training.id for cell in reversed(asked)}
+    return {cell.id for cell in asked if first[training_identity(cell.training)] == cell.training.id}
 
 
 def _fresh(data: dict[str, Any], number: int) -> dict[str, Any]:
