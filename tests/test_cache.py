@@ -160,6 +160,7 @@ def test_a_gate_and_a_run_that_is_asked_to_read_no_stored_answer(folder, monkeyp
         seen.append(environment.cache_folder())
         raise StudyError("a study", ["nothing to do"])
 
+    monkeypatch.setattr("leakgauge.harness.gate.target.trusted", load)
     monkeypatch.setattr("leakgauge.harness.study.study.load_study", load)
     monkeypatch.setattr("leakgauge.harness.study.store.load_run", load)
     name, *options = command.split()

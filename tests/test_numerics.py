@@ -165,6 +165,7 @@ def test_the_record_states_what_torch_and_the_libraries_use(monkeypatch):
     assert {"vector instructions", "processor", "BLAS of torch"} <= now.keys()
     assert all(now.values())
     monkeypatch.setattr(torch.cuda, "get_device_name", "card {}".format)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert environment.environment("cuda").numerics == now | {"accelerator": "card cuda"}
     with threadpoolctl.threadpool_limits(2, "blas"):
         assert environment.environment().numerics["BLAS of numpy"].endswith("(2 threads)")

@@ -668,6 +668,7 @@ def test_the_statement_says_which_study_code_and_environment(case):
             "commit": made.commit,
             "dirty": made.dirty,
             "machine": made.machine,
+            "numerics": made.numerics,
             "packages": made.packages,
             "python": made.python,
         }

@@ -381,7 +381,8 @@ def test_an_audit_has_the_keys_of_its_kind_and_the_claim_those_of_a_claim(by, ke
         *("verdict", "reason", "audited"),
     }
     assert set(found["claimed"]) == {
-        *("epsilon", "chance", "delta", "unit", "relation", "adjacency", "horizon", "against", "source", "assumes")
+        *("epsilon", "chance", "delta", "unit", "relation", "adjacency", "horizon", "against", "source", "assumes"),
+        "arithmetic",
     }
     assert set(found["proved"]) == {*("epsilon", "chance", "delta", "unit", "method", "reason", "tight", "against")}
 

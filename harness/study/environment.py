@@ -282,7 +282,8 @@ def _numerics(device: str = "cpu") -> dict[str, str]:
         if one["user_api"] == "blas" and (owner in ("numpy", "scipy", "torch") or owner == one["prefix"]):
             words = filter(None, (one["internal_api"], one["version"], one.get("architecture")))
             found[f"BLAS of {owner}"] = f"{' '.join(words)} ({counted(one['num_threads'], 'thread')})"
-    return found | ({} if device == "cpu" else {"accelerator": torch.cuda.get_device_name(device)})
+    card = torch.cuda.get_device_name(device) if device != "cpu" and torch.cuda.is_available() else device
+    return found | ({} if device == "cpu" else {"accelerator": card})
 
 
 def _given() -> dict[str, str]:

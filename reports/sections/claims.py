@@ -163,7 +163,9 @@ def _basis(claims: Sequence[ClaimRecord]) -> str:
         "Claimed in": _both((claim.horizon, claim.source) for claim in finite),
         "Neighbors:": _both((claim.horizon, claim.relation) for claim in finite),
         "Against": _both((claim.horizon, adversaries(claim.against)) for claim in finite),
-        "Numbers:": _both((claim.horizon, f"{claim.arithmetic}, {ARITHMETIC[claim.arithmetic]}") for claim in finite),
+        "Numbers:": _both(
+            (claim.horizon, f"{claim.arithmetic}, {ARITHMETIC.get(claim.arithmetic, 'unknown')}") for claim in finite
+        ),
     }
     return " ".join(f"{name} {text}." for name, text in parts.items() if text)
 
