@@ -34,6 +34,7 @@ def distance(round_, sent, update):
     return float((round_.accept(exchange.received[0], exchange.links.each()[0]) - update).norm())
 
 
+@pytest.mark.matrix
 @every_defense
 def test_the_server_accepts_a_chosen_message_which_is_no_further_from_the_aim(defense):
     round_ = a_round(defense)
@@ -45,6 +46,7 @@ def test_the_server_accepts_a_chosen_message_which_is_no_further_from_the_aim(de
         assert not round_.collect([own], KEY, KEY).dropped
 
 
+@pytest.mark.matrix
 @every_defense
 def test_a_chosen_message_moves_the_mean_by_what_the_participant_can_subtract_whatever_the_others_send(defense):
     """So an epsilon against participants holds for chosen messages: they see the same mean, shifted as they know."""
