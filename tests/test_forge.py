@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import pytest
 import torch
 
 from leakgauge.harness.core.contract import Link
