@@ -6,9 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from leakgauge.harness.gate.changes import behind, changes_since, new_lines
+from leakgauge.harness.gate import mechanism
+from leakgauge.harness.gate.baseline import Baseline
+from leakgauge.harness.gate.changes import Behind, Changes, behind, changes_since, new_lines
+from leakgauge.harness.gate.judge import Verdict
+from leakgauge.harness.gate.replay import Replay, Side
+from leakgauge.harness.gate.target import Trusted
 from leakgauge.harness.study.study import resolve
 from tests.by_rows import by_rows
+from tests.gate_case import measure, measured
 
 FILES = {
     "own/__init__.py": "",
@@ -119,3 +125,16 @@ def test_the_files_of_this_project_that_decide_are_named_unless_only_words_chang
     assert changes_since("main").deciding == []
     write("leakgauge/__init__.py", "'''Other text.'''\nx = 2\n")
     assert changes_since("main").deciding == ["leakgauge/__init__.py"]
+
+
+def test_runs_that_cannot_be_compared_are_no_pass(monkeypatch):
+    """As if the change gave the data set other records: nothing is checked then."""
+    was, now = (measured(measure(), data={"digits": digest * 16}) for digest in "12")
+    sides = [Side(Path(), run, (), {}) for run in (was, now)]
+    monkeypatch.setattr(mechanism, "differences", lambda *_: iter(()))
+    replayed = Replay((), Behind(("own/noise.py",), {}, {}), *sides)
+    held = Trusted(Baseline(dataclasses.replace(was, measures=()), "first"), merge="1" * 40)
+    changes = Changes("1" * 40, {"own/noise.py": "2"}, {}, Path())
+    _, outcome = mechanism._judged(replayed, held, changes, held.baseline, 5)
+    assert (outcome.verdict, len(outcome.problems)) == (Verdict.NOT_COMPARABLE, 1)
+    assert "the data of 'digits' differ" in outcome.problems[0]

@@ -79,9 +79,9 @@ def changes_since(before: str) -> Changes:
     names += git("ls-files", "-z", "--others", "--exclude-standard", "--full-name", ":/").split("\0")
     digests, others = dict[str, str](), dict[str, str]()
     for name in sorted(filter(None, names)):
-        content = _content(root / name)
         if name.endswith(_PROSE):
             continue
+        content = _content(root / name)
         runs = name.endswith(_RUNS) or name in _BUILD or (root / name).is_symlink()
         (digests if runs else others)[name] = "" if content is None else hashlib.sha256(content).hexdigest()[:16]
     return Changes(before, digests, others, root)

@@ -88,10 +88,12 @@ def _judged(replayed: Replay, held: Trusted, changes: Changes, own: Baseline, nu
         machine=made_by.machine, packages=made_by.packages,
     )  # fmt: skip
     missing = judge(nothing, dataclasses.replace(nothing, measures=gone), held.rules, gaps=held.baseline.gaps)
-    checks, notes = [*missing.checks] if gone else [], list[str]()
-    stale = [file for file, digest in _new(own, held.baseline).items() if changes.digests.get(file) != digest]
-    stale = [file for file in stale if file not in changes.others]
-    unaccepted = [f"acknowledges another state of {file} than that of this checkout" for file in stale]
+    checks, notes, problems = [*missing.checks] if gone else [], list[str](), tuple[str, ...]()
+    unaccepted = [
+        f"acknowledges another state of {file} than that of this checkout"
+        for file, digest in _new(own, held.baseline).items()
+        if changes.digests.get(file) != digest and file not in changes.others
+    ]
     before, after, unchanged = replayed.before, replayed.after, len(known.measures) - len(gone)
     if replayed.behind is not None:
         notes += _named(changes, replayed)
@@ -102,13 +104,13 @@ def _judged(replayed: Replay, held: Trusted, changes: Changes, own: Baseline, nu
         strict = dataclasses.replace(held.rules, level=max(0.0, held.rules.level - LEVEL))
         judged = judge(ran, was, strict, gaps=held.baseline.gaps)
         checks += [*distribution_checks(after.fingerprints, before.fingerprints, changed), *judged.checks]
-        notes += judged.warnings
+        notes, problems = [*notes, *judged.warnings], judged.problems
         unaccepted += _unacknowledged(replayed, changed, changes, own, held.baseline)
         unaccepted += _not_run(after.left)
         notes.append(f"replayed from {number} by the code of {changes.before[:12]} and by this code: --draw repeats it")
         unchanged = max(0, unchanged - len(ran.measures))
     checks.sort(key=lambda check: list(Verdict).index(check.verdict))
-    return ran, Outcome(tuple(checks), (), tuple(notes), tuple(unaccepted), unchanged)
+    return ran, Outcome(tuple(checks), problems, tuple(notes), tuple(unaccepted), unchanged)
 
 
 def _named(changes: Changes, replayed: Replay) -> Iterable[str]:

@@ -47,7 +47,7 @@ data = None if asked["data"] is None else Path(asked["data"])
 run_study(Study("again", "", cells), asked["out"], data=data, workers=asked["workers"])
 """
 
-_TELLING = ("BITBUCKET", "BUILDKITE", "CI", "CIRCLE", "GITEA", "GITHUB", "GITLAB", "JENKINS", "PYTEST", "RUNNER", "TF_")
+_TELLING = ("BITBUCKET", "BUILDKITE", "CI", "GITEA", "GITHUB", "GITLAB", "JENKINS", "PYTEST", "RUNNER", "TF_")
 """Environment variables with these prefixes tell code that it runs in CI; it runs without them."""
 
 _RULES = "import json; from leakgauge.harness.gate.rules import Rules; print(json.dumps(vars(Rules())))"
