@@ -39,7 +39,10 @@ from leakgauge.harness.study.fingerprints import take
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import Study, load_study
 
-WHOLE = ("cepam-gaussian", "cepam-laplace", "cepam-clip", "mvu", "vqsgd", "sqsgd", "piecewise")
+WHOLE = (
+    *("cepam-gaussian", "cepam-laplace", "cepam-clip", "mvu", "vqsgd", "sqsgd", "piecewise", "skellam"),
+    *("distributed-gaussian", "poisson-binomial", "rqm", "ppr", "privunit"),
+)
 """Defenses whose noise is not an added draw around zero: they get another noise parameter instead."""
 
 NOISELESS = ("none", "sdq", "sdq-lattice", "top-k", "random-mask", "soteria")
