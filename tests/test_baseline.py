@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leakgauge.harness.core.cell import PartSpec, Target
-from leakgauge.harness.gate.baseline import SCHEMA, Baseline, BaselineError, Move, moves, read, to_text, write
+from leakgauge.harness.gate.baseline import SCHEMA, Baseline, BaselineError, read, to_text, write
+from leakgauge.harness.gate.compare import rows
 from leakgauge.harness.gate.measure import Measure, Measured, measured
+from leakgauge.harness.gate.output import moves
 from leakgauge.harness.study.store import StoreError
 from tests import command
 from tests.by_rows import by_rows
@@ -161,16 +163,16 @@ def test_what_cannot_be_written_leaves_the_old_file_whole(tmp_path):
 
 def test_moves_are_what_moved_appeared_and_vanished():
     first, second, third = BASE.measured.measures[:3]
-    assert moves(BASE.measured, BASE.measured) == ()
+    assert moves(rows(BASE.measured, BASE.measured)) == []
     now = with_measure(BASE, 0, value=0.5, values=(0.9999, *first.values[1:]))
     now = with_measure(now, 1, values=(*second.values, 0.1))
     now = with_measure(now, 2, key="new/key").measured
-    assert moves(BASE.measured, now) == (
-        Move(first.key, first.name, "moved", first.value, 0.5, 1, 32),
-        Move(second.key, second.name, "moved", second.value, second.value, 1, 33),
-        Move("new/key", third.name, "appeared", None, third.value, 0, 160),
-        Move(third.key, third.name, "vanished", third.value, None, 0, 160),
-    )
+    assert [tuple(move.values()) for move in moves(rows(BASE.measured, now))] == [
+        (first.key, first.name, "moved", first.value, 0.5, 1, 32),
+        (second.key, second.name, "moved", second.value, second.value, 1, 33),
+        (third.key, third.name, "vanished", third.value, None, 0, 160),
+        ("new/key", third.name, "appeared", None, third.value, 0, 160),
+    ]
 
 
 def test_the_file_can_be_read_without_this_program():

@@ -10,8 +10,8 @@ import pytest
 
 from leakgauge.harness.core import native
 from leakgauge.harness.gate import rerun
-from leakgauge.harness.gate.baseline import provenance
 from leakgauge.harness.gate.comparable import problems
+from leakgauge.harness.gate.compare import provenance
 from leakgauge.harness.gate.measure import measured
 from leakgauge.harness.study import environment
 from leakgauge.harness.study.environment import code_of, sources

@@ -16,9 +16,11 @@ from leakgauge.harness.cli.report import compare as command
 from leakgauge.harness.core.cell import PartSpec, Target
 from leakgauge.harness.core.result import Pictures, Scores
 from leakgauge.harness.core.stats import mean
-from leakgauge.harness.gate.compare import compare, compare_all, to_json, welch
+from leakgauge.harness.gate.compare import compare, compare_all
+from leakgauge.harness.gate.measure import placements
 from leakgauge.harness.gate.output import escaped
-from leakgauge.reports.compared import side_by_side
+from leakgauge.harness.gate.rules import caught
+from leakgauge.reports.compared import side_by_side, to_json
 from tests import report_fixtures as double
 from tests.by_rows import by_rows
 from tests.stored import on_disk
@@ -56,12 +58,17 @@ def trained(accuracies, defense=GAUSSIAN):
 
 
 def only(found, metric):
-    (one,) = (one for one in found.differences if one.metric == metric)
+    (one,) = (one for one in found.differences if one.either.metric == metric)
     return one
 
 
+def lone(rows):
+    """Measures that only the first and only the second run has."""
+    return [row for row in rows if row.after is None], [row for row in rows if row.before is None]
+
+
 def numbers(one):
-    return one.difference, one.low, one.high
+    return one.difference, *one.interval
 
 
 def plain(*found, width=140):
@@ -80,7 +87,7 @@ def test_a_run_does_not_differ_from_itself():
     assert len(found.differences) > 50
     assert all(one.difference in (0.0, None) for one in found.differences)
     assert not any(one.differs for one in found.differences)
-    assert (found.only_first, found.only_second, found.remarks) == ((), (), ())
+    assert (lone(found.rows), found.remarks) == (([], []), ())
 
 
 def test_the_same_images_are_compared_in_pairs_with_students_interval():
@@ -131,19 +138,20 @@ def test_a_case_that_failed_in_one_run_has_no_difference():
     one = only(compare(attacked(), attacked(failed=lambda cell: cell.training.seed == 1)), "ssim")
     assert numbers(one) == (None, None, None)
     assert one.note == "second: a cell failed: RuntimeError: out of memory"
-    assert (one.first is None, one.second is None) == (False, False)
+    assert (one.before.value is None, one.after.value is None) == (False, False)
 
 
 def test_what_only_one_run_has_is_named_with_its_value():
     open_ = double.make_run(double.grid([double.NONE, GAUSSIAN], IMAGES))
     found = compare(open_, double.make_run(double.grid([GAUSSIAN, double.SQSGD], IMAGES)))
-    assert [lone.name for lone in found.only_first] == [
+    first, second = lone(found.rows)
+    assert [found.names[one.key] for one in first] == [
         "no defense under matching, server, probe, round 0: ssim",
         "no defense: accuracy",
         "no defense: bits",
     ]
-    assert found.only_second[2].value == pytest.approx(2.1)
-    assert {one.name.split(" ")[0].split(":")[0] for one in found.differences} == {"gaussian"}
+    assert second[2].after.value == pytest.approx(2.1)
+    assert {found.names[one.key].split(" ")[0].split(":")[0] for one in found.differences} == {"gaussian"}
     assert found.remarks[0].startswith("study_hash: ")
 
 
@@ -167,6 +175,11 @@ def placed(run):
     return [(one.mean(axis=1), one.mean(axis=0)) for one in above]
 
 
+def sides(run):
+    """By cell, the placements of members and of others."""
+    return [placements(run.scores(cell.id)) for cell in run.cells]
+
+
 def test_auc_has_the_interval_of_delong_over_the_seeds():
     runs = membership(0.0), membership(0.1)
     one = only(compare(*runs), "auc")
@@ -184,15 +197,24 @@ def test_auc_over_other_records_has_the_interval_of_two_independent_curves():
     first, second = membership(0.0), membership(0.1, seeds=(2, 3))
     one = only(compare(first, second), "auc")
     halves = [side.var(ddof=1) / 300 for sides in placed(first) + placed(second) for side in sides]
-    assert (one.high - one.low) / 2 == pytest.approx(1.96 * np.sqrt(np.sum(halves)) / 2, rel=0.1)
+    assert (one.interval[1] - one.interval[0]) / 2 == pytest.approx(1.96 * np.sqrt(np.sum(halves)) / 2, rel=0.1)
     assert (one.method, one.note) == ("DeLong", "the seeds differ, so the records differ")
 
 
-def test_a_rate_has_newcombes_interval():
-    one = only(compare(membership(0.0, count=1000), membership(0.1, count=1000)), "tpr@1%")
-    assert one.difference == 0.0
-    assert one.low < 0 < one.high
-    assert (one.method, one.n) == ("Newcombe", (2000, 2000))
+def test_a_rate_has_the_interval_of_paired_rates_as_in_the_gate():
+    runs = [membership(shift, count=1000) for shift in (0.0, 0.1)]
+    one = only(compare(*runs), "tpr@1%")
+    rises = [caught(before, now, 0.01) for before, now in zip(*map(sides, runs), strict=True)]
+    half = 1.96 * np.sqrt(sum(rise.error**2 for rise in rises)) / 2
+    assert one.difference == pytest.approx(np.mean([rise.mean for rise in rises]))
+    assert one.interval == pytest.approx((one.difference - half, one.difference + half), rel=0.05, abs=1e-9)
+    assert (one.method, one.n) == ("paired rates", (2000,))
+    assert one.interval[0] < one.difference < one.interval[1]
+
+
+def test_a_rate_of_other_records_has_no_pairs():
+    one = only(compare(membership(0.0, count=1000), membership(0.1, count=1000, members=900)), "tpr@1%")
+    assert (one.method, one.interval) == ("none", (None, None))
 
 
 def test_accuracy_is_paired_over_the_same_seeds():
@@ -219,8 +241,8 @@ def test_accuracy_over_other_seeds_is_not_paired():
 )
 def test_a_difference_that_is_not_paired_states_why(runs, metric, method, note):
     one = only(compare(*runs()), metric)
-    assert (one.method, one.note, one.low is None) == (method, note, method == "none")
-    assert one.difference == pytest.approx(one.second - one.first)
+    assert (one.method, one.note, one.interval[0] is None) == (method, note, method == "none")
+    assert one.difference == pytest.approx(one.after.value - one.before.value)
 
 
 def test_two_lower_bounds_have_no_interval_of_their_difference():
@@ -235,9 +257,14 @@ def test_two_lower_bounds_have_no_interval_of_their_difference():
     assert "lower bounds" in one.note
 
 
-def test_welch_on_samples_without_spread_or_of_one():
-    assert welch(np.array([1.0, 1.0]), np.array([2.0, 2.0])) == (1.0, 1.0)
-    assert welch(np.array([1.0]), np.array([2.0, 3.0])) == (None, None)
+def test_samples_without_spread_have_an_interval_of_width_zero():
+    found = compare(trained({0: 0.5, 1: 0.5}), trained({2: 0.75, 3: 0.75}))
+    assert numbers(only(found, "accuracy")) == (0.25, 0.25, 0.25)
+
+
+def test_a_lone_value_of_another_seed_has_no_interval():
+    found = compare(trained({0: 0.5}), trained({2: 0.75, 3: 0.25}))
+    assert only(found, "accuracy").note == "not paired: the seeds differ; no interval: only one value"
 
 
 def test_what_differs_as_a_whole_is_said():
@@ -259,7 +286,7 @@ def test_the_terminal_and_markdown_say_the_same_numbers():
     found = compare(attacked(), attacked(shift=0.1))
     one = only(found, "ssim")
     for text in (plain(found), to_markdown([found])):
-        assert f"{one.difference:+.3f} ({one.low:+.3f} to {one.high:+.3f})" in text
+        assert "{:+.3f} ({:+.3f} to {:+.3f})".format(*numbers(one)) in text
         assert "never fails the build" in " ".join(text.split())
     assert f"**{one.difference:+.3f}" in to_markdown([found])
     assert "**0.000" not in to_markdown([compare(attacked(), attacked())])
@@ -286,7 +313,7 @@ def test_more_than_two_runs_are_each_compared_with_the_first_in_one_table():
     names = ("First", "Second", "Second − first (95 %)", "Third", "Third − first (95 %)")
     assert rows[0] == ["Measure", *names, "n", "How"]
     moved = [only(one, "ssim") for one in found]
-    assert [row[2] for row in rows if "ssim" in row[0]] == [f"{moved[0].second:.3f}"]
+    assert [row[2] for row in rows if "ssim" in row[0]] == [f"{moved[0].after.value:.3f}"]
     assert [row[5].strip("*")[:6] for row in rows if "ssim" in row[0]] == [f"{moved[1].difference:+.3f}"]
     assert rows[2][6:] == ["second: 12; third: 12 and 12", f"second: pairs; third: Welch; {moved[1].note}"]
     assert "first and third: the seeds differ" in plain(*found)

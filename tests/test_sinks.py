@@ -37,7 +37,7 @@ from leakgauge.harness.gate.measure import measured
 from leakgauge.harness.gate.output import annotations, as_json, escaped, junit, summary
 from leakgauge.harness.study.jobs import Outcome as Ended
 from leakgauge.harness.study.schedule import Progress
-from leakgauge.reports.compared import side_by_side
+from leakgauge.reports.compared import side_by_side, to_json
 from leakgauge.reports.export import rows_as, to_jsonl
 from leakgauge.reports.html import render
 from leakgauge.reports.sections.changes import Against
@@ -153,7 +153,7 @@ def test_no_text_of_a_hostile_run_or_baseline_is_more_than_a_text(cells, reason)
     compared = comparing.compare(run, tame_run())
     for text in (table_of(run, compared), rows_as("csv", run).decode(), to_jsonl(Analysis(run))):
         said_well(text)
-    said_well(as_json(outcome, now, base) + comparing.to_json(compared) + spelled(to_text(base)))
+    said_well(as_json(outcome, now, base) + to_json(compared) + spelled(to_text(base)))
     shown = annotations(outcome)
     said_well("\n".join(shown), ours=len(shown))
     folds = ("<details><summary>Details</summary>", "</details>")

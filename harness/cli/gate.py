@@ -6,7 +6,7 @@ import os
 import secrets
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -185,7 +185,8 @@ def update(
     allow_gaps: Annotated[list[str] | None, Option(metavar="KEY", help="A known gap or pattern; repeatable.")] = None,
 ) -> None:
     """Make a run the baseline. Each increase over the previous baseline must be accepted by its key."""
-    from leakgauge.harness.gate.baseline import Baseline, moves, read, write
+    from leakgauge.harness.gate.baseline import Baseline, read, write
+    from leakgauge.harness.gate.compare import rows
     from leakgauge.harness.gate.judge import Outcome, Rules, judge
     from leakgauge.harness.gate.measure import measured
     from leakgauge.harness.gate.output import moved
@@ -199,7 +200,7 @@ def update(
         before, outcome = read(path) if path.exists() else None, Outcome((), (), ())
         if before is not None:
             outcome = judge(now, before.measured, Rules(), gaps=before.gaps)
-            say(*moved(moves(before.measured, now)))
+            say(*moved(rows(before.measured, now)))
             notes = [f"nothing could be compared: {problem}" for problem in outcome.problems]
             notes += [f"warning: {warning}" for warning in outcome.warnings]
             say(*(f"leakgauge: {note}" for note in notes), err=True)
@@ -231,18 +232,19 @@ def diff(
 ) -> None:
     """Show which measures of two baselines moved, appeared or vanished. Never fails the build."""
     from leakgauge.harness.core.numerics import unlike
-    from leakgauge.harness.gate.baseline import moves, provenance, read
-    from leakgauge.harness.gate.output import moved
+    from leakgauge.harness.gate.baseline import read
+    from leakgauge.harness.gate.compare import provenance, rows
+    from leakgauge.harness.gate.output import moved, moves
 
     with cli.user_errors(cli.NOT_COMPARABLE):
         before, after = read(old), read(new)
-    differing = moves(before.measured, after.measured)
+    found = rows(before.measured, after.measured)
     if as_json:
-        cli.print_json([asdict(move) for move in differing])
+        cli.print_json(moves(found))
         return
     say(f"{old} ({before.reason}) -> {new} ({after.reason})")
     runs = {"the old baseline was": before.measured.numerics, "the new one was": after.measured.numerics}
-    say(*filter(None, [unlike(runs)]), *provenance(before.measured, after.measured), *moved(differing))
+    say(*filter(None, [unlike(runs)]), *provenance(before.measured, after.measured), *moved(found))
 
 
 def _judged(now: Measured, held: Trusted, bench: Bench, *, rerun_base: bool, rerun: bool) -> tuple[Baseline, Outcome]:

@@ -121,10 +121,10 @@ def compare(
     format_: Annotated[Literal["table", "md", "json"], Option("--format", help="Output format.")] = "table",
 ) -> None:
     """Show how runs differ from the first, image by image if they attacked the same images. Never fails the build."""
-    from leakgauge.harness.gate.compare import compare_all, to_json
+    from leakgauge.harness.gate.compare import compare_all
     from leakgauge.harness.gate.output import escaped
     from leakgauge.harness.study.store import load_run
-    from leakgauge.reports.compared import side_by_side
+    from leakgauge.reports.compared import side_by_side, to_json
 
     with cli.user_errors():
         try:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -47,26 +47,6 @@ class Baseline:
     reason: str
     gaps: tuple[str, ...] = ()
     acknowledged: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Move:
-    """A measure that differs between two runs.
-
-    Attributes:
-        key, name: of the measure.
-        before, after: its values; None if there is no value.
-        differ: number of single values that differ or that one run lacks; 0 if only one run has the measure.
-        of: number of single values, in the run that has more.
-    """
-
-    key: str
-    name: str
-    kind: Literal["moved", "appeared", "vanished"]
-    before: float | None
-    after: float | None
-    differ: int
-    of: int
 
 
 def of(path: Path) -> Baseline:
@@ -142,35 +122,6 @@ def to_text(baseline: Baseline) -> str:
     text = json.dumps(head, indent=1, ensure_ascii=False, allow_nan=False).removesuffix("\n }\n}")
     lines = ",\n".join(_lines(measure) for measure in baseline.measured.measures)
     return f'{text},\n  "measures": [\n{lines}\n  ]\n }}\n}}\n'
-
-
-def moves(old: Measured, new: Measured) -> tuple[Move, ...]:
-    """The measures that moved or appeared, in the order of the later run, then the measures that vanished."""
-    before, after = old.by_key(), new.by_key()
-    differing = []
-    for key, now in after.items():
-        was = before.get(key)
-        if was is None:
-            differing.append(Move(key, now.name, "appeared", None, now.value, 0, len(now.values)))
-        elif (was.value, was.values) != (now.value, now.values):
-            most = max(len(was.values), len(now.values))
-            same = sum(a == b for a, b in zip(was.values, now.values, strict=False))
-            differing.append(Move(key, now.name, "moved", was.value, now.value, most - same, most))
-    gone = [was for key, was in before.items() if key not in after]
-    return (*differing, *(Move(was.key, was.name, "vanished", was.value, None, 0, len(was.values)) for was in gone))
-
-
-def provenance(old: Measured, new: Measured) -> tuple[str, ...]:
-    """One line for each difference between two runs, except of their measures and of how they were computed."""
-    lines = []
-    for name in ("study", "study_hash", "data", "commit", "packages", "machine"):
-        was, now = getattr(old, name), getattr(new, name)
-        if isinstance(was, dict):
-            keys = [key for key in sorted(was.keys() | now.keys()) if was.get(key) != now.get(key)]
-            lines += [f"{name}, {key}: {was.get(key, 'none')} -> {now.get(key, 'none')}" for key in keys]
-        elif was != now:
-            lines.append(f"{name}: {was} -> {now}")
-    return tuple(lines)
 
 
 def _problem(baseline: Baseline) -> str:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
-import numpy as np
-
-from leakgauge.harness.core.metrics import GateTest, gated, metric
+from leakgauge.harness.core.metrics import GateTest, metric
 from leakgauge.harness.core.numerics import unlike
-from leakgauge.harness.core.stats import Numbers
-from leakgauge.harness.gate.measure import Measure, Measured, by_seed
-from leakgauge.harness.gate.rules import Rise, Rules, Sides, Verdict, over_seeds
+from leakgauge.harness.gate.compare import of_images
+from leakgauge.harness.gate.measure import Measure, Measured
+from leakgauge.harness.gate.rules import Rules, Verdict
 
 NUMERIC = ("torch", "numpy", "scipy", "scikit-image", "torchvision")
 """Packages that determine the numbers: a baseline made with another version is stale."""
@@ -99,14 +97,6 @@ def refusal(new: Measure | None, old: Measure | None, rules: Rules) -> Refusal |
     return None
 
 
-def curve(key: str) -> str:
-    """For a rate, the key of the same attack's curve, because the test needs its placements; else the key itself."""
-    (placed,) = gated(GateTest.DELONG)
-    for rate in gated(GateTest.RATE):
-        key = key.replace(f"/{rate.name}/", f"/{placed.name}/")
-    return key
-
-
 def _lack(measure: Measure) -> str:
     needed: list[float | None] = [measure.value, *measure.values]
     test = metric(measure.metric).gate
@@ -120,35 +110,6 @@ def _lack(measure: Measure) -> str:
     if test is GateTest.DELONG and sum(map(sum, measure.sides)) != len(measure.values):
         return f"{len(measure.values)} values for {_size(measure)} records"
     return ""
-
-
-def by_image(measure: Measure) -> dict[str, Numbers]:
-    """The values of each set of images by its digest, else by its seed; empty if they do not divide into sets.
-
-    Values of the same images under several seeds are averaged, because they are not independent.
-    """
-    values, sets = numbers(measure), [item or str(seed) for seed, item in enumerate(measure.items)]
-    if not sets or len(values) % len(sets):
-        return {}
-    rows = values.reshape(len(sets), -1)
-    return {name: rows[[at for at, other in enumerate(sets) if other == name]].mean(axis=0) for name in sets}
-
-
-def of_images(measure: Measure) -> Numbers:
-    """The values of `by_image`, one after the other; all values if they do not divide into sets."""
-    sets = by_image(measure)
-    return np.concatenate(list(sets.values())) if sets else numbers(measure)
-
-
-def rise_of(before: Measure, now: Measure, test: Callable[[Sides, Sides], Rise]) -> Rise:
-    """The rise by a test on the placements of the same records, over the seeds."""
-    seeds = zip(by_seed(before.values, before.sides), by_seed(now.values, now.sides), strict=True)
-    return over_seeds([test(*sides) for sides in seeds])
-
-
-def numbers(measure: Measure) -> Numbers:
-    """The values of a measure without missing values."""
-    return np.array(measure.values, dtype=np.float64)
 
 
 def finite(value: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""The gate: whether a run leaks more than a baseline, by fixed rules.
+"""The gate: whether a run leaks more than a baseline, by fixed rules on the rows of `gate.compare`.
 
 | metric | FAIL | PASS |
 |---|---|---|
@@ -29,8 +29,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -38,7 +36,9 @@ from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.metrics import METRICS, GateTest, metric
 from leakgauge.harness.gate import comparable
 from leakgauge.harness.gate import rules as statistics
-from leakgauge.harness.gate.comparable import TESTED, numbers
+from leakgauge.harness.gate.comparable import TESTED
+from leakgauge.harness.gate.compare import Row, numbers, rows
+from leakgauge.harness.gate.compare import curve as curve_of
 from leakgauge.harness.gate.measure import Measure, Measured, image_names
 from leakgauge.harness.gate.rules import ROUNDING, Rise, Rules, Verdict
 
@@ -127,26 +127,13 @@ class Outcome:
         return 3 if inconclusive_fails and self.verdict is Verdict.INCONCLUSIVE else _CODES[self.verdict]
 
 
-class _Pair(NamedTuple):
-    now: Measure
-    base: Measure
-
-
-class _Tested(NamedTuple):
-    """A measure with its rise, before all tests of the run are judged together."""
-
-    pair: _Pair
-    before: float
-    rise: Rise
-    n: int
-    images: tuple[int, ...] = ()
-
-    def moved(self) -> str:
-        """The movement of the mean in words, with the 90 % interval of its rise."""
-        rise, known = float(self.rise.mean), metric(self.pair.now.metric)
-        verb = f"rose by {rise:.3f}" if rise > 0 else f"fell by {-rise:.3f}" if rise < 0 else "did not change"
-        ends = f"{float(self.rise.low()):z.3f} to {float(self.rise.high()):z.3f}"
-        return f"{known.words} {verb} (90 %: {'rise ' if rise < 0 else ''}{ends}) over {self.n} {known.items}"
+def _moved(row: Row) -> str:
+    """The movement of the mean in words, with the 90 % interval of its rise."""
+    assert row.rise is not None
+    rise, known = float(row.rise.mean), metric(row.either.metric)
+    verb = f"rose by {rise:.3f}" if rise > 0 else f"fell by {-rise:.3f}" if rise < 0 else "did not change"
+    ends = f"{float(row.rise.low()):z.3f} to {float(row.rise.high()):z.3f}"
+    return f"{known.words} {verb} (90 %: {'rise ' if rise < 0 else ''}{ends}) over {row.n[0]} {known.items}"
 
 
 def judge(now: Measured, base: Measured, rules: Rules, *, gaps: Collection[str] = ()) -> Outcome:
@@ -165,15 +152,13 @@ def judge(now: Measured, base: Measured, rules: Rules, *, gaps: Collection[str] 
         return Outcome((), problems, tuple(warnings))
     after, before = now.by_key(), base.by_key()
     checks: list[Check] = []
-    tested: list[_Tested] = []
-    for key in sorted(before.keys() | after.keys()):
-        new, old = after.get(key), before.get(key)
-        curve = comparable.curve(key)
+    tested: list[Row] = []
+    for row in sorted(rows(base, now), key=lambda row: row.key):
+        key, new, old = row.key, row.after, row.before
+        curve = curve_of(key)
         refusal = comparable.refusal(new, old, rules) or comparable.refusal(after.get(curve), before.get(curve), rules)
-        if refusal or new is None or old is None:
-            assert refusal is not None
-            shown = new or old
-            assert shown is not None
+        if refusal is not None:
+            shown = row.either
             accepted = key in gaps and new is not None and old is not None and new.n >= old.n
             controls = all(measure is None or measure.control for measure in (new, old))
             uncompared = (controls or old is None) and refusal.verdict is Verdict.NOT_COMPARABLE
@@ -185,18 +170,16 @@ def judge(now: Measured, base: Measured, rules: Rules, *, gaps: Collection[str] 
                 was, now_is = (None if measure is None else comparable.finite(measure.value) for measure in (old, new))
                 checks.append(_check(shown, refusal.verdict, was, now_is, refusal.reason))
             continue
-        pair, curves = _Pair(new, old), _Pair(after[curve], before[curve])
-        if new.control:
-            warnings += _about_control(pair, curves, rules)
-        elif metric(new.metric).gate in TESTED:
-            tested.append(_measure(pair, curves, rules))
-        elif metric(new.metric).gate is GateTest.AUDIT:
-            checks.append(_epsilon(pair, rules))
-            warnings += _about_claim(pair)
-        elif metric(new.metric).gate is GateTest.NEVER:
-            checks.append(_never(pair))
+        test = metric(row.either.metric).gate
+        if row.either.control:
+            warnings += _about_control(row, rules)
+        elif test in TESTED:
+            tested.append(row)
+        elif test is GateTest.AUDIT:
+            checks.append(_epsilon(row, rules))
+            warnings += _about_claim(row)
         else:
-            checks.append(_training(pair, rules))
+            checks.append(_never(row) if test is GateTest.NEVER else _training(row, rules))
     checks += _together(tested, rules)
     if not checks:
         return Outcome((), ("there is nothing to check: no measure is gated",), tuple(warnings))
@@ -210,75 +193,66 @@ def _place(check: Check) -> tuple[int, bool, int, float, str]:
     return _ORDER.index(check.verdict), not check.images, list(METRICS).index(check.metric), rise, check.key
 
 
-def _measure(pair: _Pair, curves: _Pair, rules: Rules) -> _Tested:
-    """The rise of a tested measure; for a rate, `curves` holds the AUC of the same attack."""
-    new, old = pair
-    known = metric(new.metric)
-    if known.gate is GateTest.PAIRED:
-        before, now = numbers(old), numbers(new)
-        images = np.flatnonzero((before < rules.below) & (now >= rules.above) & (known.recognizable is not None))
-        images = images[~np.isin(images, new.unseen)]
-        before, now = comparable.of_images(old), comparable.of_images(new)
-        return _Tested(pair, float(np.mean(before)), statistics.paired(before, now), len(now), tuple(images.tolist()))
-    assert old.value is not None
-    if known.gate is GateTest.DELONG:
-        return _Tested(pair, old.value, comparable.rise_of(old, new, statistics.delong), len(new.values))
-    assert known.false_positives is not None  # of every rate
-    test = partial(statistics.caught, rate=known.false_positives)
-    rise = comparable.rise_of(curves.base, curves.now, test)
-    return _Tested(pair, old.value, rise, sum(members for members, _ in curves.now.sides))
+def _recognized(row: Row, rules: Rules) -> tuple[int, ...]:
+    """Indices of the images that are newly recognizable."""
+    old, new = row.both
+    if metric(new.metric).recognizable is None:
+        return ()
+    images = np.flatnonzero((numbers(old) < rules.below) & (numbers(new) >= rules.above))
+    return tuple(images[~np.isin(images, new.unseen)].tolist())
 
 
-def _together(tested: Sequence[_Tested], rules: Rules) -> Iterable[Check]:
-    if not tested:
+def _together(tested: Sequence[Row], rules: Rules) -> Iterable[Check]:
+    rises = [row.rise for row in tested if row.rise is not None]
+    if not rises:
         return
-    rises = Rise(*(np.array(column, dtype=np.float64) for column in zip(*(test.rise for test in tested), strict=True)))
-    decided = statistics.decide(rises, rules)
-    for number, test in enumerate(tested):
-        new, old = test.pair
+    columns = (np.array(column, dtype=np.float64) for column in zip(*rises, strict=True))
+    decided = statistics.decide(Rise(*columns), rules)
+    for number, (row, rise) in enumerate(zip(tested, rises, strict=True)):
+        (old, new), images = row.both, _recognized(row, rules)
+        assert row.start is not None
         otherwise = Verdict.PASS if decided.passes[number] else Verdict.INCONCLUSIVE
         verdict = Verdict.FAIL if decided.fails[number] else otherwise
-        rise, p = test.rise, float(decided.p[number])
+        p = float(decided.p[number])
         smallest = statistics.smallest(float(rise.error), float(rise.df), len(tested), rules)
-        reason = _tested_words(verdict, test.moved(), p, smallest, rules)
-        if test.images:
-            reason = f"{reason}; {_recognizable_words(test.images, old, new)}"
+        reason = _tested_words(verdict, _moved(row), p, smallest, rules)
+        if images:
+            reason = f"{reason}; {_recognizable_words(images, old, new)}"
         yield replace(
-            _check(new, verdict, test.before, test.before + float(rise.mean), reason),
+            _check(new, verdict, row.start, row.start + float(rise.mean), reason),
             rise=float(rise.mean),
             low=float(rise.low()),
             high=float(rise.high()),
             p=p,
-            n=test.n,
+            n=row.n[0],
             smallest=smallest,
-            images=test.images,
+            images=images,
         )
 
 
-def _about_control(pair: _Pair, curves: _Pair, rules: Rules) -> Iterable[str]:
+def _about_control(row: Row, rules: Rules) -> Iterable[str]:
     """A warning if a control moved, by the same test as for a check, by itself and in both directions."""
-    if metric(pair.now.metric).gate not in TESTED:
+    if metric(row.either.metric).gate not in TESTED or row.rise is None:
         return
-    test = _measure(pair, curves, rules)
-    for rise, rose in ((test.rise, True), (test.rise.falling(), False)):
+    for rise, rose in ((row.rise, True), (row.rise.falling(), False)):
         if statistics.decide(Rise(*(np.atleast_1d(x) for x in rise)), rules).fails[0]:
             why = "without a defense, so the attack got " + (
                 "stronger" if rose else "weaker; a pass is then weaker evidence"
             )
-            if pair.now.control == "floor":
+            if row.either.control == "floor":
                 why = "this attack observes nothing, so the images or the score have changed"
-            yield f"{pair.now.name}: {test.moved()}: {why}"
+            yield f"{row.either.name}: {_moved(row)}: {why}"
 
 
-def _about_claim(pair: _Pair) -> Iterable[str]:
-    new, old = (math.inf if measure.limit is None else measure.limit for measure in pair)
+def _about_claim(row: Row) -> Iterable[str]:
+    old, new = (math.inf if measure.limit is None else measure.limit for measure in row.both)
     if new != old and not math.isclose(new, old, rel_tol=ROUNDING):
         limit = "the audited bound may not exceed the smaller claim"
-        yield f"{pair.now.name}: {new:.4g} is claimed and {old:.4g} was; {limit}"
+        yield f"{row.either.name}: {new:.4g} is claimed and {old:.4g} was; {limit}"
 
 
-def _epsilon(pair: _Pair, rules: Rules) -> Check:
-    new, old = pair
+def _epsilon(row: Row, rules: Rules) -> Check:
+    old, new = row.both
     now, before = float(np.max(numbers(new))), float(np.max(numbers(old)))
     claim = min(math.inf if limit is None else limit for limit in (new.limit, old.limit))
     was_above = old.limit is not None and before > old.limit
@@ -288,22 +262,20 @@ def _epsilon(pair: _Pair, rules: Rules) -> Check:
     elif now - before > max(rules.audit_gap, rules.audit_share * before):
         verdict = Verdict.INCONCLUSIVE
     reason = _audited_words(verdict, before, now, claim, was_above=was_above)
-    return _untested(pair, verdict, before, now, reason)
+    return _untested(row, verdict, before, now, reason)
 
 
-def _never(pair: _Pair) -> Check:
-    now, before = (float(np.mean(numbers(measure))) for measure in pair)
+def _never(row: Row) -> Check:
+    before, now = (float(np.mean(numbers(measure))) for measure in row.both)
     verdict = Verdict.FAIL if now > 0 and before == 0 else Verdict.PASS
-    words = metric(pair.now.metric).words
-    reason = f"{words} in {now:.0%} of {len(pair.now.values)} seeds, {before:.0%} before ({pair.now.about})"
-    return _untested(pair, verdict, before, now, reason)
+    new = row.either
+    reason = f"{metric(new.metric).words} in {now:.0%} of {len(new.values)} seeds, {before:.0%} before ({new.about})"
+    return _untested(row, verdict, before, now, reason)
 
 
-def _training(pair: _Pair, rules: Rules) -> Check:
-    new, old = pair
-    after, earlier = numbers(new), numbers(old)
-    now, before = float(np.mean(after)), float(np.mean(earlier))
-    known = metric(new.metric)
+def _training(row: Row, rules: Rules) -> Check:
+    (before, now), rise = (float(np.mean(numbers(measure))) for measure in row.both), row.rise
+    known, seeds = metric(row.either.metric), len(row.either.values)
     name = _NAMES.get(known.name, known.words)
     if known.gate is GateTest.RISE:
         worse = now > before * (1 + rules.bits) + ROUNDING
@@ -317,19 +289,18 @@ def _training(pair: _Pair, rules: Rules) -> Check:
         fall = f"{moved}, a fall of more than {rules.accuracy:g}: a broken model is no protection"
         reason = fall if worse else f"no loss of more than {rules.accuracy:g} detected: {moved}"
     verdict = Verdict.FAIL if worse else Verdict.PASS
-    rise = statistics.paired(earlier, after) if len(after) > 1 else None
     if worse and known.gate is GateTest.FALL:
-        if rise is None or len(after) < rules.trainings:
-            few = f"{counted(len(after), 'training')} cannot tell the fall from chance: take {rules.trainings} seeds"
+        if rise is None or seeds < rules.trainings:
+            few = f"{counted(seeds, 'training')} cannot tell the fall from chance: take {rules.trainings} seeds"
             verdict, reason = Verdict.INCONCLUSIVE, f"{moved}; {few} or more"
         elif float(rise.falling().chance()) >= _BROKEN:
             verdict, reason = Verdict.INCONCLUSIVE, f"{moved}, a fall that the seeds do not show clearly"
-    check = _untested(pair, verdict, before, now, reason)
+    check = _untested(row, verdict, before, now, reason)
     return check if rise is None else replace(check, low=float(rise.low()), high=float(rise.high()))
 
 
-def _untested(pair: _Pair, verdict: Verdict, before: float, now: float, reason: str) -> Check:
-    return replace(_check(pair.now, verdict, before, now, reason), rise=now - before, n=len(pair.now.values))
+def _untested(row: Row, verdict: Verdict, before: float, now: float, reason: str) -> Check:
+    return replace(_check(row.either, verdict, before, now, reason), rise=now - before, n=len(row.either.values))
 
 
 def _check(shown: Measure, verdict: Verdict, before: float | None, now: float | None, reason: str) -> Check:

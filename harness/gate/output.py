@@ -15,7 +15,8 @@ from leakgauge.harness.core.labels import counted, part_text
 from leakgauge.harness.core.metrics import gated, metric
 from leakgauge.harness.core.numerics import stated
 from leakgauge.harness.core.sinks import clipped, command, line, markdown, spelled, table_head, table_row
-from leakgauge.harness.gate.baseline import Baseline, Move
+from leakgauge.harness.gate.baseline import Baseline
+from leakgauge.harness.gate.compare import Row
 from leakgauge.harness.gate.judge import Check, Outcome, Verdict
 from leakgauge.harness.gate.measure import Measure, Measured, image_names, titles
 
@@ -117,14 +118,30 @@ def first(outcome: Outcome) -> str:
     return f"; first: {clipped(outcome.checks[0].key)}: {clipped(outcome.checks[0].reason)}"
 
 
-def moved(moves: Iterable[Move]) -> list[str]:
-    """One line for each measure that moved, appeared or vanished."""
+def moves(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """The measures that moved, appeared or vanished, and how many of their single values differ."""
+    return [
+        {
+            "key": row.key,
+            "name": row.either.name,
+            "kind": row.kind,
+            "before": row.before and row.before.value,
+            "after": row.after and row.after.value,
+            **dict(zip(("differ", "of"), row.differing, strict=True)),
+        }
+        for row in rows
+        if row.kind
+    ]
+
+
+def moved(rows: Iterable[Row]) -> list[str]:
+    """The same, one line for each measure."""
     texts = []
-    for move in moves:
-        before, after = (("n/a" if value is None else f"{value:.6g}") for value in (move.before, move.after))
-        what = {"moved": f"{before} -> {after}", "appeared": f"new: {after}", "vanished": f"gone: {before}"}[move.kind]
-        values = f"  ({move.differ} of {move.of} values)" if move.differ else ""
-        texts.append(f"{what:<24}  {move.key}{values}")
+    for move in moves(rows):
+        before, after = ("n/a" if move[side] is None else f"{move[side]:.6g}" for side in ("before", "after"))
+        words = {"moved": f"{before} -> {after}", "appeared": f"new: {after}", "vanished": f"gone: {before}"}
+        values = "  ({differ} of {of} values)".format(**move) if move["differ"] else ""
+        texts.append(f"{words[move['kind']]:<24}  {move['key']}{values}")
     return texts or ["no measure moved"]
 
 

@@ -142,6 +142,13 @@ def paired(before: Numbers, now: Numbers) -> Rise:
     return Rise(np.mean(difference, axis=-1), error, np.full_like(error, n - 1))
 
 
+def independent(before: Numbers, now: Numbers) -> Rise:
+    """The rise of a mean from one sample to another, [..., n] and [..., m], both >= 2: Welch's."""
+    parts = [np.var(sample, axis=-1, ddof=1) / sample.shape[-1] for sample in (before, now)]
+    mean = np.mean(now, axis=-1) - np.mean(before, axis=-1)
+    return _added(mean, parts, [before.shape[-1] - 1, now.shape[-1] - 1])
+
+
 def delong(before: Sides, now: Sides) -> Rise:
     """The rise of an AUC, from the placements of the same records in two runs: [..., m] and [..., k], both >= 2.
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.metrics import GateTest, metric
-from leakgauge.harness.gate.baseline import Baseline, BaselineError, parse, provenance, read
+from leakgauge.harness.gate.baseline import Baseline, BaselineError, parse, read
 from leakgauge.harness.gate.changes import changes_since
+from leakgauge.harness.gate.compare import provenance
 from leakgauge.harness.gate.measure import Measure
 from leakgauge.harness.gate.rerun import git, holds, rules_at
 from leakgauge.harness.gate.rules import Rules

@@ -421,7 +421,7 @@ def _final(made: Board, line: Line, trial: Trial) -> Iterator[Cell]:
     for given in made.attacks:
         threat = _seen(adversary, given)
         attack = {**given, "threat": threat}
-        attack["target"] = {**_victims(given, first.federation), **given.get("target", {})}
+        attack["target"] = _target(given.get("target", {}), first.federation)
         try:
             require(registry.build("attack", given["name"], {}).needs, given["name"], View.parse(threat))
         except ThreatMismatch:
@@ -431,11 +431,15 @@ def _final(made: Board, line: Line, trial: Trial) -> Iterator[Cell]:
     yield from (_plain(first if seed == 0 else trial.at(seed)) for seed in range(made.seeds))
 
 
-def _victims(attack: Table, federation: FederationSpec) -> Table:
-    """Victims have as many records as a client's message, at most `_MOST`."""
-    if attack.get("target", {}).get("kind", "probe") != "probe":
-        return {}
-    return {"batch": min(federation.batch or (federation.samples or 0) // federation.clients, _MOST)}
+def _target(given: Table, federation: FederationSpec) -> Table:
+    """The target of an attack in this federation.
+
+    Victims have as many records as a client's message, at most `_MOST`. A client that is not there is the last one.
+    """
+    if given.get("kind", "probe") == "probe":
+        size = federation.batch or (federation.samples or 0) // federation.clients
+        return {"batch": min(size, _MOST), **given}
+    return {**given, "client": min(given.get("client", 0), federation.clients - 1)}
 
 
 def _seen(adversary: str, attack: Table) -> str:
