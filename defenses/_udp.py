@@ -303,27 +303,30 @@ def participations(rounds: int, participation: float, quantile: float) -> int:
     return int(np.searchsorted(special.bdtr(np.arange(rounds), rounds, participation), quantile))
 
 
-def moment(share: float, shift: float, order: int) -> dict[str, list[float] | float]:
+def moment(share: float, step: float, records: int, sigma: float, order: int) -> dict[str, list[float] | float]:
     """The logarithm of the moment of one round: exactly, by (15) and by (14), to compare (13) to (15).
 
     Args:
         share: q, the probability that a client takes part.
-        shift: the sensitivity over the standard deviation of the noise.
+        step: the learning rate times C.
+        records: those of the client.
+        sigma: the standard deviation of the noise.
         order: lambda.
 
     Returns:
-        `moment`: log E_Q[(P/Q)^(lambda + 1)] with Q = N(0, 1) and P = (1 - q) N(0, 1) + q N(shift, 1), exactly;
-        (15), q x with x = lambda (lambda + 1) shift^2 / 2; (14), ln(1 + q (e^x - 1)). `gap`: how far (15) is from the
-        moment, as a share of the moment.
+        `moment`: log E_Q[(P/Q)^(lambda + 1)] with Q = N(0, 1) and P = (1 - q) N(0, 1) + q N(s, 1), where s is the
+        sensitivity over sigma, exactly; (15), q (lambda + 1) x with x = lambda s^2 / 2; (14), q (lambda + 1) (e^x - 1).
+        `gap`: how far (15) is from the exact one.
     """
-    x = order * (order + 1) * shift**2 / 2
+    shift = sensitivity(1.0, step, records) / sigma
+    x = order * shift**2 / 2
     # E_Q of a binomial in e^(shift z - shift^2/2): each power has a closed form
     powers = np.arange(order + 2)
     terms = special.gammaln(order + 2) - special.gammaln(powers + 1) - special.gammaln(order + 2 - powers)
     terms = terms + special.xlogy(powers, share) + special.xlogy(order + 1 - powers, 1 - share)
     exact = float(special.logsumexp(terms + powers * (powers - 1) * shift**2 / 2))
-    bounds = [share * x, float(np.logaddexp(math.log1p(-share), math.log(share) + x))]
-    return {"moment": [exact, *bounds], "gap": abs(bounds[0] - exact) / exact}
+    bounds = [share * (order + 1) * x, share * (order + 1) * math.expm1(x)]
+    return {"moment": [exact, *bounds], "gap": abs(bounds[0] - exact)}
 
 
 def epsilons(epsilon: float, delta: float) -> dict[str, list[float]]:

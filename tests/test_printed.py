@@ -114,7 +114,7 @@ CRD = MLP | {"zeta of CRD": {0.001}}
 SEARCHED = {"T of the optimal UDP": {"by heuristic search"}}
 FOUR = SEARCHED | {"approaches": {"udp", "udp-lei", "udp-crd"}}
 FIVE = {"T at the start": {200}, "epsilon": {4.0, 8.0, 12.0, 16.0, 20.0}, "beta of CRD": {0.9}, "zeta of CRD": {0.001}}
-FIVE |= SEARCHED
+FIVE |= FOUR
 CEPAM = {
     "clients": {30},
     "records of a client": {2000},
@@ -158,11 +158,10 @@ PAPER = {
     "udp/figure-[89]": CRD | FOUR | {"beta of CRD": {0.9}, "T at the start": {200}, "participants K": {50, 30}},
     "udp/figure-10": CRD | {"beta of CRD": {0.9}, "T at the start": {200}, "participants K": {50, 30}},
     "udp/figure-11": UDP
-    | TESTED
     | {"data": {"cifar10"}, "model": {"cnn-udp"}, "records of a client": {800}, "participants K": {30}}
     | FIVE,
-    "udp/figure-12": MLP | {"digits of a client": {4}} | FIVE,
-    "udp/figure-13": UDP | TESTED | {"data": {"mnist"}, "model": {"mlp"}} | FIVE,
+    "udp/figure-12": MLP | {"digits of a client": {4}, "participants K": {50}} | FIVE,
+    "udp/figure-13": UDP | TESTED | {"data": {"mnist"}, "model": {"mlp"}, "participants K": {50}} | FIVE,
     "udp/figure-1[45]": CRD
     | {"participants K": {"not given"}, "T at the start": {200}, "beta of CRD": {0.5, 0.6, 0.7, 0.8, 0.9}},
     "sqsgd/figure-1": SQSGD
@@ -249,6 +248,8 @@ def test_a_difference_at_the_size_of_the_paper_has_a_reason_of_its_own(name):
     ("jopeq/table-2", "training images here"),
     ("jopeq/figure-5", "bits R"),
     ("udp/figure-11", "clients U"),
+    ("udp/figure-11", "test images here"),
+    *((f"udp/figure-{n}", "the optimum") for n in (8, 9)),
     *(("udp/figure-12", f"digits of a client, the {which}") for which in ("amounts", "sets")),
     *((f"udp/figure-{n}", "weights p_i of the mean") for n in (4, 6, 8, 9, 10, 11)),
     *((f"sqsgd/figure-{n}", "sampling ratio r") for n in (1, 2, 5)),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
+from scipy import integrate, stats
 
 from leakgauge import Key, rng
 from leakgauge.defenses._common.clip import clip_l2
@@ -16,6 +16,7 @@ from leakgauge.defenses._udp import (
     budget,
     discount,
     linear_decay,
+    moment,
     multiplier,
     next_multiplier,
     participations,
@@ -187,6 +188,20 @@ def test_rounds_compose_by_the_squares_of_their_noise():
     assert whole_run_mu([1 / 3, 1 / 4]) == pytest.approx(5.0, rel=1e-15)
     # at mu = 1, delta(0) = 2 Phi(1/2) - 1
     assert gaussian_delta(whole_run_mu([2.0] * 4), 0.0) == pytest.approx(2 * stats.norm.cdf(0.5) - 1, rel=1e-12)
+
+
+def test_the_moment_of_a_round_is_its_integral_and_its_bounds_those_of_the_paper():
+    q, shift, order = 0.9, 0.5, 5  # 2 * .5 / 400 / .005
+
+    def integrand(z):
+        return stats.norm.pdf(z) * (1 - q + q * math.exp(z * shift - shift**2 / 2)) ** (order + 1)
+
+    found = moment(share=q, step=0.5, records=400, sigma=0.005, order=order)
+    exact, fifteen, fourteen = found["moment"]
+    assert exact == pytest.approx(math.log(integrate.quad(integrand, -10, 20)[0]), rel=1e-9)
+    assert fifteen == pytest.approx(q * order * (order + 1) * shift**2 / 2, rel=1e-12)
+    assert fourteen == pytest.approx(q * (order + 1) * (math.exp(order * shift**2 / 2) - 1), rel=1e-12)
+    assert found["gap"] == abs(fifteen - exact)
 
 
 @by_rows(
