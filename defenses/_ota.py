@@ -314,7 +314,7 @@ def composed_claim(epsilon: float, delta: float, rounds: int, delta_prime: float
 def fixed_noise(
     users: int, rounds: int, beta: float, power: float, delta: float, channel_seed: int = 0
 ) -> dict[str, float]:
-    """The claims of (14) and (16) if all users spend the share `beta` of their power on noise, at Rayleigh gains.
+    """The claims of (13) and (16) if all users spend the share `beta` of their power on noise, at Rayleigh gains.
 
     The signal is that of the weakest user with the rest of its power; the receiver noise is 1; delta_prime is delta.
 
