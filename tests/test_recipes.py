@@ -250,7 +250,7 @@ def made_up(made):
     sides = [flat(side).get("round", []) for one in made.study.claims for side in (one.a, one.b, one.at)]
     named = {each for side in sides for each in (side if isinstance(side, list) else [side])}
     for number, spec in enumerate(made.study.trainings):
-        at, epsilon = paths_of(spec), number + 1.0 if spec.seed == 0 else math.inf
+        at = paths_of(spec)
         for name in asked & set(_OF_TRAININGS):
             if name in _BY_ROUND:
                 its, every = spec.federation.rounds, spec.federation.evaluate_every
@@ -258,7 +258,8 @@ def made_up(made):
                 yield from (Value(name, 0.5, at | {"round": one}) for one in rounds)
             elif name in _EPSILONS:
                 whole = {"horizon": "whole run", "privacy_unit": "message", "against.server": True}
-                yield from (Value(name, epsilon, at | one) for one in (whole, whole | {"horizon": "one round"}))
+                scopes = whole, whole | {"horizon": "one round"}
+                yield from (Value(name, number + 1.0, at | one, exact=True) for one in scopes)
             else:
                 yield Value(name, 0.5, at)
     for cell in made.study.cells:
