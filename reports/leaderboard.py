@@ -38,6 +38,7 @@ BITS = {"at most 2 bits a parameter": (0.0, 2.5), "32 bits a parameter": (24.0, 
 """The pictures of the headline: the range of bits a parameter of a message."""
 
 _UNDEFENDED = "none"
+_KEPT = 100 / 3  # a tuned entry that keeps a smaller share of the accuracy has no name in a picture
 _HEADLINE = """
 <h2 id="headline-title">{{ title }}</h2>
 <p class="lead">{{ data.lead }}</p>
@@ -104,7 +105,8 @@ def _headline(made: Data) -> Data | None:
         "lead": f"Each entry at its tuned best. The lower right corner is the best: the accuracy of a model without a "
         f"defense, and nobody is recognized among {MANY} people.",
         "key": f"Filled: an epsilon of at most {PROVED:g} is proved for a client and the whole run, against the "
-        "adversary that identified these people. Half: only against one that sees less. Hollow: against nobody.",
+        "adversary that identified these people. Half: only against one that sees less. Hollow: against nobody. Each "
+        f"entry is at its largest epsilon up to {PROVED:g}; of many, those that keep little have no name.",
     }
 
 
@@ -114,18 +116,23 @@ def _frame() -> plane.Frame:
 
 
 def _spots(made: Data, task: str, least: float, most: float) -> Iterator[plane.Spot]:
-    whole = _undefended(made, task)
-    for line in made["lines"]:
+    """Each entry of a track, at its largest epsilon up to `PROVED`."""
+    whole, largest = _undefended(made, task), dict[tuple[str, str], Data]()
+    for line in sorted(made["lines"], key=lambda line: line["epsilon"] or 0.0):
+        if line["task"] == task and line["accuracy"] and (line["epsilon"] or 0.0) <= PROVED:
+            largest[line["entry"], line["track"]] = line
+    several = {entry for entry, alike in gathered((entry, track) for entry, track in largest).items() if len(alike) > 1}
+    for (entry, track), line in largest.items():
         found = _people(line)
-        if line["task"] != task or not line["accuracy"] or found is None or not least <= line["bits"] <= most:
+        if found is None or not least <= line["bits"] <= most:
             continue
         share = [100 * one / whole for one in line["accuracy"]] if whole else [100 * one for one in line["accuracy"]]
         low, high = mean_interval(share)
-        x = fmean(share)
+        x, name = fmean(share), f"{_name(line)}, {track}" if entry in several else _name(line)
         yield plane.Spot(
-            name=_name(line),
+            name=name,
             note="",
-            about=f"{_name(line)}: {found['hits']} of {found['n']} identified",
+            about=f"{name}: {found['hits']} of {found['n']} identified",
             state=_state(line),
             x=min(x, 100.0),
             left=x if low is None else max(0.0, low),
@@ -133,7 +140,7 @@ def _spots(made: Data, task: str, least: float, most: float) -> Iterator[plane.S
             y=100 * found["value"],
             low=100 * (found["low"] or 0.0),
             high=100 * (found["high"] or 0.0),
-            named=True,
+            named=x >= _KEPT or line["epsilon"] is None,
         )
 
 

@@ -50,9 +50,11 @@ from leakgauge.harness.core.result import Run, TrainingRecord
 from leakgauge.harness.core.rng import Key, permutation
 from leakgauge.harness.core.stored import canonical, to_data
 from leakgauge.harness.core.threats import ThreatMismatch, View, require
+from leakgauge.harness.data import DataSet
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.registry import ParameterError
 from leakgauge.harness.study.goal import KEY, Adversary, Goal, proved_at, solve
+from leakgauge.harness.study.prepare import load_data
 from leakgauge.harness.study.recipes import merged, scalable
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.schedule import Listener
@@ -395,7 +397,7 @@ def run_board(
         for trial, specs in asked:
             trial.scores.append([_accuracy(run.trainings.get(spec.id)) for spec in specs])
     narrow(1, made.stages[-1])
-    final = [cell for line in lines for trial in line.left for cell in _final(made, line, trial)]
+    final = [cell for line in lines for trial in line.left for cell in _final(made, line, trial, root)]
     run = trained("final trainings and attacks", final)
     return _tables(made, lines, run, root)
 
@@ -411,7 +413,7 @@ def _plain(spec: TrainingSpec) -> Cell:
     return dataclasses.replace(_blind(), training=spec)
 
 
-def _final(made: Board, line: Line, trial: Trial) -> Iterator[Cell]:
+def _final(made: Board, line: Line, trial: Trial, root: Path) -> Iterator[Cell]:
     """The final trainings: all seeds, and the attacks on the first of them that the track's adversary can do."""
     defense = {"name": trial.training.defense.name, **trial.training.defense.parameters}
     adversary, study = line.track.adversary, {**line.table(trial.setting), "defenses": [defense]}
@@ -421,7 +423,7 @@ def _final(made: Board, line: Line, trial: Trial) -> Iterator[Cell]:
     for given in made.attacks:
         threat = _seen(adversary, given)
         attack = {**given, "threat": threat}
-        attack["target"] = _target(given.get("target", {}), first.federation)
+        attack["target"] = _target(given.get("target", {}), first.federation, load_data(line.place.data, root))
         try:
             require(registry.build("attack", given["name"], {}).needs, given["name"], View.parse(threat))
         except ThreatMismatch:
@@ -431,15 +433,17 @@ def _final(made: Board, line: Line, trial: Trial) -> Iterator[Cell]:
     yield from (_plain(first if seed == 0 else trial.at(seed)) for seed in range(made.seeds))
 
 
-def _target(given: Table, federation: FederationSpec) -> Table:
+def _target(given: Table, federation: FederationSpec, data: DataSet) -> Table:
     """The target of an attack in this federation.
 
-    Victims have as many records as a client's message, at most `_MOST`. A client that is not there is the last one.
+    Victims have as many records as a client's message, at most `_MOST`. A client that is not there is the last one, and
+    non-members are at most half of the test records.
     """
     if given.get("kind", "probe") == "probe":
         size = federation.batch or (federation.samples or 0) // federation.clients
         return {"batch": min(size, _MOST), **given}
-    return {**given, "client": min(given.get("client", 0), federation.clients - 1)}
+    outside = min(given["outside"], len(data.test.y) // 2) if "outside" in given else None
+    return {**given, "client": min(given.get("client", 0), federation.clients - 1), "outside": outside}
 
 
 def _seen(adversary: str, attack: Table) -> str:
