@@ -45,7 +45,7 @@ WHOLE = (
 )
 """Defenses whose noise is not an added draw around zero: they get another noise parameter instead."""
 
-NOISELESS = ("none", "sdq", "sdq-lattice", "top-k", "random-mask", "soteria")
+NOISELESS = ("none", "sdq", "sdq-lattice", "top-k", "random-mask", "soteria", "precode")
 
 DRAWN = ("normal", "laplace", "signed_exponential")
 

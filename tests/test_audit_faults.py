@@ -214,7 +214,8 @@ FAULTS = {
 
 _SHARED = "noise from the shared stream"
 _UNPROTECTED = dict.fromkeys(
-    ("none", "random-mask", "sdq", "sdq-lattice", "soteria", "top-k"), "nothing is promised, and there is no noise"
+    ("none", "precode", "random-mask", "sdq", "sdq-lattice", "soteria", "top-k"),
+    "nothing is promised, and messages have no noise",
 )
 _UNUSED = "no dither: an adversary with the shared key faces the same claim"
 _WORST = "the proof holds for the worst dither, also a reused one; a test of the bytes below finds the fault"

@@ -22,7 +22,7 @@ FEDERATION = FederationSpec(clients=4, rounds=1, algorithm="fedsgd", batch=16)
 PROBE = Target(round=0, count=8)
 KEY = Key(0)
 NAMES = [*registry.classes("defense"), "laplace+sdq", "t-noise+sdq-lattice", "gaussian+sdq"]
-GAINS = ("gaussian", "laplace", "sdq", "jopeq", "jopeq-t", "ota", "udp", "top-k", "random-mask", "soteria")
+GAINS = ("gaussian", "laplace", "sdq", "jopeq", "jopeq-t", "ota", "udp", "top-k", "random-mask", "soteria", "precode")
 QUICK = {*GAINS, "none", "dp-sgd", "sqsgd", "gaussian+sdq"}
 """The defenses on which the aware attack gains, and one of each other kind."""
 
@@ -43,12 +43,12 @@ MILD = {
 def federation(name):
     """Digits and the first model of a federation with this defense."""
     loaded = load_data("digits", Path())
-    task = make_task(TaskSpec("digits", "lenet-dlg", "dlg"), loaded)
+    defense = registry.build("defense", name, MILD.get(name, {}))
+    task = make_task(TaskSpec("digits", "lenet-dlg", "dlg"), loaded).under(defense.local)
     clients = {k: np.arange(20 * k, 20 * k + 20) for k in range(4)}
     x, y = loaded.train
     holdings = {k: Examples(x[rows], y[rows]) for k, rows in clients.items()}
-    defense, engine = registry.build("defense", name, MILD.get(name, {})), choose_engine(task)
-    keep = Keep(frozenset({0}))
+    engine, keep = choose_engine(task), Keep(frozenset({0}))
     trained = train(task, FEDERATION, defense, holdings, loaded.test, KEY.child("training"), engine=engine, keep=keep)
     return TrainedFederation(task, FEDERATION, defense, trained, loaded.train, loaded.test, clients, engine, KEY)
 

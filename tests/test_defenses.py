@@ -285,6 +285,8 @@ SUMS = ("skellam", "distributed-gaussian", "poisson-binomial")
     ("udp-lei", {"first": 0.5}, "expected a first round within the budget"),
     ("udp-lei", {"slope": -0.1}, "expected slope >= 0, got slope=-0.1"),
     *(("soteria", {"rate": rate}, f"expected 0 < rate < 1, got rate={rate}") for rate in (0.0, 1.0, -0.1, math.nan)),
+    *(("precode", {"width": width}, f"expected width >= 1, got width={width}") for width in (0, -1)),
+    *(("precode", {"beta": beta}, f"expected 0 <= beta < inf, got beta={beta}") for beta in (-1.0, math.inf, math.nan)),
     *(
         ("random-mask", {"share": share}, rf"expected 0 < share <= 1, got share={share}")
         for share in (0.0, -0.1, 1.5, math.nan)

@@ -193,4 +193,4 @@ def test_less_noise_is_found_in_every_defense_that_draws_it(factor, monkeypatch)
     found = set(failing(now, base, compare(now, base)._replace(training=True)))
     noisy = {"t-noise", "jopeq", "jopeq-t", "jopeq-sound", "dp-fedavg", "dp-sgd", "gaussian", "laplace", "laplace+sdq"}
     assert found >= noisy | {"udp", "udp-crd", "udp-lei", "ota", "ota-orthogonal"}
-    assert not found & {"none", "top-k", "random-mask", "soteria", "sdq", "sdq-lattice"}
+    assert not found & {"none", "top-k", "random-mask", "soteria", "precode", "sdq", "sdq-lattice"}

@@ -187,7 +187,7 @@ def test_cepam_whose_noise_vanishes_with_the_update_reveals_that_a_record_was_us
         assert judge(claim).proved >= (math.inf if claim.delta < used * (1 - 1e-12) else 0.0)
 
 
-@pytest.mark.parametrize("name", ["none", "top-k", "random-mask", "soteria", "sdq", "sdq-lattice"])
+@pytest.mark.parametrize("name", ["none", "top-k", "random-mask", "soteria", "precode", "sdq", "sdq-lattice"])
 def test_without_private_noise_nothing_is_proved_at_delta_zero(name):
     # two updates whose messages cannot be confused
     for rounds in (1, 4):

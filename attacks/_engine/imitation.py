@@ -16,6 +16,7 @@ from leakgauge.harness.core.contract import Examples, Observation, ObservedRound
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation.round import Client, Round
 from leakgauge.harness.learn.gradients import gradients, targets_of
+from leakgauge.harness.learn.tasks import ModelTask
 
 CHUNK = 32  # number of images whose gradients are computed at once
 _WIDE = 1024  # number of entries above which a tensor is projected to this number
@@ -41,15 +42,24 @@ def imitated(seen: Observation, observed: ObservedRound, updates: Tensor, keys: 
     return observed._replace(messages=tuple(messages))
 
 
-def own_updates(seen: Observation, observed: ObservedRound, batches: Examples) -> Tensor:
-    """[m, users, d]: the updates of clients who have batches x [m, b, ...], y [m, b], before a defense."""
+def own_updates(seen: Observation, observed: ObservedRound, batches: Examples, key: Key | None = None) -> Tensor:
+    """[m, users, d]: the updates of clients who have batches x [m, b, ...], y [m, b], before a defense.
+
+    key: draws the noise of a bottleneck for each client, the same in all its steps; None: no noise.
+    """
     message = observed.messages[0]
     plan = plan_of(seen.setting, observed.lr, message.steps, seen.defense)
     # images are dealt alternately, because y is sorted and a user's images should not share one label
     split = (part.view(len(part), -1, message.users, *part.shape[2:]) for part in batches)
     x, y = (part.transpose(1, 2).flatten(0, 1) for part in split)
-    given = observed.model.params.cpu(), x, targets_of(seen.task, y, x.dtype), plan
-    return client_updates(seen.task, *given).detach().view(-1, message.users, seen.setting.dim)
+    params, y = observed.model.params.cpu(), targets_of(seen.task, y, x.dtype)
+    if key is None or not seen.defense.local.bottleneck or not isinstance(seen.task, ModelTask):
+        sent = client_updates(seen.task, params, x, y, plan)
+    else:
+        tasks = [seen.task.drawn(key.child(number), x.shape[1]) for number in range(len(x))]
+        each = zip(tasks, torch.split(x, 1), torch.split(y, 1), strict=True)
+        sent = torch.cat([client_updates(task, params, one, label, plan) for task, one, label in each])
+    return sent.detach().view(-1, message.users, seen.setting.dim)
 
 
 def own_messages(
@@ -59,7 +69,8 @@ def own_messages(
 
     An update that is not finite, which defenses refuse to encode, is zero in its message.
     """
-    updates, numbers = own_updates(seen, observed, batches), range(start, start + len(batches.x))
+    numbers = range(start, start + len(batches.x))
+    updates = own_updates(seen, observed, batches, key.child("noise", start))
     turns = observed._replace(messages=tuple(observed.messages[i % len(observed.messages)] for i in numbers))
     finite, keys = updates.isfinite().flatten(1).all(1), [key.child("message", i) for i in numbers]
     return updates, imitated(seen, turns, updates.where(finite[:, None, None], 0.0), keys)

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from leakgauge.attacks._engine.bottleneck import before_noise
 from leakgauge.attacks._engine.matching import (
     Evaluation,
     Evaluator,
@@ -197,6 +198,8 @@ def _of_round(
         if plan.optimizer != "sgd" and not plan.gradient:
             estimates = received_gradients(observation, observed, numbers=True)
             misfit = _by_bent(estimates.to(params), *unbent_errors(observation, observed))
+        elif aware and (shown := _before_noise(observation, observed)) is not None:
+            return shown
         elif aware:
             decay = observation.setting.weight_decay if observation.setting.sends == "update" else 0.0
             misfit = partial(_of_gradients, unlikely, factor, decay * params if decay else None)
@@ -214,6 +217,14 @@ def _of_round(
     if message.users > 1:
         zero = zero[:, None].expand(-1, message.users, -1)
     return function, misfit(zero, each)
+
+
+def _before_noise(observation: Observation, observed: ObservedRound) -> tuple[Function, Tensor] | None:
+    """As `_of_round`, for messages of one record behind a bottleneck, from what its noise leaves; else None."""
+    message, params = observed.messages[0], observed.model.params
+    if not observation.defense.local.bottleneck or (message.images, message.users) != (1, 1):
+        return None
+    return before_noise(observation.task, params, received_gradients(observation, observed, numbers=True).to(params))
 
 
 def _distance(targets: Tensor, per_gradient: Tensor, scale: float, gradients: Tensor, instances: Tensor) -> Tensor:

@@ -96,7 +96,8 @@ class Features:
         """
         if not isinstance(task, ModelTask) or (entry := front(task, params)) is None:
             return None
-        if task.structure is not None and kernel_of(task, params, 1) is None:
+        structure = task.structure
+        if structure is not None and structure.sampled is None and kernel_of(task, params, 1) is None:
             return None
         before, owned = entry
         split = task.layout.split if task.structure is None else task.structure.split

@@ -68,7 +68,7 @@ class DigitsTraining:
         samples, available = public.clients * public.samples, len(digits.train.y)
         if samples > available:
             raise StudyError("audit", [f"setting.samples: got {samples} of all clients, expected at most {available}"])
-        task = ModelTask(build("linear", digits.input_shape, len(digits.classes)))
+        task = ModelTask(build("linear", digits.input_shape, len(digits.classes))).under(federation.defense.local)
         same: dict[str, Any] = {name: getattr(public, name) for name in ("clients", "rounds", "batch", "lr")}
         same |= {"samples": samples, "local_steps": public.steps, "evaluate_every": public.rounds}
         spec = FederationSpec(algorithm="fedsgd" if public.sends == "gradient" else "fedavg", **same)

@@ -117,8 +117,8 @@ def limits(seen: Observation, truth: Sequence[Examples], key: Key, only: range |
 
     Raises:
         NoLimit: the adversary sees no message or no auxiliary data, a parameter is not finite, the model is too large
-            or has no per-example gradient, clients follow Adam, a
-            batch has a loss with weights, or the defense has neither a Fisher information nor a variance.
+            or has no per-example gradient, clients follow Adam, a batch has a loss with weights, the model has a
+            bottleneck with noise, or the defense has neither a Fisher information nor a variance.
     """
     _check(seen, truth)
     assert seen.auxiliary is not None
@@ -204,6 +204,8 @@ def _check(seen: Observation, truth: Sequence[Examples]) -> None:
         raise NoLimit("the adversary sees no message")
     if seen.setting.optimizer != "sgd":
         raise NoLimit("the slopes of gradients are not those of the steps of Adam")
+    if seen.setting.layout.encoder is not None:
+        raise NoLimit("the gradients have noise of their own, which messages of one record show")
     if not (seen.task.separable or seen.task.mixes) and any(len(victim.y) > 1 for victim in truth):
         raise NoLimit("with this loss, a record's share of a message depends on the others")
     if seen.auxiliary is None:

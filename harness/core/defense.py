@@ -150,12 +150,17 @@ class LocalRule(NamedTuple):
         poisson: each step samples every record independently, instead of cutting a permutation into batches.
         prune: share of the nonzero entries of each record's representation, the input of the last dense layer, that are
             left out of the gradient of this layer's weight (`learn.pruning`); 0: none.
+        bottleneck: the model gets a variational bottleneck of this width before its last dense layer
+            (`Structure.bottlenecked`); 0: none.
+        divergence: weight of the bottleneck's divergence in the loss, per bit.
     """
 
     clip: float | None = None
     full_batch: bool = False
     poisson: bool = False
     prune: float = 0.0
+    bottleneck: int = 0
+    divergence: float = 0.0
 
 
 class Likelihood(Protocol):

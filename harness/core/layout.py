@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+ENCODER, DECODER = "bottleneck.encoder", "bottleneck.decoder"
+"""Names of the dense layers of a bottleneck that a defense inserts (`LocalRule.bottleneck`)."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -37,6 +40,11 @@ class Layout:
     def last_matrix(self) -> int | None:
         """The position of the last tensor with two axes, which is a dense layer's weight; None: there is none."""
         return max((at for at, shape in enumerate(self.shapes) if len(shape) == 2), default=None)
+
+    @functools.cached_property
+    def encoder(self) -> int | None:
+        """The position of the weight of an inserted bottleneck's encoder; None: there is none."""
+        return self.names.index(f"{ENCODER}.weight") if f"{ENCODER}.weight" in self.names else None
 
     def split(self, vector: Tensor) -> list[Tensor]:
         """Views of the last axis of `vector` [..., d], one per tensor, in the tensors' shapes [..., *shape].

@@ -14,6 +14,7 @@ from torch import Tensor
 from leakgauge.harness.core.codec import pack_float64, unpack_float64
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Message, Sender, Setting
 from leakgauge.harness.core.defense import Wrapper
+from leakgauge.harness.core.errors import NoLikelihood
 from leakgauge.harness.core.rng import Key, normal
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.federation.round import Round
@@ -45,7 +46,8 @@ class Aggregated(Wrapper[Any, Any]):
 
     The likelihood is normal: the errors of `inner` add up over the clients, and an attack estimates their size from
     imitated messages, whose updates are about as long as those in the sum. Coordinates that no client sends are left
-    out, and so is a weight whose gradients local training prunes (`LocalRule.prune`). So if one client sends and the
+    out, and so is a weight whose gradients local training prunes (`LocalRule.prune`), and all behind the noise of a
+    bottleneck (`LocalRule.bottleneck`). So if one client sends and the
     noise of `inner` is not normal, the attack knows less than from its message.
     """
 
@@ -56,9 +58,7 @@ class Aggregated(Wrapper[Any, Any]):
         "stops state_metrics step_distribution violations claim parameters"
     )
     # a sum shows no header, its errors have Fisher information, and the server refuses no sum
-    default: ClassVar[str] = (
-        "correlates exact_likelihood plaintext_statistic read_plaintext_statistic error_variance longest average"
-    )
+    default: ClassVar[str] = "correlates plaintext_statistic read_plaintext_statistic error_variance longest average"
     refused: ClassVar[dict[str, str]] = {
         "message_distribution aggregate_distribution low_noise_variant": "they are stated for single messages"
     }
@@ -95,6 +95,8 @@ class Aggregated(Wrapper[Any, Any]):
         whole = torch.ones(setting.dim, dtype=torch.float64)
         if self.local.prune and (place := setting.layout.last_matrix) is not None:
             setting.layout.split(whole)[place].zero_()
+        if (at := setting.layout.encoder) is not None:
+            whole[sum(setting.layout.sizes[:at]) :] = 0
 
         @functools.cache
         def errors(users: int) -> list[_Errors]:
@@ -113,6 +115,12 @@ class Aggregated(Wrapper[Any, Any]):
             return misfit.to(update.dtype)
 
         return score
+
+    def exact_likelihood(self, state: Any, received: Sequence[bytes], links: Links) -> Likelihood:
+        """As `likelihood`; raises NoLikelihood if a bottleneck's noise is in the updates, which nobody can compute."""
+        if links.setting.layout.encoder is not None:
+            raise NoLikelihood("only the clients know the noise that is behind their updates")
+        return self.likelihood(state, received, links)
 
     def _errors(self, state: Any, total: Tensor, users: int, sender: Sender, setting: Setting) -> _Errors:
         """The effect of `inner` on each update if `users` clients like `sender` are behind a sum, and its errors."""

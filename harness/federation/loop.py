@@ -90,7 +90,7 @@ class Training:
 
 def make_setting(task: ModelTask, spec: FederationSpec, clients: Mapping[int, Examples], rule: LocalRule) -> Setting:
     """The public setting of a federation of these clients; they train by the defense's rule."""
-    return setting_of(task.layout, spec, list(sizes(clients).values()), rule)
+    return setting_of(task.under(rule).layout, spec, list(sizes(clients).values()), rule)
 
 
 def setting_of(layout: Layout, spec: FederationSpec, sizes: Sequence[int], rule: LocalRule) -> Setting:
@@ -215,6 +215,7 @@ def train(
             defense allows no round, or `strict` and a client would be dropped; the error names round, client, reason.
     """
     keep_freed_memory()
+    task = task.under(defense.local)
     params = task.init(key.child("init"))
     training = Training(make_setting(task, spec, clients, defense.local), params)
     placed: Mapping[int, Examples]

@@ -152,8 +152,8 @@ def record(
     text = text_of(loss) or _usual_loss(victims.data, named, classes)
     spec, federation = TaskSpec(victims.name, named, loss=text), spec_of_facts(how.facts(len(victims.sizes)), 1)
     vectors: Sequence[Vector | bytes] | None = None
-    task = make_task(spec, victims.data, federation)
     built = registry.build_defense(defense)
+    task = make_task(spec, victims.data, federation).under(built.local)
     if source.messages is not None or source.train_step is not None:
         names = Names.of(task.layout, module)
         sent = source.messages if source.messages is not None else _made(source, module, victims, how, names)
@@ -164,7 +164,7 @@ def record(
                     f"the messages lack the running statistics of {model!r}: give the model as a torch.nn.Module"
                 )
             spec = dataclasses.replace(spec, model=modules.without_statistics(named))
-            task = make_task(spec, victims.data, federation)
+            task = make_task(spec, victims.data, federation).under(built.local)
     params = task.init(Key(how.seed).child("training", "init"))
     new = folder / "recording.new"
     try:

@@ -86,6 +86,8 @@ def kernel_of(task: Task, params: Vector, images: int, *, blocks: bool = False) 
     if type(task) is not ModelTask or not task.softmax or task.model.l2 or task.structure is None:
         return None
     structure, compiled = task.structure, library_for(params) is not None
+    if structure.sampled is not None:
+        return None
     if not structure.is_chain:
         most = _IN_BLOCKS if compiled else _PATCHES if task.mixes else 1
         return Kernel(structure, params) if blocks and images <= most else None

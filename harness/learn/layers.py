@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -332,6 +332,37 @@ class Dropout(Layer):
 
     shape: tuple[int, ...]
     rate: float
+
+
+@dataclass(frozen=True)
+class Sampled(Layer):
+    """Normal codes: the encoder's outputs hold their means and, before a softplus, their standard deviations.
+
+    Args:
+        width: k, entries of a code.
+        weight: of the codes' divergence from standard normal ones in the loss, per bit.
+        drawn: the noise [n, width] of up to n records to which no other noise is given; None: none.
+    """
+
+    width: int
+    weight: float
+    drawn: Tensor | None = field(default=None, compare=False)
+
+    def _parts(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and standard deviations, [b, width] each."""
+        return h[:, : self.width], softplus(h[:, self.width :])
+
+    def apply(self, h: Tensor, noise: Tensor | None = None) -> Tensor:
+        """[b, 2 width] to codes [b, width], which without standard normal noise [b, width] are their means."""
+        mean, std = self._parts(h)
+        if noise is None and self.drawn is not None:
+            noise = self.drawn[: len(h)].to(h)
+        return mean if noise is None else mean + std * noise
+
+    def divergence(self, h: Tensor) -> Tensor:
+        """[b] the weighted Kullback-Leibler divergence of each code from a standard normal one."""
+        mean, std = self._parts(h)
+        return self.weight / math.log(4) * (mean.square() + std.square() - 2 * std.log() - 1).sum(1)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from leakgauge.harness.core.contract import InTraining
-from leakgauge.harness.core.vec import Layout
+from leakgauge.harness.core.layout import DECODER, ENCODER, Layout
 from leakgauge.harness.learn.layers import (
     UNSCALED,
     Block,
@@ -24,6 +24,7 @@ from leakgauge.harness.learn.layers import (
     LogSoftmax,
     Norm,
     Relu,
+    Sampled,
     Scale,
     Slot,
     SoftRelu,
@@ -88,9 +89,15 @@ class Structure:
         return tuple(_flat(self.layers))
 
     @functools.cached_property
-    def dropout(self) -> tuple[tuple[tuple[int, ...], float], ...]:
-        """(shape, rate) of each dropout."""
-        return tuple((layer.shape, layer.rate) for layer in self.flat if isinstance(layer, Dropout))
+    def dropout(self) -> tuple[tuple[tuple[int, ...], float | None], ...]:
+        """(shape, rate) of each dropout; rate None: of standard normal noise."""
+        drawn = [layer for layer in self.flat if isinstance(layer, (Dropout, Sampled))]
+        return tuple((each.shape, each.rate) if isinstance(each, Dropout) else ((each.width,), None) for each in drawn)
+
+    @functools.cached_property
+    def sampled(self) -> int | None:
+        """The position of the layer that draws codes; None: there is none."""
+        return next((at for at, layer in enumerate(self.layers) if isinstance(layer, Sampled)), None)
 
     @functools.cached_property
     def mixes(self) -> bool:
@@ -109,8 +116,9 @@ class Structure:
 
     @property
     def plain(self) -> bool:
-        """Whether it is a chain whose dense layers all have a bias."""
-        return self.is_chain and all(layer.owns == 2 for layer in self.layers if isinstance(layer, Dense))
+        """Whether it is a chain without noise whose dense layers all have a bias."""
+        biased = all(layer.owns == 2 for layer in self.layers if isinstance(layer, Dense))
+        return self.is_chain and self.sampled is None and biased
 
     @property
     def scale(self) -> Scale:
@@ -165,6 +173,33 @@ class Structure:
         """
         return replace(self, prune=share) if self.body else self
 
+    def bottlenecked(self, width: int, weight: float) -> Structure:
+        """The layers with a variational bottleneck before the last dense layer: encoder, `Sampled`, decoder.
+
+        Their tensors come before those of the last dense layer.
+
+        Raises:
+            ValueError: as `body`.
+        """
+        at, owned = len(self.body.layers), len(self.body.layout.shapes)
+        entries = self.layers[at].slots[0].shape[1]
+        own = Dense(ENCODER, entries, 2 * width), Sampled(width, weight), Dense(DECODER, width, entries)
+        names, places = self.names, self.places
+        if names:
+            names = (*names[:owned], *(slot.name for layer in own for slot in layer.slots), *names[owned:])
+        if places:
+            first = places[owned]
+            moved = [place + 4 * (place >= first) for place in places]
+            places = (*moved[:owned], *range(first, first + 4), *moved[owned:])
+        return replace(self, layers=(*self.layers[:at], *own, *self.layers[at:]), names=names, places=places)
+
+    def divergence(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
+        """[b] the weighted divergence of each record's code; arguments as for a call."""
+        assert self.sampled is not None
+        layer = self.layers[self.sampled]
+        assert isinstance(layer, Sampled)
+        return layer.divergence(self.front(self.sampled)(self.ordered(tensors), x, keep))
+
     def front(self, count: int) -> Structure:
         """The first `count` layers alone; their tensors have the order of the layers."""
         return Structure(self.layers[:count])
@@ -192,14 +227,15 @@ class Structure:
         """Scores [b, classes] of x [b, *input_shape], from the tensors of the layout.
 
         Args:
-            keep: one mask for each entry of `dropout`, already scaled by 1/(1-rate); None: dropout off.
+            keep: one mask for each entry of `dropout`, already scaled by 1/(1-rate), or its noise; None: dropout off,
+                no noise.
         """
         if self.prune:
             return self._pruned(self.ordered(tensors), x, keep)
         return _through(self.layers, x, iter(self.ordered(tensors)), None if keep is None else iter(keep), None)
 
     def in_training(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> InTraining:
-        """As a call, but batch norms use the statistics of x."""
+        """As a call, but batch norms use the statistics of x; with their terms and the codes' mean divergence."""
         if self.prune:
             return InTraining(self._pruned(self.ordered(tensors), x, keep))
         terms: list[Tensor] = []
@@ -249,6 +285,10 @@ def _through(
         elif isinstance(layer, Norm) and terms is not None:
             h, term = layer.by_batch(h, *itertools.islice(tensors, layer.owns))
             terms += [] if term is None else [term]
+        elif isinstance(layer, Sampled):
+            if terms is not None:
+                terms.append(layer.divergence(h).mean())
+            h = layer.apply(h, None if keep is None else next(keep).to(h))
         elif not isinstance(layer, Dropout):
             h = layer.apply(h, *itertools.islice(tensors, layer.owns))
         elif keep is not None:

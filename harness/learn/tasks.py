@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import get_args
 
 import torch
 from torch import Tensor
 
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import InTraining, Task
+from leakgauge.harness.core.contract import InTraining, LocalRule, Task
 from leakgauge.harness.core.form import Form, form_of
+from leakgauge.harness.core.layout import DECODER, ENCODER
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout, Vector
+from leakgauge.harness.learn.layers import Sampled
 from leakgauge.harness.learn.losses import NEXT_TOKEN
 from leakgauge.harness.learn.models import Initialization, Model
 from leakgauge.harness.learn.structure import Structure
@@ -54,6 +57,47 @@ class ModelTask(Task):
             why = "mixes the records of a batch" if self.mixes else "is called as it is"
             raise ValueError(f"model {self.model.name!r} {why}, but the defense prunes each record's representation")
         return replace(self, model=replace(self.model, apply=self.structure.pruned(share)))
+
+    def under(self, rule: LocalRule) -> ModelTask:
+        """The task that a federation trains by a defense's rule: with its bottleneck, which it gets only once.
+
+        The bottleneck starts like dense layers, all other tensors as they do without it. Evaluations have no noise.
+
+        Raises:
+            ValueError: there is a bottleneck, and the model's layers are not known or are not those of
+                `Structure.body`.
+        """
+        if not rule.bottleneck or (self.structure is not None and self.structure.sampled is not None):
+            return self
+        if self.structure is None:
+            text = "the defense inserts a bottleneck before its last dense layer"
+            raise ValueError(f"model {self.model.name!r} is called as it is, but {text}")
+        wide = self.structure.bottlenecked(rule.bottleneck, rule.divergence)
+        return replace(self, model=replace(self.model, apply=wide, start=partial(self._start, wide)))
+
+    def drawn(self, key: Key, images: int) -> ModelTask:
+        """The task with noise for this many records, where it has noise and none is given: a client's own draw."""
+        if self.structure is None or (at := self.structure.sampled) is None:
+            return self
+        layers = self.structure.layers
+        layer = layers[at]
+        assert isinstance(layer, Sampled)
+        noisy = replace(layer, drawn=rng.normal(key, (images, layer.width)))
+        known = replace(self.structure, layers=(*layers[:at], noisy, *layers[at + 1 :]))
+        return replace(self, model=replace(self.model, apply=known))
+
+    def _start(self, wide: Structure, key: Key, initialization: Initialization) -> Vector:
+        """Fresh parameters of these layers, which are this task's with a bottleneck."""
+        task, layout = replace(self, initialization=initialization), wide.layout
+        others = iter(self.layout.split(task.init(key)))
+        return layout.join(
+            [
+                task._scale(rng.uniform(key.child(name), shape, -1.0, 1.0), fan_in)
+                if name.startswith((ENCODER, DECODER))
+                else next(others)
+                for name, shape, fan_in in zip(layout.names, layout.shapes, wide.fan_in, strict=True)
+            ]
+        )
 
     @property
     def layout(self) -> Layout:
@@ -193,13 +237,17 @@ class ModelTask(Task):
             x: [b, *input_shape].
             y: [b] int64, or [b, classes] probabilities, which give the expected loss. If the labels are numbers:
                 [b, classes], or [b] if there is one score.
-            keep: dropout masks, see `dropout_masks`; None: dropout off.
+            keep: dropout masks, see `dropout_masks`; None: dropout off. With noise, each loss has its divergence.
 
         Raises:
             ValueError: the labels have another shape.
         """
-        scores = self.model.apply(self.layout.split(params), x, keep)
-        return self.model.loss.each(scores, self._checked(scores, y))
+        tensors = self.layout.split(params)
+        scores = self.model.apply(tensors, x, keep)
+        losses = self.model.loss.each(scores, self._checked(scores, y))
+        if keep is None or self.structure is None or self.structure.sampled is None:
+            return losses
+        return losses + self.structure.divergence(tensors, x, keep)
 
     def _checked(self, scores: Tensor, y: Tensor) -> Tensor:
         """The labels in the form that the loss takes: classes, of whose probabilities a user's function sees one."""
@@ -234,13 +282,18 @@ class ModelTask(Task):
             return losses, int((guess == y).sum())
 
     def dropout_masks(self, key: Key, b: int) -> list[Tensor] | None:
-        """Masks of the model's dropouts for b examples; None for a model without dropout.
+        """Masks of the model's dropouts for b examples, and its noise; None for a model without both.
 
         Guarantees:
-            An entry is 0 with probability rate, else 1/(1-rate); a mask has shape [b, *shape].
+            An entry is 0 with probability rate, else 1/(1-rate); a mask has shape [b, *shape]. Noise is standard
+            normal.
         """
         dropouts = self.model.apply.dropout
         if not dropouts:
             return None
-        each = enumerate(dropouts)
-        return [(rng.uniform(key.child(i), (b, *shape)) >= rate) / (1.0 - rate) for i, (shape, rate) in each]
+        return [
+            rng.normal(key.child(i), (b, *shape))
+            if rate is None
+            else (rng.uniform(key.child(i), (b, *shape)) >= rate) / (1.0 - rate)
+            for i, (shape, rate) in enumerate(dropouts)
+        ]

@@ -69,7 +69,7 @@ def check_study(study: Study, data: Path | None = None) -> dict[str, tuple[str, 
             problems.append(f"{key}: {error}")
             continue
         digests[task.data] = (loaded.digest, loaded.public)
-        wrong = disagreements(specs, study.cells, loaded, made.layout)
+        wrong = disagreements(specs, study.cells, loaded, made)
         problems += wrong or _OnTask(study, loaded, made).problems(specs)
     for task, name in dict.fromkeys((cell.training.task, View.parse(cell.threat).other) for cell in study.cells):
         if name and task.data in digests:
@@ -176,7 +176,8 @@ class _OnTask:
     def _check_defense(self, defense: PartSpec) -> None:
         goal, (x, y) = goal_of(defense), self.data.test
         if goal is None:
-            check_records(self.task, registry.build_defense(defense).local)
+            rule = registry.build_defense(defense).local
+            check_records(self.task.under(rule), rule)
         elif goal.accuracy_loss and self.task.tested(self.task.init(Key(0)), x[:1], y[:1])[1] is None:
             raise ValueError("target.accuracy_loss: the task has no accuracy")
 
@@ -190,14 +191,15 @@ class _OnTask:
         """
         federation = spec.federation
         defense = registry.build_defense(PartSpec(UNDEFENDED) if goal_of(spec.defense) else spec.defense)
-        setting = setting_of(self.task.layout, federation, numbers_of(self.data, clients), defense.local)
+        task = self.task.under(defense.local)
+        setting = setting_of(task.layout, federation, numbers_of(self.data, clients), defense.local)
         make_plan(federation, federation.lr, defense.local, defense.step_noise(setting))
         training = Training(setting, torch.zeros(0))
         for number in range(len(Federation.of(defense, setting, rounds).history)):
             training.feedback.append(Feedback(number, None, None))
         if not training.feedback:
             raise ValueError("it stops before the first round")
-        parts = self.task, federation, defense, training, self.data.train, self.data.test, clients
+        parts = task, federation, defense, training, self.data.train, self.data.test, clients
         return TrainedFederation(*parts, "loop", Key(spec.seed), classes=self.data.classes)
 
 

@@ -107,9 +107,10 @@ def prepare(spec: TrainingSpec, root: Path) -> Prepared:
     """Load the data, build the model and the defense, and partition the data among the clients."""
     federation, key = spec.federation, Key(spec.seed)
     loaded = load_data(spec.task.data, root)
-    task = make_task(spec.task, loaded, federation)
+    defense = registry.build_defense(spec.defense)
+    task = make_task(spec.task, loaded, federation).under(defense.local)
     clients, held_out = deal(federation, loaded, key)
-    holdings, defense = Holdings(loaded.train, clients), registry.build_defense(spec.defense)
+    holdings = Holdings(loaded.train, clients)
     test = tested(federation, loaded, clients, held_out, key)
     setting = setting_of(task.layout, federation, numbers_of(loaded, clients), defense.local)
     return Prepared(task, loaded, test, clients, holdings, defense, setting, key)
@@ -187,13 +188,15 @@ _UNHEARD = Key(0, ("unheard",))  # the key of a channel's noise, if the training
 
 
 def disagreements(
-    trainings: Iterable[TrainingSpec], cells: Sequence[Cell], loaded: DataSet, layout: Layout
+    trainings: Iterable[TrainingSpec], cells: Sequence[Cell], loaded: DataSet, task: ModelTask
 ) -> list[str]:
     """Disagreements of these trainings on one task, or of their cells' targets, with a recording; one line each."""
     if not isinstance(loaded, RecordedData):
         return []
     lines = list[str]()
     for spec in trainings:
+        alike = loaded.recording.defense == spec.defense
+        layout = (task.under(registry.build_defense(spec.defense).local) if alike else task).layout
         lines += problems(spec, [cell for cell in cells if cell.training == spec], loaded.recording, layout)
     return [f"{loaded.name}: {text}" for text in lines]
 

@@ -58,6 +58,7 @@ _PROTECTIONS = {
     "Only a random part of each message is sent": ("sqsgd",),
     "Only a part of each message is sent, as it is": ("random-mask", "top-k"),
     "Parts of one layer's message are left out": ("soteria",),
+    "Random numbers inside the model": ("precode",),
     "None": (UNDEFENDED,),
 }
 
