@@ -45,7 +45,8 @@ def leaderboard(
             import_from(Path(source).parent if source.endswith(".toml") else Path.cwd())
             import_from(Path.cwd())
         if listing:
-            say(*(f"{one.name:34} {', '.join(one.tracks)}" for one in made.entries))
+            width = max(len(one.name) for one in made.entries)
+            say(*(f"{one.name:{width}}  {', '.join(one.tracks)}" for one in made.entries))
             return
         only = [*(entry or ()), *(submit or ())]
         with ExitStack() as stack:
