@@ -9,10 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from leakgauge.harness.cli.main import app
-from leakgauge.harness.core.cell import Size
+from leakgauge.harness.core.cell import FederationSpec, Size
 from leakgauge.harness.core.errors import StudyError, UnknownNameError
 from leakgauge.harness.study import leaderboard, training
 from leakgauge.harness.study.leaderboard import Board, Line, Stage, Trial, as_json, board, joined, run_board, submitted
+from leakgauge.harness.study.prepare import load_data
 from leakgauge.harness.study.study import resolve
 from leakgauge.reports import leaderboard as pages
 
@@ -73,6 +74,18 @@ target = {count = 30, among = 20}
 [scale.quick]
 seeds = 2
 """
+
+
+@pytest.mark.parametrize(
+    ("clients", "batch", "records", "members"), [(20, 0, 5, 5), (1, 0, 5, 12), (20, 10, 5, 5), (100, 0, 1, 1)]
+)
+def test_targets_fit_a_small_federation(clients, batch, records, members):
+    federation, data = FederationSpec(clients=clients, samples=100, batch=batch), load_data("faces", Path())
+    lineup = leaderboard._target({"count": 20, "among": 20}, federation, data)
+    assert lineup == {"batch": records, "count": 20, "among": 20}
+    asked = {"kind": "members", "client": 3, "count": 12, "outside": 200}
+    found = leaderboard._target(asked, federation, data)
+    assert found == {"kind": "members", "client": min(3, clients - 1), "count": members, "outside": 40}
 
 
 @pytest.fixture(scope="module")

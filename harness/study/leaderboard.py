@@ -434,16 +434,18 @@ def _final(made: Board, line: Line, trial: Trial, root: Path) -> Iterator[Cell]:
 
 
 def _target(given: Table, federation: FederationSpec, data: DataSet) -> Table:
-    """The target of an attack in this federation.
+    """The target of an attack in this federation, which may be smaller than the attack asks for.
 
-    Victims have as many records as a client's message, at most `_MOST`. A client that is not there is the last one, and
-    non-members are at most half of the test records.
+    Victims have as many records as a client's message, at most `_MOST`, and all victims have different ones. A client
+    that is not there is the last one; members are at most its records, non-members at most half of the test records.
     """
+    samples, count = federation.samples or 0, int(given.get("count", 1))
+    own = samples // federation.clients
     if given.get("kind", "probe") == "probe":
-        size = federation.batch or (federation.samples or 0) // federation.clients
-        return {"batch": min(size, _MOST), **given}
-    outside = min(given["outside"], len(data.test.y) // 2) if "outside" in given else None
-    return {**given, "client": min(given.get("client", 0), federation.clients - 1), "outside": outside}
+        size = max(1, min(federation.batch or own, _MOST, samples // count))
+        return {"batch": size, **given}
+    fitting = {"client": min(given.get("client", 0), federation.clients - 1), "count": min(count, own)}
+    return {**given, **fitting, "outside": min(given.get("outside", count), len(data.test.y) // 2)}
 
 
 def _seen(adversary: str, attack: Table) -> str:
