@@ -138,6 +138,11 @@ class OnSphere(MessageDistribution):
             inside, outside = np.log([held / self._mass, (1 - held) / (1 - self._mass)])
         return Branches(float(inside), float(outside), -float(special.logit(self._mass))) if self.share else None
 
+    def log_density(self, v: Numbers) -> Numbers:
+        """[n] that of unit vectors [n, d], relative to the uniform density."""
+        places = (1 - v @ self.u) / 2
+        return np.select([places <= self.depth, 1 - places <= self.depth], self._regions[:2], self._regions[2])
+
     def read(self, wire: bytes, own: Key) -> Reading:
         """The cdf of <u, v>; then of each coordinate orthogonal to u, given those before; the last is a sign."""
         v, d = self._sent(wire), len(self.u)

@@ -17,7 +17,14 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import Event, epsilon
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.contract import Link, Setting
-from leakgauge.harness.core.distribution import DistributionError, MessageDistribution, Reading, outcomes
+from leakgauge.harness.core.distribution import (
+    SHARES,
+    DistributionError,
+    MessageDistribution,
+    Reading,
+    evidence,
+    outcomes,
+)
 from leakgauge.harness.core.integer_noise import Coins
 from leakgauge.harness.core.rng import Key, uniform
 from leakgauge.harness.core.stats import Numbers
@@ -168,4 +175,8 @@ class _Heads(MessageDistribution):
         high = special.bdtr(heads, self.trials, self.chances)
         low = np.where(heads > 0, special.bdtr(np.maximum(heads - 1, 0), self.trials, self.chances), 0.0)
         within = uniform(own, (len(heads),), dtype=torch.float64).numpy()
-        return Reading(low + (high - low) * within, np.full(len(heads), -1))
+        # alternatives: chances farther from 1/2
+        farther = (0.5 + (self.chances - 0.5) / (1 - np.array(SHARES)[:, None])).clip(1e-9, 1 - 1e-9)
+        ratios = heads * np.log(farther / self.chances)
+        ratios += (self.trials - heads) * np.log((1 - farther) / (1 - self.chances))
+        return Reading(low + (high - low) * within, np.full(len(heads), -1), ratios=evidence(ratios))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from leakgauge.defenses._common.clip import DEFAULT_EPSILON
-from leakgauge.defenses._privunit import Channel, best_cap
+from leakgauge.defenses._privunit import Channel, OnSphere, best_cap
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Arithmetic, Claim, Proof, Unit, added_up, claim_over
@@ -21,11 +22,13 @@ from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Se
 from leakgauge.harness.core.distribution import Integers, MessageDistribution, PairLoss, Reading
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Vector
 
 _STRETCHES = 60  # stretches of the times: [0, 1), [1, 2), [2, 4), ...; points after 2^59 are not searched
 _WIDTH = 6  # bits of a stretch's number
 _MOST = 12.0  # largest epsilon of PrivUnit: a search takes a small multiple of e^epsilon vectors
+_EARLY = 8  # stretches whose points the distribution given the shared key knows
 _TOGETHER = 1 << 22  # numbers of the vectors that are drawn before their densities are computed
 
 
@@ -52,14 +55,48 @@ class _Points:
         return time, drawn.div_(torch.linalg.vector_norm(drawn))
 
 
+@functools.lru_cache(1)
+def _early(shared: Key, dim: int) -> tuple[list[tuple[int, int]], Numbers, Numbers]:
+    """The points of the first stretches: names, times [n] and vectors [n, d]."""
+    points = _Points(shared, dim)
+    names = [(stretch, number) for stretch in range(_EARLY) for number in range(points.count(stretch))]
+    times, vectors = zip(*(points.point(*name) for name in names), strict=True)
+    return names, np.array(times), torch.stack(vectors).numpy()
+
+
+@dataclass(frozen=True, eq=False)
+class _OfPoint(MessageDistribution):
+    """The distribution of the point's number given the shared key."""
+
+    defense: PPR
+    vector: OnSphere
+    link: Link
+
+    def read(self, wire: bytes, own: Key) -> Reading:
+        """By the weights of the early points, given that it is one of them; else the auditor's own number."""
+        names, times, vectors = _early(self.link.key, self.link.setting.dim)
+        name = self.defense.point(wire, self.link.key, self.link.setting)
+        at = rng.uniform(own, (1,), dtype=torch.float64).numpy()
+        if name in names:
+            weights = np.exp(self.defense.alpha * (self.vector.log_density(vectors) - np.log(times)))
+            place = names.index(name)
+            at = (weights[:place].sum() + at * weights[place]) / weights.sum()
+        return Reading(at, np.full(1, -1))
+
+
 @dataclass(frozen=True, eq=False)
 class _OfVector(MessageDistribution):
     """The distribution of the decoded vector, over all shared keys; with one shared key, a bound of the loss."""
 
     defense: PPR
-    vector: MessageDistribution
+    vector: OnSphere
     link: Link
     from_shared = True
+
+    @property
+    def given_shared(self) -> MessageDistribution:
+        """That of the point's number."""
+        return _OfPoint(self.defense, self.vector, self.link)
 
     def loss(self, other: MessageDistribution, among: Integers | None = None) -> PairLoss | None:
         """2 alpha times that of the vectors: the weights of a point and of all points differ by alpha times it each."""
@@ -158,7 +195,11 @@ class PPR(Defense[None, None]):
         return writer.wire(), None
 
     def vector(self, received: bytes, shared: Key, setting: Setting) -> Tensor:
-        """[d] float64: the unit vector of the point in a message.
+        """[d] float64: the unit vector of the point in a message; raises as `point`."""
+        return _Points(shared, setting.dim).point(*self.point(received, shared, setting))[1]
+
+    def point(self, received: bytes, shared: Key, setting: Setting) -> tuple[int, int]:
+        """The stretch and the number of the point in a message.
 
         Raises:
             MessageError: there is no such point.
@@ -170,7 +211,7 @@ class PPR(Defense[None, None]):
         reader.done()
         if number >= count:
             raise MessageError(f"expected one of {count} points of stretch {stretch}, got number {number}")
-        return points.point(stretch, number)[1]
+        return stretch, number
 
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
         """C z / m, as in PrivUnit; zero without the shared key, which is the mean over all shared keys."""

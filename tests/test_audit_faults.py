@@ -230,7 +230,7 @@ SENSELESS = {
         "dp-sgd": "noise is drawn in local training, with keys that no defense sees",
         **dict.fromkeys(("dp-fedavg", "dp-ftrl"), _MODELS),
         **dict.fromkeys(SUMS, "the noise of the other clients stays"),
-        "ppr": "no instrument sees it: all know the law of the decoded vector, not that of the number",
+        "ppr": "trials draw fresh points: the key check and tests with one shared key find it",
     },
     "a reused dither": {
         **{name: why for name, why in _UNPROTECTED.items() if not name.startswith("sdq")},

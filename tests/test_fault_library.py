@@ -1,13 +1,19 @@
 """Every lying defense departs from its distribution and is caught; every honest one follows it."""
 
+import itertools
+
+import numpy as np
 import pytest
 
+from leakgauge.defenses import _secure_sum
+from leakgauge.defenses._privunit import best_cap
 from leakgauge.harness.audit.goodness_of_fit import check_fit
 from leakgauge.harness.audit.keys import check_keys
+from leakgauge.harness.core.codec import unpack_float32
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation import registry
 from tests.audit_case import setting_of
-from tests.faults.library import MISSED, STEPS, faults, of_studies
+from tests.faults.library import ANY, MISSED, STEPS, faults, leaking, lying, made, of_studies
 from tests.test_defenses import FITTED
 
 HONEST = [*registry.classes("defense"), "laplace+sdq", "gaussian+sdq", "t-noise+sdq-lattice"]
@@ -47,6 +53,61 @@ def test_a_fault_at_the_size_of_a_study_is_found(number, epsilon):
         assert check_keys(fault.liar, setting_of(36), Key(3)).faults
     else:
         assert check_fit(fault.liar, setting_of(36), Key(3)).rejects
+
+
+SHARED = {
+    "ppr: all": ("ppr", {}, ANY["the shared key's"][1]),
+    "ppr: its clocks": ("ppr", {}, leaking("clock")),
+    "jopeq-t: the size of its noise": ("jopeq-t", {}, leaking("chi-square")),
+    "mvu: its channel": ("mvu", {}, leaking("channel")),
+    "rqm: the levels below": ("rqm", {}, leaking("below")),
+    "sqsgd: its branch": ("sqsgd", {"epsilon": 8.0, "ratio": 1.0}, leaking("branch")),
+    "vqsgd: which points are lies": ("vqsgd", {"epsilon": 4.0}, leaking("lie")),
+}
+"""Private numbers that come from the shared key, in whole or in part, in defenses with their parameters."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.matrix) for name in SHARED])
+def test_a_private_draw_from_the_shared_key_is_found(name):
+    defense, parameters, how = SHARED[name]
+    assert check_fit(lying(made(defense, **parameters), how), setting_of(36), Key(3)).rejects
+
+
+def test_points_that_are_chosen_with_the_shared_key_have_no_private_draw():
+    honest = made("ppr")
+    assert not check_keys(honest, setting_of(36), Key(3)).faults
+    faults = check_keys(lying(honest, ANY["the shared key's"][1]), setting_of(36), Key(3)).faults
+    assert faults == ("its noise is proved, and nothing is drawn from the private key",)
+
+
+def always_near(liar, honest, state, memory, update, link, private):
+    """PrivUnit that never lies: a vector outside the cap is drawn again."""
+    u, near = update / update.norm(), 1 - 2 * best_cap(len(update), liar.epsilon).depth
+    sent = (honest(state, memory, update, link, private.child("try", n)) for n in itertools.count())
+    return next(each for each in sent if not update.any() or unpack_float32(each[0], len(u)) @ u >= near)
+
+
+def one_way(liar, honest, state, memory, update, link, private):
+    """Coins a tenth farther from fair."""
+    return honest(state._replace(grid=state.grid / 1.1), memory, update, link, private)
+
+
+def nearest(values, bound, key):
+    """Integers without random rounding."""
+    return np.rint(values).astype(np.int64)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("name", "how"), [("privunit", always_near), ("poisson-binomial", one_way)])
+def test_a_vector_that_never_lies_and_coins_that_say_more_are_found(name, how):
+    assert check_fit(lying(made(name), how), setting_of(36), Key(3)).rejects
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", ["skellam", "distributed-gaussian"])
+def test_rounding_without_chance_before_noise_is_found(name, monkeypatch):
+    monkeypatch.setattr(_secure_sum, "_rounded", nearest)
+    assert check_fit(made(name), setting_of(36), Key(3)).rejects
 
 
 def test_a_fit_states_what_was_looked_at():

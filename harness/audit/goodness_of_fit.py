@@ -82,7 +82,9 @@ _SLOPE = 1e-4  # input entry of a record: so small that its label is large and n
 _RATE = 1e-6  # learning rate: so low that the model's own penalty has no effect
 _EXACT = 1e-3  # difference, in clips, that float32 may cause between an update without noise and its definition
 
-_TWINS = 25
+_TWINS, _HELD = 25, 5
+"""Pairs of messages that differ in the private key only, and the most federations with one shared key each."""
+
 _PATTERNS = ("dense", "sparse", "constant", "zero", "one tensor", "random signs")
 _SHARE = 0.05  # if discrete messages detect this missing share of noise, none from updates at the clip are added
 
@@ -236,6 +238,13 @@ def _p_values(federation: _Aged, kinds: _Kinds, key: Key, study: Setting | None)
     if low_noise is not None:
         at_rest = _of_kinds(_readings(_aged(low_noise, setting), -1, key), setting, coarse=True)
         values |= {f"{name}, with little noise": p for name, p in at_rest.items()}
+    held = list[_Item]()
+    for number in range(_HELD):
+        held += _readings(federation, -2 - number, key, shared=key.child("held", number))["message"]
+        if not held or _numbers({"": held}) >= _FEW:
+            break
+    of_held = _of_kinds({"message": held}, setting, coarse=False)
+    values |= {f"{name}, with one shared key": p for name, p in of_held.items()}
     values |= _repeats(federation, key.child("twins"), sums=False)
     if kinds["sum"]:
         values |= _repeats(federation, key.child("twin sums"), sums=True)
@@ -319,13 +328,20 @@ def _of_kinds(kinds: _Kinds, setting: Setting, *, coarse: bool) -> dict[str, flo
 
 
 def _readings(
-    federation: Federation, run: int, key: Key, senders: Sequence[Sender] = (), *, max_norm: bool = False
+    federation: Federation,
+    run: int,
+    key: Key,
+    senders: Sequence[Sender] = (),
+    *,
+    max_norm: bool = False,
+    shared: Key | None = None,
 ) -> _Kinds:
     """The messages and the sums of one federation that follow a distribution, ordered by round and sender.
 
     Args:
         senders: of large messages, without local training; empty: those of the small federation.
         max_norm: all updates are at the clip.
+        shared: of all messages, which then follow the distribution given it; None: each has its own.
     """
     defense, setting, large = federation.defense, federation.setting, bool(senders)
     draw, kinds = _max_norm_update if max_norm else _update, _Kinds(message=[], sum=[], training=[])
@@ -346,11 +362,11 @@ def _readings(
         drawn = [draw(defense, setting, own.child("update", k), last) for k, last in enumerate(updates)]
         patterns, updates = [pattern for pattern, _ in drawn], [update for _, update in drawn]
         sent = [update.clone() for update in updates]
-        exchange = federation.exchange(sent, own, number, senders=senders, memories=memories)
+        exchange = federation.exchange(sent, own, number, senders=senders, memories=memories, shared=shared)
         absent = 0 if defense.superposes else _ABSENT[number % len(_ABSENT)] * len(senders) // _CLIENTS
         arrived = exchange
         if absent:
-            ends = {"senders": senders[absent:], "memories": memories[absent:]}
+            ends: dict[str, Any] = {"senders": senders[absent:], "memories": memories[absent:]}
             arrived = federation.exchange([update.clone() for update in updates[absent:]], own, number, **ends)
         distribution = defense.aggregate_distribution(state, updates[absent:], arrived.links)
         if distribution is not None:
@@ -361,6 +377,8 @@ def _readings(
         # on a channel that superposes, the other participants follow
         for memory, update, wire, link, pattern in zip(memories, updates, wires, links, patterns, strict=False):
             distribution = defense.message_distribution(state, memory, update, link)
+            if distribution is not None and shared is not None:
+                distribution = distribution.given_shared
             # a long message without noise may differ from its definition by a sum's rounding
             if distribution is not None and not (large and (distribution.noiseless or distribution.quadratic)):
                 reading = _read(distribution, wire, own.child("auditor", link.sender.number))

@@ -7,6 +7,7 @@ in a few messages, without statistics:
 |---|---|
 | the same keys again, in another order of clients: the same bytes | a generator outside the keys, state between calls |
 | each draw's key descends from this message's keys, or is the same for all messages | pools of noise |
+| a message with private noise, or a proof against those who know the shared key: a private draw | shared noise |
 | another private key, the same shared key: no number, sign or lowest bit agrees beyond chance | shared or fixed noise |
 | another update, size, memory or federation, the same keys: the same noise | noise with conditions, later rounds |
 | other signs of entries of 1e-20 clips: the same bytes | hidden bits |
@@ -223,9 +224,21 @@ class _Check:
             self.constants = foreign
         for key in sorted(foreign - self.constants, key=str)[:1]:
             self.faults.setdefault(f"it draws from a key of no message or of another one, {key.path}")
-        randomized = self.defense.randomized and message.noisy and not self.defense.superposes
+        private = message.noisy or (message.stated.from_shared and self.proved)
+        randomized = self.defense.randomized and private and not self.defense.superposes
         if randomized and not any(_descends(key, cause.private) for key in drawn):
-            self.faults.setdefault("its noise is stated, and nothing is drawn from the private key")
+            how = "stated" if message.noisy else "proved"
+            self.faults.setdefault(f"its noise is {how}, and nothing is drawn from the private key")
+
+    @cached_property
+    def proved(self) -> bool:
+        """Whether a finite epsilon is proved against an adversary that sees messages and shared keys."""
+        try:
+            claim = claim_of(self.defense, self.federation.history[:1], self.federation.setting)
+        except (ValueError, ArithmeticError, RuntimeError):
+            return False  # of a federation that is not the audited one
+        known = claim.proved.against or claim.against
+        return claim.proved.event is not None and any({"messages", "shared"} <= SEES[threat] for threat in known)
 
     def repeat(self, cause: _Cause, message: Sent) -> None:
         """The same keys once more, then another private key; of few clients, everything else."""

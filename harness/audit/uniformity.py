@@ -197,6 +197,9 @@ def _marginals(u: Numbers, scores: Numbers) -> Iterator[tuple[str, float]]:
     none_nearer = np.exp(n * np.log1p(-min(2 * nearest, 1.0))) if nearest < 0.5 else 0.0
     yield "extremes", _two_sided(float(none_nearer), float(1 - none_nearer))
     yield "squares", _chi_square(float(np.square(scores).sum()), n)
+    # one number of each message whose noise is truncated, such as a lie that is never told
+    missed = np.stack([u.min(0), 1 - u.max(0)])
+    yield "ends of one number", _least(float((1 - missed.max()) ** len(u)), missed.size)
 
 
 def _labels(sample: Sample) -> dict[str, Integers]:

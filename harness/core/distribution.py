@@ -154,7 +154,12 @@ class MessageDistribution(ABC):
     """The distribution of one message."""
 
     from_shared: bool = False
-    """Whether the message's randomness comes from the shared key instead of the private key."""
+    """Whether the distribution is over the shared key, which decides the message alone or with the private key."""
+
+    @property
+    def given_shared(self) -> MessageDistribution | None:
+        """The distribution given the shared key, by private randomness alone; None: there is none, or it is unknown."""
+        return None if self.from_shared else self
 
     @property
     def product(self) -> bool:

@@ -66,6 +66,7 @@ class Federation:
         *,
         senders: Sequence[Sender] | None = None,
         memories: Sequence[Any] | None = None,
+        shared: Key | None = None,
     ) -> Exchange:
         """The messages of round `number` with these updates, with the keys that the training loop derives.
 
@@ -73,6 +74,7 @@ class Federation:
             key: of the round; client k has its child ("client", k).
             senders: None: clients 0, 1, ... with the smallest number of samples.
             memories: None: the clients have sent nothing before.
+            shared: the shared key of all these clients; None: each has its own.
         """
         each = list(updates)
         senders = [Sender(k, self.setting.samples) for k in range(len(each))] if senders is None else senders
@@ -81,6 +83,7 @@ class Federation:
             Client.of(sender, update, memory, key.child("client", sender.number))
             for sender, update, memory in zip(senders, each, memories, strict=True)
         ]
+        clients = [client._replace(shared=shared or client.shared) for client in clients]
         return self.round(number).among_silent(clients, key)
 
     def run(self, updates: Iterable[Iterable[Vector]], key: Key) -> Iterator[Exchange]:

@@ -111,6 +111,29 @@ def keyed(key_of):
     return how
 
 
+class _Leaky(Key):
+    """A private key whose children of one last name are children of the shared key."""
+
+    def __init__(self, key, leak, shared, rest=()):
+        self.__dict__.update(vars(key), leak=leak, shared=shared, rest=rest)
+
+    def child(self, *parts):
+        """A leaky key, or one of the shared key."""
+        rest = (*self.rest, *parts)
+        if parts[-1] == self.leak:
+            return self.shared.child("leaked", *rest)
+        return _Leaky(super().child(*parts), self.leak, self.shared, rest)
+
+
+def leaking(name):
+    """One private draw, by the last name of its key, from the shared key."""
+
+    def how(liar, honest, state, memory, update, link, private):
+        return honest(state, memory, update, link, _Leaky(private, name, link.key))
+
+    return how
+
+
 def other_update(change):
     """An honest message of another update."""
 
