@@ -82,9 +82,9 @@ def test_points_that_are_chosen_with_the_shared_key_have_no_private_draw():
 
 def always_near(liar, honest, state, memory, update, link, private):
     """PrivUnit that never lies: a vector outside the cap is drawn again."""
-    u, near = update / update.norm(), 1 - 2 * best_cap(len(update), liar.epsilon).depth
+    u, near = update.double() / update.double().norm(), 1 - 2 * best_cap(len(update), liar.epsilon).depth
     sent = (honest(state, memory, update, link, private.child("try", n)) for n in itertools.count())
-    return next(each for each in sent if not update.any() or unpack_float32(each[0], len(u)) @ u >= near)
+    return next(each for each in sent if not update.any() or unpack_float32(each[0], len(u)).double() @ u >= near)
 
 
 def one_way(liar, honest, state, memory, update, link, private):
