@@ -264,6 +264,8 @@ def test_records_of_several_runs_join_and_are_ranked_together(done):
     made, _, lines = done
     first = as_json(made, Size.QUICK, [line for line in lines if line["entry"] != "clients add noise"])
     second = as_json(made, Size.QUICK, [line for line in lines if line["entry"] != "the server adds noise"])
+    other = json.dumps({**json.loads(second), "tasks": [{"name": "another task"}]})
+    assert [task["name"] for task in json.loads(joined(first, other))["tasks"]] == [made.tasks[0].name, "another task"]
     whole = json.loads(joined(first, second))["lines"]
     assert len(whole) == len(lines)
     assert sorted(map(leaderboard._place, whole)) == sorted(map(leaderboard._place, lines))

@@ -562,11 +562,14 @@ def as_json(made: Board, size: Size, tables: Sequence[Table]) -> str:
 
 
 def joined(before: str, now: str) -> str:
-    """The JSON `now`, with the lines of `before` that it lacks; ranks are those of all lines."""
-    new = json.loads(now)
+    """The JSON `now`, with the lines, tasks, tracks and entries of `before` that it lacks; ranks are of all lines."""
+    new, old = json.loads(now), json.loads(before)
     known = {_place(line) for line in new["lines"]}
-    new["lines"] += [line for line in json.loads(before)["lines"] if _place(line) not in known]
+    new["lines"] += [line for line in old["lines"] if _place(line) not in known]
     new["lines"].sort(key=_place)
+    for kind in ("tasks", "tracks", "entries"):
+        names = {one["name"] for one in new[kind]}
+        new[kind] = [*(one for one in old[kind] if one["name"] not in names), *new[kind]]
     _rank_all(new["lines"])
     return json.dumps(new, indent=1, sort_keys=True) + "\n"
 
