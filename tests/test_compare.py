@@ -16,8 +16,8 @@ from leakgauge.harness.cli.report import compare as command
 from leakgauge.harness.core.cell import PartSpec, Target
 from leakgauge.harness.core.result import Pictures, Scores
 from leakgauge.harness.core.stats import mean
-from leakgauge.harness.gate.compare import compare, compare_all
-from leakgauge.harness.gate.measure import placements
+from leakgauge.harness.gate.compare import compare, compare_all, rows
+from leakgauge.harness.gate.measure import measured, placements
 from leakgauge.harness.gate.output import escaped
 from leakgauge.harness.gate.rules import caught
 from leakgauge.reports.compared import side_by_side, to_json
@@ -126,6 +126,17 @@ def test_an_image_that_every_seed_attacks_is_one_image():
     low, high = reference.ttest_1samp(second - first, 0.0).confidence_interval(0.95)
     assert numbers(one) == pytest.approx((np.mean(second - first), low, high), rel=1e-9)
     assert one.n == (6,)
+
+
+def test_values_that_do_not_divide_into_sets_are_paired_only_for_the_same_images():
+    run = measured(attacked())
+    (one,) = (measure for measure in run.measures if measure.metric == "ssim")
+    first, same, other = (
+        dataclasses.replace(run, measures=(dataclasses.replace(one, values=one.values[:-1], items=items),))
+        for items in (("a", "b"), ("a", "b"), ("a", "c"))
+    )
+    assert [row.method for row in rows(first, same)] == ["pairs"]
+    assert [row.method for row in rows(first, other)] == ["Welch"]
 
 
 def test_images_of_one_batch_are_not_taken_for_independent():

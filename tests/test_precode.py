@@ -41,17 +41,6 @@ RULE = LocalRule(bottleneck=5, divergence=0.1)
 every_model = pytest.mark.parametrize("name", ["linear", "mlp-small", "lenet-dlg", "resnet20-bn"])
 
 
-class Turned(nn.Module):
-    """A network whose last layer was made first."""
-
-    def __init__(self):
-        super().__init__()
-        self.head, self.trunk = nn.Linear(6, 10), nn.Linear(64, 6)
-
-    def forward(self, x):
-        return self.head(torch.sigmoid(self.trunk(x.flatten(1))))
-
-
 class First(nn.Module):
     """A network whose tensors have not the order of its layers, but whose head comes last."""
 
@@ -145,7 +134,7 @@ def test_a_users_network_keeps_its_order_of_tensors():
 def test_a_model_whose_last_dense_layer_is_not_known_is_refused():
     with pytest.raises(ValueError, match="is called as it is, but the defense inserts a bottleneck"):
         function_task((10, 64), lambda tensors, x, keep: x.flatten(1) @ tensors[0].T).under(RULE)
-    other = dataclasses.replace(small_task(), model=models.build(f"{__name__}:Turned", (1, 8, 8), 10))
+    other = dataclasses.replace(small_task(), model=models.build("tests.torch_models:Turned", (1, 8, 8), 10))
     with pytest.raises(ValueError, match="last weight of two axes is that of its last dense layer"):
         other.under(RULE)
 

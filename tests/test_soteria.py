@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 import torch
-from torch import nn
 from torch.autograd.functional import jacobian
 
 from leakgauge import Key, Links, Sender, Setting, rng
@@ -121,17 +120,6 @@ def test_all_engines_prune_alike(name, engine, clip):
     assert not torch.allclose(found, plain, rtol=1e-2)
 
 
-class Turned(nn.Module):
-    """A network whose last layer was made first."""
-
-    def __init__(self):
-        super().__init__()
-        self.head, self.trunk = nn.Linear(6, 10), nn.Linear(64, 6)
-
-    def forward(self, x):
-        return self.head(torch.sigmoid(self.trunk(x.flatten(1))))
-
-
 def test_a_model_whose_last_dense_layer_is_not_known_or_that_mixes_records_is_refused():
     rule = LocalRule(prune=0.5)
     for name in ("mlp-small", "resnet20"):
@@ -140,7 +128,7 @@ def test_a_model_whose_last_dense_layer_is_not_known_or_that_mixes_records_is_re
         check_records(small_task("resnet20-bn"), rule)
     with pytest.raises(ValueError, match="is called as it is"):
         check_records(function_task((10, 64), lambda tensors, x, keep: x.flatten(1) @ tensors[0].T), rule)
-    other = models.build(f"{__name__}:Turned", (1, 8, 8), 10)
+    other = models.build("tests.torch_models:Turned", (1, 8, 8), 10)
     with pytest.raises(ValueError, match="last weight of two axes is that of its last dense layer"):
         check_records(dataclasses.replace(small_task(), model=other), rule)
 

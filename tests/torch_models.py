@@ -97,3 +97,14 @@ def fill(net: nn.Module, params: Tensor) -> None:
             part, params = params[: tensor.numel()], params[tensor.numel() :]
             tensor.copy_(part.view(tensor.shape))
     assert not len(params)
+
+
+class Turned(nn.Module):
+    """A network whose last layer was made first."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.trunk = nn.Linear(6, 10), nn.Linear(64, 6)
+
+    def forward(self, x):
+        return self.head(torch.sigmoid(self.trunk(x.flatten(1))))

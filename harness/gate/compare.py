@@ -276,7 +276,7 @@ def by_image(measure: Measure) -> dict[str, stats.Numbers]:
     """
     values, sets = numbers(measure), [item or str(seed) for seed, item in enumerate(measure.items)]
     if not sets or len(values) % len(sets):
-        return {"": values}
+        return {" ".join(measure.items): values}
     each = values.reshape(len(sets), -1)
     return {name: each[[at for at, other in enumerate(sets) if other == name]].mean(axis=0) for name in sets}
 
