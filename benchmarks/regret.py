@@ -40,7 +40,10 @@ class Wide(boards.Line):
     def settings(self, number: int) -> list[dict[str, Any]]:
         """This many settings, and those that the board tries."""
         grid = {**self.track.grid, **self.entry.grid}
-        every = list(expand({name: sorted({*values, *WIDER.get(name, [])}) for name, values in grid.items()}))
+        wider = {name: {*values, *WIDER.get(name, [])} for name, values in grid.items()}
+        if self.spec.get("participation") == "turns":
+            wider["rounds"] = {number for number in wider["rounds"] if number <= self.spec["clients"]}
+        every = list(expand({name: sorted(values) for name, values in wider.items()}))
         order = permutation(Key(1).child("regret", self.entry.name), len(every))
         return [*(every[at] for at in order[:number]), *super().settings(12)]
 
