@@ -29,9 +29,9 @@ WIDER: dict[str, list[float]] = {
     "clip": [0.02, 0.05, 0.1, 0.2, 0.5],
     "step": [1.0, 2.0, 5.0, 10.0, 20.0],
     "server_momentum": [0.0, 0.5, 0.9],
-    "rounds": [10, 20, 40, 80, 160],
+    "rounds": [10, 20, 40, 80],
 }
-"""Values beside those of the board, for the names that an entry's grid has."""
+"""Values beside those of the board, for the names that an entry's grid has; no more rounds than the board has."""
 
 
 class Wide(boards.Line):

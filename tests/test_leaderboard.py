@@ -1,7 +1,9 @@
 """The leaderboard: tuning, ranks, tracks, and the page."""
 
+import itertools
 import json
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from leakgauge.harness.core.errors import StudyError, UnknownNameError
 from leakgauge.harness.study import leaderboard, training
 from leakgauge.harness.study.leaderboard import Board, Line, Stage, Trial, as_json, board, joined, run_board, submitted
 from leakgauge.harness.study.prepare import load_data
-from leakgauge.harness.study.study import resolve
+from leakgauge.harness.study.study import expand, resolve
 from leakgauge.reports import leaderboard as pages
 
 BOARD = """
@@ -341,3 +343,14 @@ def test_shipped_boards_are_valid_at_every_size():
             for line in leaderboard._lines(made, ()):
                 assert 0 < line.delta < 1
                 assert line.settings(12)
+
+
+def test_settings_are_spread_over_pairs_of_values():
+    grid = {"rounds": [20, 40, 80], "clip": [0.1, 0.3], "step": [1.0, 2.0, 5.0, 12.0], "server_momentum": [0.5, 0.9]}
+    chosen = leaderboard._spread(list(expand(grid)), 12)
+    for a, b in itertools.combinations(grid, 2):
+        times = Counter((one[a], one[b]) for one in chosen)
+        assert len(times) == len(grid[a]) * len(grid[b])
+        assert max(times.values()) - min(times.values()) <= 2
+    assert len({(one["rounds"], one["step"]) for one in chosen}) == 12
+    assert len(leaderboard._spread(list(expand({"lr": [0.1, 0.2]})), 12)) == 2

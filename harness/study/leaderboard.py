@@ -33,6 +33,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
+from itertools import combinations
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -275,11 +276,11 @@ class Line:
         return float(f"{number**-1.1:.6g}")
 
     def settings(self, number: int) -> list[dict[str, Scalar]]:
-        """This many settings of all in the grid, drawn by one key, in turn from each number of rounds."""
+        """This many settings of all in the grid, drawn by one key and spread over all pairs of values."""
         grid = {**self.track.grid, **self.entry.grid}
         every = list(expand(grid))
         drawn = [every[at] for at in permutation(Key(0).child("leaderboard", canonical(grid)), len(every))]
-        return _in_turn(drawn, [one.get("rounds") for one in drawn])[:number]
+        return _spread(drawn, number)
 
     def table(self, setting: dict[str, Scalar]) -> Table:
         """The study of one setting, as its TOML."""
@@ -333,6 +334,22 @@ def _begin(line: Line, number: int, root: Path, allow_code: bool) -> None:
         line.trials += [Trial(setting, cell.training) for cell in cells[:1]]
     line.left = line.trials
     line.note = "" if line.trials else notes[0]
+
+
+def _spread(settings: Sequence[dict[str, Scalar]], number: int) -> list[dict[str, Scalar]]:
+    """This many, each the first of those whose pairs of values came least often, beside what is even."""
+    kinds = {name: len({each[name] for each in settings}) for name in settings[0]}
+    left, seen = list(settings), Counter[object]()
+
+    def often(one: dict[str, Scalar]) -> int:
+        return sum(seen[a, b] * kinds[a[0]] * kinds[b[0]] for a, b in combinations(one.items(), 2))
+
+    chosen = list[dict[str, Scalar]]()
+    while left and len(chosen) < number:
+        chosen.append(min(left, key=often))
+        left.remove(chosen[-1])
+        seen.update(combinations(chosen[-1].items(), 2))
+    return chosen
 
 
 def _kept(trials: Sequence[Trial], number: int, *, whole: bool) -> list[Trial]:
