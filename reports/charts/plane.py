@@ -199,7 +199,8 @@ def _names(pairs: Sequence[tuple[Spot, float, float]], scale: _Scale, notes: Seq
     for spot, x, y in sorted(pairs, key=lambda pair: (not pair[0].named, pair[1])):
         if many and not spot.named:
             continue
-        length = _CHARACTER * max(cell_len(visible(spot.name)), len(spot.note))
+        capitals = sum(letter.isupper() for letter in spot.name)  # in bold type half as wide again
+        length = _CHARACTER * max(cell_len(visible(spot.name)) + capitals / 2, len(spot.note))
         rows = 1 + bool(spot.note)
         for dx, dy, anchor in _tries():
             edge = x + dx
