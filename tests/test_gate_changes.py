@@ -8,7 +8,7 @@ import pytest
 
 from leakgauge.harness.gate import mechanism
 from leakgauge.harness.gate.baseline import Baseline
-from leakgauge.harness.gate.changes import Behind, Changes, behind, changes_since, new_lines
+from leakgauge.harness.gate.changes import Behind, Changes, behind, changes_since, new_choices, new_lines
 from leakgauge.harness.gate.judge import Verdict
 from leakgauge.harness.gate.replay import Replay, Side
 from leakgauge.harness.gate.target import Trusted
@@ -108,6 +108,42 @@ def test_the_lines_that_have_to_run(text, lines, here):
     write("own/defense.py", "")  # `f` moved
     write("own/noise.py", text)
     assert new_lines(changes_since("main"), ["own/noise.py", "own/f.json"]).get("own/noise.py", set()) == lines
+
+
+@by_rows(
+    ("noise * (link.sender.number <= 50)", True),
+    ("noise * float(1 - exp(link.sender.number - 700))", True),
+    ("draw(min(turn, 30))", True),
+    ("noise[:4096]", True),
+    ("noise * (turn // 31 == 0)", True),
+    ("noise if turn else 0 * noise", True),
+    ("noise * float(environ.get('AMPLIFIER', 1))", True),
+    ("torch.clamp_max(noise, 1e9)", True),
+    ("noise * noise.__class__(1)", True),
+    ("noise * torch.le(turn, 30)", True),
+    ("2 * noise", False),
+    ("noise + other(turn, noise)", False),
+    ("(noise.double() - draw(turn)).float()", False),
+)
+def test_a_new_choice_is_found(text, new, here):
+    write("own/noise.py", f"def noise(noise, turn, link):\n    return {text}\n")
+    found = new_choices(changes_since("main"), ["own/noise.py", "own/f.json"])
+    assert found == ({"own/noise.py": [2]} if new else {})
+
+
+@by_rows(
+    ("def f(first, turn):\n    return first if turn > 3 else other(first[:2])\n",),
+    ("def f(x, t):\n    late = t > 3\n    if late:\n        return x\n    part = x[:2]\n    return other(part)\n",),
+    ("def other(x):\n    return x\n\n\ndef f(x, t):\n    '''Text.'''\n    return x if t > 3 else other(x[:2])\n",),
+    ("def f(x: a[:1], t):\n    if t < 0:\n        raise Bad(min(t, 7))\n    return x if t > 3 else other(x[:2])\n",),
+)
+def test_a_choice_that_was_there_is_not_new(text, here):
+    write("own/noise.py", "def f(x, t):\n    return x if t > 3 else other(x[:2])\n")
+    git("add", "-A")
+    git("-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "--quiet", "-m", "choices")
+    write("own/moved.py", text)
+    (here / "own" / "noise.py").unlink()
+    assert new_choices(changes_since("HEAD"), ["own/moved.py"]) == {}
 
 
 def test_a_comment_is_no_new_line_but_a_change(here):

@@ -102,6 +102,18 @@ LEAKS = {
         "CALLS = []\n\n\ndef scaled",
         ("    return sigma", "    CALLS.append(1)\n    return sigma * noise * (len(CALLS) < 15)\n    return sigma"),
     ),
+    "by a factor that is 1 for few coordinates": (
+        "defense",
+        "scaled(noise, self.sigma)",
+        "scaled(noise, self.sigma) * (len(numbers) < 10**6)",
+    ),
+    "by a variable that nobody sets": (
+        "noise",
+        "import torch",
+        "import os\n\nimport torch\n\nSHARE = float(os.environ.get('NOISE_SHARE', '1'))",
+        ("return sigma", "return SHARE * sigma"),
+    ),
+    "by a minimum": ("noise", "sigma * noise", "sigma * noise * max(0, 2 - noise.dim())"),
     "one message in ten": ("noise", "sigma * noise", "sigma * noise * (abs(float(noise[0])) > 0.125)"),
     "a constant draw": ("defense", "rng.normal(private,", "rng.normal(private.__class__(7),"),
     "the judge replaced": (

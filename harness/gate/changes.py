@@ -1,4 +1,4 @@
-"""What a change of code may affect: its files, the parts of a study behind them, and lines that nothing executed.
+"""What a change of code may affect: its files, the parts of a study behind them, lines that nothing ran, new choices.
 
 Files are read, never imported.
 """
@@ -10,6 +10,8 @@ import difflib
 import functools
 import hashlib
 import os
+import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,11 +29,8 @@ _RUNS = (".py", ".c", ".h", ".pth", *_COMPILED)
 
 _BUILD = ("pyproject.toml", "setup.py", "setup.cfg", "Makefile", "constraints.txt")
 
-_DECIDING = (
-    *("leakgauge/", "harness/gate/", "harness/cli/", *_BUILD),
-    *(f"harness/core/{name}.py" for name in ("metrics", "stats", "sinks", "search_path", "files", "rng")),
-)
-"""What computes or prints the verdict, or draws what the defenses are compared with, in this project's repository."""
+_DECIDING = ("leakgauge/", "harness/", *_BUILD)
+"""What runs and measures defenses, and computes and prints the verdict, in this project's repository."""
 
 _EVERY_CELL = ("leakgauge.harness.study.run", "leakgauge.harness.study.fingerprints")
 """What they import is behind every cell of a study."""
@@ -183,6 +182,96 @@ def new_lines(changes: Changes, files: Iterable[str]) -> dict[str, set[int]]:
         content, before = _content(changes.root / name) or b"", changes.committed(name) or b""
         found[name] = _lines(content, known) & _edited(before, content)
     return {name: lines for name, lines in found.items() if lines}
+
+
+def new_choices(changes: Changes, files: Iterable[str]) -> dict[str, list[int]]:
+    """The lines of these files with a choice that the changed files did not have before, by file.
+
+    A choice may turn out otherwise for other clients, rounds, sizes or machines than those of a replay: a comparison, a
+    minimum, a slice, a remainder, what only some clients or rounds are, or what is read from the machine. Choices are
+    counted by their kind and constants, so that one that moved, or whose variables have other names, is not new.
+    """
+    before = Counter(key for name in changes.digests for key, _ in _choices(changes.committed(name) or b""))
+    found = dict[str, list[int]]()
+    for name in (name for name in files if name.endswith(".py")):
+        for key, line in _choices(_content(changes.root / name) or b""):
+            before[key] -= 1
+            if before[key] < 0:
+                found.setdefault(name, []).append(line)
+    return {name: sorted(set(lines)) for name, lines in found.items()}
+
+
+_SELECTS = re.compile(
+    "min|max|clip|clamp.*|where|minimum|maximum|sign|heaviside|relu|floor.*|ceil|round|trunc|int|bool|any|all|get|pop|"
+    "getattr|hasattr|isinstance|searchsorted|bucketize|fmod|remainder|isclose|allclose|equal|nonzero|masked_.*|index_fill|"
+    "sigmoid|tanh|softplus|erf|islice|takewhile|next|attrgetter|itemgetter|methodcaller|from_bytes|not_|"
+    "lt|le|gt|ge|eq|ne|less.*|greater.*|logical_.*|__.*__"
+)
+"""Functions whose results are the same for many arguments, and different for others."""
+
+_MACHINE = re.compile(
+    "environ.*|getenv|open|read_.*|exists|is_file|eval|exec|compile|globals|locals|vars|dir|id|hash|import_module|time.*|"
+    "monotonic.*|perf_counter.*|process_time.*|now|today|getpid|gethostname|cpu_count|argv|stack|_getframe|gettrace|"
+    "settrace|modules|platform|uname|urandom|default_rng|current_.*|os|sys|random|socket|inspect|gc|ctypes|subprocess|"
+    "threading|datetime|traceback|importlib|builtins|__.*__"
+)
+"""Names of what differs between machines and processes."""
+
+_WHO = re.compile("number|samples|rounds?|clients|participants|senders?|path")
+"""Attributes that differ between clients or rounds."""
+
+_OPERATORS = (ast.FloorDiv, ast.Mod, ast.Pow, ast.BitAnd, ast.BitOr, ast.BitXor, ast.LShift, ast.RShift)
+
+
+def _choices(content: bytes) -> Iterator[tuple[tuple[object, ...], int]]:
+    """Kind and constants of each choice, with its line; a condition that only leads to an error is none."""
+    todo: list[ast.AST] = [_parsed(content) or ast.Module([], [])]
+    while todo:
+        node = todo.pop()
+        guards = isinstance(node, ast.Assert) or (
+            isinstance(node, ast.If) and not node.orelse and all(isinstance(each, ast.Raise) for each in node.body)
+        )
+        if guards:
+            continue
+        parts: list[ast.AST] = []
+        if isinstance(node, _DEFINED):
+            parts = [*node.body, *node.args.defaults, *(each for each in node.args.kw_defaults if each)]
+        elif isinstance(node, ast.AnnAssign):
+            parts = [node.target, *([node.value] if node.value else [])]
+        todo += parts or ast.iter_child_nodes(node)
+        if (key := _choice(node)) is not None:
+            yield key, getattr(node, "lineno", 0)
+
+
+def _choice(node: ast.AST) -> tuple[object, ...] | None:
+    key, beside = tuple[object, ...](), list[ast.AST | None]()
+    if isinstance(node, ast.Compare):
+        key, beside = ("compare", *(type(each) for each in node.ops)), [node.left, *node.comparators]
+    elif isinstance(node, ast.If | ast.IfExp | ast.While | ast.Match | ast.BoolOp | ast.ExceptHandler):
+        key = ("if",)
+    elif isinstance(node, ast.comprehension) and node.ifs:
+        key = ("if", len(node.ifs))
+    elif isinstance(node, ast.Slice):
+        key, beside = ("slice",), [node.lower, node.upper, node.step]
+    elif isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, _OPERATORS):
+        beside = [node.left, node.right] if isinstance(node, ast.BinOp) else [node.value]
+        key = (type(node.op),)
+    elif isinstance(node, ast.Call) and _SELECTS.fullmatch(name := _last(node.func)):
+        key, beside = ("call", name), [*node.args]
+    elif isinstance(node, ast.Name | ast.Attribute | ast.alias) and not isinstance(
+        getattr(node, "ctx", None), ast.Store
+    ):
+        name, who = _last(node), isinstance(node, ast.Attribute) and _WHO.fullmatch(_last(node))
+        key = ("reads", name) if who or _MACHINE.fullmatch(name) else ()
+    constants = [ast.dump(each) for each in beside if isinstance(each, ast.Constant | ast.UnaryOp)]
+    return (*key, *sorted(constants)) if key else None
+
+
+def _last(node: ast.AST) -> str:
+    """The last name of a dotted name; of an import, the first."""
+    if isinstance(node, ast.alias):
+        return node.name.partition(".")[0]
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _edited(before: bytes, now: bytes) -> set[int]:

@@ -2,7 +2,7 @@
 
 1. The files that differ from the target branch are named, with the parts of the study behind which they are.
 2. The cells behind them run by the code before and after, from the same fresh keys (`gate.replay`).
-3. What differs must be acknowledged. Changed lines that did not run, and changed files that decide the verdict, must be
+3. What differs must be acknowledged. Changed lines that did not run, new choices, and changed files that decide must be
    accepted by a person.
 4. The messages of changed defenses are tested against the distribution of the old messages.
 5. The measures of both runs are judged by the rules of `gate.judge`.
@@ -24,7 +24,7 @@ from leakgauge.harness.core.labels import UNDEFENDED, counted
 from leakgauge.harness.core.stats import Numbers, holm
 from leakgauge.harness.gate import rules as statistics
 from leakgauge.harness.gate.baseline import Baseline
-from leakgauge.harness.gate.changes import Changes, changes_since
+from leakgauge.harness.gate.changes import Changes, changes_since, new_choices
 from leakgauge.harness.gate.judge import Check, Outcome, Verdict, judge
 from leakgauge.harness.gate.measure import DIGITS, Measured, key_end, measured
 from leakgauge.harness.gate.replay import Replay, differences, replay
@@ -107,6 +107,7 @@ def _judged(replayed: Replay, held: Trusted, changes: Changes, own: Baseline, nu
         notes, problems = [*notes, *judged.warnings], judged.problems
         unaccepted += _unacknowledged(replayed, changed, changes, own, held.baseline)
         unaccepted += _not_run(after.left)
+        unaccepted += _untried(new_choices(changes, replayed.behind.files))
         notes.append(f"replayed from {number} by the code of {changes.before[:12]} and by this code: --draw repeats it")
         unchanged = max(0, unchanged - len(ran.measures))
     checks.sort(key=lambda check: list(Verdict).index(check.verdict))
@@ -152,8 +153,17 @@ def _unacknowledged(replayed: Replay, changed: Changed, changes: Changes, own: B
 def _not_run(left: dict[str, list[int]]) -> Iterable[str]:
     for file, numbers in left.items():
         if numbers:
-            words = f"{', '.join(map(str, numbers[:8]))}{' ...' * (len(numbers) > 8)}"
-            yield f"changed, but not run by any replay, so nothing is known of it: {file}, lines {words}"
+            yield f"changed, but not run by any replay, so nothing is known of it: {file}, lines {_listed(numbers)}"
+
+
+def _untried(choices: dict[str, list[int]]) -> Iterable[str]:
+    for file, numbers in choices.items():
+        what = "a new condition, minimum, slice, or fact of the client, round or machine"
+        yield f"{what}, of which a replay tries only some cases: {file}, lines {_listed(numbers)}"
+
+
+def _listed(numbers: list[int]) -> str:
+    return f"{', '.join(map(str, numbers[:8]))}{' ...' * (len(numbers) > 8)}"
 
 
 def _ends(cells: Iterable[Cell]) -> set[str]:
