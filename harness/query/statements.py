@@ -133,7 +133,10 @@ class Statement:
         """Whether a question with these paths may give evidence; a filter on a path that it lacks asks nothing."""
         sides = [flat(self.at) | flat(side) for side in ((self.a, self.b) if self.b else (self.a,))]
         return any(
-            all(at.get(name, level) in (level if isinstance(level, list) else [level]) for name, level in side.items())
+            all(
+                name not in at or at[name] in (level if isinstance(level, list) else [level])
+                for name, level in side.items()
+            )
             for side in sides
         )
 
