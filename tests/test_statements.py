@@ -325,3 +325,11 @@ def test_a_computed_side_without_seeds_is_paired_with_every_seed():
     found = values({("a", 1): 0.8}, noise=0.001)
     found.append(Value("accuracy", 0.2, B, exact=True))
     assert verdict(found, "above", a=A, b=B).verdict is Verdict.CONFIRMED
+
+
+def test_a_statement_asks_for_the_cells_that_its_filters_allow():
+    asking = Statement("a claim", "below", "loss", a={"defense": {"bits": [1, 2]}}, at={"round": [20, 40]}, value=1.0)
+    assert asking.asks({"defense.bits": 2})  # a cell has no round: its training has all
+    assert not asking.asks({"defense.bits": 3})
+    assert asking.asks({"defense.bits": 1, "round": 40})
+    assert not asking.asks({"defense.bits": 1, "round": 30})
