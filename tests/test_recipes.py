@@ -337,10 +337,10 @@ def test_each_look_spends_its_share_and_a_decided_statement_stays_as_it_was_seen
 
 
 @by_rows(
-    ("federation.rounds", "another regime, federation.rounds: 2, as printed 50"),
+    ("federation.rounds", "another regime, federation.rounds: 2, at the size paper 50"),
     (
         "federation.rounds / federation.clients",
-        "another regime, federation.rounds / federation.clients: 1, as printed 25",
+        "another regime, federation.rounds / federation.clients: 1, at the size paper 25",
     ),
     ("records * federation.clients", None),
 )

@@ -182,7 +182,7 @@ def _regimes(recipe: str, numbers: Sequence[str], whole: list[Table], rows: list
         ratio = max(max(a / b, b / a) for a, b in zip(*ends, strict=True))
         if ratio > ANOTHER:
             there, here = (" to ".join(dict.fromkeys(f"{end:.3g}" for end in each)) for each in ends)
-            yield f"another regime, {number}: {here}, as printed {there}"
+            yield f"another regime, {number}: {here}, at the size paper {there}"
 
 
 def _numbers(number: str, rows: list[Table]) -> list[float]:
