@@ -131,6 +131,12 @@ def test_a_new_choice_is_found(text, new, here):
     assert found == ({"own/noise.py": [2]} if new else {})
 
 
+def test_a_condition_that_changes_a_value_is_no_guard(here):
+    text = "def f(noise, n):\n    if noise.mul_(n <= 50) is None:\n        raise ValueError\n    return noise\n"
+    write("own/noise.py", text)
+    assert new_choices(changes_since("main"), ["own/noise.py"]) == {"own/noise.py": [2]}
+
+
 @by_rows(
     ("def f(first, turn):\n    return first if turn > 3 else other(first[:2])\n",),
     ("def f(x, t):\n    late = t > 3\n    if late:\n        return x\n    part = x[:2]\n    return other(part)\n",),

@@ -228,19 +228,31 @@ def _choices(content: bytes) -> Iterator[tuple[tuple[object, ...], int]]:
     todo: list[ast.AST] = [_parsed(content) or ast.Module([], [])]
     while todo:
         node = todo.pop()
-        guards = isinstance(node, ast.Assert) or (
-            isinstance(node, ast.If) and not node.orelse and all(isinstance(each, ast.Raise) for each in node.body)
-        )
-        if guards:
+        if _guards(node):
             continue
         parts: list[ast.AST] = []
         if isinstance(node, _DEFINED):
-            parts = [*node.body, *node.args.defaults, *(each for each in node.args.kw_defaults if each)]
+            parts = [
+                *node.decorator_list,
+                *node.body,
+                *node.args.defaults,
+                *(each for each in node.args.kw_defaults if each),
+            ]
         elif isinstance(node, ast.AnnAssign):
             parts = [node.target, *([node.value] if node.value else [])]
         todo += parts or ast.iter_child_nodes(node)
         if (key := _choice(node)) is not None:
             yield key, getattr(node, "lineno", 0)
+
+
+def _guards(node: ast.AST) -> bool:
+    """Whether a statement only raises an error, and its condition calls nothing that could change a value."""
+    raises = isinstance(node, ast.If) and not node.orelse and all(isinstance(each, ast.Raise) for each in node.body)
+    if not isinstance(node, ast.If | ast.Assert) or not (raises or isinstance(node, ast.Assert)):
+        return False
+    inner = [*ast.walk(node.test)]
+    calls = {ast.unparse(each.func) for each in inner if isinstance(each, ast.Call)}
+    return calls <= {"len", "abs", "isinstance"} and not any(isinstance(each, ast.NamedExpr) for each in inner)
 
 
 def _choice(node: ast.AST) -> tuple[object, ...] | None:

@@ -337,7 +337,7 @@ def _begin(line: Line, number: int, root: Path, allow_code: bool) -> None:
 
 
 def _spread(settings: Sequence[dict[str, Scalar]], number: int) -> list[dict[str, Scalar]]:
-    """This many, each the first of those whose pairs of values came least often, beside what is even."""
+    """This many, each the first of those whose pairs of values came least often for their number."""
     kinds = {name: len({each[name] for each in settings}) for name in settings[0]}
     left, seen = list(settings), Counter[object]()
 
