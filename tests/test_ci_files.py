@@ -42,6 +42,13 @@ def write(text, at):
     (at / "mine" / "defenses.py").write_text(text)
 
 
+def commit(at):
+    (at / ".gitignore").write_text("runs/\n__pycache__/\n")
+    git("init", "--quiet", "--initial-branch", "main", at=at)
+    git("add", "--all", at=at)
+    git("commit", "--quiet", "-m", "a defense, and what it leaks", at=at)
+
+
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory):
     """The repository of somebody with a defense: a study, a baseline, a branch with the weaker defense, an origin."""
@@ -50,10 +57,7 @@ def foreign(tmp_path_factory):
     for words in (INIT, MAKE):
         done = leakgauge(*words, at=at)
         assert done.returncode == 0, done.stdout + done.stderr
-    (at / ".gitignore").write_text("runs/\n__pycache__/\n")
-    git("init", "--quiet", "--initial-branch", "main", at=at)
-    git("add", "--all", at=at)
-    git("commit", "--quiet", "-m", "a defense, and what it leaks", at=at)
+    commit(at)
     git("switch", "--quiet", "-c", "change", at=at)
     git("commit", "--quiet", "--allow-empty", "-m", "nothing yet", at=at)
     git("switch", "--quiet", "-c", "weaker", at=at)
@@ -81,6 +85,7 @@ def test_three_commands_lead_from_an_empty_folder_to_the_first_red(tmp_path):
     for words in (INIT, MAKE):
         done = leakgauge(*words, at=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
+    commit(tmp_path)
     write(WEAKER, tmp_path)
     red = leakgauge(*GATE, at=tmp_path)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
