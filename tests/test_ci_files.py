@@ -78,7 +78,7 @@ def checkout(foreign, tmp_path):
     return made
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_three_commands_lead_from_an_empty_folder_to_the_first_red(tmp_path):
     write(DEFENSE, tmp_path)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -94,7 +94,7 @@ def test_three_commands_lead_from_an_empty_folder_to_the_first_red(tmp_path):
     assert after.ru_utime - before.ru_utime < 2 * 180  # three minutes on two cores
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_the_action_is_red_where_the_defense_got_weaker_and_keeps_one_comment(checkout, tmp_path):
     job = Job(tmp_path / "job", checkout("weaker"))
     asked = {"study": "study.toml", "allow_code": "true", "comment": "true"}
@@ -116,7 +116,7 @@ def test_the_action_is_red_where_the_defense_got_weaker_and_keeps_one_comment(ch
     assert "No increase detected" in job.comments[1][1]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_the_template_is_red_where_the_defense_got_weaker_and_else_green(checkout, tmp_path):
     at = checkout("weaker")
     git("update-ref", "-d", "refs/remotes/origin/main", at=at)  # GitLab fetches the merge request only
@@ -132,7 +132,7 @@ def test_the_template_is_red_where_the_defense_got_weaker_and_else_green(checkou
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_the_hooks_pass_where_nothing_changed(checkout):
     at = checkout("change")
     for name, words in {"leakgauge-study": ["study.toml", "--allow-code"], "leakgauge-gate": GATE[1:]}.items():
