@@ -314,18 +314,22 @@ def composed_claim(epsilon: float, delta: float, rounds: int, delta_prime: float
 def fixed_noise(
     users: int, rounds: int, beta: float, power: float, delta: float, channel_seed: int = 0
 ) -> dict[str, float]:
-    """The claims of (13) and (16) if all users spend the share `beta` of their power on noise, at Rayleigh gains.
+    """The claims of (13), (15) and (16) if all users spend the share `beta` of their power on noise, at Rayleigh gains.
 
     The signal is that of the weakest user with the rest of its power; the receiver noise is 1; delta_prime is delta.
 
     Returns:
-        `round_epsilon` of one round; `total_epsilon` and `total_delta` of all.
+        `round_epsilon` of one round; `total_epsilon` and `total_delta` of all; `orthogonal_epsilon` of one round in
+        which each user has a slot and spends the rest of its own power on its gradient, the mean over the users.
     """
     gains = np.array(rayleigh_gains(Key(channel_seed).child("gains"), users))
     aligned, noise = (1 - beta) * power * gains.min(), beta * power * gains.sum() + 1.0
     each = claimed_epsilon(2 * math.sqrt(aligned / noise), delta)
     total = composed_claim(each, delta, rounds, delta)
-    return {"round_epsilon": each, "total_epsilon": total.epsilon, "total_delta": total.delta}
+    mus = 2 * np.sqrt((1 - beta) * power * gains / (beta * power * gains + 1.0))
+    alone = claimed_epsilon(float(mus.mean()), delta)
+    claims = {"round_epsilon": each, "total_epsilon": total.epsilon, "total_delta": total.delta}
+    return claims | {"orthogonal_epsilon": alone}
 
 
 def noise_powers(gains: str, power: float, epsilon: float, delta: float) -> dict[str, float | list[float]]:

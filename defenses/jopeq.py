@@ -12,7 +12,7 @@ from leakgauge.defenses._common.reference import scaled
 from leakgauge.defenses._common.scale import Mode, unclipped
 from leakgauge.defenses._jopeq import privacy
 from leakgauge.defenses._jopeq.distribution import leveled
-from leakgauge.defenses._jopeq.quantizer import CLEAR, Radius, ScalarJoPEQ
+from leakgauge.defenses._jopeq.quantizer import CLEAR, Radius, ScalarJoPEQ, message_bits
 from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up, claim_over
 from leakgauge.harness.core.contract import Link, Setting
 from leakgauge.harness.core.distribution import Laplacian, MessageDistribution
@@ -125,3 +125,12 @@ class JoPEQ(ScalarJoPEQ):
         total = privacy.sphere_epsilon(2 / self.noise_scale, dim)
         tight = even and self.lattice.edge >= 1 / 3
         return cube, Proof.pure(total, rounds, Unit.MESSAGE, why, "closed form, on the sphere", tight=tight), complete
+
+
+def noise_scale(epsilon: float, bits: int, gamma: Radius = "paper") -> float:
+    """b' of the private noise."""
+    return JoPEQ(epsilon=epsilon, bits=bits, gamma=gamma).noise_scale
+
+
+FORMULAS = {"noise_scale": noise_scale, "message_bits": message_bits}
+"""Formulas of the paper that recipes draw."""

@@ -17,7 +17,15 @@ from leakgauge.defenses._common.scale import Mode, unclipped
 from leakgauge.defenses._jopeq import privacy
 from leakgauge.defenses._jopeq.distribution import leveled
 from leakgauge.defenses._jopeq.lattice import Lattice
-from leakgauge.defenses._jopeq.quantizer import CLEAR, Dithered, Radius, draw_student, pair_lattice, student
+from leakgauge.defenses._jopeq.quantizer import (
+    CLEAR,
+    Dithered,
+    Radius,
+    draw_student,
+    message_bits,
+    pair_lattice,
+    student,
+)
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up, claim_over
 from leakgauge.harness.core.contract import Link, Setting
@@ -138,3 +146,7 @@ class JoPEQT(Dithered):
         source, further = added_up("Lang et al. 2022, Thm III.1 and Cor. 1", rounds), (whole, *complete)
         promised, assumes = self.epsilon * rounds, unclipped(self.scale, 2)
         return claim_over(rounds, promised, above, source=source, assumes=assumes, further=further, attained=attained)
+
+
+FORMULAS = {"message_bits": message_bits}
+"""Formulas of the paper that recipes draw."""

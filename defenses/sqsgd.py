@@ -282,5 +282,10 @@ def message_bits(dim: int, ratio: float, bits: int) -> int:
     return SqSGD(ratio=ratio, bits=bits).sent(dim) * bits
 
 
-FORMULAS = {"message_bits": message_bits}
+def reconstruction_bound(entries: int, epsilon: float, a: float = 1.0) -> float:
+    """ln of (9), the bound on the probability of an orthogonal reconstruction of so many entries, with rho_0 = 0."""
+    return math.log(8) / 2 - (entries - 1) * a**2 / 2 + epsilon
+
+
+FORMULAS = {"message_bits": message_bits, "reconstruction_bound": reconstruction_bound}
 """Formulas of the paper that recipes draw."""

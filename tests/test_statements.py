@@ -196,6 +196,7 @@ POINTS = {
     "mixed, below on average": {("a", 1): 0.6, ("b", 1): 0.5, ("a", 2): 0.3, ("b", 2): 0.7},
     "above, and once equal": {("a", 1): 0.9, ("b", 1): 0.5, ("a", 2): 0.6, ("b", 2): 0.603},
     "equal": {("a", 1): 0.5, ("b", 1): 0.5, ("a", 2): 0.6, ("b", 2): 0.6},
+    "mixed, equal on average": {("a", 1): 0.55, ("b", 1): 0.5, ("a", 2): 0.55, ("b", 2): 0.6},
 }
 
 
@@ -205,6 +206,7 @@ POINTS = {
     ("mixed, below on average", "CONTRADICTED"),
     ("above, and once equal", "CONFIRMED"),
     ("equal", "EQUAL"),
+    ("mixed, equal on average", "IN PART"),
 )
 def test_one_statement_gets_one_verdict_and_its_points_are_the_evidence(name, expected):
     judged = verdict(values(POINTS[name], noise=0.002, seeds=6), "above", a=A, b=B, **BITS)
@@ -226,6 +228,17 @@ def test_equal_needs_a_margin_near_zero_and_never_follows_from_noise():
     assert verdict(noisy, "above", a=A, b=B, **BITS).verdict is Verdict.UNRESOLVED
     exact = [Value("accuracy", 0.5, side, exact=True) for side in (A, B)]
     assert verdict(exact, "above", a=A, b=B).verdict is Verdict.EQUAL
+
+
+def test_points_that_are_equal_on_average_are_not_equal_if_one_of_them_is_not():
+    many = range(12)
+    alike = values({(name, bits): 0.5 for name in "ab" for bits in many}, noise=0.008, seed=2)
+    judged = verdict(alike, "above", a=A, b=B, **BITS)
+    assert judged.verdict is Verdict.EQUAL
+    assert sum(one.verdict is Verdict.EQUAL for one in judged.evidence) <= 2  # none decides it alone
+    off = {("a", bits): 0.5 + 0.012 * (-1) ** bits for bits in many} | {("b", bits): 0.5 for bits in many}
+    judged = verdict(values(off, noise=0.008, seed=2), "above", a=A, b=B, **BITS)
+    assert judged.verdict is Verdict.UNRESOLVED
 
 
 def test_our_own_statements_cost_published_ones_no_power():

@@ -34,8 +34,8 @@ class Verdict(StrEnum):
     `Statement.equal`, at some values, and the statement at none. `IN PART`: confirmed on average, but at some values of
     `each` the mean is on the other side by more than `Statement.equal`; or the average decides nothing, and the
     contrary is shown at some values and the statement at others.
-    `EQUAL`: one side should be above the other, but their difference is shown to be smaller than `Statement.equal` at
-    every value of `each`.
+    `EQUAL`: one side should be above the other, but their difference, on average over `each`, is shown to be smaller
+    than `Statement.equal`, and at no value of `each` the mean is larger.
     """
 
     CONFIRMED = "CONFIRMED"
@@ -259,7 +259,8 @@ class _Found:
         if statement.that in ("within", "equals", "flat"):
             p["for_it"] = max(tests.for_it for tests in known)  # differences of both signs have a mean near zero
         if pooled.equal is not None:
-            p["equal"] = max(tests.equal for tests in known if tests.equal is not None)
+            alike = all(tests.equal is None or tests.equal < 0.5 for tests in known)  # each mean is below `equal`
+            p["equal"] = pooled.equal if alike else 1.0
         if len(known) > 1:
             p["far"] = min(1.0, len(known) * min(tests.far for tests in known))
         return cls(statement, cells, pooled, p)
