@@ -1,6 +1,7 @@
 """Clipped per-record gradients against a loop over records in float64, and against opacus."""
 
 import copy
+import gc
 import math
 
 import pytest
@@ -70,6 +71,19 @@ def test_compiled_loops_in_pieces_and_products_of_patches_give_the_same_sum(chan
     for name, value in changed.items():
         monkeypatch.setattr(convolution, name, value)
     assert_is_the_naive_sum(small_task(model, shape_of(model)))
+
+
+def test_no_layer_stays_in_memory_until_a_collection_of_garbage():
+    task = ModelTask(build("cnn-udp", (3, 8, 8), 10))
+    (x, y), tensors = random_examples(4, (3, 8, 8)), task.layout.split(task.init(Key(0)))
+    gc.collect()
+    gc.disable()
+    try:
+        clipped_gradient(task, tensors, x, y, None, 1.0, 4.0)
+        left = [one for one in gc.get_objects() if isinstance(one, clipping._Layer)]
+    finally:
+        gc.enable()
+    assert not left
 
 
 def test_nothing_is_clipped_below_the_bound():

@@ -158,6 +158,7 @@ def _watched_gradients(
     deltas = torch.autograd.grad(loss, [output for _, output, _ in calls], materialize_grads=True)
     with torch.no_grad():
         each = [layer.per_record(delta) for (layer, _, _), delta in zip(calls, deltas, strict=True)]
+    calls.clear()  # else the parameters and their calls refer to each other, and keep all outputs in memory
     return list(itertools.chain.from_iterable(each)), positions, float(len(x))  # the loss is a mean
 
 
