@@ -180,3 +180,16 @@ def test_runs_that_cannot_be_compared_are_no_pass(monkeypatch):
     _, outcome = mechanism._judged(replayed, held, changes, held.baseline, 5)
     assert (outcome.verdict, len(outcome.problems)) == (Verdict.NOT_COMPARABLE, 1)
     assert "the data of 'digits' differ" in outcome.problems[0]
+
+
+def test_changed_files_that_no_cell_reads_are_named():
+    replayed = Replay((), Behind((), {"a cell": ("words.txt",)}, {}), None, None)
+    others = {"studies/mine.toml": "1", "words.txt": "2"} | {f"data/{n:03}.csv": "3" for n in range(60)}
+    held = Trusted(Baseline(measured(), "first"), merge="1" * 40)
+    changes = Changes("1" * 40, {"own/noise.py": "2"}, others, Path())
+    _, outcome = mechanism._judged(replayed, held, changes, held.baseline, 5)
+    assert outcome.warnings == (
+        "changed: own/noise.py, behind no cell of the study",
+        "changed: words.txt, behind a cell",
+        "also changed: data (60 files), studies/mine.toml",
+    )

@@ -46,6 +46,9 @@ _LEAST = 0.01
 _MOST = 6
 """The most differences that are named one by one."""
 
+_FILES = 20
+"""Of more changed files of a folder that no cell reads, only their number is named."""
+
 
 def gate(
     source: str, held: Trusted, own: Baseline, bench: Bench, number: int, listen: Listener | None = None
@@ -120,6 +123,10 @@ def _named(changes: Changes, replayed: Replay) -> Iterable[str]:
         parts = files.get(file, ["no cell of the study"])
         more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
         yield f"changed: {file}, behind {', '.join(parts[:3])}{more}"
+    folders = gathered((file.rpartition("/")[0] or ".", file) for file in sorted(changes.others.keys() - files.keys()))
+    rest = [f"{at} ({len(of)} files)" if len(of) > _FILES else ", ".join(of) for at, of in folders.items()]
+    if rest:
+        yield f"also changed: {', '.join(rest)}"
 
 
 def _without_problems(one: Measured, before: Measured) -> Measured:
