@@ -205,6 +205,7 @@ class _Tests(NamedTuple):
     against: the p-value of the statement; a small value contradicts it.
     far: the same by more than `Statement.equal`.
     equal: the p-value of "the two sides differ"; None: the statement is not that one side is above the other.
+    near: whether the mean difference is below `Statement.equal`.
     """
 
     for_it: float
@@ -213,6 +214,7 @@ class _Tests(NamedTuple):
     seeds: int | None
     far: float
     equal: float | None = None
+    near: bool = True
 
 
 def judge(statements: Sequence[Statement], points: Sequence[Value], level: float = LEVEL) -> list[Judged]:
@@ -259,8 +261,7 @@ class _Found:
         if statement.that in ("within", "equals", "flat"):
             p["for_it"] = max(tests.for_it for tests in known)  # differences of both signs have a mean near zero
         if pooled.equal is not None:
-            alike = all(tests.equal is None or tests.equal < 0.5 for tests in known)  # each mean is below `equal`
-            p["equal"] = pooled.equal if alike else 1.0
+            p["equal"] = pooled.equal if all(tests.near for tests in known) else 1.0
         if len(known) > 1:
             p["far"] = min(1.0, len(known) * min(tests.far for tests in known))
         return cls(statement, cells, pooled, p)
@@ -388,7 +389,8 @@ def _pair(statement: Statement, a: _Side, b: _Side) -> _Tests:
         up = difference if statement.that == "above" else difference._replace(mean=-difference.mean)
         alike = up.within(equal) if abs(margin) < equal else None
         seeds = up.takes(up.mean - margin, LEVEL / 2)
-        return _Tests(up.above(margin), up.below(margin), text, seeds, up.below(margin - equal), alike)
+        near = alike is not None and alike < 0.5
+        return _Tests(up.above(margin), up.below(margin), text, seeds, up.below(margin - equal), alike, near)
     seeds = difference.takes(abs(difference.mean) - margin, LEVEL / 2)
     against = difference.outside(margin)
     return _Tests(difference.within(margin), against, text, seeds, difference.outside(margin + equal))
