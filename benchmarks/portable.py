@@ -18,17 +18,9 @@ from statistics import median
 
 import torch
 
+from leakgauge.harness.core.numerics import AVX2
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import load_study
-
-AVX2 = {
-    "ATEN_CPU_CAPABILITY": "avx2",
-    "MKL_CBWR": "AVX2",
-    "ONEDNN_MAX_CPU_ISA": "AVX2",
-    "OPENBLAS_CORETYPE": "Haswell",
-    "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR",
-}
-"""The variables that keep torch, MKL, oneDNN, OpenBLAS and numpy to AVX2. The compiled loops follow the processor."""
 
 KERNELS: dict[str, dict[str, str]] = {"own": {}, "avx2": AVX2}
 

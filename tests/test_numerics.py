@@ -13,7 +13,7 @@ import pytest
 import threadpoolctl
 import torch
 
-from leakgauge.harness.core.numerics import UNKNOWN, several, stated, unlike
+from leakgauge.harness.core.numerics import AVX2, UNKNOWN, several, stated, unlike
 from leakgauge.harness.core.result import Environment
 from leakgauge.harness.core.sinks import LONGEST
 from leakgauge.harness.core.stored import from_data, to_data
@@ -240,3 +240,35 @@ def test_a_run_states_each_way_in_which_its_results_were_computed():
     assert len(mixed.numerics) == 2
     assert all(one in mixed.numerics for one in (OURS, double.ARITHMETIC))
     assert measured(mixed).numerics == mixed.numerics
+
+
+SMALL = """
+name = "small"
+tasks = [{ data = "digits", model = "mlp-small" }]
+federations = [{ clients = 2, rounds = 1, batch = 1, samples = 20, test_samples = 20, local_steps = 1 }]
+defenses = [{ name = "none" }]
+attacks = [{ name = "prior", guess = "mean", target = { kind = "probe", count = 2 } }]
+lineup = false
+limit = false
+"""
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_the_command_keeps_to_the_kernels_of_avx2_and_its_workers_do(workers, tmp_path):
+    (tmp_path / "small.toml").write_text(SMALL)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(environment._NUMERICAL)}
+    words = [sys.executable, "-P", "-m", "leakgauge", "run", tmp_path / "small.toml", "-o", tmp_path / "out"]
+    set_ = clean | {"LEAKGAUGE_KERNELS": "avx2"}
+    done = subprocess.run([*words, "--workers", workers], capture_output=True, text=True, env=set_)
+    assert done.returncode == 0, done.stderr
+    (stated_,) = load_run(tmp_path / "out").numerics
+    assert stated_.items() >= AVX2.items()
+    assert stated_["vector instructions"] in ("AVX2", "basic")  # basic: a processor that has no AVX2
+
+
+def test_other_kernels_are_refused():
+    words = [sys.executable, "-P", "-m", "leakgauge", "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | {"LEAKGAUGE_KERNELS": "sse"})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "leakgauge: LEAKGAUGE_KERNELS: expected avx2, got 'sse'\n"

@@ -5,6 +5,8 @@ The same code rounds differently with other vector instructions, and a search ca
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from leakgauge.harness.core.labels import counted
@@ -12,7 +14,25 @@ from leakgauge.harness.core.labels import counted
 VECTORS = "vector instructions"
 """The name of torch's level, such as AVX512, in `Environment.numerics`."""
 
+AVX2 = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "MKL_CBWR": "AVX2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "OPENBLAS_CORETYPE": "Haswell",
+    "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR",
+}
+"""The variables that keep torch, MKL, oneDNN, OpenBLAS and numpy to AVX2. The compiled loops follow the processor."""
+
 UNKNOWN = "unknown vector instructions, BLAS and threads"  # of results of earlier versions
+
+
+def choose_kernels() -> None:
+    """Set the variables for `LEAKGAUGE_KERNELS`; before torch and numpy are imported, which read them then."""
+    asked = os.environ.get("LEAKGAUGE_KERNELS", "")
+    if asked not in ("", "avx2"):
+        print(f"leakgauge: LEAKGAUGE_KERNELS: expected avx2, got {asked!r}", file=sys.stderr)
+        sys.exit(2)
+    os.environ.update(AVX2 if asked else {})
 
 
 def unlike(runs: Mapping[str, Sequence[Mapping[str, str]]]) -> str:
