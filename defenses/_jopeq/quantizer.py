@@ -289,4 +289,4 @@ def _step(gamma: Radius, bits: int, variance: float, dimension: int) -> float:
 
 def message_bits(dim: int, bits: int) -> int:
     """Bits of the levels of a message for a model of `dim` weights, an even number; the scales are left out."""
-    return dim * (2**bits).bit_length()
+    return dim * (1 << bits).bit_length()
