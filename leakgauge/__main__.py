@@ -3,9 +3,6 @@
 from leakgauge.harness.core.search_path import leave_working_folder
 
 leave_working_folder()  # before other imports, which would find a stranger's modules
-from leakgauge.harness.core.numerics import choose_kernels  # noqa: E402
-
-choose_kernels()  # before other imports, of torch among them
 from leakgauge.harness.cli.main import main  # noqa: E402
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from leakgauge.harness.cli.own import doctor, new
 from leakgauge.harness.cli.report import compare, export, report, sign, verify, view
 from leakgauge.harness.cli.reproduce import reproduce
 from leakgauge.harness.cli.run import run, show
+from leakgauge.harness.core.numerics import choose_kernels
 from leakgauge.harness.core.search_path import leave_working_folder
 from leakgauge.harness.core.sinks import any_encoding, say
 
@@ -108,6 +109,9 @@ def main() -> None:
     leave_working_folder()
     for stream in (sys.stdout, sys.stderr):
         any_encoding(stream)
+    if problem := choose_kernels():
+        say(f"leakgauge: {problem}", err=True)
+        sys.exit(2)
     try:
         app()
     except Exception:  # the interpreter would print the error message unescaped

@@ -6,7 +6,6 @@ The same code rounds differently with other vector instructions, and a search ca
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from leakgauge.harness.core.labels import counted
@@ -26,13 +25,11 @@ AVX2 = {
 UNKNOWN = "unknown vector instructions, BLAS and threads"  # of results of earlier versions
 
 
-def choose_kernels() -> None:
-    """Set the variables for `LEAKGAUGE_KERNELS`; before torch and numpy are imported, which read them then."""
+def choose_kernels() -> str:
+    """Set the variables for `LEAKGAUGE_KERNELS`, which torch and numpy read when they are imported; what is wrong."""
     asked = os.environ.get("LEAKGAUGE_KERNELS", "")
-    if asked not in ("", "avx2"):
-        print(f"leakgauge: LEAKGAUGE_KERNELS: expected avx2, got {asked!r}", file=sys.stderr)
-        sys.exit(2)
-    os.environ.update(AVX2 if asked else {})
+    os.environ.update(AVX2 if asked == "avx2" else {})
+    return "" if asked in ("", "avx2") else f"LEAKGAUGE_KERNELS: expected avx2, got {asked!r}"
 
 
 def unlike(runs: Mapping[str, Sequence[Mapping[str, str]]]) -> str:
