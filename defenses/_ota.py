@@ -327,9 +327,8 @@ def fixed_noise(
     each = claimed_epsilon(2 * math.sqrt(aligned / noise), delta)
     total = composed_claim(each, delta, rounds, delta)
     mus = 2 * np.sqrt((1 - beta) * power * gains / (beta * power * gains + 1.0))
-    alone = claimed_epsilon(float(mus.mean()), delta)
-    claims = {"round_epsilon": each, "total_epsilon": total.epsilon, "total_delta": total.delta}
-    return claims | {"orthogonal_epsilon": alone}
+    alone = {"orthogonal_epsilon": claimed_epsilon(float(mus.mean()), delta)}
+    return {"round_epsilon": each, "total_epsilon": total.epsilon, "total_delta": total.delta} | alone
 
 
 def noise_powers(gains: str, power: float, epsilon: float, delta: float) -> dict[str, float | list[float]]:

@@ -36,6 +36,7 @@ from leakgauge.defenses._jopeq.privacy import SHIPPED, Student
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Arithmetic, Claim, Proof, nothing_promised
+from leakgauge.harness.core.codec import width_of
 from leakgauge.harness.core.contract import Apart, Likelihood, Link, Links, Setting
 from leakgauge.harness.core.distribution import MessageDistribution, Normal
 from leakgauge.harness.core.rng import Key
@@ -289,4 +290,4 @@ def _step(gamma: Radius, bits: int, variance: float, dimension: int) -> float:
 
 def message_bits(dim: int, bits: int) -> int:
     """Bits of the levels of a message for a model of `dim` weights, an even number; the scales are left out."""
-    return dim * (1 << bits).bit_length()
+    return dim * width_of(2**bits + 1)
