@@ -18,7 +18,7 @@ from statistics import median
 
 import torch
 
-from leakgauge.harness.core.numerics import AVX2
+from leakgauge.harness.cli.main import AVX2
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import load_study
 

@@ -13,7 +13,8 @@ import pytest
 import threadpoolctl
 import torch
 
-from leakgauge.harness.core.numerics import AVX2, UNKNOWN, several, stated, unlike
+from leakgauge.harness.cli.main import AVX2
+from leakgauge.harness.core.numerics import UNKNOWN, several, stated, unlike
 from leakgauge.harness.core.result import Environment
 from leakgauge.harness.core.sinks import LONGEST
 from leakgauge.harness.core.stored import from_data, to_data
@@ -265,6 +266,14 @@ def test_the_command_keeps_to_the_kernels_of_avx2_and_its_workers_do(workers, tm
     (stated_,) = load_run(tmp_path / "out").numerics
     assert stated_.items() >= AVX2.items()
     assert stated_["vector instructions"] in ("AVX2", "basic")  # basic: a processor that has no AVX2
+
+
+def test_numpy_is_imported_after_the_kernels_are_chosen():
+    code = "import atexit; from leakgauge.harness.cli.main import main; atexit.register(see); main()"
+    see = "def see(): import numpy; print(numpy._core._multiarray_umath.__cpu_features__['X86_V4'])\n"
+    words = [sys.executable, "-c", see + code, "--version"]
+    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | {"LEAKGAUGE_KERNELS": "avx2"})
+    assert done.stdout.splitlines()[1:] == ["False"], done.stderr
 
 
 def test_other_kernels_are_refused():

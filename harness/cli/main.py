@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -23,7 +24,6 @@ from leakgauge.harness.cli.own import doctor, new
 from leakgauge.harness.cli.report import compare, export, report, sign, verify, view
 from leakgauge.harness.cli.reproduce import reproduce
 from leakgauge.harness.cli.run import run, show
-from leakgauge.harness.core.numerics import choose_kernels
 from leakgauge.harness.core.search_path import leave_working_folder
 from leakgauge.harness.core.sinks import any_encoding, say
 
@@ -104,14 +104,31 @@ _add(show_baseline, None, _BASE, "baseline show baselines/mine.json")
 _add(diff, None, _BASE, "baseline diff old.json new.json")
 
 
+AVX2 = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "MKL_CBWR": "AVX2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "OPENBLAS_CORETYPE": "Haswell",
+    "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR",
+}
+"""The variables that keep torch, MKL, oneDNN, OpenBLAS and numpy to AVX2. The compiled loops follow the processor."""
+
+
+def _choose_kernels() -> None:
+    """Set the variables for `LEAKGAUGE_KERNELS`, before anything imports numpy or torch, which then read them."""
+    asked = os.environ.get("LEAKGAUGE_KERNELS", "")
+    if asked not in ("", "avx2"):
+        say(f"leakgauge: LEAKGAUGE_KERNELS: expected avx2, got {asked!r}", err=True)
+        sys.exit(2)
+    os.environ.update(AVX2 if asked else {})
+
+
 def main() -> None:
     """Run the command line of this process."""
     leave_working_folder()
     for stream in (sys.stdout, sys.stderr):
         any_encoding(stream)
-    if problem := choose_kernels():
-        say(f"leakgauge: {problem}", err=True)
-        sys.exit(2)
+    _choose_kernels()
     try:
         app()
     except Exception:  # the interpreter would print the error message unescaped

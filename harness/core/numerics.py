@@ -5,7 +5,6 @@ The same code rounds differently with other vector instructions, and a search ca
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 
 from leakgauge.harness.core.labels import counted
@@ -13,23 +12,7 @@ from leakgauge.harness.core.labels import counted
 VECTORS = "vector instructions"
 """The name of torch's level, such as AVX512, in `Environment.numerics`."""
 
-AVX2 = {
-    "ATEN_CPU_CAPABILITY": "avx2",
-    "MKL_CBWR": "AVX2",
-    "ONEDNN_MAX_CPU_ISA": "AVX2",
-    "OPENBLAS_CORETYPE": "Haswell",
-    "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR",
-}
-"""The variables that keep torch, MKL, oneDNN, OpenBLAS and numpy to AVX2. The compiled loops follow the processor."""
-
 UNKNOWN = "unknown vector instructions, BLAS and threads"  # of results of earlier versions
-
-
-def choose_kernels() -> str:
-    """Set the variables for `LEAKGAUGE_KERNELS`, which torch and numpy read when they are imported; what is wrong."""
-    asked = os.environ.get("LEAKGAUGE_KERNELS", "")
-    os.environ.update(AVX2 if asked == "avx2" else {})
-    return "" if asked in ("", "avx2") else f"LEAKGAUGE_KERNELS: expected avx2, got {asked!r}"
 
 
 def unlike(runs: Mapping[str, Sequence[Mapping[str, str]]]) -> str:
