@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from leakgauge.attacks._engine.bottleneck import Without
 from leakgauge.attacks._engine.closed_form import dense_stack_of
 from leakgauge.attacks._engine.objective import received_gradients
 from leakgauge.attacks._engine.reconstruct import failed, unusable
@@ -79,7 +80,8 @@ class Imprint(Attack):
     def broadcast(self, seen: Observation, key: Key) -> Vector:
         """The imprint: directions and quantiles of the auxiliary data, and one code for each class."""
         assert seen.auxiliary is not None
-        task = seen.task
+        own = Without.of(seen.task)
+        task = own.task
         assert isinstance(task, ModelTask)
         structure = _structure(task)
         if isinstance(structure, str):
@@ -103,16 +105,18 @@ class Imprint(Attack):
         for middle in tensors[2:-2:2]:
             middle[0] = 1.0  # one unit adds up all units before it; the others are off
         tensors[-2].add_(code[:, None])
-        return params
+        return own.silenced(params)
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
         """The records found, in no order, then the fillers; the objective is the unexplained energy of all bins."""
         assert seen.auxiliary is not None
-        assert isinstance(seen.task, ModelTask)
+        own = Without.of(seen.task)
+        task = own.task
+        assert isinstance(task, ModelTask)
         (messages, model, _), targets = seen.observed_rounds[0], received_gradients(seen, softmax=True).double()
-        layer, like = _read(seen.task, model.params), seen.task.model.scale.apply(seen.auxiliary.x)
-        both = zip(messages, targets, strict=True)
-        return Reconstruction(tuple(_guess(seen.task, layer, message, target, like) for message, target in both))
+        layer, like = _read(task, model.params[own.kept]), task.model.scale.apply(seen.auxiliary.x)
+        both = zip(messages, targets[:, own.kept], strict=True)
+        return Reconstruction(tuple(_guess(task, layer, message, target, like) for message, target in both))
 
 
 class _Layer(NamedTuple):

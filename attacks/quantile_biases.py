@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from leakgauge.attacks._engine.bottleneck import Without
 from leakgauge.attacks._engine.closed_form import neurons_of
 from leakgauge.attacks._engine.objective import received_gradients
 from leakgauge.attacks._engine.prior import prior_of
@@ -75,26 +76,29 @@ class QuantileBiases(Attack):
         """The honest model with other biases."""
         assert seen.auxiliary is not None
         assert seen.model is not None
-        structure, _, head = neurons_of(seen.task, seen.model.params, "quantile-biases")
-        tensors, owned = [*structure.split(seen.model.params)], 0
+        own = Without.of(seen.task)
+        params = seen.model.params[own.kept]
+        structure, _, head = neurons_of(own.task, params, "quantile-biases")
+        tensors, owned = [*structure.split(params)], 0
         for at, layer in enumerate(structure.layers[: structure.first_dense]):
             owned += layer.owns
             if isinstance(layer, Conv) and layer.owns == 2:
                 values = structure.front(at + 1)(tensors[:owned], seen.auxiliary.x[:300], None)
                 values = values.transpose(0, 1).flatten(1)
                 tensors[owned - 1] = tensors[owned - 1] - values.kthvalue(1 + int(_OFF * values.shape[1]), 1).values
-        _, front, _ = neurons_of(seen.task, structure.join(tensors), "quantile-biases")
+        _, front, _ = neurons_of(own.task, structure.join(tensors), "quantile-biases")
         values = front(seen.auxiliary.x) @ head[0].T
         shares = torch.logspace(-math.log10(self.batch), math.log10(_OFTEN), len(head[1]))
         ranks = (shares[torch.from_numpy(rng.permutation(key, len(shares)))] * len(values)).long()
         tensors[owned + 1] = -values.sort(0, descending=True).values.gather(0, ranks[None])[0]
-        return structure.join(tensors)
+        return own.silenced(structure.join(tensors))
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
         """The certified records, in no order, then the fillers."""
         assert seen.auxiliary is not None
-        (messages, model, _), targets = seen.observed_rounds[0], received_gradients(seen, softmax=True)
-        structure, front, head = neurons_of(seen.task, model.params, "quantile-biases")
+        own, (messages, model, _) = Without.of(seen.task), seen.observed_rounds[0]
+        params, targets = model.params[own.kept], received_gradients(seen, softmax=True)[:, own.kept]
+        structure, front, head = neurons_of(own.task, params, "quantile-biases")
         like, head, guesses = front(seen.auxiliary.x), [tensor.double() for tensor in head], list[Guess]()
         for message, target in zip(messages, targets, strict=True):
             if why := unusable(target) or ("the update has several steps" if message.steps > 1 else ""):
@@ -105,13 +109,15 @@ class QuantileBiases(Attack):
             shown = target.new_zeros(len(found), len(target))  # gradients of records for which only one neuron fires
             weight, bias = structure.split(shown)[-len(head) :][:2]
             weight[:, 0], bias[:, 0] = found, 1.0
-            guesses.append(self._guess(seen, message, shown, y, rest, key))
+            guesses.append(self._guess(replace(seen, task=own.task), params, message, shown, y, rest, key))
         return Reconstruction(tuple(guesses))
 
-    def _guess(self, seen: Observation, message: Message, shown: Tensor, y: Tensor, rest: float, key: Key) -> Guess:
+    def _guess(
+        self, seen: Observation, params: Tensor, message: Message, shown: Tensor, y: Tensor, rest: float, key: Key
+    ) -> Guess:
         """The images behind the gradients `shown` [k, d], then the fillers; `rest` is the objective."""
         assert seen.auxiliary is not None
-        params, missing, used = seen.observed_rounds[0].model.params, message.images - len(y), 1
+        missing, used = message.images - len(y), 1
         known = Features.of(seen.task, params, shown) if len(y) else None
         if known is None:
             return failed(seen.task, message, "no neuron certifies a single record: noise, or too many records")

@@ -19,7 +19,9 @@ from torch import Tensor
 from torch.linalg import LinAlgError, inv_ex, solve_ex, svd  # type: ignore[attr-defined]  # public, not in __all__
 from torch.nn.functional import linear, one_hot, relu
 
+from leakgauge.attacks._engine.bottleneck import Without
 from leakgauge.attacks._engine.closed_form import Unsolvable, dense_stack_of
+from leakgauge.attacks._engine.labels import labels_of
 from leakgauge.attacks._engine.objective import received_gradients
 from leakgauge.attacks._engine.reconstruct import failed, unusable
 from leakgauge.harness.core import rng
@@ -33,6 +35,7 @@ _UNEXPLAINED = 0.5
 """Largest share of a tensor of the received gradient that the batch may leave unexplained, up to a factor: exact
 batches left at most 1e-11, batches with some correct images 0.03 to 0.57, chance batches 0.6 to 1, one of them 0.38."""
 
+_FEW = "too few units of the first layer are inactive for an image"
 _ROUNDING = 2.0**-24  # relative rounding of float32, the noise of an exact gradient; larger measured noise replaces it
 _CLEAR = 10.0  # standard deviations of noise within which a slope may be zero; pure noise stays below 4 of them
 _DRAWN = 4096  # maximum number of sets of rows drawn at once: enough to avoid loops, few enough for the memory
@@ -74,7 +77,8 @@ class Spear(Attack):
     Source: Dimitrov et al. 2024, "SPEAR: exact gradient inversion of batches in federated learning". Differs:
         the noise measured in the gradient decides which slopes count as zero; candidates are fitted to all their zeros;
         exchanges also try candidates derived from an image that is known up to its factor; the labels are solved from
-        the last layer's gradient.
+        the last layer's gradient. Behind a bottleneck with noise (`precode`), labels are inferred, in no order, and a
+        batch counts only if its slopes contradict none of its images.
     """
 
     kind: ClassVar[str] = "reconstruction"
@@ -93,14 +97,20 @@ class Spear(Attack):
     def run(self, observation: Observation, key: Key) -> Reconstruction:
         """Inputs, not clipped, each with its label; the objective is the squared distance of the gradients."""
         (messages, model, _), targets = observation.observed_rounds[0], received_gradients(observation, softmax=True)
-        task, guesses, refusal = observation.task, [], _refusal(observation.task, model.params)
-        for message, target in zip(messages, targets, strict=True):
+        own = Without.of(observation.task)
+        task, params, guesses = own.task, model.params[own.kept], list[Guess]()
+        refusal = _refusal(task, params)
+        labels: Sequence[Tensor | None] = [None] * len(targets)
+        if own.whole is not None and not refusal:  # the last layer's input has noise
+            usable = targets.nan_to_num()
+            labels = labels_of(observation, usable, "inferred", key.child("labels"))
+        for message, target, known in zip(messages, targets[:, own.kept], labels, strict=True):
             if failure := refusal or unusable(target):
                 guesses.append(failed(task, message, failure))
                 continue
             try:
                 rows = key.child("rows", message.sender.number)
-                guesses.append(_guess(task, model.params, message, target, self.samples, rows))
+                guesses.append(_guess(task, params, message, target, known, self.samples, rows))
             except (Unsolvable, LinAlgError) as error:
                 guesses.append(failed(task, message, str(error)))
         return Reconstruction(tuple(guesses))
@@ -117,18 +127,27 @@ def _refusal(task: Task, params: Vector) -> str:
     return ""
 
 
-def _guess(task: Task, params: Vector, message: Message, target: Tensor, samples: int, key: Key) -> Guess:
+def _guess(
+    task: Task, params: Vector, message: Message, target: Tensor, labels: Tensor | None, samples: int, key: Key
+) -> Guess:
+    """The batch behind one message; `labels`: None, or those of a message whose scores have noise."""
     structure = dense_stack_of(task)
     assert structure is not None  # else `_refusal` gave a reason
     assert isinstance(task, ModelTask)
     tensors, received = (structure.split(vector.double()) for vector in (params, target))
     batch = _find(_FirstLayer(*tensors[:2], *received[:2]), message.images, samples, key)
-    y = _labels(tensors, received, batch.x)
+    y = _labels(tensors, received, batch.x) if labels is None else labels
     x = task.model.scale.stored(batch.x.reshape(-1, *task.input_shape)).to(params.dtype)
+    if labels is not None:
+        if batch.contradictions:
+            return failed(
+                task, message, f"the images found contradict the gradient: {_FEW}; use map instead", batch.drawn
+            )
+        return Guess(x, y, 0.0, batch.drawn)
     (own,) = gradients(task, params, x[None], one_hot(y, task.classes).to(params.dtype)[None])
     if not bool(own.isfinite().all()) or _unexplained(task, own, target) > _UNEXPLAINED:
         moved = f", or too many are active at some of the {message.steps} steps" if message.steps > 1 else ""
-        why = f"too few units of the first layer are inactive for an image{moved}; use map instead"
+        why = f"{_FEW}{moved}; use map instead"
         return failed(task, message, f"the images found do not explain the gradient: {why}", batch.drawn)
     return Guess(x, y, float((own - target).square().sum()), batch.drawn)
 
@@ -234,8 +253,7 @@ def _find(layer: _FirstLayer, images: int, samples: int, key: Key) -> _Found:
         x = factors.solve(best.columns[None])[0] @ (factors.values[:, None] * factors.right)
         if bool(x.isfinite().all()):
             return _Found(x, best.contradictions, drawn)
-    why = "too few units of the first layer are inactive for an image; use map instead"
-    raise Unsolvable(f"did not find {images} images in {drawn} draws: {why}")
+    raise Unsolvable(f"did not find {images} images in {drawn} draws: {_FEW}; use map instead")
 
 
 def _unit(rows: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, unfold
 
+from leakgauge.attacks._engine.bottleneck import Without
 from leakgauge.attacks._engine.posterior import ByPosterior
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Observation, Task
@@ -71,7 +72,8 @@ class TrapWeights(ByPosterior):
     def broadcast(self, seen: Observation, key: Key) -> Vector:
         """The same parameters in every attacked round."""
         assert seen.auxiliary is not None
-        return _trap(seen.task, seen.auxiliary.x, key.child("trap"))
+        own = Without.of(seen.task)
+        return own.silenced(_trap(own.task, seen.auxiliary.x, key.child("trap")), 1.0)
 
 
 def _trap(task: Task, x: Tensor, key: Key) -> Vector:

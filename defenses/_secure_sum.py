@@ -450,6 +450,11 @@ def _rising(masses: bytes, noises: int, circle: int) -> Numbers:
     return np.asarray(rising / rising[-1], np.float64)
 
 
+def cumulative(masses: Numbers) -> Numbers:
+    """[2 k] the cumulative probabilities of -k to k - 1, by those of -k to k."""
+    return np.cumsum(masses.astype(np.longdouble))[:-1].astype(np.float64)
+
+
 def _longest(center: Numbers) -> float:
     """The largest norm of the rounded numbers."""
     return float(np.linalg.norm(np.where(center < 0, np.floor(center), np.ceil(center))))

@@ -43,7 +43,7 @@ from leakgauge.harness.core.distribution import (
 )
 from leakgauge.harness.core.gaussian import gaussian_epsilon, gaussian_mu
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.threats import ANYBODY
+from leakgauge.harness.core.threats import ANYBODY, LISTED, seeing
 from leakgauge.harness.core.vec import Vector
 
 Calibration = Literal["paper", "zcdp", "tight"]
@@ -346,6 +346,7 @@ Clips = Literal["records", "update"]
 """The vectors that are clipped: each record's gradient, as printed, or the update after local training."""
 
 _EXACT = "analytic Gaussian"
+_MESSAGES = seeing(LISTED, some={"messages"})
 _QUIET = 1e6  # the sum of 1/z^2 of a quieter run; z is then 3e-3 over ten rounds
 _FALLING = "no round's learning rate is above that of round 0"
 
@@ -497,6 +498,13 @@ class UDPRounds(Defense[S, None]):
             further=(*_picked(multipliers, unit, share), self._client(multipliers, setting)),
         )
 
+    def summed_proof(self, history: Sequence[S], setting: Setting, senders: int) -> Proof | None:
+        """For clipped updates, the noises of n clients add up to sqrt(n) times that of one."""
+        if self.clips == "records":
+            return None
+        multipliers = [math.sqrt(senders) * self.noise_multiplier(state, setting) for state in history]
+        return _composed(multipliers, Unit.MESSAGE, "normal noise on clipped updates; rounds compose exactly.")
+
     def violations(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Violation]:
         """The rounds whose learning rate is above that of round 0, for which the noise is calibrated."""
         if _FALLING not in self.assumes(links.setting):
@@ -520,7 +528,7 @@ class UDPRounds(Defense[S, None]):
     def _client(self, multipliers: Sequence[float], setting: Setting) -> Proof:
         if self.clips == "update":
             why = "two clipped updates differ by no more than the sensitivity, whatever their records."
-            return _composed(multipliers, Unit.CLIENT, why)
+            return replace(_composed(multipliers, Unit.CLIENT, why), against=_MESSAGES)
         n = setting.samples
         why = (
             f"all {n} records of the smallest client move its message {n} times as far as one; more for larger clients."

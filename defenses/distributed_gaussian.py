@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
 
-from leakgauge.defenses._secure_sum import Plan, RoundedSum
+from leakgauge.defenses._secure_sum import Plan, RoundedSum, cumulative
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import Event
 from leakgauge.harness.core.distribution import Integers
@@ -50,7 +49,7 @@ class DistributedGaussian(RoundedSum):
     def draw(self, variance: float, n: int, key: Key) -> Integers:
         """Inverts the distribution function at uniform numbers."""
         ends = _ends(variance)
-        return np.searchsorted(ends, rng.uniform(key, (n,), dtype=torch.float64).numpy(), "right") - len(ends) // 2
+        return rng.inverted(key, ends, n) - len(ends) // 2
 
     def masses(self, variance: float) -> Numbers:
         """exp(-z^2 / (2 sigma^2)), normalized."""
@@ -71,4 +70,4 @@ def _masses(variance: float) -> Numbers:
 @functools.lru_cache(maxsize=8)
 def _ends(variance: float) -> Numbers:
     """[2 k] the cumulative probabilities of -k to k - 1."""
-    return np.cumsum(_masses(variance).astype(np.longdouble))[:-1].astype(np.float64)
+    return cumulative(_masses(variance))

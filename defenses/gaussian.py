@@ -120,8 +120,15 @@ class Gaussian(Clipped, Perturbs):
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """(epsilon, delta) for one message; T messages of one client compose to mu sqrt(T)."""
-        rounds = len(history)
-        reason = "normal noise on an update clipped to a public l2 bound; rounds compose exactly."
-        proved = Proof.gaussian(self.sigma / (2 * self.clip), rounds, Unit.MESSAGE, reason)
+        proved = self._proof(len(history), 1)
         source = "Balle & Wang 2018, Thm 8"
-        return claim_over(rounds, proved.epsilon(self.delta), proved, source=source, delta=self.delta)
+        return claim_over(len(history), proved.epsilon(self.delta), proved, source=source, delta=self.delta)
+
+    def summed_proof(self, history: Sequence[None], setting: Setting, senders: int) -> Proof:
+        """Normal noises of n clients add up to sqrt(n) sigma."""
+        return self._proof(len(history), senders)
+
+    def _proof(self, rounds: int, senders: int) -> Proof:
+        reason = "normal noise on an update clipped to a public l2 bound; rounds compose exactly."
+        multiplier = math.sqrt(senders) * self.sigma / (2 * self.clip)
+        return Proof.gaussian(multiplier, rounds, Unit.MESSAGE, reason)

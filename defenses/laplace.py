@@ -21,7 +21,7 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import repeat
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.claim import Claim, Proof, Unit
-from leakgauge.harness.core.concentrated import laplace_l2_scale
+from leakgauge.harness.core.concentrated import laplace_l2, laplace_l2_scale
 from leakgauge.harness.core.contract import Apart, Likelihood, Link, Links, Setting
 from leakgauge.harness.core.distribution import Additive, Laplacian, MessageDistribution, clamped, projected
 from leakgauge.harness.core.rng import Key
@@ -173,6 +173,17 @@ class Laplace(Perturbs):
     def low_noise_variant(self) -> Laplace:
         """The same mechanism with a noise standard deviation of 0.001 times the bound."""
         return replace(self, epsilon=None, noise_std=1e-3 * self._bound)
+
+    def summed_proof(self, history: Sequence[None], setting: Setting, senders: int) -> Proof | None:
+        """For `l2`: a sum of n noises shows no more than n messages with one noise each, of updates 2C/n apart.
+
+        The sum of these n messages has the same distribution, so it is post-processing. rho is that of one message / n.
+        """
+        if self.delta is None:
+            return None
+        each = laplace_l2(2.0 / senders, self.noise_scale / self.clip, setting.dim)
+        why = "Laplace noise on an update in a public l2 ball, whose change splits over these noises."
+        return Proof(repeat(each, senders * len(history)), Unit.MESSAGE, "Renyi divergence", why, tight=False)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Pure epsilon for one coordinate, which adds up over T rounds; (epsilon, delta) of a message for `l2`."""

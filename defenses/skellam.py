@@ -8,13 +8,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from leakgauge.defenses._secure_sum import Plan, RoundedSum
+from leakgauge.defenses._secure_sum import Plan, RoundedSum, cumulative
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import Event
 from leakgauge.harness.core.distribution import Integers
 from leakgauge.harness.core.integer_noise import IntegerNoise, log_skellam, reach
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
+
+_WIDE = 1e6  # the variance from which on a table of all numbers takes longer than Poisson numbers
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,17 @@ class Skellam(RoundedSum):
         ValueError: a parameter is out of range; in `init`, see `RoundedSum.init`.
 
     Source: Agarwal, Kairouz, Liu 2021, "The Skellam mechanism for differentially private federated learning". Differs:
-        see `defenses/_secure_sum.py` and `IntegerNoise`; no amplification by sampling; numpy's generator of Poisson
-        numbers uses float64, so that their probabilities have errors near 1e-15.
+        see `defenses/_secure_sum.py` and `IntegerNoise`; no amplification by sampling; numbers are drawn by float64,
+        from a table or by numpy's generator of Poisson numbers, so that probabilities have errors near 1e-15.
     """
 
     source: ClassVar[str] = "Agarwal, Kairouz, Liu 2021; comparison with normal noise by us"
 
     def draw(self, variance: float, n: int, key: Key) -> Integers:
-        """The difference of two Poisson numbers with half of the variance each."""
+        """Inverts the distribution function; wide noise is the difference of two Poisson numbers."""
+        if variance < _WIDE:
+            ends = _ends(variance)
+            return rng.inverted(key, ends, n) - len(ends) // 2
         return rng.poisson(key.child("up"), variance / 2, n) - rng.poisson(key.child("down"), variance / 2, n)
 
     def masses(self, variance: float) -> Numbers:
@@ -72,3 +77,8 @@ class Skellam(RoundedSum):
 def _masses(variance: float) -> Numbers:
     most = reach(variance, 40.0)
     return np.exp(log_skellam(np.arange(-most, most + 1.0), variance))
+
+
+@functools.lru_cache(maxsize=8)
+def _ends(variance: float) -> Numbers:
+    return cumulative(_masses(variance))

@@ -12,7 +12,7 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import cross_entropy, softplus
 
 from leakgauge import Key, Links, Sender, Setting, rng
-from leakgauge.attacks._engine.bottleneck import before_noise
+from leakgauge.attacks._engine.bottleneck import Without, before_noise
 from leakgauge.attacks._engine.imitation import own_messages, own_updates
 from leakgauge.attacks.lineup import Lineup
 from leakgauge.defenses.precode import Precode
@@ -31,9 +31,11 @@ from leakgauge.harness.learn import models
 from leakgauge.harness.learn.batch import LocalPlan, Work, choose_engine, train_clients
 from leakgauge.harness.learn.gradients import batch_loss
 from leakgauge.harness.study.prepare import load_data, make_task
+from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.score import score_reconstruction
+from leakgauge.harness.study.study import resolve
 from tests.baselines_case import encode, setting_of
-from tests.doubles import function_task, random_examples, small_task
+from tests.doubles import function_task, random_examples, small_task, study_table
 from tests.victims import encoded
 
 KEY = Key(12)
@@ -282,6 +284,64 @@ def test_a_search_with_wrong_noise_fails_and_one_that_reads_what_is_before_it_re
     assert ssim(seen, truth, "dlg", objective="likelihood", evaluations=60, restarts=1).min() > 0.9
     if model == "mlp-small":  # the first dense layer is read as without the defense
         assert ssim(seen, truth, "analytic").min() > 0.999
+
+
+def unordered():
+    """The task of `First`, whose tensors have not the order of its layers."""
+    return dataclasses.replace(small_task(), model=models.build(f"{__name__}:First", (1, 8, 8), 10))
+
+
+@pytest.mark.parametrize(("name", "width"), [("mlp-small", 10), ("mlp-small", 256), ("lenet-dlg", 16), ("", 64)])
+def test_a_server_that_chooses_the_model_silences_the_noise(name, width):
+    plain = small_task(name) if name else unordered()
+    task = plain.under(Precode(width=width).local)
+    own, params, records = Without.of(task), plain.init(KEY), random_examples(3)
+    assert own.task.layout == plain.layout
+    assert own.task.structure.places == plain.structure.places
+    sent = own.silenced(params)
+    assert torch.equal(sent[own.kept], params)
+    torch.testing.assert_close(task.outputs(sent, records.x), plain.outputs(params, records.x))
+    one, two = (noisy_gradients(task, sent, records, KEY.child(noise))[:, own.kept] for noise in "ab")
+    torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-7)
+    without = noisy_gradients(plain, params, records, KEY, noise=False)
+    for at, (found, asked) in enumerate(zip(plain.layout.split(one), plain.layout.split(without), strict=True)):
+        if at != plain.layout.last_matrix:  # this one gets what the codes hold
+            torch.testing.assert_close(found, asked, rtol=1e-3, atol=1e-5)
+
+
+def test_a_bottleneck_that_is_too_narrow_for_the_scores_is_named():
+    own = Without.of(small_task("mlp-small").under(Precode(width=9).local))
+    with pytest.raises(ValueError, match="the bottleneck has 9 numbers, too few to pass on 10 scores"):
+        own.silenced(own.task.init(KEY))
+
+
+def test_a_model_without_a_bottleneck_stays_as_it_is():
+    task = small_task("mlp-small")
+    own, params = Without.of(task), task.init(KEY)
+    assert own.task is task
+    assert own.silenced(params) is params
+
+
+@pytest.mark.parametrize(
+    ("attack", "threat", "batch"),
+    [
+        ("imprint", "malicious-server", 4),
+        ("quantile-biases", "malicious-server", 4),
+        ("trap-weights", "malicious-server", 1),
+        ("spear", "server", 2),
+    ],
+)
+def test_attacks_on_the_first_layer_find_the_records_before_the_noise(attack, threat, batch, tmp_path):
+    federation = {"clients": 4, "samples": 200, "rounds": 1, "algorithm": "fedsgd", "batch": batch}
+    one = {"name": attack, "threat": threat, "target": {"kind": "messages", "count": 4}}
+    run = run_study(
+        resolve(study_table(federation, ["precode"], [one], limit=False)), folder=tmp_path, data=Path(), workers=0
+    )
+    assert not run.failures
+    (result,) = run.results.values()
+    values = [0.0 if value is None else value for value in result.estimate("ssim").values]
+    assert len(values) == 4 * batch
+    assert np.mean(np.array(values) > 0.98) > 0.7
 
 
 def test_a_training_sends_the_wide_layout_and_its_rounds_are_seen():

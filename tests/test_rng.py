@@ -193,3 +193,13 @@ def test_inside_global_generators_a_generator_without_a_seed_follows_from_the_ke
     assert drawn(0) != drawn(1)
     assert len(set(drawn(0))) == 2
     assert np.random.default_rng().random() != np.random.default_rng().random()
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 300, 40_000])
+def test_a_table_is_inverted_as_by_a_search_of_all_its_ends(size):
+    masses = np.random.default_rng(size).exponential(size=size + 1) ** 4
+    ends = np.cumsum(masses / masses.sum())[:-1]
+    drawn = rng.uniform(Key(3), (100_000,), dtype=torch.float64).numpy()
+    found = rng.inverted(Key(3), ends, 100_000)
+    assert found.dtype == np.int64
+    assert (found == np.searchsorted(ends, drawn, "right")).all()

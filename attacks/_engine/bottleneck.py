@@ -11,6 +11,7 @@ Source: Scheliga et al. 2023, "Privacy preserving federated learning with convol
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,9 +21,11 @@ from leakgauge.attacks._engine.matching import Evaluation, Evaluator, Function, 
 from leakgauge.harness.core.contract import Task
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.kernels import Kernel
+from leakgauge.harness.learn.structure import Structure
 from leakgauge.harness.learn.tasks import ModelTask
 
 _ROUNDING = 1e-6  # assumed error of an entry of a gradient, as that of `defenses`
+_SILENT = -30.0  # before the softplus: standard deviations of 1e-13
 
 
 def before_noise(task: Task, params: Vector, targets: Tensor) -> tuple[Function, Tensor] | None:
@@ -51,3 +54,53 @@ def before_noise(task: Task, params: Vector, targets: Tensor) -> tuple[Function,
         return found._replace(gradient=pad(found.gradient, (0, candidates.shape[1] - entries)))
 
     return function, misfit(torch.zeros_like(sought), torch.arange(len(sought), device=sought.device))
+
+
+@dataclass(frozen=True, eq=False)
+class Without:
+    """A model as it is without the bottleneck that a defense inserts; without one, everything stays as it is.
+
+    Attributes:
+        task: the model without the bottleneck.
+        whole: the layers with it; None: there is none.
+        kept: [d] the places of the parameters that stay.
+    """
+
+    task: Task
+    whole: Structure | None
+    kept: Tensor | slice
+
+    @classmethod
+    def of(cls, task: Task) -> Without:
+        """The model without its bottleneck."""
+        structure = task.structure if isinstance(task, ModelTask) else None
+        if not isinstance(task, ModelTask) or structure is None or structure.sampled is None:
+            return cls(task, None, slice(None))
+        plain, owned = structure.unbottlenecked(), len(structure.front(structure.sampled - 1).layout.shapes)
+        places = structure.split(torch.arange(task.layout.dim))
+        kept = plain.join([*places[:owned], *places[owned + 4 :]])
+        return cls(replace(task, model=replace(task.model, apply=plain, start=None)), structure, kept)
+
+    def silenced(self, params: Vector, scale: float = 1e-3) -> Vector:
+        """Parameters [d] with which the whole model has the scores and slopes of these [d'] without the bottleneck.
+
+        For a server that chooses the model: codes have no noise, and hold what the last dense layer reads.
+
+        Args:
+            scale: of the codes. If it is small, their divergence moves no slope; the encoder's gradient is then large.
+
+        Raises:
+            ValueError: the codes have fewer entries than there are classes.
+        """
+        if self.whole is None or self.whole.sampled is None:
+            return params
+        full = params.new_zeros(self.whole.layout.dim)
+        full[self.kept] = params
+        owned = len(self.whole.front(self.whole.sampled - 1).layout.shapes)
+        encoder, spread, decoder, _, last = self.whole.split(full)[owned : owned + 5]
+        width = decoder.shape[1]
+        if len(last) > width:
+            raise ValueError(f"the bottleneck has {width} numbers, too few to pass on {len(last)} scores")
+        read = torch.linalg.qr(last.double().T).Q.to(full)  # [entries, scores or fewer]
+        encoder[: read.shape[1]], decoder[:, : read.shape[1]], spread[width:] = scale * read.T, read / scale, _SILENT
+        return full

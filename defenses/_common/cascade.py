@@ -109,7 +109,7 @@ class Cascade(Wrapper[None, None]):
     # there is no state; the second defense's error changes norms, variances and the distribution of a mean
     default: ClassVar[str] = (
         "correlates init remember exact_likelihood advance compensated stops decode longest error_variance "
-        "aggregate_distribution"
+        "aggregate_distribution summed_proof"
     )
 
     names: tuple[str, str]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from leakgauge.harness.core.accounting import Event, Leak, Pure, epsilon, repeat
-from leakgauge.harness.core.threats import ANYBODY, Threat
+from leakgauge.harness.core.threats import ANYBODY, LISTED, Threat, seeing
 
 _EQUAL = 1e-6  # relative difference of two epsilons that is attributed to rounding
 VACUOUS = 10.0
@@ -20,6 +21,12 @@ _LOOSE = 0.01
 
 EVERY_ROUND = "the client takes part in every round"
 """The assumption behind a sum of epsilons over rounds. A client that misses rounds has a smaller epsilon."""
+
+
+IN_SUMS = "where only sums are seen: all clients of a round send with equal weights, and each keeps its noise secret"
+"""The assumption of the proofs of `in_sums`."""
+
+_SEE_SUMS = seeing(LISTED - {"messages", "shared", "others", "broadcast"}) - {Threat.PARTICIPANT}
 
 
 class Unit(enum.Enum):
@@ -297,6 +304,23 @@ def over_turns(claim: Claim, rounds: int, turns: int) -> Claim:
     if claim.against and rounds > 1:
         assumes += (f"clients take turns, each in at most {turns} of {rounds} rounds",)
     return replace(claim, horizon=Horizon.of(rounds), assumes=assumes, groups=groups)
+
+
+def in_sums(claim: Claim, proof_of: Callable[[int], Proof | None], users: int) -> Claim:
+    """A claim with what is proved for a client against adversaries that see only sums of its round's messages.
+
+    Args:
+        proof_of: the proof where a sum has the noise of so many clients; see `Defense.summed_proof`.
+        users: the clients of a round, all with the same weight.
+    """
+    all_, own = f"the noises of all {users} clients add up", "a client subtracts its own noise from the sum"
+    asked = (users, all_, _SEE_SUMS), (users - 1, own, frozenset({Threat.PARTICIPANT}))
+    proofs = [
+        replace(proof, unit=Unit.CLIENT, reason=f"{why}; {proof.reason}", against=against)
+        for senders, why, against in asked
+        if users > 1 and (proof := proof_of(senders)) is not None
+    ]
+    return replace(claim, further=(*claim.further, *proofs), assumes=(*claim.assumes, *[IN_SUMS][: len(proofs)]))
 
 
 def added_up(source: str, rounds: int) -> str:

@@ -18,7 +18,8 @@ from typing import Any, ClassVar, Generic, NamedTuple, NoReturn, Protocol, TypeV
 import torch
 from torch import Tensor
 
-from leakgauge.harness.core.claim import Arithmetic, Claim, Horizon, Violation, nothing_promised, over_turns
+from leakgauge.harness.core import claim as claims
+from leakgauge.harness.core.claim import Arithmetic, Claim, Horizon, Proof, Violation, nothing_promised
 from leakgauge.harness.core.distribution import MessageDistribution, StepDistribution
 from leakgauge.harness.core.errors import NoLikelihood
 from leakgauge.harness.core.rng import Key
@@ -43,6 +44,8 @@ class Setting:
         momentum: momentum of the local SGD, reset each round.
         optimizer, weight_decay, proximal, participation, server_optimizer, server_momentum, server_lr: see
             `FederationSpec`.
+        equal: whether a round's mean is planned with equal weights and of U messages: clients have the same number of
+            samples, and no number of messages is random.
     """
 
     layout: Layout
@@ -62,6 +65,7 @@ class Setting:
     server_optimizer: str = "sgd"
     server_momentum: float = 0.0
     server_lr: float = 1.0
+    equal: bool = True
 
     @property
     def groups(self) -> int:
@@ -409,6 +413,15 @@ class Guarantee(Generic[S, M]):
         """The claim for the rounds whose states are in `history`, one state per round; by default no promise."""
         return nothing_promised(len(history), f"{type(self).__name__} states no claim.")
 
+    def summed_proof(self, history: Sequence[S], setting: Setting, senders: int) -> Proof | None:
+        """The proof for a client whose message is seen only in a sum of so many messages, each with its own noise.
+
+        All messages have the same weight. `claim_of` sets unit and adversaries of the proof, which joins those of
+        `claim`, unless a subclass changes what is sent or decoded. None: nothing more is proved than for a message that
+        is seen alone.
+        """
+        return None
+
     def violations(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Violation]:
         """How often one round breaks the assumptions of the claim, by their texts in `Claim.assumes`.
 
@@ -583,11 +596,26 @@ def claim_of(defense: Guarantee[Any, Any], history: Sequence[Any], setting: Sett
     spoken = [history[first :: setting.groups] for first in range(min(setting.groups, len(history)))]
     if all(state is None for state in history):
         spoken = spoken[:1]
-    each: list[object] = [defense.claim(states, setting.of_one_client) for states in spoken or [history]]
-    stated: list[Claim] = [claim for claim in each if isinstance(claim, Claim)]
+    spoken, alone = spoken or [history], setting.of_one_client
+    each: list[object] = [defense.claim(states, alone) for states in spoken]
+    users = alone.participants if alone.equal and _adds_up(type(defense)) else 1
+    stated: list[Claim] = [
+        claims.in_sums(claim, partial(defense.summed_proof, states, alone), users)
+        for claim, states in zip(each, spoken, strict=True)
+        if isinstance(claim, Claim)
+    ]
     if len(stated) < len(each):
         name, got = type(defense).__name__, next(claim for claim in each if not isinstance(claim, Claim))
         raise ValueError(f"expected a Claim from {name}.claim, got {got!r}; without `claim` nothing is promised")
     worst = max(stated, key=lambda claim: (claim.proved.epsilon(claim.delta), claim.epsilon))
     worst = dataclasses.replace(worst, arithmetic=defense.arithmetic)
-    return worst if setting.groups == 1 else over_turns(worst, len(history), setting.turns)
+    return worst if setting.groups == 1 else claims.over_turns(worst, len(history), setting.turns)
+
+
+def _adds_up(kind: type) -> bool:
+    """Whether the messages of a class are those of the class that states `summed_proof`."""
+    places = {
+        name: next((at for at, base in enumerate(kind.__mro__) if name in vars(base)), len(kind.__mro__))
+        for name in ("summed_proof", "encode", "transmit", "estimate", "average", "decode")
+    }
+    return min(places.values()) == places["summed_proof"]

@@ -268,6 +268,27 @@ def integers(key: Key, n: int, high: int) -> npt.NDArray[np.int64]:
     return _generator(key).integers(0, high, n)
 
 
+_CELLS = 1 << 14  # equal parts of [0, 1), in most of which all numbers give one draw
+
+
+def inverted(key: Key, ends: npt.NDArray[np.float64], n: int) -> npt.NDArray[np.int64]:
+    """n draws of 0, 1, ..., len(ends) with the cumulative probabilities `ends`, by inversion at uniform numbers."""
+    drawn = _generator(key).random(n)
+    first, several = _guide(ends.tobytes())
+    cells = (drawn * _CELLS).astype(np.int64)
+    found = first[cells].astype(np.int64)
+    (unsure,) = several[cells].nonzero()
+    found[unsure] = np.searchsorted(ends, drawn[unsure], "right")
+    return found
+
+
+@functools.lru_cache(maxsize=8)
+def _guide(ends: bytes) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
+    """[_CELLS] the draw at the start of each cell of [0, 1), and whether the cell has other draws, too."""
+    starts = np.searchsorted(np.frombuffer(ends), np.arange(_CELLS + 1) / _CELLS, "right").astype(np.int32)
+    return starts[:-1], starts[:-1] != starts[1:]
+
+
 def poisson(key: Key, mean: float, n: int) -> npt.NDArray[np.int64]:
     """n draws of a Poisson distribution; its mean is at most 2^62."""
     return _generator(key).poisson(mean, n)

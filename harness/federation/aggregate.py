@@ -55,7 +55,7 @@ class Aggregated(Wrapper[Any, Any]):
     analog: ClassVar[bool] = True
     delegated: ClassVar[str] = (
         "randomized relies promises arithmetic local step_noise training_noise parts init remember advance compensated "
-        "stops state_metrics step_distribution violations claim parameters"
+        "stops state_metrics step_distribution violations claim summed_proof parameters"
     )
     # a sum shows no header, its errors have Fisher information, and the server refuses no sum
     default: ClassVar[str] = "correlates plaintext_statistic read_plaintext_statistic error_variance longest average"

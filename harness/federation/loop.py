@@ -107,6 +107,7 @@ def setting_of(layout: Layout, spec: FederationSpec, sizes: Sequence[int], rule:
         lr=spec.lr,
         batch=plan.batch,
         samples=min(sizes),
+        equal=min(sizes) == max(sizes) and spec.participation != "poisson" and not spec.dropout,
         momentum=plan.momentum,
         optimizer=plan.optimizer,
         weight_decay=plan.weight_decay,

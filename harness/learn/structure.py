@@ -193,6 +193,16 @@ class Structure:
             places = (*moved[:owned], *range(first, first + 4), *moved[owned:])
         return replace(self, layers=(*self.layers[:at], *own, *self.layers[at:]), names=names, places=places)
 
+    def unbottlenecked(self) -> Structure:
+        """The layers before `bottlenecked`."""
+        assert self.sampled is not None
+        at = self.sampled - 1  # that of the encoder
+        owned = len(self.front(at).layout.shapes)
+        names, places = self.names[:owned] + self.names[owned + 4 :], [*self.places[:owned], *self.places[owned + 4 :]]
+        first = min(self.places[owned : owned + 4], default=0)
+        places = [place - 4 * (place > first) for place in places]
+        return replace(self, layers=self.layers[:at] + self.layers[at + 3 :], names=names, places=tuple(places))
+
     def divergence(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
         """[b] the weighted divergence of each record's code; arguments as for a call."""
         assert self.sampled is not None

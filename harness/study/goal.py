@@ -17,6 +17,7 @@ from statistics import fmean, median
 from typing import ClassVar, Literal, NamedTuple
 
 from leakgauge.harness.core import accounting
+from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.cell import Cell, PartSpec, Scalar, TrainingSpec
 from leakgauge.harness.core.claim import Unit
 from leakgauge.harness.core.labels import UNDEFENDED, value_text
@@ -279,11 +280,13 @@ def proved_at(spec: TrainingSpec, goal: Goal, root: Path) -> tuple[float, str]:
     except ValueError:  # the parameter is out of the defense's range
         return math.inf, ""
     delta = claim.delta if goal.delta is None else goal.delta
-    epsilons: dict[Unit, float] = {}  # of several proofs for a unit, the largest: the other proofs assume more
-    for proof in (claim.proved, *claim.further):
-        if Threat(goal.adversary) in (proof.against or claim.against):
-            epsilon = math.inf if proof.event is None else float(accounting.epsilon(proof.event, delta))
-            epsilons[proof.unit] = max(epsilons.get(proof.unit, 0.0), epsilon)
+    proofs = [p for p in (claim.proved, *claim.further) if Threat(goal.adversary) in (p.against or claim.against)]
+    epsilons: dict[Unit, float] = {}
+    for unit, each in gathered((proof.unit, proof) for proof in proofs).items():
+        # those that name the adversary, if any; of several, the largest: the other proofs assume more
+        named = [proof for proof in each if proof.against] or each
+        found = (math.inf if p.event is None else float(accounting.epsilon(p.event, delta)) for p in named)
+        epsilons[unit] = max(found)
     covering = ((epsilons.get(unit, math.inf), unit.value) for unit in _COVERED_BY[str(goal.unit)])
     return min(covering, key=lambda pair: pair[0])
 

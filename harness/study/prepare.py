@@ -113,6 +113,8 @@ def prepare(spec: TrainingSpec, root: Path) -> Prepared:
     holdings = Holdings(loaded.train, clients)
     test = tested(federation, loaded, clients, held_out, key)
     setting = setting_of(task.layout, federation, numbers_of(loaded, clients), defense.local)
+    if spec.malice is not None or isinstance(loaded, RecordedData):  # weights and missing clients are not known
+        setting = dataclasses.replace(setting, equal=False)
     return Prepared(task, loaded, test, clients, holdings, defense, setting, key)
 
 
@@ -425,7 +427,13 @@ def public_states(defense: Defense[Any, Any], training: Training) -> list[Any]:
 def claimed(federation: TrainedFederation, rounds: Sequence[int]) -> Claim:
     """The defense's claim for these rounds; for the whole run if there are none."""
     states = public_states(federation.defense, federation.training)
-    return claim_of(federation.defense, [states[number] for number in rounds] or states, federation.training.setting)
+    setting = counted(federation.training.setting, federation.training)
+    return claim_of(federation.defense, [states[number] for number in rounds] or states, setting)
+
+
+def counted(setting: Setting, training: Training) -> Setting:
+    """The setting of a claim about a training: where a client was missing in a round, so was its noise."""
+    return dataclasses.replace(setting, equal=setting.equal and not training.dropped)
 
 
 def to_arrays(training: Training, keep: Keep) -> Arrays:

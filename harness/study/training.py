@@ -47,6 +47,7 @@ from leakgauge.harness.study.prepare import (
     Prepared,
     as_recorded,
     attack_key,
+    counted,
     prepare,
     problems,
     public_states,
@@ -110,7 +111,8 @@ def run_training(spec: TrainingSpec, keep: Keep, context: RunContext) -> Trainin
             strict=spec.strict,
         )
     states = public_states(ready.defense, training)
-    claims = [claim_of(ready.defense, history, ready.setting) for history in (states[:1], states)]
+    setting = counted(ready.setting, training)
+    claims = [claim_of(ready.defense, history, setting) for history in (states[:1], states)]
     one_round, whole_run = (
         known(ClaimRecord, spec.defense, claim_to_data(claim), partial(record_claim, claim)) for claim in claims
     )
