@@ -10,6 +10,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from leakgauge.attacks._engine.bottleneck import spanned
 from leakgauge.attacks._engine.imitation import imitated
 from leakgauge.attacks._engine.others import Blur
 from leakgauge.attacks._engine.simulate import client_updates, one_step, plan_of
@@ -55,7 +56,8 @@ class Lineup(Attack):
     Otherwise the other records are unknown, apart from their labels, which their own candidates show. The message's
     estimate then counts as normal: its mean has the other records at the mean of their labels, its covariance is that
     of other records of these labels plus the error of the defense, both measured on the adversary's own data and
-    messages. The same score serves a defense without a likelihood.
+    messages. The same score serves a defense without a likelihood. Behind a bottleneck with noise, records of one step
+    are told by the span of the encoder's gradient (`bottleneck.spanned`), if they are fewer than its inputs.
 
     Must know: the messages of each victim, the models of their rounds, the defense with its parameters, data of the
     same kind, and the candidates (`lineup`), which a study grants; with `mates`, also the other records.
@@ -174,6 +176,8 @@ class _Round:
     def __init__(self, seen: Observation, observed: ObservedRound, key: Key) -> None:
         self.seen, self.observed, self.key, self.exact = seen, observed, key, True
         self.server = Round(seen.defense, seen.setting, observed.model.state, observed.model.round)
+        layout = seen.setting.layout
+        self._before = layout.dim if layout.encoder is None else sum(layout.sizes[: layout.encoder])
         self._measured: dict[tuple[LocalPlan, int], _Spread] = {}
         self._of_errors: dict[tuple[LocalPlan, int, int], _Errors] = {}
 
@@ -235,6 +239,10 @@ class _Round:
     ) -> Tensor:
         """Log densities of the estimate of the whole message, which is normal: other records and errors are noise."""
         own, estimate = message.images // message.users, self.server.read(message).double()
+        if message.users == 1 and one_step(plan, own):
+            shown = spanned(self.seen.task, self.observed.model.params, estimate, own)
+            if shown is not None:
+                return shown(tried.x).cpu()
         center, share, rows = torch.zeros_like(estimate), 1.0, estimate.new_zeros(0, len(estimate))
         if mates is not None or message.images == 1:
             updates = self._sums(message, plan, tried, mates)
@@ -248,8 +256,9 @@ class _Round:
             center, updates = moved.mean(0), self._updates(tried, common, plan)
             rows = moved - center
         errors = self._errors(message, plan)
-        # coordinates that the defense left out show nothing
+        # coordinates that the defense left out show nothing, and those behind a bottleneck's noise little
         sent = estimate != 0 if errors.omits else torch.ones_like(estimate, dtype=torch.bool)
+        sent[self._before :] = False
         noise = torch.full((int(sent.sum()),), errors.variance / errors.shrink**2, dtype=torch.float64)
         blur, target = Blur.of(rows[:, sent], noise), (estimate / errors.shrink - center)[sent]
         sums = (each.double().cpu().reshape(len(each), -1, len(estimate)).sum(1)[:, sent] for each in updates)
@@ -324,7 +333,8 @@ class _Round:
             sent = self._sent(Examples(auxiliary.x[rows], auxiliary.y[rows]), own, plan).cpu()
             updates.append(sent.double().sum(0))
             estimates.append(self.server.read(self._made(message, sent, key)).double())
-        self._of_errors[place] = _Errors.of(torch.stack(updates), torch.stack(estimates))
+        pair = (torch.stack(rows)[:, : self._before] for rows in (updates, estimates))
+        self._of_errors[place] = _Errors.of(*pair)
         return self._of_errors[place]
 
     def _sent(self, records: Examples, own: int, plan: LocalPlan) -> Tensor:

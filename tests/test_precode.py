@@ -12,7 +12,7 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import cross_entropy, softplus
 
 from leakgauge import Key, Links, Sender, Setting, rng
-from leakgauge.attacks._engine.bottleneck import Without, before_noise
+from leakgauge.attacks._engine.bottleneck import Without, before_noise, spanned
 from leakgauge.attacks._engine.imitation import own_messages, own_updates
 from leakgauge.attacks.lineup import Lineup
 from leakgauge.defenses.precode import Precode
@@ -342,6 +342,32 @@ def test_attacks_on_the_first_layer_find_the_records_before_the_noise(attack, th
     values = [0.0 if value is None else value for value in result.estimate("ssim").values]
     assert len(values) == 4 * batch
     assert np.mean(np.array(values) > 0.98) > 0.7
+
+
+@pytest.mark.parametrize(("batch", "least"), [(4, 0.95), (20, 0.15)])  # 16 inputs of the encoder; chance is 0.05
+def test_a_lineup_names_records_of_a_batch(batch, least, tmp_path):
+    federation = {"clients": 8, "samples": 8 * batch, "rounds": 1, "algorithm": "fedsgd", "batch": 0}
+    one = {"name": "lineup", "threat": "server+lineup", "target": {"kind": "messages", "count": 4, "among": 20}}
+    run = run_study(
+        resolve(study_table(federation, ["precode"], [one], limit=False)), folder=tmp_path, data=Path(), workers=0
+    )
+    (result,) = run.results.values()
+    assert result.estimate("named").n == 4 * batch
+    assert result.estimate("named").value > least
+
+
+def test_the_span_of_records_holds_no_others():
+    task, records, others = (
+        small_task("mlp-small").under(Precode(width=8).local),
+        random_examples(3),
+        random_examples(9),
+    )
+    params = task.init(KEY)
+    sent = noisy_gradients(task, params, records, KEY.child("noise")).mean(0)
+    scores = spanned(task, params, sent, 3)
+    assert float(scores(records.x).min()) > -1 > -1e3 > float(scores(others.x[3:]).max())
+    assert spanned(task, params, sent, 4) is None  # three records span no four dimensions
+    assert spanned(small_task("mlp-small"), params, sent, 3) is None
 
 
 def test_a_training_sends_the_wide_layout_and_its_rounds_are_seen():

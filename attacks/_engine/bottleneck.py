@@ -11,6 +11,7 @@ Source: Scheliga et al. 2023, "Privacy preserving federated learning with convol
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,6 +26,8 @@ from leakgauge.harness.learn.structure import Structure
 from leakgauge.harness.learn.tasks import ModelTask
 
 _ROUNDING = 1e-6  # assumed error of an entry of a gradient, as that of `defenses`
+_CLEAR = 30.0  # the factor by which a dimension of a span is above the noise
+_RELATIVE = 1e-5  # assumed error of a record's distance from a span, as a share of its length
 _SILENT = -30.0  # before the softplus: standard deviations of 1e-13
 
 
@@ -54,6 +57,34 @@ def before_noise(task: Task, params: Vector, targets: Tensor) -> tuple[Function,
         return found._replace(gradient=pad(found.gradient, (0, candidates.shape[1] - entries)))
 
     return function, misfit(torch.zeros_like(sought), torch.arange(len(sought), device=sought.device))
+
+
+def spanned(task: Task, params: Vector, gradient: Tensor, images: int) -> Callable[[Tensor], Tensor] | None:
+    """Scores [n] of inputs [n, ...] by whether they can be among the records behind a gradient [d], in one step.
+
+    The rows of the gradient of the encoder, weight and bias, are sums of the records' inputs of this layer, whatever
+    the noise. A record's input of it lies in their span. The score is that of a normal distance from the span.
+
+    None: there is no bottleneck, or the rows do not span as many dimensions as there are records, and fewer than all.
+    """
+    if not isinstance(task, ModelTask) or task.structure is None or (at := task.structure.sampled) is None:
+        return None
+    front = task.structure.front(at - 1)
+    owned = len(front.layout.shapes)
+    weight, bias = (part.double() for part in task.structure.split(gradient)[owned : owned + 2])
+    _, values, right = torch.linalg.svd(torch.cat([weight, bias[:, None]], 1), full_matrices=False)
+    if images >= len(values) or not float(values[images - 1]) > _CLEAR * float(values[images]):
+        return None
+    error, basis = max(_RELATIVE, float(values[images] / values[images - 1])), right[:images]
+    tensors = task.structure.split(params)[:owned]
+
+    def scores(x: Tensor) -> Tensor:
+        h = front(tensors, x, None).flatten(1).double()
+        h = torch.cat([h, torch.ones_like(h[:, :1])], 1)
+        off: Tensor = (h - h @ basis.T @ basis).square().sum(1) / h.square().sum(1)
+        return -off / (2 * error**2)
+
+    return scores
 
 
 @dataclass(frozen=True, eq=False)
