@@ -502,8 +502,8 @@ class UDPRounds(Defense[S, None]):
         """For clipped updates, the noises of n clients add up to sqrt(n) times that of one."""
         if self.clips == "records":
             return None
-        multipliers = [math.sqrt(senders) * self.noise_multiplier(state, setting) for state in history]
-        return _composed(multipliers, Unit.MESSAGE, "normal noise on clipped updates; rounds compose exactly.")
+        multipliers = [2 * math.sqrt(senders) * self.noise_multiplier(state, setting) for state in history]
+        return _composed(multipliers, Unit.CLIENT, "normal noise on clipped updates; rounds compose exactly.")
 
     def violations(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Violation]:
         """The rounds whose learning rate is above that of round 0, for which the noise is calibrated."""

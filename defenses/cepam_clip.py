@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,7 +11,7 @@ from leakgauge.defenses._cepam.claim import ONE_WEIGHT, clipped, theorem_12
 from leakgauge.defenses._cepam.mechanism import NormalCepam
 from leakgauge.defenses._common.clip import normal_reach
 from leakgauge.harness.core.checks import positive
-from leakgauge.harness.core.claim import Claim
+from leakgauge.harness.core.claim import Claim, Proof, Unit
 from leakgauge.harness.core.contract import Link, Setting
 
 
@@ -62,6 +63,11 @@ class CepamClip(NormalCepam):
     def longest(self, state: None, link: Link) -> float:
         """C plus a bound on the norm of the noise."""
         return self.clip + normal_reach(self.noise_std, link.setting.dim)
+
+    def summed_proof(self, history: Sequence[None], setting: Setting, senders: int) -> Proof:
+        """Without the dithers, errors are normal and independent of the updates, so those of n clients add up."""
+        why = "without the shared key, a decoded message is the clipped update plus normal noise."
+        return Proof.gaussian(math.sqrt(senders) / self.reach, len(history), Unit.CLIENT, why)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Thm 12 for one record and one round, against adversaries that see only averages; T epsilons add up."""

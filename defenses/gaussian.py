@@ -23,6 +23,8 @@ from leakgauge.harness.core.gaussian import gaussian_mu
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 
+_REASON = "normal noise on an update clipped to a public l2 bound; rounds compose exactly."
+
 
 @dataclass(frozen=True)
 class Gaussian(Clipped, Perturbs):
@@ -120,15 +122,10 @@ class Gaussian(Clipped, Perturbs):
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """(epsilon, delta) for one message; T messages of one client compose to mu sqrt(T)."""
-        proved = self._proof(len(history), 1)
+        proved = Proof.gaussian(self.sigma / (2 * self.clip), len(history), Unit.MESSAGE, _REASON)
         source = "Balle & Wang 2018, Thm 8"
         return claim_over(len(history), proved.epsilon(self.delta), proved, source=source, delta=self.delta)
 
     def summed_proof(self, history: Sequence[None], setting: Setting, senders: int) -> Proof:
         """Normal noises of n clients add up to sqrt(n) sigma."""
-        return self._proof(len(history), senders)
-
-    def _proof(self, rounds: int, senders: int) -> Proof:
-        reason = "normal noise on an update clipped to a public l2 bound; rounds compose exactly."
-        multiplier = math.sqrt(senders) * self.sigma / (2 * self.clip)
-        return Proof.gaussian(multiplier, rounds, Unit.MESSAGE, reason)
+        return Proof.gaussian(math.sqrt(senders) * self.sigma / self.clip, len(history), Unit.CLIENT, _REASON)

@@ -175,15 +175,15 @@ class Laplace(Perturbs):
         return replace(self, epsilon=None, noise_std=1e-3 * self._bound)
 
     def summed_proof(self, history: Sequence[None], setting: Setting, senders: int) -> Proof | None:
-        """For `l2`: a sum of n noises shows no more than n messages with one noise each, of updates 2C/n apart.
+        """For `l2`: a sum of n noises shows no more than n messages with one noise each, of updates C/n apart.
 
         The sum of these n messages has the same distribution, so it is post-processing. rho is that of one message / n.
         """
         if self.delta is None:
             return None
-        each = laplace_l2(2.0 / senders, self.noise_scale / self.clip, setting.dim)
-        why = "Laplace noise on an update in a public l2 ball, whose change splits over these noises."
-        return Proof(repeat(each, senders * len(history)), Unit.MESSAGE, "Renyi divergence", why, tight=False)
+        each = laplace_l2(1.0 / senders, self.noise_scale / self.clip, setting.dim)
+        why = "Laplace noise on an update in a public l2 ball, which splits over these noises."
+        return Proof(repeat(each, senders * len(history)), Unit.CLIENT, "Renyi divergence", why, tight=False)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Pure epsilon for one coordinate, which adds up over T rounds; (epsilon, delta) of a message for `l2`."""

@@ -16,7 +16,7 @@ from leakgauge.defenses._common.misfit import gaussian_misfit
 from leakgauge.defenses._ota import FORMULAS as FORMULAS
 from leakgauge.defenses._ota import Allocation, OverTheAir, Waveform, allocate, colluding_mu, exact, user_of
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.claim import Claim, Proof
+from leakgauge.harness.core.claim import Claim, Proof, Unit
 from leakgauge.harness.core.codec import pack_float64, unpack_float64
 from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
 from leakgauge.harness.core.distribution import MessageDistribution, projected
@@ -154,6 +154,15 @@ class OTA(OverTheAir[Allocation]):
             ),
             proofs=[exact(state.mu, rounds, _RECEIVER, f"{why}; rounds compose exactly."), *_further(state, rounds)],
         )
+
+    def summed_proof(self, history: Sequence[Allocation], setting: Setting, senders: int) -> Proof | None:
+        """Half of the shift of two updates; for n - 1 senders without the noise of the client that sends most of it."""
+        state, left_out = history[0], setting.participants - senders
+        noise = math.fsum(sorted(state.noise)[: len(state.noise) - left_out]) + state.channel.noise_variance
+        if not noise > 0:
+            return None
+        why = "an update moves the sum by at most cL (gain c, clip L); rounds compose exactly."
+        return Proof.gaussian(math.sqrt(noise / state.aligned_power), len(history), Unit.CLIENT, why)
 
 
 def _further(state: Allocation, rounds: int) -> list[Proof]:

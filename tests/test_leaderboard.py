@@ -42,6 +42,7 @@ grid = {rounds = [10], step = [1.0, 3.0]}
 name = "model"
 title = "Who sees only models"
 adversary = "participant"
+relation = "add-remove"
 federation = {algorithm = "fedsgd", batch = 0, schedule = "linear"}
 grid = {rounds = [4, 8], clip = [0.1], step = [0.1, 1.0], server_momentum = [0.0, 0.9]}
 

@@ -10,13 +10,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy import special, stats
+from scipy import optimize, special, stats
 
 from leakgauge.defenses._common.function import of
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.laplace import Laplace
 from leakgauge.harness.core.cell import FederationSpec, PartSpec, TaskSpec, TrainingSpec
-from leakgauge.harness.core.claim import IN_SUMS, Unit
+from leakgauge.harness.core.claim import IN_SUMS, Relation, Unit
 from leakgauge.harness.core.code import states
 from leakgauge.harness.core.concentrated import laplace_l2
 from leakgauge.harness.core.contract import Feedback, claim_of
@@ -37,7 +37,7 @@ from tests.test_dropped import go
 from tests.test_recording import FACTS, examples
 
 SUMS = {Threat.AGGREGATOR, Threat.PUBLIC}
-DEFENSES = ["gaussian", "laplace", "udp", "udp-crd"]
+DEFENSES = ["gaussian", "laplace", "udp", "udp-crd", "cepam-clip"]
 L2 = {"gaussian": {}, "laplace": {"norm": "l2"}, "udp": {"clips": "update"}, "udp-crd": {"clips": "update"}}
 
 
@@ -71,8 +71,9 @@ def test_normal_noises_of_all_clients_add_up_to_one_gaussian_mechanism(participa
     stated = claim(build("gaussian", noise_std=0.4, clip=2.0), setting(participants, rounds))
     (all_,), (own,) = of_client(stated, SUMS), of_client(stated, {Threat.PARTICIPANT})
     for proof, noises in ((all_, participants), (own, participants - 1)):
-        mu = 2 * 2.0 * math.sqrt(rounds / noises) / 0.4
+        mu = 2.0 * math.sqrt(rounds / noises) / 0.4  # an update of norm 2, or none
         assert gaussian_delta(proof.epsilon(1e-5), mu) == pytest.approx(1e-5, rel=1e-3)
+        assert proof.relation is Relation.ADD_REMOVE
     assert all_.tight
 
 
@@ -82,7 +83,7 @@ def test_the_noises_of_udp_add_up_if_updates_are_clipped(name):
     defense = build(name, epsilon=4.0)
     stated = claim(defense, at)
     (all_,) = of_client(stated, SUMS)
-    mu = math.sqrt(sum(1 / z**2 for z in [defense.noise_multiplier(defense.init(at), at)] * 3) / 50)
+    mu = math.sqrt(sum(1 / z**2 for z in [2 * defense.noise_multiplier(defense.init(at), at)] * 3) / 50)
     assert gaussian_delta(all_.epsilon(1e-3), mu) == pytest.approx(1e-3, rel=1e-3)
     assert not of_client(claim(build(name, epsilon=4.0, clips="records"), at), SUMS)
 
@@ -108,11 +109,29 @@ def test_a_sum_of_laplace_numbers_diverges_no_more_than_proved(n, order, shift):
     assert shift > 0.1 or divergence > 0.5 * order * shift**2 / 2 / n
 
 
+def test_over_the_air_an_update_moves_the_sum_half_as_far_as_another_update_does():
+    at = setting(8, 2)
+    stated = claim(build("ota", epsilon=2.0, fading="equal"), at)
+    (all_,), delta = of_client(stated, SUMS), 1e-6
+    mu = optimize.brentq(lambda mu: gaussian_delta(stated.proved.epsilon(delta), mu) - delta, 0.01, 50)
+    assert gaussian_delta(all_.epsilon(delta), mu / 2) == pytest.approx(delta, rel=1e-3)
+    proofs = of_client(stated, {Threat.PARTICIPANT})
+    assert sorted(proof.relation is None for proof in proofs) == [False, True]
+    half, whole = sorted(proofs, key=lambda proof: proof.relation is None)
+    assert half.epsilon(delta) < whole.epsilon(delta)
+
+
+def test_errors_of_clipped_cepam_add_up():
+    stated = claim(build("cepam-clip", clip=0.5, noise_std=0.2), setting(50, 3))
+    (all_,) = of_client(stated, SUMS)
+    assert gaussian_delta(all_.epsilon(1e-5), 0.5 * math.sqrt(3 / 50) / 0.2) == pytest.approx(1e-5, rel=1e-3)
+
+
 def test_laplace_noise_with_an_l2_clip_counts_the_noise_of_all():
     defense = build("laplace", noise_std=0.3, delta=1e-5)
     stated = claim(defense, setting(64, 2))
     (all_,) = of_client(stated, SUMS)
-    alone = claim(build("laplace", noise_std=8 * 0.3, delta=1e-5), setting(1, 2)).proved
+    alone = claim(build("laplace", noise_std=16 * 0.3, delta=1e-5), setting(1, 2)).proved  # of two updates
     assert all_.epsilon(1e-5) == pytest.approx(alone.epsilon(1e-5), rel=1e-6)
     assert not all_.tight
     assert not of_client(claim(Laplace(), setting()), SUMS)
@@ -210,20 +229,26 @@ def stated(update):
 def test_a_goal_against_an_aggregator_needs_less_noise(name, knob):
     stds = []
     for adversary in ("server", "aggregator"):
-        target = {"proved_epsilon": 4.0, "unit": "client", "adversary": adversary, "parameter": knob}
+        target = {
+            "proved_epsilon": 4.0,
+            "unit": "client",
+            "adversary": adversary,
+            "parameter": knob,
+            "relation": "add-remove",
+        }
         defense = {"name": name, knob: 1.0, "target": target} | L2.get(name, {})
         table = study_table({"clients": 4, "samples": 40, "rounds": 2}, [defense], [{"name": "prior"}])
         cells, _ = solve(resolve(table, default_root()).cells, default_root(), lambda specs: {})
         stds.append(cells[0].training.defense.parameters[knob])
     clients = cells[0].training.federation.clients
-    assert stds[0] / stds[1] == pytest.approx(math.sqrt(clients), rel=0.01)
+    assert stds[0] / stds[1] == pytest.approx(2 * math.sqrt(clients), rel=0.01)
 
 
 STATED = {
     "l2 clip": ({"unit": "record"}, True),
-    "message": ({"unit": "message", "clip": None, "sensitivity": 2.0, "norm": "none"}, True),
+    "message": ({"unit": "message", "clip": None, "sensitivity": 1.0, "norm": "none"}, True),
     "record without a clip": ({"unit": "record", "clip": None, "sensitivity": 0.1, "norm": "none"}, False),
-    "a client that leaves takes its noise": ({"unit": "client", "relation": "add-remove"}, False),
+    "a client that leaves": ({"unit": "client", "relation": "add-remove"}, True),
     "coordinate": ({"unit": "coordinate"}, False),
     "Laplace": ({"unit": "message", "family": "laplace"}, False),
     "the user's own proof": ({"unit": "message", "proves": lambda stated, size: (3.0, "by hand")}, False),
@@ -241,4 +266,4 @@ def test_a_function_counts_the_noise_of_all_where_a_client_moves_its_message_by_
     (proof, *_) = of_client(claim(of("function:tests.test_summed.noisy", noisy)(), setting(25, 2)), SUMS) or [None]
     assert (proof is not None) == counted
     if counted:
-        assert gaussian_delta(proof.epsilon(1e-5), 2 / (5 * 0.5) * math.sqrt(2)) == pytest.approx(1e-5, rel=1e-3)
+        assert gaussian_delta(proof.epsilon(1e-5), 1 / (5 * 0.5) * math.sqrt(2)) == pytest.approx(1e-5, rel=1e-3)

@@ -34,7 +34,6 @@ _LONGEST = 2.0**50
 """Longer updates are scaled down to this norm: the squares of their numbers would overflow in float32."""
 
 _DELTA = 1e-5  # the delta of normal noise, if none is stated
-_STATES = "stated"  # the method of an epsilon that the user proves
 _PROBE = Layout(("probe",), ((8,),))
 
 _GROWS = {("normal", "entry"): 0.5, ("laplace", "entry"): 1.0, ("laplace", "l2"): 0.5}
@@ -202,25 +201,26 @@ class Function(Plain[None]):
         return claim_over(rounds, rounds * epsilon, proved, source=source, delta=terms[0], relation=terms[1])
 
     def summed_proof(self, history: Sequence[None], setting: Setting, senders: int) -> Proof | None:
-        """For normal noise on a clipped update, or of a stated sensitivity to a message: n noises add up to one.
-
-        A client that is added or removed brings or takes its noise, too, so it is not covered.
-        """
-        clipped, whole = self.clip is not None and self.norm != "none", self.unit in ("message", "client")
-        if self.family != "normal" or not (
-            self.relation != "add-remove" if whole else clipped and self.unit == "record"
-        ):
+        """For normal noise on a clipped update, or of a stated sensitivity to a message: n noises add up to one."""
+        noise, sensitivity = self.fact("noise"), self.fact("sensitivity")
+        if self.family != "normal" or noise is None or self.fact("proves", setting.dim) is not None:
             return None
-        proof = self._proof(len(history), setting, senders)
-        return proof if proof.event is not None and proof.method != _STATES else None
+        if self.clip is not None and self.norm != "none" and self.unit != "coordinate":
+            moved = self.clip * setting.dim ** _GROWS.get((self.family, self.norm), 0.0)
+        elif sensitivity is not None and self.norm == "none" and self.unit in ("message", "client"):
+            moved = sensitivity
+        else:
+            return None
+        why = f"an update moves the sum by up to {moved:.4g}, and each noise has a deviation of {noise:g}."
+        return Proof.gaussian(math.sqrt(senders) * noise / moved, len(history), Unit.CLIENT, why)
 
-    def _proof(self, rounds: int, setting: Setting, senders: int = 1) -> Proof:
+    def _proof(self, rounds: int, setting: Setting) -> Proof:
         unit, noise, sensitivity, tight = Unit(self.unit), self.fact("noise"), self.fact("sensitivity"), True
         if (stated := self.fact("proves", setting.dim)) is not None:
             size, why = stated if isinstance(stated, tuple) and len(stated) == 2 else (stated, None)
             if not isinstance(size, int | float) or not size > 0 or not isinstance(why, str):
                 raise ValueError(f"expected an epsilon above 0 and its reason from proves, got {stated!r:.80}")
-            return Proof.pure(size, rounds, unit, why, _STATES, tight=False)
+            return Proof.pure(size, rounds, unit, why, "stated", tight=False)
         if noise is None or self.family == "unknown" or not (self.clip or sensitivity or self.norm == "none"):
             lacks = "nothing is proved without the function's clip, noise and family; state them."
             return Proof(None, unit, "unknown", lacks, tight=False)
@@ -233,7 +233,7 @@ class Function(Plain[None]):
             return Proof.none(unit, "nothing bounds the update to which the noise is added.")
         if self.family == "laplace":  # at delta > 0, this is an upper bound
             return Proof.pure(moved / noise, rounds, unit, why, tight=tight and not self._delta)
-        return Proof.gaussian(math.sqrt(senders) * noise / moved, rounds, unit, why, tight=tight)
+        return Proof.gaussian(noise / moved, rounds, unit, why, tight=tight)
 
     def _moved(self, setting: Setting) -> tuple[float, bool]:
         """How far neighbors move the clipped update, in l2 norm, or l1 norm for Laplace noise; whether some do."""

@@ -78,7 +78,8 @@ def promised(claim: Claim, threat: Threat, *, alone: bool) -> Promised | None:
     Args:
         alone: whether the victims are encoded alone, so that sampling leaves none of them out.
     """
-    proofs = _proofs(claim, threat, alone=alone)
+    # proofs for other neighbors bound the naming of a record (`proved_identification`), but no test between neighbors
+    proofs = [proof for proof in _proofs(claim, threat, alone=alone) if proof.relation in (None, claim.relation)]
     covers = threat in claim.against and _whole(claim.unit) and not (alone and is_sampled(claim.proved.event))
     claimed = claim.epsilon if covers else math.inf
     each = ((proof.epsilon(claim.delta), proof.unit) for proof in proofs)

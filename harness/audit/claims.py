@@ -146,8 +146,8 @@ def claim_to_data(claim: Claim) -> dict[str, Any]:
         "against": _names(claim.against),
         "assumes": claim.assumes,
         "proofs": [
-            [repr(proof.event), proof.unit.value, proof.method, proof.reason, proof.tight, *_names(proof.against)]
-            for proof in proofs
+            [repr(p.event), p.unit.value, p.method, p.reason, p.tight, *_names(p.against), *filter(None, [p.relation])]
+            for p in proofs
         ],
     }
 
@@ -298,6 +298,7 @@ def _record_proof(proof: Proof, delta: float, against: Iterable[Threat]) -> Proo
         delta=delta,
         unit=proof.unit.value,
         against=_names(proof.against or against),
+        relation="" if proof.relation is None else proof.relation.value,
         **{name: getattr(proof, name) for name in ("method", "reason", "tight")},
     )
 

@@ -56,6 +56,7 @@ def _terms(label: str, row: ClaimRecord | ProofRecord, horizon: str, how: str) -
         epsilon = f"{row.epsilon:.6g} ({odds(chance(row.epsilon, row.delta))})"
     names = "everybody" if len(row.against) == len(Threat) else ", ".join(row.against)
     against = f", against {names}" if names else ""
+    against = f", {row.relation}{against}" if isinstance(row, ProofRecord) and row.relation else against
     source = f" ({how})" if how else ""
     return f"  {label:<8} epsilon {epsilon} per {row.unit}, delta {row.delta:g}, {horizon}{against}{source}"
 

@@ -23,7 +23,10 @@ EVERY_ROUND = "the client takes part in every round"
 """The assumption behind a sum of epsilons over rounds. A client that misses rounds has a smaller epsilon."""
 
 
-IN_SUMS = "where only sums are seen: all clients of a round send with equal weights, and each keeps its noise secret"
+IN_SUMS = (
+    "where only sums are seen: all clients of a round send with equal weights, each with noise that it keeps secret, "
+    "also one that is left out"
+)
 """The assumption of the proofs of `in_sums`."""
 
 _SEE_SUMS = seeing(LISTED - {"messages", "shared", "others", "broadcast"}) - {Threat.PARTICIPANT}
@@ -107,6 +110,7 @@ class Proof:
         reason: one sentence that explains the number.
         tight: whether some pair of neighbors attains the bound; a smaller claim is then false, not only unproved.
         against: the adversaries that the proof covers; empty: the adversaries of the claim.
+        relation: of the neighbors; None: that of the claim.
     """
 
     event: Event | None
@@ -115,6 +119,7 @@ class Proof:
     reason: str
     tight: bool = True
     against: frozenset[Threat] = frozenset()
+    relation: Relation | None = None
 
     @classmethod
     def pure(
@@ -307,7 +312,10 @@ def over_turns(claim: Claim, rounds: int, turns: int) -> Claim:
 
 
 def in_sums(claim: Claim, proof_of: Callable[[int], Proof | None], users: int) -> Claim:
-    """A claim with what is proved for a client against adversaries that see only sums of its round's messages.
+    """A claim with what is proved against adversaries that see only sums of a round's messages.
+
+    The neighbors are a client's update and none: a client that is left out sends its noise alone, as if its update were
+    zero. So an update moves the sum by its norm, where two updates differ by twice as much.
 
     Args:
         proof_of: the proof where a sum has the noise of so many clients; see `Defense.summed_proof`.
@@ -316,7 +324,7 @@ def in_sums(claim: Claim, proof_of: Callable[[int], Proof | None], users: int) -
     all_, own = f"the noises of all {users} clients add up", "a client subtracts its own noise from the sum"
     asked = (users, all_, _SEE_SUMS), (users - 1, own, frozenset({Threat.PARTICIPANT}))
     proofs = [
-        replace(proof, unit=Unit.CLIENT, reason=f"{why}; {proof.reason}", against=against)
+        replace(proof, unit=Unit.CLIENT, reason=f"{why}; {proof.reason}", against=against, relation=Relation.ADD_REMOVE)
         for senders, why, against in asked
         if users > 1 and (proof := proof_of(senders)) is not None
     ]

@@ -414,11 +414,11 @@ class Guarantee(Generic[S, M]):
         return nothing_promised(len(history), f"{type(self).__name__} states no claim.")
 
     def summed_proof(self, history: Sequence[S], setting: Setting, senders: int) -> Proof | None:
-        """The proof for a client whose message is seen only in a sum of so many messages, each with its own noise.
+        """The proof for an update instead of zero, if only a sum of so many messages is seen, each with its own noise.
 
-        All messages have the same weight. `claim_of` sets unit and adversaries of the proof, which joins those of
-        `claim`, unless a subclass changes what is sent or decoded. None: nothing more is proved than for a message that
-        is seen alone.
+        All messages have the same weight. `claim_of` sets unit, relation and adversaries of the proof, which joins
+        those of `claim`, unless a subclass changes what is sent or decoded. None: nothing more is proved than for a
+        message that is seen alone.
         """
         return None
 

@@ -121,6 +121,7 @@ class ProofRecord:
     """A proved epsilon for one unit; None is infinity.
 
     `tight`: some pair of neighbors attains the epsilon. `against`: the adversaries that the proof covers.
+    `relation`: of the neighbors; empty: that of the claim.
     """
 
     epsilon: float | None
@@ -130,6 +131,7 @@ class ProofRecord:
     reason: str
     tight: bool
     against: tuple[str, ...]
+    relation: str = ""
 
 
 @dataclass(frozen=True)

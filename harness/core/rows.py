@@ -218,7 +218,7 @@ def _of_claim(claim: ClaimRecord) -> Iterator[Row]:
     words = {"method": claim.source, "verdict": verdict, "note": claim.reason}
     yield {"quantity": "claimed_epsilon", "value": number(claim.epsilon)} | terms | words
     for proof in (claim.proved, *claim.further):
-        yield scope | _of_proof(proof)
+        yield scope | _of_proof(proof) | ({"relation": proof.relation} if proof.relation else {})
     if claim.attained is not None:
         yield scope | _of_proof(claim.attained) | {"quantity": "attained_epsilon", "high": None}
     for group in claim.groups:

@@ -58,6 +58,8 @@ OMITTED: dict[str, object] = {
     "Target.property": "",
     "Target.share": 0.75,
     "Target.victim_classes": (),
+    "Goal.relation": None,
+    "ProofRecord.relation": "",
 }
 """Fields added after results were stored, each with the value at which it is left out."""
 

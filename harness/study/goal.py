@@ -19,7 +19,7 @@ from typing import ClassVar, Literal, NamedTuple
 from leakgauge.harness.core import accounting
 from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.cell import Cell, PartSpec, Scalar, TrainingSpec
-from leakgauge.harness.core.claim import Unit
+from leakgauge.harness.core.claim import Relation, Unit
 from leakgauge.harness.core.labels import UNDEFENDED, value_text
 from leakgauge.harness.core.result import TrainingRecord
 from leakgauge.harness.core.stored import canonical, to_data
@@ -58,6 +58,8 @@ class Goal:
         horizon: `round` or `run`.
         delta: None: the delta of the defense's claim.
         parameter: the free parameter; empty: the first of `KNOBS` that the defense has.
+        relation: `add-remove`: what is proved for neighbors with and without the client or record counts, where a
+            defense has such a proof; else its proofs for any two inputs, which cover it. None: as each claim has it.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -69,6 +71,7 @@ class Goal:
     adversary: Adversary = "server"
     delta: float | None = None
     parameter: str = ""
+    relation: Literal["add-remove"] | None = None
 
     def __post_init__(self) -> None:
         if sum(goal is not None for goal in (self.proved_epsilon, self.accuracy_loss, self.clip)) != 1:
@@ -92,7 +95,7 @@ class Goal:
         delta = "" if self.delta is None else f", delta {value_text(self.delta)}"
         return (
             f"proved epsilon {value_text(self.proved_epsilon)} per {self.unit}, one {self.horizon}, {self.adversary}"
-            f"{delta}"
+            f"{delta}{f', {self.relation}' if self.relation else ''}"
         )
 
 
@@ -280,13 +283,16 @@ def proved_at(spec: TrainingSpec, goal: Goal, root: Path) -> tuple[float, str]:
     except ValueError:  # the parameter is out of the defense's range
         return math.inf, ""
     delta = claim.delta if goal.delta is None else goal.delta
-    proofs = [p for p in (claim.proved, *claim.further) if Threat(goal.adversary) in (p.against or claim.against)]
+    asked = claim.relation if goal.relation is None else Relation(goal.relation)
     epsilons: dict[Unit, float] = {}
-    for unit, each in gathered((proof.unit, proof) for proof in proofs).items():
-        # those that name the adversary, if any; of several, the largest: the other proofs assume more
-        named = [proof for proof in each if proof.against] or each
-        found = (math.inf if p.event is None else float(accounting.epsilon(p.event, delta)) for p in named)
-        epsilons[unit] = max(found)
+    for unit, each in gathered((proof.unit, proof) for proof in (claim.proved, *claim.further)).items():
+        # for this relation, else for the claim's; of several, the largest: the other proofs assume more
+        against = [p for p in each if Threat(goal.adversary) in (p.against or claim.against)]
+        fitting = [p for p in against if (p.relation or claim.relation) is asked]
+        chosen = fitting or [p for p in against if not p.relation]
+        if chosen:
+            found = (math.inf if p.event is None else float(accounting.epsilon(p.event, delta)) for p in chosen)
+            epsilons[unit] = max(found)
     covering = ((epsilons.get(unit, math.inf), unit.value) for unit in _COVERED_BY[str(goal.unit)])
     return min(covering, key=lambda pair: pair[0])
 

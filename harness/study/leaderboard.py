@@ -5,7 +5,8 @@ A board is a TOML file, only data.
 | key | meaning |
 |---|---|
 | `tasks` | `name`, `data`, `model`, and `federation`: clients and records |
-| `tracks` | `name`, `title`, what a guarantee protects (`unit`), against whom (`adversary`), `federation`, `grid` |
+| `tracks` | `name`, `title`, what a guarantee protects (`unit`, `relation`), against whom (`adversary`), |
+| | `federation`, `grid` |
 | `entries` | `defense`, and the names of its `tracks`; `federation` and `grid` over those of the track; |
 | | `epsilons = []`: as published, without a goal |
 | `epsilons`, `seeds` | proved epsilons of the whole run, and the number of seeds of the final trainings |
@@ -88,13 +89,17 @@ class Place:
 
 @dataclass(frozen=True)
 class Track:
-    """Entries with one unit and adversary: who has to be trusted, and what is protected. `tasks`: names; empty: all."""
+    """Entries with one unit and adversary: who has to be trusted, and what is protected. `tasks`: names; empty: all.
+
+    `relation`: see `Goal`.
+    """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
     name: str
     title: str
     adversary: Adversary
     unit: Literal["record", "client"] = "client"
+    relation: Literal["add-remove"] | None = None
     tasks: tuple[str, ...] = ()
     federation: Table = field(default_factory=dict)
     grid: Table = field(default_factory=dict)
@@ -300,7 +305,8 @@ class Line:
         if self.epsilon is not None:
             if known.get("delta") is not None:
                 defense.setdefault("delta", self.delta)
-            goal = {"proved_epsilon": self.epsilon, "unit": self.track.unit, "adversary": self.track.adversary}
+            goal: Table = {"unit": self.track.unit, "adversary": self.track.adversary, "proved_epsilon": self.epsilon}
+            goal |= {"relation": self.track.relation} if self.track.relation else {}
             defense[KEY] = {**goal, "delta": self.delta, **defense.get(KEY, {})}
         task = {"data": self.place.data, "model": self.place.model}
         return {"name": "leaderboard", "tasks": [task], "federations": [federation], "defenses": [defense]}
@@ -534,7 +540,8 @@ def _result(made: Board, line: Line, run: Run, ratings: Ratings, root: Path) -> 
 
 def _proved(line: Line, spec: TrainingSpec, adversary: Adversary, root: Path) -> float | str:
     """Epsilon of the whole run for the track's unit against an adversary, at the track's delta; or `inf`."""
-    goal = Goal(proved_epsilon=1.0, unit=line.track.unit, adversary=adversary, delta=line.delta)
+    asked = line.track.unit, line.track.relation
+    goal = Goal(proved_epsilon=1.0, unit=asked[0], adversary=adversary, delta=line.delta, relation=asked[1])
     epsilon = proved_at(spec, goal, root)[0]
     return epsilon if math.isfinite(epsilon) else "inf"
 

@@ -108,12 +108,13 @@ def _further(claims: Sequence[ClaimRecord]) -> tuple[tuple[str, str, str], ...]:
     adversaries are never merged.
     """
     every = [(claim.horizon, proof) for claim in claims for proof in claim.further]
-    proofs = gathered(((at, p.unit, p.delta, p.against, p.method, p.tight), p) for at, p in every)
+    proofs = gathered(((at, p.unit, p.delta, p.against, p.method, p.tight, p.relation), p) for at, p in every)
     horizons: dict[tuple[str, str, str, str], list[str]] = {}
     for (horizon, *_), merged in proofs.items():
         first = merged[0]
         against = f", against {adversaries(first.against)}" if first.against else ""
-        scope, how = per(first.unit, first.delta) + against, f"{first.method}, {_attained(first)}"
+        neighbors = f", {first.relation}" if first.relation else ""
+        scope, how = per(first.unit, first.delta) + neighbors + against, f"{first.method}, {_attained(first)}"
         horizons.setdefault((bound(merged), scope, how, first.reason), []).append(horizon)
     return tuple(
         (value, f"{scope}, {listing(spans)} ({how})", reason) for (value, scope, how, reason), spans in horizons.items()
