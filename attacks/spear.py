@@ -102,8 +102,7 @@ class Spear(Attack):
         refusal = _refusal(task, params)
         labels: Sequence[Tensor | None] = [None] * len(targets)
         if own.whole is not None and not refusal:  # the last layer's input has noise
-            usable = targets.nan_to_num()
-            labels = labels_of(observation, usable, "inferred", key.child("labels"))
+            labels = labels_of(observation, targets.nan_to_num(0.0, 0.0, 0.0), "inferred", key.child("labels"))
         for message, target, known in zip(messages, targets[:, own.kept], labels, strict=True):
             if failure := refusal or unusable(target):
                 guesses.append(failed(task, message, failure))

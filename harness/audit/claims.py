@@ -146,7 +146,8 @@ def claim_to_data(claim: Claim) -> dict[str, Any]:
         "against": _names(claim.against),
         "assumes": claim.assumes,
         "proofs": [
-            [repr(p.event), p.unit.value, p.method, p.reason, p.tight, *_names(p.against), *filter(None, [p.relation])]
+            [repr(p.event), p.unit.value, p.method, p.reason, p.tight, *_names(p.against)]
+            + ([] if p.relation is None else [p.relation.value])
             for p in proofs
         ],
     }
