@@ -5,6 +5,7 @@ numbers from their density, by quadrature.
 """
 
 import dataclasses
+import json
 import math
 
 import numpy as np
@@ -15,11 +16,14 @@ from scipy import optimize, special, stats
 from leakgauge.defenses._common.function import of
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.laplace import Laplace
+from leakgauge.harness.audit.claims import claim_to_data, record_claim
 from leakgauge.harness.core.cell import FederationSpec, PartSpec, TaskSpec, TrainingSpec
 from leakgauge.harness.core.claim import IN_SUMS, Relation, Unit
 from leakgauge.harness.core.code import states
 from leakgauge.harness.core.concentrated import laplace_l2
 from leakgauge.harness.core.contract import Feedback, claim_of
+from leakgauge.harness.core.result import ClaimRecord
+from leakgauge.harness.core.stored import from_data, to_data
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.data import default_root
@@ -151,6 +155,16 @@ def test_the_noise_counts_only_if_several_clients_of_equal_weight_send(name):
     assert [setting_of(layout, spec, sizes, rule).equal for sizes in ([5, 5], [5, 6])] == [True, False]
     for random in ({"dropout": 0.1}, {"participation": "poisson"}):
         assert not setting_of(layout, dataclasses.replace(spec, **random), [5, 5], rule).equal
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+def test_a_claim_with_such_proofs_is_stored_and_read_as_it_is(name):
+    stated = claim(build(name), setting())
+    assert json.loads(json.dumps(claim_to_data(stated)))["proofs"][-1][-1] == "add-remove"
+    record = record_claim(stated)
+    assert from_data(ClaimRecord, to_data(record)) == record
+    assert "relation" in to_data(record)["further"][-1]
+    assert "relation" not in to_data(record)["proved"]
 
 
 @pytest.mark.parametrize("name", ["gaussian+sdq", "laplace+sdq"])
