@@ -106,6 +106,11 @@ class MyDefense(Defense[None, None]):
         promised = self.epsilon if rounds == 1 else proof.epsilon(self.delta)
         return claim_over(rounds, promised, proof, source="the Gaussian mechanism", delta=self.delta)
 
+    def summed_proof(self, history: Sequence[None], setting: Setting, senders: int) -> Proof:
+        """Where only sums of messages are seen: the noises of all senders add up, and an update moves a sum by clip."""
+        multiplier = senders**0.5 * self.sigma / self.clip
+        return Proof.gaussian(multiplier, len(history), Unit.CLIENT, "normal noise on a clipped update.")
+
 
 def test_the_defense_passes_every_check() -> None:
     """`pytest my_defense.py` runs it: the checks of `leakgauge doctor`, with an error that lists what is wrong."""
