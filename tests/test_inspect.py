@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 import leakgauge
 from leakgauge.harness.core.cell import PartSpec, TaskSpec
+from leakgauge.harness.core.claim import IN_SUMS
 from leakgauge.harness.core.contract import Examples, Sender
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.rng import Key, normal, uniform
@@ -133,8 +134,12 @@ def test_a_recorded_training_has_the_attack_results_of_our_own_bit_for_bit(tmp_p
     for one, other in zip(ours.cells, theirs.cells, strict=True):
         assert ours.results[one.id].estimates == theirs.results[other.id].estimates
     (mine,), (found,) = ours.trainings.values(), theirs.trainings.values()
-    assert (mine.message_bytes, mine.one_round, mine.whole_run) == (
-        found.message_bytes, found.one_round, found.whole_run)  # fmt: skip
+    # of a recording, weights and missing clients are unknown, so nothing is proved for sums of messages
+    own = [
+        dataclasses.replace(one, further=(), assumes=tuple(text for text in one.assumes if text != IN_SUMS))
+        for one in (mine.one_round, mine.whole_run)
+    ]
+    assert (mine.message_bytes, *own) == (found.message_bytes, found.one_round, found.whole_run)
     assert [flag.code for flag in found.flags if flag.severity == "note"] == ["data"]
 
 

@@ -16,7 +16,7 @@ from leakgauge.defenses.jopeq_sound import SoundJoPEQ
 from leakgauge.defenses.none import NoDefense
 from leakgauge.harness.core.accounting import epsilon
 from leakgauge.harness.core.cell import FederationSpec, PartSpec, TaskSpec, TrainingSpec
-from leakgauge.harness.core.claim import EVERY_ROUND, Horizon
+from leakgauge.harness.core.claim import EVERY_ROUND, IN_SUMS, Horizon
 from leakgauge.harness.core.contract import Setting, claim_of
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
@@ -76,7 +76,7 @@ def test_a_client_that_speaks_once_has_the_claim_of_one_message():
     assert whole.epsilon == pytest.approx(2.0) == pytest.approx(whole.proved.epsilon(DELTA))
     assert whole.horizon is Horizon.WHOLE_RUN
     assert EVERY_ROUND not in whole.assumes
-    assert whole.assumes == ("clients take turns, each in at most 1 of 3 rounds",)
+    assert whole.assumes == (IN_SUMS, "clients take turns, each in at most 1 of 3 rounds")
     twice = claim_of(SoundJoPEQ(epsilon=1.0), [None] * 6, setting(participation="turns", rounds=6))
     assert twice.epsilon == pytest.approx(2.0)
     assert twice.proved.epsilon(0.0) <= 2.0
