@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -177,7 +178,8 @@ def test_what_a_user_s_package_has_loaded_changes_no_record(monkeypatch):
     place = Path(np.__file__).parents[1] / "faiss.libs" / "libopenblas.so"
     other = {"user_api": "blas", "internal_api": "openblas", "prefix": "libopenblas", "filepath": str(place)}
     other |= {"version": "0", "architecture": "Zen", "num_threads": 9}
-    monkeypatch.setattr(threadpoolctl, "threadpool_info", lambda: [*loaded, other])
+    found = SimpleNamespace(info=lambda: [*loaded, other])
+    monkeypatch.setattr(environment, "linear_algebra", lambda: found)
     assert environment.environment() == before
     other["filepath"] = "/usr/lib/libopenblas.so"  # of the system: it may be numpy's
     assert environment.environment().numerics["BLAS of libopenblas"] == "openblas 0 Zen (9 threads)"

@@ -3,12 +3,13 @@
 import os
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 import torch
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from leakgauge.harness.core.threads import one_thread
+from leakgauge.harness.core.threads import linear_algebra, one_thread
 
 
 def threads():
@@ -27,6 +28,13 @@ def test_all_libraries_have_one_thread_inside_and_as_many_as_before_after_it():
             one_thread()(fail)()
         assert threads() == before
     torch.set_num_threads(1)
+
+
+def test_libraries_are_searched_again_only_once_another_module_is_imported(monkeypatch):
+    found = [linear_algebra(), linear_algebra()][1]  # the first call may import the search itself
+    assert linear_algebra() is found
+    monkeypatch.setitem(sys.modules, "brings_a_library", ModuleType("brings_a_library"))
+    assert linear_algebra() is not found
 
 
 AUDIT = """

@@ -6,8 +6,14 @@ More threads slow small computations down, and change how sums are rounded.
 from __future__ import annotations
 
 import ctypes
+import functools
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
 
 _LARGEST = 2**30  # array size in bytes above which memory always comes fresh from the system
 
@@ -19,16 +25,27 @@ def one_thread() -> Iterator[None]:
     From then on, the process also keeps its freed memory (`keep_memory`).
     """
     import torch
-    from threadpoolctl import threadpool_limits
 
     keep_memory()
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with threadpool_limits(1):
+        with linear_algebra().limit(limits=1):
             yield
     finally:
         torch.set_num_threads(before)
+
+
+def linear_algebra() -> ThreadpoolController:
+    """The threaded libraries of this process, as the BLAS; searched for again once more modules are imported."""
+    return _libraries(len(sys.modules))
+
+
+@functools.lru_cache(maxsize=1)
+def _libraries(modules: int) -> ThreadpoolController:
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 def keep_memory() -> None:

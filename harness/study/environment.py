@@ -33,6 +33,7 @@ from leakgauge.harness.core.native import VERSION, library
 from leakgauge.harness.core.numerics import VECTORS
 from leakgauge.harness.core.result import Environment
 from leakgauge.harness.core.stored import fingerprint
+from leakgauge.harness.core.threads import linear_algebra
 from leakgauge.harness.core.threats import View
 
 if TYPE_CHECKING:
@@ -265,7 +266,6 @@ def _numerics(device: str = "cpu") -> dict[str, str]:
     """
     import torch
     from scipy import linalg  # noqa: F401  # loads its BLAS
-    from threadpoolctl import threadpool_info
 
     found = {name: value for name, value in _given().items() if value and not name.endswith("_NUM_THREADS")}
     level, threads = torch.backends.cpu.get_cpu_capability(), counted(torch.get_num_threads(), "thread")
@@ -275,7 +275,7 @@ def _numerics(device: str = "cpu") -> dict[str, str]:
         "BLAS of torch": f"{' with '.join(libraries)} ({threads})",
     }
     packages = Path(np.__file__).parents[1]
-    for one in threadpool_info():
+    for one in linear_algebra().info():
         path = Path(one["filepath"])
         folder = path.relative_to(packages).parts[0] if path.is_relative_to(packages) else one["prefix"]
         owner = folder.partition(".")[0]  # a user's package may have loaded its own
