@@ -50,6 +50,7 @@ from leakgauge.harness.core.distribution import (
     projected,
 )
 from leakgauge.harness.core.gaussian import gaussian_mu
+from leakgauge.harness.core.integer_noise import LAWS, IntegerNoise, reach
 from leakgauge.harness.core.rng import Key, uniform
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.threats import LISTED, Threat, seeing
@@ -57,6 +58,7 @@ from leakgauge.harness.core.vec import Vector
 
 _MOST_BITS = 20
 _SPREADS = 5.0  # spreads of a rounded vector's squared norm above its mean up to which it is not drawn again
+_RARE = 40.0  # minus the logarithm of half the probability of larger noise, which is neither drawn nor stated
 _WIDEST = 1e4  # largest noise that is tried, in the noise that suffices without rounding
 _CLOSE = 1e-6  # relative difference from the least noise at which epsilon holds
 
@@ -223,13 +225,22 @@ def _enough(senders: int) -> str:
 class RoundedSum(SecureSum):
     """A secure sum of rounded updates with independent integer noise."""
 
-    @abstractmethod
-    def draw(self, variance: float, n: int, key: Key) -> Integers:
-        """[n] one client's noise of this variance."""
+    law: ClassVar[str]
+    """The law of one client's noise, one of `integer_noise.LAWS`."""
 
-    @abstractmethod
+    def draw(self, variance: float, n: int, key: Key) -> Integers:
+        """[n] one client's noise of this variance, by inversion of its distribution function at uniform numbers."""
+        ends = _ends(self.law, variance)
+        return rng.inverted(key, ends, n) - len(ends) // 2
+
     def masses(self, variance: float) -> Numbers:
         """[2 k + 1] the stated probabilities of one client's noise from -k to k, all that count."""
+        return _masses(self.law, variance)
+
+    def event(self, plan: Plan, senders: int, rounds: int) -> Event:
+        """The noise of these clients."""
+        variance = plan.variance * senders / plan.senders
+        return IntegerNoise(len(plan.signs), rounds, variance, plan.bound, senders, self.law)
 
     def init(self, setting: Setting) -> Plan:
         """The grid and the noise.
@@ -370,7 +381,7 @@ class _Modular(MessageDistribution):
 
     Attributes:
         centers: of each client, [size] numbers in units of the grid; None: all are zero.
-        masses: see `SecureSum.masses`; variance: of all noise, that of so many clients, `noises`.
+        masses: see `RoundedSum.masses`; variance: of all noise, that of so many clients, `noises`.
         bound: see `Plan`.
     """
 
@@ -450,9 +461,16 @@ def _rising(masses: bytes, noises: int, circle: int) -> Numbers:
     return np.asarray(rising / rising[-1], np.float64)
 
 
-def cumulative(masses: Numbers) -> Numbers:
-    """[2 k] the cumulative probabilities of -k to k - 1, by those of -k to k."""
-    return np.cumsum(masses.astype(np.longdouble))[:-1].astype(np.float64)
+@functools.lru_cache(maxsize=8)
+def _masses(law: str, variance: float) -> Numbers:
+    most = reach(variance, _RARE)
+    return np.asarray(np.exp(LAWS[law](np.arange(-most, most + 1.0), variance)), np.float64)
+
+
+@functools.lru_cache(maxsize=8)
+def _ends(law: str, variance: float) -> Numbers:
+    """[2 k] the cumulative probabilities of -k to k - 1."""
+    return np.asarray(np.cumsum(_masses(law, variance).astype(np.longdouble))[:-1], np.float64)
 
 
 def _longest(center: Numbers) -> float:

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from leakgauge.defenses._secure_sum import Plan, RoundedSum, cumulative
-from leakgauge.harness.core import rng
-from leakgauge.harness.core.accounting import Event
-from leakgauge.harness.core.distribution import Integers
-from leakgauge.harness.core.integer_noise import IntegerNoise, log_discrete_gaussian, reach
-from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.stats import Numbers
+from leakgauge.defenses._secure_sum import RoundedSum
 
 
 @dataclass(frozen=True)
@@ -45,29 +36,4 @@ class DistributedGaussian(RoundedSum):
     """
 
     source: ClassVar[str] = "Kairouz, Liu, Steinke 2021; comparison with normal noise by us"
-
-    def draw(self, variance: float, n: int, key: Key) -> Integers:
-        """Inverts the distribution function at uniform numbers."""
-        ends = _ends(variance)
-        return rng.inverted(key, ends, n) - len(ends) // 2
-
-    def masses(self, variance: float) -> Numbers:
-        """exp(-z^2 / (2 sigma^2)), normalized."""
-        return _masses(variance)
-
-    def event(self, plan: Plan, senders: int, rounds: int) -> Event:
-        """The noise of these clients."""
-        variance = plan.variance * senders / plan.senders
-        return IntegerNoise(len(plan.signs), rounds, variance, plan.bound, senders, "discrete")
-
-
-@functools.lru_cache(maxsize=8)
-def _masses(variance: float) -> Numbers:
-    most = reach(variance, 40.0)
-    return np.exp(log_discrete_gaussian(np.arange(-most, most + 1.0), variance))
-
-
-@functools.lru_cache(maxsize=8)
-def _ends(variance: float) -> Numbers:
-    """[2 k] the cumulative probabilities of -k to k - 1."""
-    return cumulative(_masses(variance))
+    law: ClassVar[str] = "discrete"

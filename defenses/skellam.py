@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from leakgauge.defenses._secure_sum import Plan, RoundedSum, cumulative
+from leakgauge.defenses._secure_sum import RoundedSum
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.accounting import Event
 from leakgauge.harness.core.distribution import Integers
-from leakgauge.harness.core.integer_noise import IntegerNoise, log_skellam, reach
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.stats import Numbers
 
 _WIDE = 1e6  # the variance from which on a table of all numbers takes longer than Poisson numbers
 
@@ -56,29 +50,10 @@ class Skellam(RoundedSum):
 
     source: ClassVar[str] = "Agarwal, Kairouz, Liu 2021; comparison with normal noise by us"
 
+    law: ClassVar[str] = "skellam"
+
     def draw(self, variance: float, n: int, key: Key) -> Integers:
         """Inverts the distribution function; wide noise is the difference of two Poisson numbers."""
         if variance < _WIDE:
-            ends = _ends(variance)
-            return rng.inverted(key, ends, n) - len(ends) // 2
+            return super().draw(variance, n, key)
         return rng.poisson(key.child("up"), variance / 2, n) - rng.poisson(key.child("down"), variance / 2, n)
-
-    def masses(self, variance: float) -> Numbers:
-        """exp(-v) I_z(v), with Bessel's function I."""
-        return _masses(variance)
-
-    def event(self, plan: Plan, senders: int, rounds: int) -> Event:
-        """Skellam noise of these clients."""
-        variance = plan.variance * senders / plan.senders
-        return IntegerNoise(len(plan.signs), rounds, variance, plan.bound, senders)
-
-
-@functools.lru_cache(maxsize=8)
-def _masses(variance: float) -> Numbers:
-    most = reach(variance, 40.0)
-    return np.exp(log_skellam(np.arange(-most, most + 1.0), variance))
-
-
-@functools.lru_cache(maxsize=8)
-def _ends(variance: float) -> Numbers:
-    return cumulative(_masses(variance))

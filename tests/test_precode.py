@@ -368,6 +368,7 @@ def test_the_span_of_records_holds_no_others():
     assert float(scores(records.x).min()) > -1 > -1e3 > float(scores(others.x[3:]).max())
     assert spanned(task, params, sent, 4) is None  # three records span no four dimensions
     assert spanned(small_task("mlp-small"), params, sent, 3) is None
+    assert spanned(task, params, sent / 0, 3) is None  # not finite
 
 
 def test_a_training_sends_the_wide_layout_and_its_rounds_are_seen():

@@ -65,11 +65,14 @@ def spanned(task: Task, params: Vector, gradient: Tensor, images: int) -> Callab
     The rows of the gradient of the encoder, weight and bias, are sums of the records' inputs of this layer, whatever
     the noise. A record's input of it lies in their span. The score is that of a normal distance from the span.
 
-    None: there is no bottleneck, or the rows do not span as many dimensions as there are records, and fewer than all.
+    None: there is no bottleneck, the gradient is not finite, or the rows do not span as many dimensions as there are
+    records, and fewer than all.
     """
-    if not isinstance(task, ModelTask) or task.structure is None or (at := task.structure.sampled) is None:
+    if not isinstance(task, ModelTask) or task.structure is None or task.structure.sampled is None:
         return None
-    front = task.structure.front(at - 1)
+    if not gradient.isfinite().all():
+        return None
+    front = task.structure.before_encoder
     owned = len(front.layout.shapes)
     weight, bias = (part.double() for part in task.structure.split(gradient)[owned : owned + 2])
     _, values, right = torch.linalg.svd(torch.cat([weight, bias[:, None]], 1), full_matrices=False)
@@ -107,7 +110,7 @@ class Without:
         structure = task.structure if isinstance(task, ModelTask) else None
         if not isinstance(task, ModelTask) or structure is None or structure.sampled is None:
             return cls(task, None, slice(None))
-        plain, owned = structure.unbottlenecked(), len(structure.front(structure.sampled - 1).layout.shapes)
+        plain, owned = structure.unbottlenecked(), len(structure.before_encoder.layout.shapes)
         places = structure.split(torch.arange(task.layout.dim))
         kept = plain.join([*places[:owned], *places[owned + 4 :]])
         return cls(replace(task, model=replace(task.model, apply=plain, start=None)), structure, kept)
@@ -123,11 +126,11 @@ class Without:
         Raises:
             ValueError: the codes have fewer entries than there are classes.
         """
-        if self.whole is None or self.whole.sampled is None:
+        if self.whole is None:
             return params
         full = params.new_zeros(self.whole.layout.dim)
         full[self.kept] = params
-        owned = len(self.whole.front(self.whole.sampled - 1).layout.shapes)
+        owned = len(self.whole.before_encoder.layout.shapes)
         encoder, spread, decoder, _, last = self.whole.split(full)[owned : owned + 5]
         width = decoder.shape[1]
         if len(last) > width:

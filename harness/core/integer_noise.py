@@ -167,6 +167,10 @@ def reach(variance: float, exponent: float) -> int:
     return math.ceil((exponent / 3 + math.sqrt(exponent**2 / 9 + 2 * exponent * variance)) * (1 + 1e-9)) + 1
 
 
+LAWS = {"skellam": log_skellam, "discrete": log_discrete_gaussian}
+"""Logarithms of the probabilities of whole numbers under laws of noise, by the names that `IntegerNoise` uses."""
+
+
 @functools.lru_cache(maxsize=8)
 def _table(law: str, variance: float) -> _Table:
     most, step = reach(variance, _FAR), max(1, int(math.sqrt(variance) / _STEPS))
@@ -175,9 +179,8 @@ def _table(law: str, variance: float) -> _Table:
     within = _NODES / 2  # the rounded normal probability is the mean density of an interval
     tilted = np.exp(-(2 * z[:, None] * within + within**2) / (2 * normal)) @ (_WEIGHTS / 2)
     log_normal = -(z**2) / (2 * normal) - math.log(2 * math.pi * normal) / 2 + np.log(tilted)
-    if law == "skellam":
-        return _Table(log_skellam(z, variance) + math.log(step), log_normal + math.log(step))
-    return _Table(log_discrete_gaussian(z, variance), log_normal + math.log(step))
+    scale = math.log(step) if law == "skellam" else 0.0  # the other is normalized over z
+    return _Table(LAWS[law](z, variance) + scale, log_normal + math.log(step))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -100,6 +100,12 @@ class Structure:
         return next((at for at, layer in enumerate(self.layers) if isinstance(layer, Sampled)), None)
 
     @functools.cached_property
+    def before_encoder(self) -> Structure:
+        """The layers before the encoder of the bottleneck; there must be one."""
+        assert self.sampled is not None
+        return self.front(self.sampled - 1)
+
+    @functools.cached_property
     def mixes(self) -> bool:
         """Whether the records of a batch change each other's scores in training: there is a batch norm."""
         return any(isinstance(layer, Norm) and not layer.groups for layer in self.flat)
@@ -195,9 +201,7 @@ class Structure:
 
     def unbottlenecked(self) -> Structure:
         """The layers before `bottlenecked`."""
-        assert self.sampled is not None
-        at = self.sampled - 1  # that of the encoder
-        owned = len(self.front(at).layout.shapes)
+        at, owned = len(self.before_encoder.layers), len(self.before_encoder.layout.shapes)
         names, places = self.names[:owned] + self.names[owned + 4 :], [*self.places[:owned], *self.places[owned + 4 :]]
         first = min(self.places[owned : owned + 4], default=0)
         places = [place - 4 * (place > first) for place in places]

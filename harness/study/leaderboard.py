@@ -280,6 +280,17 @@ class Line:
         number = self.spec["samples" if self.track.unit == "record" else "clients"]
         return float(f"{number**-1.1:.6g}")
 
+    def goal(self, epsilon: float, adversary: Adversary) -> Table:
+        """The fields of a `Goal`: this epsilon of the whole run for the track's unit, at this delta."""
+        unit, relation = self.track.unit, self.track.relation
+        return {
+            "proved_epsilon": epsilon,
+            "unit": unit,
+            "adversary": adversary,
+            "delta": self.delta,
+            "relation": relation,
+        }
+
     def settings(self, number: int) -> list[dict[str, Scalar]]:
         """This many settings of all in the grid, drawn by one key and spread over all pairs of values."""
         grid = {**self.track.grid, **self.entry.grid}
@@ -305,9 +316,7 @@ class Line:
         if self.epsilon is not None:
             if known.get("delta") is not None:
                 defense.setdefault("delta", self.delta)
-            goal: Table = {"unit": self.track.unit, "adversary": self.track.adversary, "proved_epsilon": self.epsilon}
-            goal |= {"relation": self.track.relation} if self.track.relation else {}
-            defense[KEY] = {**goal, "delta": self.delta, **defense.get(KEY, {})}
+            defense[KEY] = {**self.goal(self.epsilon, self.track.adversary), **defense.get(KEY, {})}
         task = {"data": self.place.data, "model": self.place.model}
         return {"name": "leaderboard", "tasks": [task], "federations": [federation], "defenses": [defense]}
 
@@ -540,9 +549,7 @@ def _result(made: Board, line: Line, run: Run, ratings: Ratings, root: Path) -> 
 
 def _proved(line: Line, spec: TrainingSpec, adversary: Adversary, root: Path) -> float | str:
     """Epsilon of the whole run for the track's unit against an adversary, at the track's delta; or `inf`."""
-    asked = line.track.unit, line.track.relation
-    goal = Goal(proved_epsilon=1.0, unit=asked[0], adversary=adversary, delta=line.delta, relation=asked[1])
-    epsilon = proved_at(spec, goal, root)[0]
+    epsilon = proved_at(spec, Goal(**line.goal(1.0, adversary)), root)[0]
     return epsilon if math.isfinite(epsilon) else "inf"
 
 
