@@ -27,11 +27,12 @@ from scipy.linalg.blas import dsyrk
 from torch import Tensor
 
 from leakgauge.harness.core.contract import Examples, Message, Observation, ObservedRound, Task, links_of
-from leakgauge.harness.core.defense import Likelihood, Links, likelihood_of
+from leakgauge.harness.core.defense import Likelihood, Links
 from leakgauge.harness.core.device import capacity, moved
 from leakgauge.harness.core.errors import NoLikelihood
 from leakgauge.harness.core.form import Tokens
 from leakgauge.harness.core.rng import Key, integers
+from leakgauge.harness.core.statements import likelihood_of
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.federation.round import Client, Round

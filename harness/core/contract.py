@@ -26,12 +26,12 @@ from leakgauge.harness.core.defense import LocalRule as LocalRule
 from leakgauge.harness.core.defense import OnTensors as OnTensors
 from leakgauge.harness.core.defense import Sender as Sender
 from leakgauge.harness.core.defense import Setting as Setting
-from leakgauge.harness.core.defense import claim_of as claim_of
-from leakgauge.harness.core.defense import likelihood_of as likelihood_of
-from leakgauge.harness.core.defense import log_likelihoods as log_likelihoods
 from leakgauge.harness.core.device import moved
 from leakgauge.harness.core.form import ALL, CONTINUOUS, Form
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.statements import claim_of as claim_of
+from leakgauge.harness.core.statements import likelihood_of as likelihood_of
+from leakgauge.harness.core.statements import log_likelihoods as log_likelihoods
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.core.vec import Layout, Vector
 
