@@ -248,13 +248,20 @@ def made_up(made):
     """A value of every quantity that the recipe asks for, at every place where a run of it has one."""
     asked = quantities(made.study.claims, made.study.figures)
     sides = [flat(side).get("round", []) for one in made.study.claims for side in (one.a, one.b, one.at)]
-    named = {each for side in sides for each in (side if isinstance(side, list) else [side])}
+    named = {
+        each for side in sides if not isinstance(side, dict) for each in (side if isinstance(side, list) else [side])
+    }
     for number, spec in enumerate(made.study.trainings):
         at = paths_of(spec)
         for name in asked & set(_OF_TRAININGS):
             if name in _BY_ROUND:
                 its, every = spec.federation.rounds, spec.federation.evaluate_every
-                rounds = {0, its - 1, *(one for one in named if one <= its and one % every == 0)}
+                rounds = {
+                    0,
+                    its - 1,
+                    *(its for side in sides if isinstance(side, dict)),
+                    *(one for one in named if one <= its and one % every == 0),
+                }
                 yield from (Value(name, 0.5, at | {"round": one}) for one in rounds)
             elif name in _EPSILONS:
                 whole = {"horizon": "whole run", "privacy_unit": "message", "against.server": True}

@@ -139,6 +139,18 @@ def test_a_claim_for_each_value_of_a_path_is_judged_for_each():
     ]
 
 
+def test_a_filter_takes_all_numbers_from_one_on():
+    found = values({("a", 0): 0.7, ("b", 0): 0.7, ("a", 1): 0.8, ("b", 1): 0.7, ("a", 3): 0.9, ("b", 3): 0.7})
+    found += [Value("accuracy", 0.0, {"defense.name": name, "seed": seed}) for name in "ab" for seed in range(5)]
+    for at in ({"defense": {"bits": {"from": 1}}}, {"defense.bits": {"from": 0.5}}):
+        claim = Statement("a is better", "above", "accuracy", A, B, at, each=("defense.bits",))
+        (judged,) = judge([claim], found)
+        assert [one.where for one in judged.evidence] == ["defense.bits 1", "defense.bits 3"]
+        asked = [claim.asks({"defense.name": "a", "defense.bits": bits}) for bits in (0, 1, 3)]
+        assert asked == [False, True, True]
+    assert Statement("x", "above", "accuracy", A, B, {"round": {"from": "1"}}).paths >= {"round.from"}  # no number
+
+
 def test_a_claim_for_each_value_covers_the_default_which_has_no_path():
     found = values({("a", 1): 0.8, ("a", 2): 0.6, ("b", 1): 0.7, ("b", 2): 0.7})
     for value in found:

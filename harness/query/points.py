@@ -19,7 +19,10 @@ from leakgauge.harness.core.rows import rows
 
 Paths = Mapping[str, Scalar]
 Filter = Mapping[str, Any]
-"""Values, or lists of values, by path; a nested table extends the path: `{defense = {name = "sdq", bits = [1, 2]}}`."""
+"""Values, lists of values, or `{from = NUMBER}` for all numbers from this one on, by path.
+
+A nested table extends the path: `{defense = {name = "sdq", bits = [1, 2]}, round = {from = 1}}`.
+"""
 
 OF_ROW = ("round", "item", "horizon", "privacy_unit")
 """Paths that single values add to those of their cell."""
@@ -79,8 +82,16 @@ def flat(table: Filter, before: str = "") -> dict[str, Any]:
     """A nested table as one flat table, with paths as keys."""
     paths = dict[str, Any]()
     for key, value in table.items():
-        paths |= flat(value, f"{before}{key}.") if isinstance(value, Mapping) else {path(f"{before}{key}"): value}
+        nested = isinstance(value, Mapping) and not (value.keys() == {"from"} and isinstance(value["from"], int | float))
+        paths |= flat(value, f"{before}{key}.") if nested else {path(f"{before}{key}"): value}
     return paths
+
+
+def allows(asked: Any, level: Scalar | None) -> bool:
+    """Whether a filter's entry matches a level."""
+    if isinstance(asked, Mapping):
+        return isinstance(level, int | float) and level >= asked["from"]
+    return level in (asked if isinstance(asked, list) else [asked])
 
 
 def select(points: Iterable[Value], quantity: str, *filters: Filter) -> list[Value]:
@@ -89,11 +100,10 @@ def select(points: Iterable[Value], quantity: str, *filters: Filter) -> list[Val
     `"default"` matches a value without the path: a parameter that was added later is left out at its default.
     """
     pairs = [pair for table in filters for pair in flat(table).items()]
-    asked = [(name, level if isinstance(level, list) else [level]) for name, level in pairs]
     return [
         value
         for value in points
-        if value.quantity == quantity and all(value.at.get(name, "default") in levels for name, levels in asked)
+        if value.quantity == quantity and all(allows(asked, value.at.get(name, "default")) for name, asked in pairs)
     ]
 
 

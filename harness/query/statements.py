@@ -18,7 +18,7 @@ from scipy import special
 
 from leakgauge.harness.core.cell import Scalar
 from leakgauge.harness.core.stats import holm
-from leakgauge.harness.query.points import Paths, Value, check_alike, flat, grouped, path, select, varied
+from leakgauge.harness.query.points import Paths, Value, allows, check_alike, flat, grouped, path, select, varied
 
 LEVEL = 0.05
 """Bound on the probability that any statement of a study gets a wrong verdict, if differences are normal."""
@@ -132,13 +132,7 @@ class Statement:
     def asks(self, at: Paths) -> bool:
         """Whether a question with these paths may give evidence; a filter on a path that it lacks asks nothing."""
         sides = [flat(self.at) | flat(side) for side in ((self.a, self.b) if self.b else (self.a,))]
-        return any(
-            all(
-                name not in at or at[name] in (level if isinstance(level, list) else [level])
-                for name, level in side.items()
-            )
-            for side in sides
-        )
+        return any(all(name not in at or allows(asked, at[name]) for name, asked in side.items()) for side in sides)
 
 
 class Evidence(NamedTuple):
