@@ -82,7 +82,9 @@ def flat(table: Filter, before: str = "") -> dict[str, Any]:
     """A nested table as one flat table, with paths as keys."""
     paths = dict[str, Any]()
     for key, value in table.items():
-        nested = isinstance(value, Mapping) and not (value.keys() == {"from"} and isinstance(value["from"], int | float))
+        nested = isinstance(value, Mapping) and not (
+            value.keys() == {"from"} and isinstance(value["from"], int | float)
+        )
         paths |= flat(value, f"{before}{key}.") if nested else {path(f"{before}{key}"): value}
     return paths
 
