@@ -180,6 +180,7 @@ class _Round:
         self._before = layout.dim if layout.encoder is None else sum(layout.sizes[: layout.encoder])
         self._measured: dict[tuple[LocalPlan, int], _Spread] = {}
         self._of_errors: dict[tuple[LocalPlan, int, int], _Errors] = {}
+        self._blur: tuple[object, Blur] | None = None  # the last one, and what it depends on
 
     def scores(self, victim: int, tried: Examples, mates: Examples | None, labels: Tensor) -> Tensor:
         """[n] log likelihoods of the message, up to a constant, for each tried record in the place in question.
@@ -243,11 +244,11 @@ class _Round:
             shown = spanned(self.seen.task, self.observed.model.params, estimate, own)
             if shown is not None:
                 return shown(tried.x).cpu()
-        center, share, rows = torch.zeros_like(estimate), 1.0, estimate.new_zeros(0, len(estimate))
+        center, share, rows, mixed = torch.zeros_like(estimate), 1.0, estimate.new_zeros(0, len(estimate)), None
         if mates is not None or message.images == 1:
             updates = self._sums(message, plan, tried, mates)
         elif self._adds_up(plan, own):
-            spread, share = self._spread(plan, own), 1 / own
+            spread, share, mixed = self._spread(plan, own), 1 / own, (plan, message.images, message.users)
             center = torch.stack([spread.mean(label) for label in labels]).sum(0)
             rows, updates = math.sqrt(len(labels)) * spread.rows, self._updates(tried, None, plan)
         else:
@@ -260,7 +261,11 @@ class _Round:
         sent = estimate != 0 if errors.omits else torch.ones_like(estimate, dtype=torch.bool)
         sent[self._before :] = False
         noise = torch.full((int(sent.sum()),), errors.variance / errors.shrink**2, dtype=torch.float64)
-        blur, target = Blur.of(rows[:, sent], noise), (estimate / errors.shrink - center)[sent]
+        alike = None if mixed is None else (*mixed, sent.numpy().tobytes())
+        if alike is None or self._blur is None or self._blur[0] != alike:
+            self._blur = alike, Blur.of(rows[:, sent], noise)
+        blur = self._blur[1]
+        target = (estimate / errors.shrink - center)[sent]
         sums = (each.double().cpu().reshape(len(each), -1, len(estimate)).sum(1)[:, sent] for each in updates)
         return torch.cat([blur.log_density(target - share * each) for each in sums])
 
