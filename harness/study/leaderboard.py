@@ -280,16 +280,10 @@ class Line:
         number = self.spec["samples" if self.track.unit == "record" else "clients"]
         return float(f"{number**-1.1:.6g}")
 
-    def goal(self, epsilon: float, adversary: Adversary) -> Table:
-        """The fields of a `Goal`: this epsilon of the whole run for the track's unit, at this delta."""
-        unit, relation = self.track.unit, self.track.relation
-        return {
-            "proved_epsilon": epsilon,
-            "unit": unit,
-            "adversary": adversary,
-            "delta": self.delta,
-            "relation": relation,
-        }
+    def goal(self, epsilon: float, adversary: Adversary) -> Goal:
+        """This epsilon of the whole run for the track's unit, at this delta."""
+        track, delta = self.track, self.delta
+        return Goal(epsilon, unit=track.unit, adversary=adversary, delta=delta, relation=track.relation)
 
     def settings(self, number: int) -> list[dict[str, Scalar]]:
         """This many settings of all in the grid, drawn by one key and spread over all pairs of values."""
@@ -316,7 +310,7 @@ class Line:
         if self.epsilon is not None:
             if known.get("delta") is not None:
                 defense.setdefault("delta", self.delta)
-            defense[KEY] = {**self.goal(self.epsilon, self.track.adversary), **defense.get(KEY, {})}
+            defense[KEY] = {**dataclasses.asdict(self.goal(self.epsilon, self.track.adversary)), **defense.get(KEY, {})}
         task = {"data": self.place.data, "model": self.place.model}
         return {"name": "leaderboard", "tasks": [task], "federations": [federation], "defenses": [defense]}
 
@@ -549,7 +543,7 @@ def _result(made: Board, line: Line, run: Run, ratings: Ratings, root: Path) -> 
 
 def _proved(line: Line, spec: TrainingSpec, adversary: Adversary, root: Path) -> float | str:
     """Epsilon of the whole run for the track's unit against an adversary, at the track's delta; or `inf`."""
-    epsilon = proved_at(spec, Goal(**line.goal(1.0, adversary)), root)[0]
+    epsilon = proved_at(spec, line.goal(1.0, adversary), root)[0]
     return epsilon if math.isfinite(epsilon) else "inf"
 
 
