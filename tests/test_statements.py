@@ -148,7 +148,8 @@ def test_a_filter_takes_all_numbers_from_one_on():
         assert [one.where for one in judged.evidence] == ["defense.bits 1", "defense.bits 3"]
         asked = [claim.asks({"defense.name": "a", "defense.bits": bits}) for bits in (0, 1, 3)]
         assert asked == [False, True, True]
-    assert Statement("x", "above", "accuracy", A, B, {"round": {"from": "1"}}).paths >= {"round.from"}  # no number
+    with pytest.raises(ValueError, match=r"^expected a number for round\.from, got '1'$"):
+        Statement("x", "above", "accuracy", A, B, {"round": {"from": "1"}})
 
 
 def test_a_claim_for_each_value_covers_the_default_which_has_no_path():

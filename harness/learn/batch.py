@@ -333,8 +333,9 @@ def train_clients(task: ModelTask, params: Tensor, work: Sequence[Work], plan: L
         raise ValueError(f"expected a dense ReLU stack for engine 'dense', got {task.model.name!r}")
     chunk = len(work)
     if params.device.type == "cpu":
-        records = 1 if engine == "dense" else max(client.samples for client in work)
-        chunk = max(_CHUNK, _CACHED // (d * records))
+        sizes = {client.samples for client in work}
+        padded = engine == "dense" and (plan.poisson or len(sizes) > 1)  # to the largest batch of a product
+        chunk = _CHUNK if padded else max(_CHUNK, _CACHED // (d * (1 if engine == "dense" else max(sizes))))
     updates = torch.empty(len(work), d, dtype=params.dtype, device=params.device)
     for start in range(0, len(work), chunk):
         some = slice(start, start + chunk)

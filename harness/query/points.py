@@ -79,13 +79,19 @@ def path(name: str) -> str:
 
 
 def flat(table: Filter, before: str = "") -> dict[str, Any]:
-    """A nested table as one flat table, with paths as keys."""
+    """A nested table as one flat table, with paths as keys.
+
+    Raises:
+        ValueError: a `from` is no number.
+    """
     paths = dict[str, Any]()
     for key, value in table.items():
-        nested = isinstance(value, Mapping) and not (
-            value.keys() == {"from"} and isinstance(value["from"], int | float)
-        )
-        paths |= flat(value, f"{before}{key}.") if nested else {path(f"{before}{key}"): value}
+        if isinstance(value, Mapping) and value.keys() != {"from"}:
+            paths |= flat(value, f"{before}{key}.")
+        elif isinstance(value, Mapping) and not isinstance(value["from"], int | float):
+            raise ValueError(f"expected a number for {before}{key}.from, got {value['from']!r}")
+        else:
+            paths[path(f"{before}{key}")] = value
     return paths
 
 

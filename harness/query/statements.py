@@ -122,6 +122,7 @@ class Statement:
             raise ValueError("expected b with best: it is the side at its best")
         if not (math.isfinite(self.margin) and (self.margin >= 0 or self.that in ("above", "below"))):
             raise ValueError(f"expected margin >= 0, got margin={self.margin}")
+        flat(self.a), flat(self.b), flat(self.at)  # refuse what is no filter
 
     @property
     def paths(self) -> set[str]:
