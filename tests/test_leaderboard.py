@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 from leakgauge.harness.cli.main import app
 from leakgauge.harness.core.cell import FederationSpec, Size
 from leakgauge.harness.core.errors import StudyError, UnknownNameError
-from leakgauge.harness.study import leaderboard, training
-from leakgauge.harness.study.leaderboard import Board, Line, Stage, Trial, as_json, board, joined, run_board, submitted
+from leakgauge.harness.study import leaderboard, standings, training
+from leakgauge.harness.study.leaderboard import Board, Line, Stage, Trial, as_json, board, run_board, submitted
 from leakgauge.harness.study.prepare import load_data
+from leakgauge.harness.study.standings import joined
 from leakgauge.harness.study.study import expand, resolve
 from leakgauge.reports import leaderboard as pages
 
@@ -211,7 +212,7 @@ def test_entries_that_differ_less_than_the_tie_or_not_surely_share_a_rank():
         {**line, "entry": name, "accuracy": [level + one for one in wobble.get(name, [0.001, 0.0, -0.001, 0.0, 0.0])]}
         for name, level in levels.items()
     ]
-    leaderboard._rank_all(tables)
+    standings.rank(tables)
     assert {one["entry"]: one["rank"] for one in tables} == {"best": 1, "near": 1, "noisy": 1, "worst": 3}
 
 
@@ -275,7 +276,7 @@ def test_records_of_several_runs_join_and_are_ranked_together(done):
     assert [task["name"] for task in json.loads(joined(first, other))["tasks"]] == [made.tasks[0].name, "another task"]
     whole = json.loads(joined(first, second))["lines"]
     assert len(whole) == len(lines)
-    assert sorted(map(leaderboard._place, whole)) == sorted(map(leaderboard._place, lines))
+    assert sorted(map(standings._place, whole)) == sorted(map(leaderboard._place, lines))
     assert {one["rank"] for one in whole if one["accuracy"]} >= {1}
 
 

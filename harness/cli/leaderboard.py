@@ -72,7 +72,7 @@ def leaderboard(
 def _keep(folder: Path, text: str) -> None:
     """The numbers as a file, and the page of all of them; lines of other entries stay."""
     from leakgauge.harness.gate.baseline import BaselineError
-    from leakgauge.harness.study.leaderboard import joined
+    from leakgauge.harness.study.standings import joined
     from leakgauge.harness.study.store import write_atomically
     from leakgauge.reports.charts.plane import alone
     from leakgauge.reports.leaderboard import headline, scoreboard

@@ -38,10 +38,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
-import numpy as np
-import scipy.stats
-
-from leakgauge.harness.core import stats
 from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.cell import Cell, FederationSpec, Scalar, Size, TrainingSpec
 from leakgauge.harness.core.code import code_allowed, named_code
@@ -60,14 +56,12 @@ from leakgauge.harness.study.prepare import load_data
 from leakgauge.harness.study.recipes import merged, scalable
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.schedule import Listener
+from leakgauge.harness.study.standings import rank
 from leakgauge.harness.study.study import Study, expand, resolve
 
 Table = dict[str, Any]
 T = TypeVar("T")
 _STRICT = {"extra": "forbid"}
-
-TIE = 0.005
-"""Entries whose accuracies are closer share a rank."""
 
 _MOST = 60  # records of a victim's message
 _TUNING = 1000  # the first seed of tuning; the final trainings have the seeds from 0 on
@@ -487,7 +481,7 @@ def _accuracy(record: TrainingRecord | None) -> float:
 def _tables(made: Board, lines: Sequence[Line], run: Run, root: Path) -> list[Table]:
     ratings = Ratings(run)
     tables = [_result(made, line, run, ratings, root) for line in lines]
-    _rank_all(tables)
+    rank(tables)
     return tables
 
 
@@ -553,51 +547,8 @@ def _found(run: Run, ratings: Ratings, spec: TrainingSpec) -> Iterator[Any]:
             yield from ratings.findings.get(case.identity, ())
 
 
-def _rank_all(tables: Sequence[Table]) -> None:
-    for alike in gathered(((each["task"], each["track"], each["epsilon"]), each) for each in tables).values():
-        _rank([each for each in alike if each["accuracy"]])
-
-
-def _rank(alike: list[Table]) -> None:
-    """Ranks of entries: one more than the number of entries that are better, by `TIE` and by a paired t test."""
-    pairs = [(a, b) for a in alike for b in alike if a is not b]
-    p = [_surely(a["accuracy"], b["accuracy"]) for a, b in pairs]
-    surely = stats.holm(np.array(p))
-    for each in alike:
-        each["rank"] = 1
-    for (a, b), sure in zip(pairs, surely, strict=True):
-        mean = sum(a["accuracy"]) / len(a["accuracy"]) - sum(b["accuracy"]) / len(b["accuracy"])
-        if mean >= TIE and sure <= 0.05:
-            b["rank"] += 1
-
-
-def _surely(a: Sequence[float], b: Sequence[float]) -> float:
-    """p of a one-sided paired t test that a is larger; 0 or 1 if all differences are equal."""
-    differences = np.round(np.subtract(a, b), 12)
-    if len(differences) < 2 or np.ptp(differences) == 0:
-        return float(len(differences) < 2 or differences[0] <= 0)
-    return float(scipy.stats.ttest_1samp(differences, 0.0, alternative="greater").pvalue)
-
-
 def as_json(made: Board, size: Size, tables: Sequence[Table]) -> str:
     """The board and its lines as JSON; the same code and data give the same bytes."""
     about = {"title": made.title, "size": size, "tracks": [to_data(track) for track in made.tracks]}
     about |= {"entries": [to_data(entry) for entry in made.entries], "tasks": [to_data(place) for place in made.tasks]}
     return json.dumps({**about, "lines": list(tables)}, indent=1, sort_keys=True) + "\n"
-
-
-def joined(before: str, now: str) -> str:
-    """The JSON `now`, with the lines, tasks, tracks and entries of `before` that it lacks; ranks are of all lines."""
-    new, old = json.loads(now), json.loads(before)
-    known = {_place(line) for line in new["lines"]}
-    new["lines"] += [line for line in old["lines"] if _place(line) not in known]
-    new["lines"].sort(key=_place)
-    for kind in ("tasks", "tracks", "entries"):
-        names = {one["name"] for one in new[kind]}
-        new[kind] = [*(one for one in old[kind] if one["name"] not in names), *new[kind]]
-    _rank_all(new["lines"])
-    return json.dumps(new, indent=1, sort_keys=True) + "\n"
-
-
-def _place(line: Table) -> tuple[str, str, str, float]:
-    return line["task"], line["track"], line["entry"], math.inf if line["epsilon"] is None else line["epsilon"]

@@ -1,0 +1,63 @@
+"""The lines of a leaderboard as plain data: ranks, and lines of two calls on one page."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import scipy.stats
+
+from leakgauge.harness.core import stats
+from leakgauge.harness.core.cases import gathered
+
+Row = dict[str, Any]
+
+TIE = 0.005
+"""Entries whose accuracies are closer share a rank."""
+
+
+def rank(lines: Iterable[Row]) -> None:
+    """Give each line its rank among those of its task, track and epsilon, unless it has no result."""
+    for alike in gathered(((each["task"], each["track"], each["epsilon"]), each) for each in lines).values():
+        _rank([each for each in alike if each["accuracy"]])
+
+
+def _rank(alike: list[Row]) -> None:
+    """Ranks of entries: one more than the number of entries that are better, by `TIE` and by a paired t test."""
+    pairs = [(a, b) for a in alike for b in alike if a is not b]
+    p = [_surely(a["accuracy"], b["accuracy"]) for a, b in pairs]
+    surely = stats.holm(np.array(p))
+    for each in alike:
+        each["rank"] = 1
+    for (a, b), sure in zip(pairs, surely, strict=True):
+        mean = sum(a["accuracy"]) / len(a["accuracy"]) - sum(b["accuracy"]) / len(b["accuracy"])
+        if mean >= TIE and sure <= 0.05:
+            b["rank"] += 1
+
+
+def _surely(a: Sequence[float], b: Sequence[float]) -> float:
+    """p of a one-sided paired t test that a is larger; 0 or 1 if all differences are equal."""
+    differences = np.round(np.subtract(a, b), 12)
+    if len(differences) < 2 or np.ptp(differences) == 0:
+        return float(len(differences) < 2 or differences[0] <= 0)
+    return float(scipy.stats.ttest_1samp(differences, 0.0, alternative="greater").pvalue)
+
+
+def joined(before: str, now: str) -> str:
+    """The JSON `now`, with the lines, tasks, tracks and entries of `before` that it lacks; ranks are of all lines."""
+    new, old = json.loads(now), json.loads(before)
+    known = {_place(line) for line in new["lines"]}
+    new["lines"] += [line for line in old["lines"] if _place(line) not in known]
+    new["lines"].sort(key=_place)
+    for kind in ("tasks", "tracks", "entries"):
+        names = {one["name"] for one in new[kind]}
+        new[kind] = [*(one for one in old[kind] if one["name"] not in names), *new[kind]]
+    rank(new["lines"])
+    return json.dumps(new, indent=1, sort_keys=True) + "\n"
+
+
+def _place(line: Row) -> tuple[str, str, str, float]:
+    return line["task"], line["track"], line["entry"], math.inf if line["epsilon"] is None else line["epsilon"]
