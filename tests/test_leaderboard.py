@@ -276,7 +276,7 @@ def test_records_of_several_runs_join_and_are_ranked_together(done):
     assert [task["name"] for task in json.loads(joined(first, other))["tasks"]] == [made.tasks[0].name, "another task"]
     whole = json.loads(joined(first, second))["lines"]
     assert len(whole) == len(lines)
-    assert sorted(map(standings._place, whole)) == sorted(map(leaderboard._place, lines))
+    assert sorted(map(standings._place, whole)) == sorted(map(standings._place, lines))
     assert {one["rank"] for one in whole if one["accuracy"]} >= {1}
 
 
