@@ -28,6 +28,7 @@ from leakgauge.harness.study.study import Study, expand
 WIDER: dict[str, list[float]] = {
     "clip": [0.02, 0.05, 0.1, 0.2, 0.5],
     "step": [1.0, 2.0, 5.0, 10.0, 20.0],
+    "path": [15.0, 30.0, 60.0, 120.0, 240.0, 480.0],
     "server_momentum": [0.0, 0.5, 0.9],
     "rounds": [10, 20, 40, 80],
 }
@@ -39,8 +40,7 @@ class Wide(boards.Line):
 
     def settings(self, number: int) -> list[dict[str, Any]]:
         """This many settings, and those that the board tries."""
-        grid = {**self.track.grid, **self.entry.grid}
-        wider = {name: {*values, *WIDER.get(name, [])} for name, values in grid.items()}
+        wider = {name: {*values, *WIDER.get(name, [])} for name, values in self.grid.items()}
         if self.spec.get("participation") == "turns":
             wider["rounds"] = {number for number in wider["rounds"] if number <= self.spec["clients"]}
         every = list(expand({name: sorted(values) for name, values in wider.items()}))

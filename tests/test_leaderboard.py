@@ -351,6 +351,18 @@ def test_shipped_boards_are_valid_at_every_size():
                 assert line.settings(12)
 
 
+def test_a_path_is_shared_by_the_rounds_and_a_task_has_its_own(tmp_path):
+    (path := tmp_path / "paths.toml").write_text(
+        BOARD.replace("test_samples = 100}", "test_samples = 100}\ngrid = {path = [6], lr = [9.0]}").replace(
+            "step = [0.1, 1.0], server_momentum = [0.0, 0.9]}", "path = [2, 4], server_momentum = [0.5]}"
+        )
+    )
+    lines = leaderboard._lines(board(str(path), Size.STANDARD), ["the server adds noise"])
+    line = next(one for one in lines if one.track.name == "model" and one.entry.defense["name"] == "dp-fedavg")
+    rates = {one["rounds"]: line.table(one)["federations"][0]["lr"] for one in line.settings(12)}
+    assert rates == {4: 6 / 4 * 0.5 / 0.1, 8: 6 / 8 * 0.5 / 0.1}
+
+
 def test_settings_are_spread_over_pairs_of_values():
     grid = {"rounds": [20, 40, 80], "clip": [0.1, 0.3], "step": [1.0, 2.0, 5.0, 12.0], "server_momentum": [0.5, 0.9]}
     chosen = leaderboard._spread(list(expand(grid)), 12)

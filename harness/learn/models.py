@@ -349,6 +349,7 @@ def _svm(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 _ARCHITECTURES = {
     "linear": _Architecture(partial(_dense, ()), "softmax regression: one dense layer"),
     "mlp-small": _Architecture(partial(_dense, (32, 16)), "dense 32-16, the MLP of JoPEQ and CEPAM"),
+    "mlp-32": _Architecture(partial(_dense, (32,)), "dense 32"),
     "mlp": _Architecture(partial(_dense, (256,)), "dense 256, the MLP of UDP"),
     "cnn2": _Architecture(_cnn2, "two 5x5 convolutions of 6 channels, the CNN of JoPEQ and CEPAM for MNIST"),
     "cnn3": _Architecture(_cnn3, "three 3x3 convolutions with dropout 0.2, the CNN of JoPEQ for CIFAR-10"),

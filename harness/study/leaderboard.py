@@ -4,7 +4,7 @@ A board is a TOML file, only data.
 
 | key | meaning |
 |---|---|
-| `tasks` | `name`, `data`, `model`, and `federation`: clients and records |
+| `tasks` | `name`, `data`, `model`, `federation`: clients and records, and `grid`: see below |
 | `tracks` | `name`, `title`, what a guarantee protects (`unit`, `relation`), against whom (`adversary`), |
 | | `federation`, `grid` |
 | `entries` | `defense`, and the names of its `tracks`; `federation` and `grid` over those of the track; |
@@ -14,10 +14,14 @@ A board is a TOML file, only data.
 | `attacks` | on the first final training of each entry, as in a study; `audit`: trials |
 | `scale.SIZE` | values that replace those of the board at this size |
 
-`grid` lists values of fields of the federation, of the defense's parameters (`clip`), and of `step`, the way of the
-model by one clipped update: learning rate times clip over 1 - server momentum. Each entry tries as many combinations,
-drawn by the same key. The noise follows from epsilon by a goal (`study.goal`), at delta = 1 / N^1.1, where N is the
-number of clients or records. An entry whose proof does not hold against a track's adversary is not in the track.
+`grid` lists values of fields of the federation, of the defense's parameters (`clip`), and of two others: `step`, the
+way of the model by one clipped update, which is learning rate times clip over 1 - server momentum; and `path`, the
+number of rounds times `step`. At one clip and epsilon, the noise of the final model depends on the path, not on the
+number of rounds. More `participants` than clients are all clients. Values of a task replace those of a track under the
+same name, those of an entry both. Each entry tries as many combinations, drawn by the same key.
+
+The noise follows from epsilon by a goal (`study.goal`), at delta = 1 / N^1.1, where N is the number of clients or
+records. An entry whose proof does not hold against a track's adversary is not in the track.
 
 Tuning is successive halving on validation records, with the same clients, batches and first weights for all settings;
 early stages end a training early and compare only settings with one number of rounds. The winner is trained anew, with
@@ -71,13 +75,19 @@ _FIELDS = {one.name for one in dataclasses.fields(FederationSpec)}
 
 @dataclass(frozen=True)
 class Place:
-    """A task of the board: data, model, and how many clients share the records. `epsilons`: empty: the board's."""
+    """A task of the board: data, model, and how many clients share the records.
+
+    Attributes:
+        grid: values for names that a track's grid has.
+        epsilons: empty: those of the board.
+    """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
     name: str
     data: str
     model: str
     federation: Table = field(default_factory=dict)
+    grid: Table = field(default_factory=dict)
     epsilons: tuple[float, ...] = ()
 
 
@@ -279,9 +289,15 @@ class Line:
         track, delta = self.track, self.delta
         return Goal(epsilon, unit=track.unit, adversary=adversary, delta=delta, relation=track.relation)
 
+    @property
+    def grid(self) -> Table:
+        """The values of each name that is tuned."""
+        own = {name: self.place.grid.get(name, values) for name, values in self.track.grid.items()}
+        return {**own, **self.entry.grid}
+
     def settings(self, number: int) -> list[dict[str, Scalar]]:
         """This many settings of all in the grid, drawn by one key and spread over all pairs of values."""
-        grid = {**self.track.grid, **self.entry.grid}
+        grid = self.grid
         every = list(expand(grid))
         drawn = [every[at] for at in permutation(Key(0).child("leaderboard", canonical(grid)), len(every))]
         return _spread(drawn, number)
@@ -291,9 +307,11 @@ class Line:
         federation, defense = dict(self.spec), dict(self.entry.defense)
         known = registry.build("defense", defense["name"], {}).parameters()
         for name, value in setting.items():
-            if name == "step":
+            if name in ("step", "path"):
+                rounds = {**federation, **setting}["rounds"] if name == "path" else 1
+                step = float(value or 0) / float(rounds or 1)
                 clip = setting.get("clip", defense.get("clip", known.get("clip"))) if "clip" in known else 1.0
-                rate = float(value or 0) * (1 - float(setting.get("server_momentum") or 0)) / float(clip or 1)
+                rate = step * (1 - float(setting.get("server_momentum") or 0)) / float(clip or 1)
                 federation["lr"] = float(f"{rate:.6g}")
             elif name in _FIELDS:
                 federation[name] = value
@@ -301,6 +319,8 @@ class Line:
                 defense[name] = value
         if federation.get("participation") == "turns" and "participants" not in federation:
             federation["participants"] = federation["clients"] // federation["rounds"]
+        if "participants" in federation:
+            federation["participants"] = min(federation["participants"], federation["clients"])
         if self.epsilon is not None:
             if known.get("delta") is not None:
                 defense.setdefault("delta", self.delta)
