@@ -28,7 +28,6 @@ from leakgauge.harness.study.study import Study, expand
 WIDER: dict[str, list[float]] = {
     "clip": [0.02, 0.05, 0.1, 0.2, 0.5],
     "step": [1.0, 2.0, 5.0, 10.0, 20.0],
-    "path": [15.0, 30.0, 60.0, 120.0, 240.0, 480.0],
     "server_momentum": [0.0, 0.5, 0.9],
     "rounds": [10, 20, 40, 80],
 }
@@ -41,6 +40,8 @@ class Wide(boards.Line):
     def settings(self, number: int) -> list[dict[str, Any]]:
         """This many settings, and those that the board tries."""
         wider = {name: {*values, *WIDER.get(name, [])} for name, values in self.grid.items()}
+        if paths := sorted(wider.get("path", ())):  # between those of the board, and beyond
+            wider["path"] |= {paths[0] / 2, 2 * paths[-1], *(1.5 * path for path in paths[:-1])}
         if self.spec.get("participation") == "turns":
             wider["rounds"] = {number for number in wider["rounds"] if number <= self.spec["clients"]}
         every = list(expand({name: sorted(values) for name, values in wider.items()}))

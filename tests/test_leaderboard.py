@@ -85,11 +85,14 @@ seeds = 2
 )
 def test_targets_fit_a_small_federation(clients, batch, records, members):
     federation, data = FederationSpec(clients=clients, samples=100, batch=batch), load_data("faces", Path())
-    lineup = leaderboard._target({"count": 20, "among": 20}, federation, data)
+    everybody = range(clients)
+    lineup = leaderboard._target({"count": 20, "among": 20}, federation, data, everybody)
     assert lineup == {"batch": records, "count": 20, "among": 20}
     asked = {"kind": "members", "client": 3, "count": 12, "outside": 200}
-    found = leaderboard._target(asked, federation, data)
+    found = leaderboard._target(asked, federation, data, everybody)
     assert found == {"kind": "members", "client": min(3, clients - 1), "count": members, "outside": 40}
+    for senders, client in (([2, 5], 2), ([4, 5], 4), ([3], 3)):
+        assert leaderboard._target(asked, federation, data, senders)["client"] == client
 
 
 @pytest.fixture(scope="module")
@@ -278,6 +281,10 @@ def test_records_of_several_runs_join_and_are_ranked_together(done):
     assert len(whole) == len(lines)
     assert sorted(map(standings._place, whole)) == sorted(map(standings._place, lines))
     assert {one["rank"] for one in whole if one["accuracy"]} >= {1}
+    old = json.loads(first)
+    old["entries"][1]["good_for"] = "another entry of this name"
+    left = {line["entry"] for line in json.loads(joined(json.dumps(old), second))["lines"]}
+    assert left == {"no defense", "clients add noise"}
 
 
 def test_the_page_and_its_markdown_have_every_entry(done):
@@ -311,6 +318,7 @@ def test_a_marker_says_against_whom_the_proof_is():
         (("samples = 400, ", ""), "expected samples > 0 in federation, got none"),
         (("validation = 100, ", ""), "expected validation > 0 in federation, got none"),
         (("stages = [", "stages = []\nunused = ["), "unused"),
+        (("test_samples = 100}", "test_samples = 100}\ngrid = {pth = [1]}"), "tunes 'pth'; known: clip, rounds"),
     ],
 )
 def test_a_wrong_board_is_refused_in_a_line(tmp_path, change, problem):
@@ -361,6 +369,26 @@ def test_a_path_is_shared_by_the_rounds_and_a_task_has_its_own(tmp_path):
     line = next(one for one in lines if one.track.name == "model" and one.entry.defense["name"] == "dp-fedavg")
     rates = {one["rounds"]: line.table(one)["federations"][0]["lr"] for one in line.settings(12)}
     assert rates == {4: 6 / 4 * 0.5 / 0.1, 8: 6 / 8 * 0.5 / 0.1}
+
+
+def test_no_setting_has_more_participants_than_clients_and_none_comes_twice(tmp_path):
+    (path := tmp_path / "few.toml").write_text(
+        BOARD.replace("step = [1.0, 3.0]}", "step = [1.0, 3.0], participants = [20, 50, 90]}")
+    )
+    (line,) = leaderboard._lines(board(str(path), Size.STANDARD), ["no defense"])
+    settings = [(one["participants"], one["step"]) for one in line.settings(12)]
+    assert sorted(settings) == [(20, 1.0), (20, 3.0), (40, 1.0), (40, 3.0)]
+
+
+def test_an_entry_with_steps_has_no_path_of_its_track(tmp_path):
+    (path := tmp_path / "steps.toml").write_text(
+        BOARD.replace("step = [0.1, 1.0], server_momentum", "path = [2, 4], server_momentum").replace(
+            'defense = {name = "gaussian"}', 'defense = {name = "gaussian"}\ngrid = {step = [0.2]}'
+        )
+    )
+    lines = leaderboard._lines(board(str(path), Size.STANDARD), ["clients add noise"])
+    grid = next(line.grid for line in lines if line.entry.defense["name"] == "gaussian" and line.track.name == "model")
+    assert grid == {"rounds": [4, 8], "clip": [0.1], "server_momentum": [0.0, 0.9], "step": [0.2]}
 
 
 def test_settings_are_spread_over_pairs_of_values():

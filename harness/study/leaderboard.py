@@ -14,11 +14,13 @@ A board is a TOML file, only data.
 | `attacks` | on the first final training of each entry, as in a study; `audit`: trials |
 | `scale.SIZE` | values that replace those of the board at this size |
 
-`grid` lists values of fields of the federation, of the defense's parameters (`clip`), and of two others: `step`, the
-way of the model by one clipped update, which is learning rate times clip over 1 - server momentum; and `path`, the
-number of rounds times `step`. At one clip and epsilon, the noise of the final model depends on the path, not on the
-number of rounds. More `participants` than clients are all clients. Values of a task replace those of a track under the
-same name, those of an entry both. Each entry tries as many combinations, drawn by the same key.
+`grid` lists values of fields of the federation, of the defense's parameters (`clip`), and of two others: `step`, how
+far one clipped update finally moves the model, which is learning rate times clip over 1 - server momentum; and `path`,
+the number of rounds times `step`. If all clients send in each round, and noise of one epsilon grows with the square
+root of the rounds, the noise of the final model depends on the path, and hardly on the number of rounds. If
+`participants` is larger than the number of clients, all take part. Values of a task replace those of a track under the
+same name, and those of an entry replace both; one of `path`, `step` and `lr` replaces the others. Each entry tries as
+many combinations, drawn by the same key.
 
 The noise follows from epsilon by a goal (`study.goal`), at delta = 1 / N^1.1, where N is the number of clients or
 records. An entry whose proof does not hold against a track's adversary is not in the track.
@@ -55,8 +57,9 @@ from leakgauge.harness.core.threats import ThreatMismatch, View, require
 from leakgauge.harness.data import DataSet
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.registry import ParameterError
+from leakgauge.harness.federation.round import participants
 from leakgauge.harness.study.goal import KEY, Adversary, Goal, proved_at, solve
-from leakgauge.harness.study.prepare import load_data
+from leakgauge.harness.study.prepare import prepare
 from leakgauge.harness.study.recipes import merged, scalable
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.schedule import Listener
@@ -71,6 +74,7 @@ _MOST = 60  # records of a victim's message
 _TUNING = 1000  # the first seed of tuning; the final trainings have the seeds from 0 on
 _AGAINST: tuple[Adversary, ...] = ("server", "aggregator", "participant", "public")  # who sees less and less
 _FIELDS = {one.name for one in dataclasses.fields(FederationSpec)}
+_LENGTHS = {"path", "step", "lr"}  # names of a grid, each of which sets the learning rate
 
 
 @dataclass(frozen=True)
@@ -197,6 +201,13 @@ def board(source: str, size: Size) -> Board:
         for key in ("clients", "samples", "validation")
         if not isinstance(count := place.federation.get(key), int) or count < 1
     ]
+    tuned = {name for track in made.tracks for name in track.grid}
+    tuned |= {name for entry in made.entries for name in entry.grid}
+    problems += [
+        f"tasks: {place.name}: grid: no track or entry tunes {name!r}; known: {', '.join(sorted(tuned))}"
+        for place in made.tasks
+        for name in sorted(place.grid.keys() - tuned)
+    ]
     problems += ["stages: expected one stage of tuning or more"] if not made.stages else []
     if problems:
         raise StudyError(source, problems)
@@ -293,7 +304,12 @@ class Line:
     def grid(self) -> Table:
         """The values of each name that is tuned."""
         own = {name: self.place.grid.get(name, values) for name, values in self.track.grid.items()}
-        return {**own, **self.entry.grid}
+        if _LENGTHS & self.entry.grid.keys():
+            own = {name: values for name, values in own.items() if name not in _LENGTHS}
+        grid = {**own, **self.entry.grid}
+        if "participants" in grid:
+            grid["participants"] = sorted({min(one, self.spec["clients"]) for one in grid["participants"]})
+        return grid
 
     def settings(self, number: int) -> list[dict[str, Scalar]]:
         """This many settings of all in the grid, drawn by one key and spread over all pairs of values."""
@@ -306,12 +322,12 @@ class Line:
         """The study of one setting, as its TOML."""
         federation, defense = dict(self.spec), dict(self.entry.defense)
         known = registry.build("defense", defense["name"], {}).parameters()
+        run: Table = {**dataclasses.asdict(FederationSpec()), **federation, **setting}
         for name, value in setting.items():
             if name in ("step", "path"):
-                rounds = {**federation, **setting}["rounds"] if name == "path" else 1
-                step = float(value or 0) / float(rounds or 1)
+                step = float(value or 0) / (run["rounds"] if name == "path" else 1)
                 clip = setting.get("clip", defense.get("clip", known.get("clip"))) if "clip" in known else 1.0
-                rate = step * (1 - float(setting.get("server_momentum") or 0)) / float(clip or 1)
+                rate = step * (1 - run["server_momentum"]) / float(clip or 1)
                 federation["lr"] = float(f"{rate:.6g}")
             elif name in _FIELDS:
                 federation[name] = value
@@ -319,8 +335,6 @@ class Line:
                 defense[name] = value
         if federation.get("participation") == "turns" and "participants" not in federation:
             federation["participants"] = federation["clients"] // federation["rounds"]
-        if "participants" in federation:
-            federation["participants"] = min(federation["participants"], federation["clients"])
         if self.epsilon is not None:
             if known.get("delta") is not None:
                 defense.setdefault("delta", self.delta)
@@ -460,10 +474,11 @@ def _final(made: Board, line: Line, trial: Trial, root: Path) -> Iterator[Cell]:
     first = trial.at(0)
     if made.audit and line.epsilon is not None:
         first = dataclasses.replace(first, audit=made.audit)
+    ready = prepare(first, root)
     for given in made.attacks:
-        threat = _seen(adversary, given)
-        attack = {**given, "threat": threat}
-        attack["target"] = _target(given.get("target", {}), first.federation, load_data(line.place.data, root))
+        threat, asked = _seen(adversary, given), given.get("target", {})
+        senders = participants(ready.key, asked.get("round", 0), sorted(ready.clients), ready.setting)
+        attack = {**given, "threat": threat, "target": _target(asked, first.federation, ready.data, senders)}
         try:
             require(registry.build("attack", given["name"], {}).needs, given["name"], View.parse(threat))
         except ThreatMismatch:
@@ -473,18 +488,20 @@ def _final(made: Board, line: Line, trial: Trial, root: Path) -> Iterator[Cell]:
     yield from (_plain(first if seed == 0 else trial.at(seed)) for seed in range(made.seeds))
 
 
-def _target(given: Table, federation: FederationSpec, data: DataSet) -> Table:
+def _target(given: Table, federation: FederationSpec, data: DataSet, senders: Sequence[int]) -> Table:
     """The target of an attack in this federation, which may be smaller than the attack asks for.
 
     Victims have as many records as a client's message, at most `_MOST`, and all victims have different ones. A client
-    that is not there is the last one; members are at most its records, non-members at most half of the test records.
+    that does not send in the target's round is the last one before it that does, or the first. Members are at most its
+    records, non-members at most half of the test records.
     """
     samples, count = federation.samples or 0, int(given.get("count", 1))
     own = samples // federation.clients
     if given.get("kind", "probe") == "probe":
         size = max(1, min(federation.batch or own, _MOST, samples // count))
         return {"batch": size, **given}
-    fitting = {"client": min(given.get("client", 0), federation.clients - 1), "count": min(count, own)}
+    before = [client for client in senders if client <= given.get("client", 0)]
+    fitting = {"client": (before or senders)[-1 if before else 0], "count": min(count, own)}
     return {**given, **fitting, "outside": min(given.get("outside", count), len(data.test.y) // 2)}
 
 

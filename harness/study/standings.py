@@ -47,12 +47,21 @@ def _surely(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def joined(before: str, now: str) -> str:
-    """The JSON `now`, with the lines, tasks, tracks and entries of `before` that it lacks; ranks are of all lines."""
+    """The JSON `now`, with the lines, tasks, tracks and entries of `before` that it lacks; ranks are of all lines.
+
+    Lines of a task, track or entry that has changed are left out: they are results of another board.
+    """
     new, old = json.loads(now), json.loads(before)
     known = {_place(line) for line in new["lines"]}
-    new["lines"] += [line for line in old["lines"] if _place(line) not in known]
+    kinds = ("tasks", "tracks", "entries")
+    changed = {one["name"] for kind in kinds for one in new[kind] if one not in old[kind]}
+    new["lines"] += [
+        line
+        for line in old["lines"]
+        if _place(line) not in known and not {line["task"], line["track"], line["entry"]} & changed
+    ]
     new["lines"].sort(key=_place)
-    for kind in ("tasks", "tracks", "entries"):
+    for kind in kinds:
         names = {one["name"] for one in new[kind]}
         new[kind] = [*(one for one in old[kind] if one["name"] not in names), *new[kind]]
     rank(new["lines"])
