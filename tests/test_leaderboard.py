@@ -361,7 +361,7 @@ def test_shipped_boards_are_valid_at_every_size():
 
 def test_a_path_is_shared_by_the_rounds_and_a_task_has_its_own(tmp_path):
     (path := tmp_path / "paths.toml").write_text(
-        BOARD.replace("test_samples = 100}", "test_samples = 100}\ngrid = {path = [6], lr = [9.0]}").replace(
+        BOARD.replace("test_samples = 100}", "test_samples = 100}\ngrid = {path = [6], step = [9.0]}").replace(
             "step = [0.1, 1.0], server_momentum = [0.0, 0.9]}", "path = [2, 4], server_momentum = [0.5]}"
         )
     )

@@ -305,7 +305,7 @@ class Line:
         """The values of each name that is tuned."""
         own = {name: self.place.grid.get(name, values) for name, values in self.track.grid.items()}
         if _LENGTHS & self.entry.grid.keys():
-            own = {name: values for name, values in own.items() if name not in _LENGTHS}
+            own = {name: values for name, values in own.items() if name not in _LENGTHS - self.entry.grid.keys()}
         grid = {**own, **self.entry.grid}
         if "participants" in grid:
             grid["participants"] = sorted({min(one, self.spec["clients"]) for one in grid["participants"]})
