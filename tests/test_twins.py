@@ -104,10 +104,10 @@ def test_a_shipped_model_has_the_same_structure_however_it_is_written(name, form
 
 
 RAN = {
-    "imprint": ["mlp-small", "mlp"],
+    "imprint": ["mlp-small", "mlp-32", "mlp"],
     "trap-weights": [name for name in SHIPPED if "resnet" not in name],
-    "active-membership": ["mlp-small", "mlp", "cnn2", "cnn3", "lenet5"],
-    "analytic": ["linear", "mlp-small", "mlp", "lenet-dlg"],
+    "active-membership": ["mlp-small", "mlp-32", "mlp", "cnn2", "cnn3", "lenet5"],
+    "analytic": ["linear", "mlp-small", "mlp-32", "mlp", "lenet-dlg"],
 }
 DATA = random_examples(40, RGB), random_examples(400, RGB, seed=1)
 BROADCASTS = {"imprint": Imprint(), "active-membership": ActiveMembership(), "trap-weights": TrapWeights()}
