@@ -233,6 +233,7 @@ def _tables(made: Data, track: Data) -> list[Table]:
         rows = tuple(_row(line, whole, good_for.get(line["entry"], "")) for line in order if line["accuracy"])
         lacking = gathered((line["entry"], line) for line in lines if not line["accuracy"])
         notes = [f"{name}: not in this track. {alike[0]['note']}." for name, alike in lacking.items()]
+        notes += [f"{_name(line)}: an attack failed. {text}." for line in order for text in line.get("failed", ())]
         if rows or notes:
             tables.append(Table(task["name"], columns, rows, notes=tuple(notes)))
     return tables

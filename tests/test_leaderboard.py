@@ -243,6 +243,33 @@ def test_a_submission_stands_in_every_track_that_its_proof_allows(source, tmp_pa
     assert all(line["accuracy"] for line in lines)
 
 
+@pytest.mark.parametrize("name", ["ota", "skellam", "poisson-binomial"])
+def test_a_defense_that_adds_messages_up_is_not_where_nobody_is_trusted(source, tmp_path, name):
+    made = submitted(board(source, Size.QUICK), [name])
+    made = replace(made, epsilons=(8.0,), seeds=1, stages=(Stage(1.0, 1),), attacks=())
+    lines = ran(made, tmp_path, only=[name])
+    line = at(lines, "messages", name, 8.0)
+    assert not line["trials"]
+    assert "added up on the way" in line["note"]
+    assert f"{name}: not in this track. {line['note']}." in pages.leaderboard(json.loads(as_json(made, "quick", lines)))
+    assert not Line(made.tasks[0], made.tracks[2], made.entries[-1], None).trusts_sums  # no epsilon is asked for
+    assert not Line(made.tasks[0], made.tracks[1], made.entries[-1], 8.0).trusts_sums
+
+
+def test_an_attack_that_failed_stands_on_the_page(source, tmp_path, monkeypatch):
+    made = replace(board(source, Size.QUICK), epsilons=(8.0,), seeds=1, stages=(Stage(1.0, 1),))
+
+    def broken(*_, **__):
+        raise ValueError("no candidate")
+
+    monkeypatch.setattr("leakgauge.attacks.lineup.Lineup.run", broken)
+    lines = ran(made, tmp_path, only=["clients add noise"])
+    assert at(lines, "messages", "clients add noise", 8.0)["failed"] == ["lineup: no candidate"]
+    assert at(lines, "model", "clients add noise", 8.0)["failed"] == []  # the lineup needs messages
+    text = "clients add noise, ε = 8: an attack failed. lineup: no candidate."
+    assert text in pages.leaderboard(json.loads(as_json(made, Size.QUICK, lines)))
+
+
 MINE = """
 from leakgauge.defenses.gaussian import Gaussian
 

@@ -23,7 +23,8 @@ same name, and those of an entry replace both; one of `path`, `step` and `lr` re
 many combinations, drawn by the same key.
 
 The noise follows from epsilon by a goal (`study.goal`), at delta = 1 / N^1.1, where N is the number of clients or
-records. An entry whose proof does not hold against a track's adversary is not in the track.
+records. An entry whose proof does not hold against a track's adversary is not in the track, nor one whose messages are
+added up before they reach a server that is to see each of them.
 
 Tuning is successive halving on validation records, with the same clients, batches and first weights for all settings;
 early stages end a training early and compare only settings with one number of rounds. The winner is trained anew, with
@@ -301,6 +302,12 @@ class Line:
         return Goal(epsilon, unit=track.unit, adversary=adversary, delta=delta, relation=track.relation)
 
     @property
+    def trusts_sums(self) -> bool:
+        """Whether epsilon is to hold against a server that sees every message, and the defense sends only sums."""
+        alone = self.epsilon is not None and self.track.adversary == "server"
+        return alone and registry.build("defense", self.entry.defense["name"], {}).superposes
+
+    @property
     def grid(self) -> Table:
         """The values of each name that is tuned."""
         own = {name: self.place.grid.get(name, values) for name, values in self.track.grid.items()}
@@ -363,6 +370,9 @@ def _lines(made: Board, only: Sequence[str]) -> list[Line]:
 
 def _begin(line: Line, number: int, root: Path, allow_code: bool) -> None:
     """Solve the noise of each setting; an entry without any that reaches its epsilon stays out, with the reason."""
+    if line.trusts_sums:
+        line.note = "Its messages are added up on the way, so whoever adds them has to be trusted"
+        return
     notes = list[str]()
     for setting in line.settings(number):
         study = resolve(line.table(setting), line.entry.name, allow_code=allow_code)
@@ -547,11 +557,10 @@ def _result(made: Board, line: Line, run: Run, ratings: Ratings, root: Path) -> 
         specs[0] = dataclasses.replace(specs[0], audit=made.audit)
     records = [run.trainings.get(spec.id) for spec in specs]
     done = [record for record in records if record is not None]
+    failed = [(cell, run.failures[cell.id].message) for cell in run.cells if cell.id in run.failures]
     if len(done) < len(records):
-        failed = [
-            run.failures[cell.id].message for cell in run.cells if cell.training in specs and cell.id in run.failures
-        ]
-        return {**table, "note": failed[0] if failed else "a final training is missing"}
+        texts = [text for cell, text in failed if cell.training in specs]
+        return {**table, "note": texts[0] if texts else "a final training is missing"}
     first, commit = done[0], done[0].environment.commit[:8]
     table |= {
         "accuracy": [_accuracy(record) for record in done],
@@ -567,6 +576,7 @@ def _result(made: Board, line: Line, run: Run, ratings: Ratings, root: Path) -> 
         "proved": {adversary: _proved(line, specs[0], adversary, root) for adversary in _AGAINST},
         "audited": None if first.audited is None else to_data(first.audited),
         "found": [to_data(one) for one in _found(run, ratings, specs[0])],
+        "failed": sorted({f"{cell.attack.name}: {text}" for cell, text in failed if cell.training == specs[0]}),
         "made_by": f"{commit}{' with changes' * first.environment.dirty}, {first.environment.machine}",
     }
     return table
