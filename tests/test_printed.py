@@ -453,8 +453,9 @@ def test_the_printed_tables_of_cepam_have_the_gains_that_are_tested():
         92.66 - np.array([91.08, 91.00, 90.59, 90.86]),
     ]
     claims = [one for name in ("table-1", "table-2") for one in written(f"cepam/{name}", Size.QUICK)[0].claims]
-    margins = [100 * one.margin for one in claims if "gains" in one.text]
-    assert [least < gain.min() < least + 0.4 for least, gain in zip(margins, gains, strict=True)] == [True] * 4
+    for kind, ends in (("every baseline", np.min), ("the weakest baseline", np.max)):
+        margins = [100 * one.margin for one in claims if "gains" in one.text and kind in one.text]
+        assert [least < ends(gain) < least + 0.5 for least, gain in zip(margins, gains, strict=True)] == [True] * 4
 
 
 def test_the_radius_of_the_authors_code_runs_beside_the_printed_one():
