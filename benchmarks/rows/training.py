@@ -24,6 +24,7 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import FederationSpec
 from leakgauge.harness.core.contract import Examples, Setting
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threads import keep_memory
 from leakgauge.harness.federation.loop import Keep, train
 from leakgauge.harness.learn.batch import LocalPlan, choose_engine, plan_batches, train_clients
 from leakgauge.harness.learn.batch import Work as Turn
@@ -133,7 +134,11 @@ def clipped(name: str, shape: tuple[int, int, int]) -> Work:
 
 
 def federated(name: str, rounds: int, count: int, *, evaluates: bool) -> Work:
-    """A whole training with its evaluations at default settings; the plain loop has them if it `evaluates`."""
+    """A whole training with its evaluations at default settings; the plain loop has them if it `evaluates`.
+
+    Freed memory is kept, as in every worker.
+    """
+    keep_memory()
     task, work = ModelTask(build(name, SHAPE, 10)), clients(CLIENTS, SAMPLES)
     spec = FederationSpec(clients=CLIENTS, rounds=rounds, local_steps=PLAN.steps, lr=PLAN.lr, momentum=PLAN.momentum)
     test = Examples(rng.normal(Key(2), (count, *SHAPE)), torch.arange(count) % 10)
