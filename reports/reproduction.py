@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -26,6 +27,7 @@ _HEADS = {
     Verdict.EQUAL: "No difference, where one is published",
     Verdict.CONTRADICTED: "Does not hold",
 }
+_FEW = 3  # statements of a paper with one verdict that stand first; all are in the tables
 _OPEN = (Verdict.UNRESOLVED, Verdict.NOT_RUN)
 _PAPERS = """
 <h2 id="papers-title">What holds, and what does not</h2>
@@ -83,15 +85,19 @@ def _published(judged: Iterable[Judged]) -> list[tuple[Verdict, str]]:
 
 
 def _summed(published: Sequence[tuple[Verdict, str]], size: str) -> tuple[str, list[tuple[str, str]]]:
-    """A paper in a sentence, and a line for each verdict with its statements."""
+    """A paper in a sentence, and a line for each verdict with a few of its statements, spread over the recipes."""
     said = gathered(published)
-    lines = [
-        (f"{head}, {len(said[kind])}", f"{'; '.join(said[kind])}.") for kind, head in _HEADS.items() if kind in said
-    ]
+    lines = [(f"{head}, {len(said[kind])}", _few(said[kind])) for kind, head in _HEADS.items() if kind in said]
     left = ", ".join(f"{len(said[kind])} {str(kind).lower()}" for kind in _OPEN if kind in said)
     lines += [("Open", f"{left}.")] if left else []
     holds = len(said.get(Verdict.CONFIRMED, ()))
     return f"Of {counted(len(published), 'published statement')}, {holds} hold at the size {size}.", lines
+
+
+def _few(texts: Sequence[str]) -> str:
+    some = texts[:: math.ceil(len(texts) / _FEW)]
+    left = len(texts) - len(some)
+    return "; ".join([*some, f"and {left} more"] if left else some) + "."
 
 
 def _at(recipes: Sequence[Reproduced], number: int) -> dict[str, object]:

@@ -594,3 +594,20 @@ def test_a_recorded_recipe_has_the_statements_and_departures_of_today(path):
 )
 def test_a_recorded_page_is_made_of_the_recorded_recipes(folder):
     assert folder.with_suffix(".md").read_text("utf-8") == recorded(folder)
+
+
+@pytest.mark.parametrize("size", ["quick", "standard"])
+def test_a_paper_stands_first_in_five_lines_with_few_statements(size):
+    kept = [json.loads(path.read_text("utf-8")) for path in sorted((RECORDED / size).glob("*.json"))]
+    page = scoreboard(kept)
+    for paper, part in ((part.partition("\n")[0], part) for part in page.split("\n## ")[1:]):
+        lines = [line for line in part.partition("\n### ")[0].splitlines() if line.startswith("- ")]
+        assert 1 <= len(lines) <= 5 or paper == "mvu"  # mvu has only statements of our own
+        for line in lines:
+            head, _, texts = line.partition("**: ")
+            if "Open" not in head:
+                number, more = int(head.rpartition(", ")[2]), re.search(r"and (\d+) more\.$", texts)
+                left = int(more[1]) if more else 0
+                shown = [one for one in kept for claim in one["claims"] if claim["text"] in texts and not claim["own"]]
+                assert 1 <= number - left <= 3
+                assert len(shown) >= number - left
