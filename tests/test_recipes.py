@@ -90,6 +90,12 @@ def test_a_misspelled_quantity_or_path_is_an_error(right, wrong, why, tmp_path):
         recipe(str(tmp_path / "a.toml"), Size.QUICK, tmp_path)
 
 
+def test_a_recipe_in_which_nothing_runs_is_refused(tmp_path):
+    (tmp_path / "a.toml").write_text('title = "a"\nsource = "b"\nlooks = [3, 9]\nseeds = [0, 1, 2]\n')
+    with pytest.raises(StudyError, match="nothing runs"):
+        recipe(str(tmp_path / "a.toml"), Size.QUICK, tmp_path)
+
+
 def test_the_charts_of_recipes_and_studies_are_written_as_files(small, tmp_path):
     out = tmp_path / "out"
     words = ["reproduce", small, "-o", str(out), "--data", str(tmp_path), "--workers", "0", "--figures", "svg,pdf"]

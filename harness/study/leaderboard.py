@@ -210,6 +210,9 @@ def board(source: str, size: Size) -> Board:
         for name in sorted(place.grid.keys() - tuned)
     ]
     problems += ["stages: expected one stage of tuning or more"] if not made.stages else []
+    asked = {"epsilons": made.epsilons, **{f"tasks: {one.name}: epsilons": one.epsilons for one in made.tasks}}
+    asked |= {f"entries: {one.name}: epsilons": one.epsilons or () for one in made.entries}
+    problems += [f"{at}: expected > 0, got {one:g}" for at, values in asked.items() for one in values if not one > 0]
     if problems:
         raise StudyError(source, problems)
     return made

@@ -116,6 +116,8 @@ def recipe(source: str, size: Size, root: Path) -> Recipe:
     study = resolve(
         {"name": name, "lineup": False, **({} if trains else _NOTHING), **there}, name, spelled=not formulas
     )
+    if not (trains or formulas or table.get("missing", lacking)):
+        raise StudyError(name, ["expected tasks to train, formulas, or why it is missing; nothing runs"])
     if looks and not (all(type(look) is int for look in looks) and looks[0] > 0 and sorted({*looks}) == [*looks]):
         raise StudyError(name, [f"looks: expected rising numbers of seeds, such as [3, 6, 12], got {list(looks)}"])
     notes = (*notes, *_departures(name, table.get("printed", []), study, formulas))
