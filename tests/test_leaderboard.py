@@ -345,9 +345,9 @@ def test_a_marker_says_against_whom_the_proof_is():
         (("samples = 400, ", ""), "expected samples > 0 in federation, got none"),
         (("validation = 100, ", ""), "expected validation > 0 in federation, got none"),
         (("stages = [", "stages = []\nunused = ["), "unused"),
-        (("epsilons = [2.0, 8.0]", "epsilons = [-1.0, 8.0]"), "epsilons: expected > 0, got -1"),
-        (('data = "digits"', 'data = "digits"\nepsilons = [0.0]'), "digits, 40 clients: epsilons: expected > 0, got 0"),
-        (("epsilons = []", "epsilons = [nan]"), "no defense: epsilons: expected > 0, got nan"),
+        (("epsilons = [2.0, 8.0]", "epsilons = [-1.0, 8.0]"), r"epsilons\.0: got -1.0, expected greater than 0"),
+        (('data = "digits"', 'data = "digits"\nepsilons = [0.0]'), r"tasks\.0\.epsilons\.0: got 0.0, expected greater"),
+        (("epsilons = []", "epsilons = [nan]"), r"entries\.0\.epsilons\.0: got nan, expected greater"),
         (("test_samples = 100}", "test_samples = 100}\ngrid = {pth = [1]}"), "tunes 'pth'; known: clip, rounds"),
     ],
 )

@@ -43,7 +43,9 @@ from dataclasses import dataclass, field
 from importlib import resources
 from itertools import combinations
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import Field
 
 from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.cell import Cell, FederationSpec, Scalar, Size, TrainingSpec
@@ -68,6 +70,7 @@ from leakgauge.harness.study.standings import rank
 from leakgauge.harness.study.study import Study, expand, resolve
 
 Table = dict[str, Any]
+Epsilon = Annotated[float, Field(gt=0)]
 T = TypeVar("T")
 _STRICT = {"extra": "forbid"}
 
@@ -93,7 +96,7 @@ class Place:
     model: str
     federation: Table = field(default_factory=dict)
     grid: Table = field(default_factory=dict)
-    epsilons: tuple[float, ...] = ()
+    epsilons: tuple[Epsilon, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,7 @@ class Entry:
     tracks: tuple[str, ...]
     federation: Table = field(default_factory=dict)
     grid: Table = field(default_factory=dict)
-    epsilons: tuple[float, ...] | None = None
+    epsilons: tuple[Epsilon, ...] | None = None
     bits: tuple[int, ...] = ()
     tasks: tuple[str, ...] = ()
     good_for: str = ""
@@ -157,7 +160,7 @@ class Board:
     tasks: tuple[Place, ...]
     tracks: tuple[Track, ...]
     entries: tuple[Entry, ...]
-    epsilons: tuple[float, ...]
+    epsilons: tuple[Epsilon, ...]
     stages: tuple[Stage, ...]
     attacks: tuple[Table, ...] = ()
     seeds: int = 5
@@ -210,9 +213,6 @@ def board(source: str, size: Size) -> Board:
         for name in sorted(place.grid.keys() - tuned)
     ]
     problems += ["stages: expected one stage of tuning or more"] if not made.stages else []
-    asked = {"epsilons": made.epsilons, **{f"tasks: {one.name}: epsilons": one.epsilons for one in made.tasks}}
-    asked |= {f"entries: {one.name}: epsilons": one.epsilons or () for one in made.entries}
-    problems += [f"{at}: expected > 0, got {one:g}" for at, values in asked.items() for one in values if not one > 0]
     if problems:
         raise StudyError(source, problems)
     return made
