@@ -233,7 +233,7 @@ def _tables(made: Data, track: Data) -> list[Table]:
         rows = tuple(_row(line, whole, good_for.get(line["entry"], "")) for line in order if line["accuracy"])
         lacking = gathered((line["entry"], line) for line in lines if not line["accuracy"])
         notes = [f"{name}: not in this track. {alike[0]['note']}." for name, alike in lacking.items()]
-        notes += [f"{_name(line)}: an attack failed. {text}." for line in order for text in line.get("failed", ())]
+        notes += [f"{_name(line)}: {text}." for line in order for text in line.get("failed", ())]
         if rows or notes:
             tables.append(Table(task["name"], columns, rows, notes=tuple(notes)))
     return tables
@@ -252,8 +252,14 @@ def _row(line: Data, whole: float | None, good_for: str) -> Fields:
         short(line["bits"], 3),
         NO_VALUE if people is None else Cell(f"{people['hits']} of {people['n']}", _surely(people)),
         "; ".join(f"{one['what']}, {short(one['value'], 3)}" for one in others),
-        NO_VALUE if audit is None else f"at least {short(audit['epsilon_lower'], 3)}",
+        NO_VALUE if audit is None else Cell(audit["code"], _at_least(audit)),
     )
+
+
+def _at_least(audit: Data) -> str:
+    """The lower bound beside what is proved, both in the audit's small federation."""
+    proved = "∞" if audit["proved"] is None else short(audit["proved"], 3)
+    return f"at least {short(audit['epsilon_lower'], 3)} of {proved}, {audit['horizon']}"
 
 
 def _three(share: float) -> str:

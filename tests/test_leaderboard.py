@@ -264,10 +264,32 @@ def test_an_attack_that_failed_stands_on_the_page(source, tmp_path, monkeypatch)
 
     monkeypatch.setattr("leakgauge.attacks.lineup.Lineup.run", broken)
     lines = ran(made, tmp_path, only=["clients add noise"])
-    assert at(lines, "messages", "clients add noise", 8.0)["failed"] == ["lineup: no candidate"]
+    assert at(lines, "messages", "clients add noise", 8.0)["failed"] == ["an attack failed, lineup: no candidate"]
     assert at(lines, "model", "clients add noise", 8.0)["failed"] == []  # the lineup needs messages
-    text = "clients add noise, ε = 8: an attack failed. lineup: no candidate."
+    text = "clients add noise, ε = 8: an attack failed, lineup: no candidate."
     assert text in pages.leaderboard(json.loads(as_json(made, Size.QUICK, lines)))
+
+
+def test_an_audit_stands_beside_each_entry_with_an_epsilon_or_why_there_is_none(source, tmp_path, monkeypatch):
+    made = replace(board(source, Size.QUICK), epsilons=(8.0,), seeds=1, stages=(Stage(1.0, 1),), audit=60, attacks=())
+    lines = ran(made, tmp_path, only=["clients add noise"])
+    line = at(lines, "messages", "clients add noise", 8.0)
+    audited = line["audited"]
+    assert 0 < audited["epsilon_lower"] <= audited["proved"] == pytest.approx(8, rel=1e-3)
+    assert line["failed"] == []
+    assert at(lines, "undefended", "no defense", None)["audited"] is None
+    page = pages.leaderboard(json.loads(as_json(made, Size.QUICK, lines)))
+    assert f"at least {audited['epsilon_lower']:.2f}" in page
+
+    def impossible(*_):
+        raise ValueError("no neighbor")
+
+    monkeypatch.setattr("leakgauge.harness.study.training.audited_part", impossible)
+    (tmp_path / "none").mkdir()
+    line = at(ran(made, tmp_path / "none", only=["clients add noise"]), "messages", "clients add noise", 8.0)
+    assert line["audited"] is None
+    assert line["failed"] == ["the audit could not be made: no neighbor"]
+    assert line["accuracy"]
 
 
 MINE = """

@@ -78,6 +78,7 @@ _MOST = 60  # records of a victim's message
 _TUNING = 1000  # the first seed of tuning; the final trainings have the seeds from 0 on
 _AGAINST: tuple[Adversary, ...] = ("server", "aggregator", "participant", "public")  # who sees less and less
 _FIELDS = {one.name for one in dataclasses.fields(FederationSpec)}
+_AUDITED = ("code", "epsilon_lower", "proved", "unit", "horizon", "threat", "rounds", "clients", "trials")
 _LENGTHS = {"path", "step", "lr"}  # names of a grid, each of which sets the learning rate
 
 
@@ -484,9 +485,7 @@ def _final(made: Board, line: Line, trial: Trial, root: Path) -> Iterator[Cell]:
     """The final trainings: all seeds, and the attacks on the first of them that the track's adversary can do."""
     defense = {"name": trial.training.defense.name, **trial.training.defense.parameters}
     adversary, study = line.track.adversary, {**line.table(trial.setting), "defenses": [defense]}
-    first = trial.at(0)
-    if made.audit and line.epsilon is not None:
-        first = dataclasses.replace(first, audit=made.audit)
+    first = _first(made, line, trial)
     ready = prepare(first, root)
     for given in made.attacks:
         threat, asked = _seen(adversary, given), given.get("target", {})
@@ -499,6 +498,11 @@ def _final(made: Board, line: Line, trial: Trial, root: Path) -> Iterator[Cell]:
         crossed = resolve({**study, "lineup": False, "attacks": [attack]}, line.entry.name)
         yield from (dataclasses.replace(cell, training=first) for cell in crossed.cells)
     yield from (_plain(first if seed == 0 else trial.at(seed)) for seed in range(made.seeds))
+
+
+def _first(made: Board, line: Line, trial: Trial) -> TrainingSpec:
+    """The first final training, with the audit of a defense that has an epsilon."""
+    return dataclasses.replace(trial.at(0), audit=0 if line.epsilon is None else made.audit)
 
 
 def _target(given: Table, federation: FederationSpec, data: DataSet, senders: Sequence[int]) -> Table:
@@ -555,15 +559,14 @@ def _result(made: Board, line: Line, run: Run, ratings: Ratings, root: Path) -> 
     if not line.left:
         return table
     trial = line.left[0]
-    specs = [trial.at(seed) for seed in range(made.seeds)]
-    if made.audit and line.epsilon is not None:
-        specs[0] = dataclasses.replace(specs[0], audit=made.audit)
+    specs = [_first(made, line, trial), *(trial.at(seed) for seed in range(1, made.seeds))]
     records = [run.trainings.get(spec.id) for spec in specs]
     done = [record for record in records if record is not None]
     failed = [(cell, run.failures[cell.id].message) for cell in run.cells if cell.id in run.failures]
     if len(done) < len(records):
         texts = [text for cell, text in failed if cell.training in specs]
         return {**table, "note": texts[0] if texts else "a final training is missing"}
+    lost = {f"an attack failed, {cell.attack.name}: {text}" for cell, text in failed if cell.training == specs[0]}
     first, commit = done[0], done[0].environment.commit[:8]
     table |= {
         "accuracy": [_accuracy(record) for record in done],
@@ -577,9 +580,9 @@ def _result(made: Board, line: Line, run: Run, ratings: Ratings, root: Path) -> 
         "bits": 8 * first.message_bytes[0] / first.dim,
         "dim": first.dim,
         "proved": {adversary: _proved(line, specs[0], adversary, root) for adversary in _AGAINST},
-        "audited": None if first.audited is None else to_data(first.audited),
+        "audited": None if first.audited is None else {name: getattr(first.audited, name) for name in _AUDITED},
         "found": [to_data(one) for one in _found(run, ratings, specs[0])],
-        "failed": sorted({f"{cell.attack.name}: {text}" for cell, text in failed if cell.training == specs[0]}),
+        "failed": [*(flag.message for flag in first.flags if flag.code == "not-audited"), *sorted(lost)],
         "made_by": f"{commit}{' with changes' * first.environment.dirty}, {first.environment.machine}",
     }
     return table
