@@ -259,7 +259,7 @@ def _row(line: Data, whole: float | None, good_for: str) -> Fields:
 def _at_least(audit: Data) -> str:
     """The lower bound beside what is proved, both in the audit's small federation."""
     proved = "∞" if audit["proved"] is None else short(audit["proved"], 3)
-    return f"at least {short(audit['epsilon_lower'], 3)} of {proved}, {audit['horizon']}"
+    return f"at least {short(audit['strict'], 3)} of {proved}, {audit['horizon']}"
 
 
 def _three(share: float) -> str:

@@ -270,16 +270,31 @@ def test_an_attack_that_failed_stands_on_the_page(source, tmp_path, monkeypatch)
     assert text in pages.leaderboard(json.loads(as_json(made, Size.QUICK, lines)))
 
 
+def test_members_are_of_a_client_whose_message_crosses(source, tmp_path):
+    kept = {
+        "name": "membership-cosine",
+        "target": {"kind": "members", "client": 3, "count": 1, "outside": 9, "round": 0},
+    }
+    made = replace(board(source, Size.QUICK), attacks=(kept,), seeds=1, epsilons=(8.0,), stages=(Stage(1.0, 1),))
+    for number in range(4):  # with other rounds, other clients take their turn
+        tracks = tuple(replace(track, grid={**track.grid, "rounds": [4 + number]}) for track in made.tracks)
+        (tmp_path / str(number)).mkdir()
+        lines = ran(replace(made, tracks=tracks), tmp_path / str(number), only=["clients add noise"])
+        line = at(lines, "messages", "clients add noise", 8.0)
+        assert line["failed"] == []
+        assert line["found"]
+
+
 def test_an_audit_stands_beside_each_entry_with_an_epsilon_or_why_there_is_none(source, tmp_path, monkeypatch):
     made = replace(board(source, Size.QUICK), epsilons=(8.0,), seeds=1, stages=(Stage(1.0, 1),), audit=60, attacks=())
     lines = ran(made, tmp_path, only=["clients add noise"])
     line = at(lines, "messages", "clients add noise", 8.0)
     audited = line["audited"]
-    assert 0 < audited["epsilon_lower"] <= audited["proved"] == pytest.approx(8, rel=1e-3)
+    assert 0 < audited["strict"] <= audited["proved"] == pytest.approx(8, rel=1e-3)
     assert line["failed"] == []
     assert at(lines, "undefended", "no defense", None)["audited"] is None
     page = pages.leaderboard(json.loads(as_json(made, Size.QUICK, lines)))
-    assert f"at least {audited['epsilon_lower']:.2f}" in page
+    assert f"at least {audited['strict']:.2f}" in page
 
     def impossible(*_):
         raise ValueError("no neighbor")

@@ -78,7 +78,7 @@ _MOST = 60  # records of a victim's message
 _TUNING = 1000  # the first seed of tuning; the final trainings have the seeds from 0 on
 _AGAINST: tuple[Adversary, ...] = ("server", "aggregator", "participant", "public")  # who sees less and less
 _FIELDS = {one.name for one in dataclasses.fields(FederationSpec)}
-_AUDITED = ("code", "epsilon_lower", "proved", "unit", "horizon", "threat", "rounds", "clients", "trials")
+_AUDITED = ("code", "strict", "proved", "unit", "horizon", "threat", "rounds", "clients", "trials")
 _LENGTHS = {"path", "step", "lr"}  # names of a grid, each of which sets the learning rate
 
 
@@ -489,7 +489,8 @@ def _final(made: Board, line: Line, trial: Trial, root: Path) -> Iterator[Cell]:
     ready = prepare(first, root)
     for given in made.attacks:
         threat, asked = _seen(adversary, given), given.get("target", {})
-        senders = participants(ready.key, asked.get("round", 0), sorted(ready.clients), ready.setting)
+        drawn = ready.key.child("training"), asked.get("round", 0), sorted(ready.clients)
+        senders = participants(*drawn, ready.setting)
         attack = {**given, "threat": threat, "target": _target(asked, first.federation, ready.data, senders)}
         try:
             require(registry.build("attack", given["name"], {}).needs, given["name"], View.parse(threat))
