@@ -1,6 +1,6 @@
 """How far the leaderboard's tuning stays behind the best of more settings.
 
-python benchmarks/regret.py FOLDER ENTRY ... [--size quick] [--settings 25] [--workers 2] [--data FOLDER]
+python benchmarks/regret.py FOLDER ENTRY ... [--size quick] [--task NAME] [--epsilon 8] [--settings 25] [--workers 2]
 
 Each entry is tuned as on the board. Beside it, this many settings of a wider grid, and all that the board tried, are
 trained for all rounds with the seeds of the final trainings, and tested on test records. The regret is the best mean
@@ -49,6 +49,18 @@ class Wide(boards.Line):
         return [*(every[at] for at in order[:number]), *super().settings(12)]
 
 
+def narrowed(made: boards.Board, task: str | None, epsilon: float | None) -> boards.Board:
+    """The board without attacks and audits, and perhaps with one task or epsilon."""
+    made = dataclasses.replace(made, attacks=(), audit=0)
+    if task is not None:
+        made = dataclasses.replace(made, tasks=tuple(place for place in made.tasks if place.name == task))
+    if epsilon is None:
+        return made
+    tasks = tuple(dataclasses.replace(place, epsilons=()) for place in made.tasks)
+    entries = tuple(dataclasses.replace(entry, epsilons=None) if entry.epsilons else entry for entry in made.entries)
+    return dataclasses.replace(made, tasks=tasks, entries=entries, epsilons=(epsilon,))
+
+
 def compared(made: boards.Board, folder: Path, entries: Sequence[str], asked: argparse.Namespace) -> Iterator[str]:
     """A line for each task, track and epsilon of the entries."""
     run = {"workers": asked.workers, "only": entries, "listen": lambda name: None}
@@ -86,10 +98,12 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("entries", nargs="+")
     parser.add_argument("--size", type=Size, default=Size.QUICK)
+    parser.add_argument("--task", help="only this task of the board")
+    parser.add_argument("--epsilon", type=float, help="only this epsilon")
     parser.add_argument("--settings", type=int, default=25)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--data", type=Path, default=default_root())
     words = parser.parse_args()
-    board = dataclasses.replace(boards.board("leaderboard", words.size), attacks=(), audit=0)
+    board = narrowed(boards.board("leaderboard", words.size), words.task, words.epsilon)
     for text in compared(board, words.folder, words.entries, words):
         print(text, flush=True)
