@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +35,14 @@ WIDER: dict[str, list[float]] = {
 """Values beside those of the board, for the names that an entry's grid has; no more rounds than the board has."""
 
 
-class Wide(boards.Line):
-    """An entry with settings of a wider grid, drawn by another key than the board's."""
-
-    def settings(self, number: int) -> list[dict[str, Any]]:
-        """This many settings, and those that the board tries."""
-        wider = {name: {*values, *WIDER.get(name, [])} for name, values in self.grid.items()}
-        if paths := sorted(wider.get("path", ())):  # between those of the board, and beyond
-            wider["path"] |= {paths[0] / 2, 2 * paths[-1], *(1.5 * path for path in paths[:-1])}
-        if self.spec.get("participation") == "turns":
-            wider["rounds"] = {number for number in wider["rounds"] if number <= self.spec["clients"]}
-        every = list(expand({name: sorted(values) for name, values in wider.items()}))
-        order = permutation(Key(1).child("regret", self.entry.name), len(every))
-        return [*(every[at] for at in order[:number]), *super().settings(12)]
+def wide(line: boards.Line) -> list[dict[str, Any]]:
+    """The settings of a wider grid, in the order of another key than the board's."""
+    wider = {name: {*values, *WIDER.get(name, [])} for name, values in line.grid.items()}
+    if paths := sorted(wider.get("path", ())):  # between those of the board, and beyond
+        wider["path"] |= {paths[0] / 2, 2 * paths[-1], *(1.5 * path for path in paths[:-1])}
+    wider["rounds"] = {number for number in wider["rounds"] if number <= max(line.grid["rounds"])}
+    every = list(expand({name: sorted(values) for name, values in wider.items()}))
+    return [every[at] for at in permutation(Key(1).child("regret", line.entry.name), len(every))]
 
 
 def narrowed(made: boards.Board, task: str | None, epsilon: float | None) -> boards.Board:
@@ -65,26 +61,31 @@ def compared(made: boards.Board, folder: Path, entries: Sequence[str], asked: ar
     """A line for each task, track and epsilon of the entries."""
     run = {"workers": asked.workers, "only": entries, "listen": lambda name: None}
     tables = boards.run_board(made, folder, asked.data, **run)
-    chosen = {(each["task"], each["track"], each["entry"], each["epsilon"]): each["accuracy"] for each in tables}
-    lines = [Wide(one.place, one.track, one.entry, one.epsilon) for one in boards._lines(made, entries)]
-    lines = [line for line in lines if line.entry.name in entries]
+    done = {(each["task"], each["track"], each["entry"], each["epsilon"]): each for each in tables}
+    lines = [line for line in boards._lines(made, entries) if line.entry.name in entries and done[_key(line)]["trials"]]
     for line in lines:
-        boards._begin(line, asked.settings, asked.data, allow_code=False)
+        tried = [trial["setting"] for trial in done[_key(line)]["trials"]]
+        more = boards._solved(line, wide(line), asked.data, False, [])
+        line.trials = [*islice(more, asked.settings), *boards._solved(line, tried, asked.data, False, [])]
     specs = [trial.at(seed) for line in lines for trial in line.trials for seed in range(made.seeds)]
     study = Study("regret", "regret", tuple({spec.id: boards._plain(spec) for spec in specs}.values()))
     found = run_study(study, folder=folder / "wide", data=asked.data, workers=asked.workers, merge=True).trainings
     yield "chosen  best   regret  by halves  entry"
     for line in lines:
-        key = line.place.name, line.track.name, line.entry.name, line.epsilon
+        key = _key(line)
         scores = np.array(
             [[boards._accuracy(found.get(trial.at(s).id)) for s in range(made.seeds)] for trial in line.trials]
         )
-        if len(chosen[key]) and len(scores):
-            mine, best = np.array(chosen[key]), int(scores.mean(1).argmax())
+        if done[key]["accuracy"] and len(scores):
+            mine, best = np.array(done[key]["accuracy"]), int(scores.mean(1).argmax())
             regret, halves = scores[best].mean() - mine.mean(), np.mean(list(_by_halves(scores, mine)))
             name = ", ".join(map(str, key))
             numbers = f"{mine.mean():.3f}   {scores[best].mean():.3f}  {regret:+.3f}  {halves:+.3f}"
             yield f"{numbers}     {name}: {line.trials[best].setting}"
+
+
+def _key(line: boards.Line) -> tuple[str, str, str, float | None]:
+    return line.place.name, line.track.name, line.entry.name, line.epsilon
 
 
 def _by_halves(scores: Any, mine: Any) -> Iterator[float]:

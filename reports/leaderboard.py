@@ -34,8 +34,8 @@ Data = dict[str, Any]
 PROVED = 8.0
 """The largest epsilon of a whole run for which a marker is not hollow."""
 
-BITS = {"at most 2 bits a parameter": (0.0, 2.5), "32 bits a parameter": (24.0, math.inf)}
-"""The pictures of the headline: the range of bits a parameter of a message."""
+BITS = {"at most 3 bits a parameter": (0.0, 3.2), "16 bits a parameter or more": (15.5, math.inf)}
+"""The pictures of the headline: the range of bits a parameter of a message, with its header. JoPEQ's 2 bits send 3."""
 
 _UNDEFENDED = "none"
 _KEPT = 100 / 3  # a tuned entry that keeps a smaller share of the accuracy has no name in a picture
@@ -112,7 +112,8 @@ def _headline(made: Data) -> Data | None:
 
 def _frame() -> plane.Frame:
     lines = ((100 / MANY, f"by guessing: 1 of {MANY}", "floor"),)
-    return plane.Frame("share of the undefended accuracy", f"people identified among {MANY}", lines, None, None)
+    what = f"people identified among {MANY}, by one message"
+    return plane.Frame("share of the undefended accuracy", what, lines, None, None)
 
 
 def _spots(made: Data, task: str, least: float, most: float) -> Iterator[plane.Spot]:
@@ -132,7 +133,7 @@ def _spots(made: Data, task: str, least: float, most: float) -> Iterator[plane.S
         yield plane.Spot(
             name=name,
             note="",
-            about=f"{name}: {found['hits']} of {found['n']} identified",
+            about=f"{name}: {percent(found['value'])} identified",
             state=_state(line),
             x=min(x, 100.0),
             left=x if low is None else max(0.0, low),
@@ -232,11 +233,22 @@ def _tables(made: Data, track: Data) -> list[Table]:
         order = sorted(lines, key=lambda line: (line["epsilon"] or math.inf, -fmean(line["accuracy"] or [0.0])))
         rows = tuple(_row(line, whole, good_for.get(line["entry"], "")) for line in order if line["accuracy"])
         lacking = gathered((line["entry"], line) for line in lines if not line["accuracy"])
-        notes = [f"{name}: not in this track. {alike[0]['note']}." for name, alike in lacking.items()]
+        notes = [_missing(name, alike, lines) for name, alike in lacking.items()]
         notes += [f"{_name(line)}: {text}." for line in order for text in line.get("failed", ())]
         if rows or notes:
             tables.append(Table(task["name"], columns, rows, notes=tuple(notes)))
     return tables
+
+
+def _missing(name: str, alike: Sequence[Data], lines: Sequence[Data]) -> str:
+    """Why an entry has no result at some epsilons, or at all."""
+    where = (
+        ""
+        if len(alike) == sum(line["entry"] == name for line in lines)
+        else f" at ε = {', '.join(short(line['epsilon']) for line in alike)}"
+    )
+    what = "no result" if any(line["trials"] for line in alike) else "not in this track"
+    return f"{name}: {what}{where}. {alike[0]['note']}."
 
 
 def _row(line: Data, whole: float | None, good_for: str) -> Fields:
@@ -250,7 +262,7 @@ def _row(line: Data, whole: float | None, good_for: str) -> Fields:
         Cell(_three(mean), spread(low, high, _three)),
         NO_VALUE if whole is None else percent(mean / whole),
         short(line["bits"], 3),
-        NO_VALUE if people is None else Cell(f"{people['hits']} of {people['n']}", _surely(people)),
+        NO_VALUE if people is None else Cell(percent(people["value"]), _surely(people)),
         "; ".join(f"{one['what']}, {short(one['value'], 3)}" for one in others),
         NO_VALUE if audit is None else Cell(audit["code"], _at_least(audit)),
     )
@@ -259,7 +271,8 @@ def _row(line: Data, whole: float | None, good_for: str) -> Fields:
 def _at_least(audit: Data) -> str:
     """The lower bound beside what is proved, both in the audit's small federation."""
     proved = "∞" if audit["proved"] is None else short(audit["proved"], 3)
-    return f"at least {short(audit['strict'], 3)} of {proved}, {audit['horizon']}"
+    where = f"{audit['unit']}, {audit['horizon']}, {audit['threat']}, {counted(audit['clients'], 'client')}"
+    return f"at least {short(audit['strict'], 3)} of {proved} ({where})"
 
 
 def _three(share: float) -> str:

@@ -6,9 +6,12 @@ from statistics import median
 
 import pytest
 
+from leakgauge.harness.core.contract import claim_of
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.data import default_root
+from leakgauge.harness.federation.small import Federation
 from leakgauge.harness.study.goal import TOLERANCE, goal_of, solve
+from leakgauge.harness.study.prepare import prepare
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import Store
 from leakgauge.harness.study.study import resolve
@@ -196,6 +199,24 @@ def test_a_search_that_cannot_train_ends_with_a_line(tmp_path):
     with pytest.raises(StudyError, match="no-such"):
         run_study(dataclasses.replace(asked, cells=cells), tmp_path, workers=0)
     assert Store(tmp_path).folder == tmp_path
+
+
+def test_noise_in_local_steps_counts_that_batches_are_secret():
+    federation = {"clients": 10, "rounds": 30, "algorithm": "fedavg", "local_steps": 1, "batch": 4, "lr": 0.1}
+    for adversary in ("server", "participant"):
+        (cell,), _ = solve(
+            study(
+                {"name": "dp-sgd", "target": {"proved_epsilon": 2.0, "unit": "record", "adversary": adversary}},
+                federation=federation,
+            ).cells,
+            default_root(),
+            lambda specs: {},
+        )
+        ready = prepare(cell.training, default_root())
+        claim = claim_of(ready.defense, Federation.of(ready.defense, ready.setting).history, ready.setting)
+        assert claim.proved.epsilon(claim.delta) == pytest.approx(2.0, rel=TOLERANCE)
+        (known,) = claim.further  # of an adversary that knows the batches
+        assert known.epsilon(claim.delta) > 4
 
 
 def test_nothing_in_reach_is_an_error(tmp_path):

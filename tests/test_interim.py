@@ -38,10 +38,11 @@ class Impatient(NoDefense):
         return Impatient.asked == 3
 
 
-def go(defense=None, models=(), seed=0, **changes):
+def go(defense=None, models=(), seed=0, *, held_out=None, **changes):
     spec = FederationSpec(**{"clients": 5, "rounds": 4, "batch": 4, "lr": 0.5, "interim_samples": FEW, **changes})
     keep = Keep(frozenset(models), frozenset(models))
-    return train(TASK, spec, defense or NoDefense(), CLIENTS, TEST, Key(seed), engine="loop", keep=keep)
+    how = {"engine": "loop", "keep": keep, "held_out": held_out}
+    return train(TASK, spec, defense or NoDefense(), CLIENTS, TEST, Key(seed), **how)
 
 
 def samples(training):
@@ -82,6 +83,15 @@ def test_losses_that_a_defense_or_a_schedule_reads_are_of_all_samples():
     whole = go(schedule="plateau", patience=1, interim_samples=0)
     assert (plateau.learning_rates, plateau.feedback) == (whole.learning_rates, whole.feedback)
     assert replay_state(Counting(), whole.setting, go(Counting()).feedback) == 4
+
+
+def test_losses_that_are_read_are_of_held_out_samples_if_there_are_any():
+    held_out = random_examples(40, seed=7)
+    training = go(Counting(), models=range(4), held_out=held_out)
+    losses = [evaluation(TASK, training.models[number], held_out, number).loss for number in range(4)]
+    assert [one.before for one in training.feedback] == losses
+    assert [one.loss for one in training.evaluations[:4]] != losses  # of test samples
+    assert samples(go(Counting(), held_out=held_out)) == [FEW] * 4 + [60]
 
 
 def test_a_training_that_stops_early_is_tested_on_all_samples():

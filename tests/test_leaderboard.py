@@ -86,6 +86,9 @@ seeds = 2
 def test_targets_fit_a_small_federation(clients, batch, records, members):
     federation, data = FederationSpec(clients=clients, samples=100, batch=batch), load_data("faces", Path())
     everybody = range(clients)
+    whole = replace(federation, batch=1, local_epochs=5), replace(federation, batch=1, local_steps=2)
+    sizes = [leaderboard._target({}, one, data, everybody)["batch"] for one in whole]
+    assert sizes == [min(100 // clients, 60), min(100 // clients, 2)]
     lineup = leaderboard._target({"count": 20, "among": 20}, federation, data, everybody)
     assert lineup == {"batch": records, "count": 20, "among": 20}
     asked = {"kind": "members", "client": 3, "count": 12, "outside": 200}
@@ -319,7 +322,7 @@ class Mine(Gaussian):
 def test_a_submission_is_a_file_elsewhere_and_is_imported_only_with_permission(source, tmp_path, monkeypatch):
     (tmp_path / "submitted_defense.py").write_text(MINE)
     (tmp_path / "one.toml").write_text(
-        BOARD.replace("[scale.quick]\nseeds = 2", "[scale.quick]\nseeds = 1\nepsilons = [8.0]\nattacks = []")
+        BOARD.replace("[scale.quick]\nseeds = 2", "[scale.quick]\nseeds = 1\nepsilons = [8.0]")
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LEAKGAUGE_ALLOW_CODE", raising=False)
@@ -332,7 +335,9 @@ def test_a_submission_is_a_file_elsewhere_and_is_imported_only_with_permission(s
     assert not (tmp_path / "out" / "leaderboard.json").exists()
     assert CliRunner().invoke(app, [*words, "--allow-code"]).exit_code == 0
     lines = json.loads((tmp_path / "out" / "leaderboard.json").read_text())["lines"]
-    assert {line["track"] for line in lines if line["entry"] == "submitted_defense:Mine"} == {"model", "messages"}
+    mine = [line for line in lines if line["entry"] == "submitted_defense:Mine"]
+    assert {line["track"] for line in mine} == {"model", "messages"}
+    assert "people named" in {one["what"] for one in at(lines, "messages", "submitted_defense:Mine", 8.0)["found"]}
 
 
 def test_records_of_several_runs_join_and_are_ranked_together(done):
@@ -349,6 +354,8 @@ def test_records_of_several_runs_join_and_are_ranked_together(done):
     old["entries"][1]["good_for"] = "another entry of this name"
     left = {line["entry"] for line in json.loads(joined(json.dumps(old), second))["lines"]}
     assert left == {"no defense", "clients add noise"}
+    for changed in ({"seeds": 5}, {"stages": []}, {"attacks": []}, {"audit": 9}):
+        assert joined(json.dumps({**json.loads(first), **changed}), second) == second
 
 
 def test_the_page_and_its_markdown_have_every_entry(done):
@@ -362,6 +369,40 @@ def test_the_page_and_its_markdown_have_every_entry(done):
     assert 'data-sort="number"' in page
     assert "could not be built" not in page
     assert "people identified among 20" in page
+
+
+def test_an_attack_of_another_board_in_the_folder_is_not_on_the_page(source, tmp_path):
+    made = replace(board(source, Size.QUICK), epsilons=(8.0,), seeds=1, stages=(Stage(1.0, 1),))
+    other = replace(made, attacks=({**made.attacks[0], "target": {"count": 20, "among": 20}},))
+    used = [ran(one, tmp_path, only=["clients add noise"]) for one in (other, made)][1]
+    (tmp_path / "fresh").mkdir()
+    fresh = ran(made, tmp_path / "fresh", only=["clients add noise"])
+    assert as_json(made, Size.QUICK, used) == as_json(made, Size.QUICK, fresh)
+    assert {one["n"] for one in at(used, "messages", "clients add noise", 8.0)["found"]} == {30}
+
+
+def test_another_setting_is_tried_in_place_of_one_that_does_not_reach_its_epsilon(source, monkeypatch):
+    made = board(source, Size.QUICK)
+    line = Line(made.tasks[0], made.tracks[1], made.entries[1], 8.0)
+    monkeypatch.setattr(leaderboard, "solve", lambda cells, *_: ((), ["no noise"]) if few(cells) else (cells, []))
+
+    def few(cells):
+        return cells[0].training.federation.rounds == 4
+
+    leaderboard._begin(line, 3, Path(), allow_code=False)
+    assert [trial.rounds for trial in line.trials] == [8, 8, 8]
+    assert line.note == ""
+
+
+@pytest.mark.parametrize("name", ["ota", "dp-sgd"])
+def test_a_marker_is_for_clients_and_for_a_server_that_sees_each_message(source, name):
+    made, records = board(source, Size.QUICK), {"algorithm": "fedavg", "batch": 5, "local_steps": 1, "rounds": 4}
+    entry = replace(made.entries[2], defense={"name": name, "delta": 0.01}, epsilons=())
+    line = Line(replace(made.tasks[0]), replace(made.tracks[2], federation=records, grid={}), entry, None)
+    (cell,) = resolve(line.table({})).cells
+    of = {who: leaderboard._proved(line, cell.training, who, Path()) for who in ("server", "participant")}
+    assert of["server"] == "inf"
+    assert (of["participant"] == "inf") == (name == "dp-sgd")
 
 
 def test_a_marker_says_against_whom_the_proof_is():
@@ -400,6 +441,14 @@ def test_a_wrong_parameter_of_an_attack_is_refused_and_not_left_out(tmp_path):
     path.write_text(BOARD.replace("among = 20", "amongst = 20"))
     with pytest.raises(StudyError, match="amongst"):
         ran(board(str(path), Size.QUICK), tmp_path / "out", only=["no defense"])
+    assert not (tmp_path / "out").exists()  # before anything runs
+
+
+def test_an_attack_that_names_code_asks_for_permission(source, tmp_path, monkeypatch):
+    monkeypatch.delenv("LEAKGAUGE_ALLOW_CODE", raising=False)
+    made = replace(board(source, Size.QUICK), attacks=({"name": "tests.doubles:Nothing"},))
+    with pytest.raises(StudyError, match="pass --allow-code"):
+        ran(made, tmp_path)
 
 
 def test_a_published_entry_keeps_its_own_delta_and_one_without_any_gets_none(source):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from leakgauge.harness.core import rng
 from leakgauge.harness.core.code import task_code
 from leakgauge.harness.data import features, load
 from leakgauge.harness.data.given import given
@@ -37,6 +38,20 @@ def test_a_record_has_its_features_whatever_the_other_private_records_are():
     given("few-digits", few)
     alone = load("features:given:few-digits?axes=20&public=given:public-digits")
     assert torch.equal(alone.train.x, load(AXES).train.x[:7])
+
+
+def test_data_that_are_their_own_public_set_lose_the_public_records():
+    digits, data = load("digits"), load("features:digits?axes=20&public=digits")
+    assert len(data.train.y) == len(digits.train.y) - len(digits.train.y) // 10
+    shown = features._KEY.child("own")
+    public = rng.subset(shown, len(digits.train.y), len(digits.train.y) // 10)
+    rest = np.delete(np.arange(len(digits.train.y)), public)
+    assert torch.equal(data.train.y, digits.train.y[rest])
+    changed = digits.train.x.clone()
+    changed[rest[1:]] = 0.5  # the other private records
+    given("changed-digits", dataclasses.replace(digits, train=digits.train._replace(x=changed)))
+    again = load("features:given:changed-digits?axes=20&public=given:changed-digits")
+    assert torch.equal(again.train.x[0], data.train.x[0])
 
 
 def test_patches_have_eight_numbers_each_and_repeat():

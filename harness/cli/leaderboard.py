@@ -28,6 +28,8 @@ def leaderboard(
     listing: Annotated[bool, Option("--list", help="Only list the entries.")] = False,
     data: cli.DataOption = None,
     workers: cli.WorkersOption = None,
+    engine: cli.EngineOption = "workers",
+    address: cli.AddressOption = None,
     allow_code: cli.AllowCodeOption = False,
     record: Annotated[Path | None, Option(help="Folder to commit: the numbers, a page and the headline.")] = None,
 ) -> None:
@@ -35,6 +37,7 @@ def leaderboard(
     from leakgauge.harness.cli.progress import listener
     from leakgauge.harness.core.code import code_allowed, import_from
     from leakgauge.harness.data import default_root
+    from leakgauge.harness.study.engine import open_engine
     from leakgauge.harness.study.leaderboard import as_json, board, run_board, submitted
     from leakgauge.harness.study.store import write_atomically
     from leakgauge.reports.leaderboard import leaderboard as page
@@ -56,12 +59,13 @@ def leaderboard(
                 workers=workers,
                 listen=lambda name: stack.enter_context(listener(name)),
                 allow_code=allow_code,
+                engine=open_engine(engine, address, workers, allow_code=allow_code),
             )
         text = as_json(made, size, tables)
         write_atomically(out / "leaderboard.json", text.encode())
         write_atomically(out / "index.html", page(json.loads(text)).encode())
         if record is not None:
-            _keep(record / size, text)
+            _keep(record, source, text)
         lost = [line for line in tables if line["trials"] and not line["accuracy"]]
         say(*(f"{line['entry']}, {line['track']}: {line['note']}" for line in tables if not line["accuracy"]))
         say("", f"{out / 'index.html'} has the tables, leaderboard.json the numbers")
@@ -69,7 +73,7 @@ def leaderboard(
             raise typer.Exit(cli.INCOMPLETE)
 
 
-def _keep(folder: Path, text: str) -> None:
+def _keep(record: Path, source: str, text: str) -> None:
     """The numbers as a file, and the page of all of them; lines of other entries stay."""
     from leakgauge.harness.gate.baseline import BaselineError
     from leakgauge.harness.study.standings import joined
@@ -77,6 +81,7 @@ def _keep(folder: Path, text: str) -> None:
     from leakgauge.reports.charts.plane import alone
     from leakgauge.reports.leaderboard import headline, scoreboard
 
+    folder = record / str(json.loads(text)["size"])
     path = folder / "leaderboard.json"
     try:
         kept = joined(path.read_text("utf-8"), text) if path.exists() else text
@@ -88,6 +93,6 @@ def _keep(folder: Path, text: str) -> None:
         name = f"headline-{number}.svg"
         write_atomically(folder / name, alone(picture, title).encode())
         pictures.append(f"{folder.name}/{name}")
-    command = f"leakgauge leaderboard --size {folder.name} --record {folder.parent.name}"
+    command = f"leakgauge leaderboard {source} --size {folder.name} --record {record}"
     page = f"# The leaderboard at the size {folder.name}\n\nWritten by `{command}`.\n\n"
     write_atomically(folder.with_suffix(".md"), (page + scoreboard(made, pictures)).encode())

@@ -94,7 +94,8 @@ class FederationSpec:
             round, and not read by a defense or schedule; 0 means all test samples.
         evaluate_on: `test`; `train`: all clients' own samples; `validation`: the held-out training samples.
             `test_samples` and `interim_samples` apply to each of them.
-        validation: training samples that no client gets, for `evaluate_on`; `samples` counts the remaining ones.
+        validation: training samples that no client gets, for `evaluate_on`, and for defenses and schedules that read
+            losses; `samples` counts the remaining ones.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,12 +28,19 @@ def _read(name: str, options: Mapping[str, str], root: Path | None) -> DataSet:
     variance. `patches=K`: the responses to K random whitened patches of the public images, summed over the quarters of
     an image, 8 K numbers (Coates, Lee and Ng 2011, with patches for centers). Each row is scaled to length 1, and each
     feature to [0, 1] by its range in the public data; a private input beyond that range is clamped.
+
+    If the data are their own public set, a tenth of the training records is public, and leaves the data.
     """
     axes, patches, other = options.get("axes", ""), options.get("patches", ""), options.get("public", "")
     if (bool(axes) == bool(patches)) or not (axes or patches).isdecimal() or not other:
         raise ValueError(f"features:{name}: expected ?axes=K&public=DATA or ?patches=K&public=DATA")
     data, public = load(name, root), load(other, root)
-    shown = public.original(public.train.x[:_SHOWN])
+    given, known = data.train, public.train.x
+    if other == name:
+        taken = rng.subset(_KEY.child("own"), len(known), len(known) // 10)
+        rest = np.delete(np.arange(len(known)), taken)
+        given, known = Examples(given.x[rest], given.y[rest]), known[taken]
+    shown = public.original(known[:_SHOWN])
     if shown.shape[1:] != data.input_shape:
         raise ValueError(f"features:{name}: expected public inputs {data.input_shape}, got {tuple(shown.shape[1:])}")
     made = _axes(shown, int(axes)) if axes else _patches(shown, int(patches))
@@ -43,7 +51,7 @@ def _read(name: str, options: Mapping[str, str], root: Path | None) -> DataSet:
         return Examples(((_unit(made(data.original(split.x))) - low) / span).clamp(0, 1), split.y)
 
     full = f"features:{name}?" + "&".join(f"{key}={value}" for key, value in options.items())
-    train, test = features(data.train), features(data.test)
+    train, test = features(given), features(data.test)
     return DataSet(full, train, test, data.classes, public=False, note=f"features from {other}", low=low, span=span)
 
 

@@ -170,7 +170,7 @@ def planned(
 
 
 def reads_losses(defense: Defense[Any, Any], spec: FederationSpec) -> bool:
-    """Whether the defense or the schedule uses test losses, which are then those of all test samples."""
+    """Whether the defense or the schedule uses losses: those of all test samples, or of held-out training samples."""
     return type(defense).advance is not Defense.advance or spec.schedule == "plateau"
 
 
@@ -188,6 +188,7 @@ def train(
     broadcasts: Mapping[int, Broadcast] | None = None,
     crafts: Mapping[int, Craft] | None = None,
     strict: bool = False,
+    held_out: Examples | None = None,
 ) -> Training:
     """Run the whole federation.
 
@@ -197,7 +198,8 @@ def train(
 
     The model is evaluated on `spec.interim_samples` test examples, the same in all rounds and for all defenses of a
     key. It is evaluated on all test examples at the end, before each round of `keep.models`, and always if the
-    defense's state or the learning rate depends on the losses. These losses are public (`Training.feedback`).
+    defense's state or the learning rate depends on the losses. These losses are public (`Training.feedback`); they are
+    of `held_out`, training samples that no client has, if there are any: test samples then decide about no model.
 
     Args:
         clients: data by client number; the listed order does not matter. `Holdings` are not copied.
@@ -219,12 +221,8 @@ def train(
     task = task.under(defense.local)
     params = task.init(key.child("init"))
     training = Training(make_setting(task, spec, clients, defense.local), params)
-    placed: Mapping[int, Examples]
-    if isinstance(clients, Holdings):
-        placed = Holdings(clients.data.on(device), clients.rows)
-    else:
-        placed = {number: data.on(device) for number, data in clients.items()}
-    run = _Run(task, spec, defense, placed, test.on(device), key, engine, keep, device, strict, crafts or {}, training)
+    data = _placed(clients, device), test.on(device), None if held_out is None else held_out.on(device)
+    run = _Run(task, spec, defense, *data, key, engine, keep, device, strict, crafts or {}, training)
     state = defense.init(training.setting)
     schedule = _Schedule(spec)
     before: float | None = run.evaluate(params, 0, whole=False)
@@ -256,6 +254,12 @@ def train(
     missed = sum(run.turns[number] < len(training.feedback) for number in clients)
     training.violations[EVERY_ROUND] = Violation(missed, len(clients), "client", covered=True)
     return training
+
+
+def _placed(clients: Mapping[int, Examples], device: str) -> Mapping[int, Examples]:
+    if isinstance(clients, Holdings):
+        return Holdings(clients.data.on(device), clients.rows)
+    return {number: data.on(device) for number, data in clients.items()}
 
 
 def evaluation(task: ModelTask, params: Vector, test: Examples, number: int) -> Evaluation:
@@ -387,6 +391,7 @@ class _Run:
     defense: Defense[Any, Any]
     clients: Mapping[int, Examples]
     test: Examples
+    held_out: Examples | None
     key: Key
     engine: Engine
     keep: Keep
@@ -408,13 +413,16 @@ class _Run:
             self.interim = Examples(self.test.x[rows], self.test.y[rows])
 
     def evaluate(self, params: Vector, number: int, *, whole: bool) -> float:
-        """Record accuracy (None for a regression) and mean test loss before round `number`; returns the loss.
+        """Record accuracy (None for a regression) and mean test loss before round `number`; returns the public loss.
 
         whole: evaluate on all test examples.
         """
-        all_of_it = whole or reads_losses(self.defense, self.spec) or number in self.keep.models
+        reads, here = reads_losses(self.defense, self.spec), params.to(self.device)
+        all_of_it = whole or (reads and self.held_out is None) or number in self.keep.models
         test = self.test if all_of_it else self.interim
-        self.training.evaluations.append(evaluation(self.task, params.to(self.device), test, number))
+        self.training.evaluations.append(evaluation(self.task, here, test, number))
+        if reads and self.held_out is not None:
+            return evaluation(self.task, here, self.held_out, number).loss
         return self.training.evaluations[-1].loss
 
     def round(self, params: Vector, state: Any, number: int, lr: float, *, with_snr: bool) -> Vector:

@@ -235,7 +235,9 @@ def _of_training(spec: TrainingSpec, cells: Sequence[Cell], ready: Prepared, roo
     parts = ready.task, small.federation, ready.defense, ready.holdings, ready.test, ready.key.child("training")
     try:
         sent, wanted = chosen_models(small, ready, "double")
-        trained = train(*parts, engine="double", keep=keep_for(asked), broadcasts=sent, crafts=wanted)
+        trained = train(
+            *parts, engine="double", keep=keep_for(asked), broadcasts=sent, crafts=wanted, held_out=ready.held_out
+        )
     except ValueError as error:
         if malice is None:
             raise

@@ -286,10 +286,11 @@ def proved_at(spec: TrainingSpec, goal: Goal, root: Path) -> tuple[float, str]:
     asked = claim.relation if goal.relation is None else Relation(goal.relation)
     epsilons: dict[Unit, float] = {}
     for unit, each in gathered((proof.unit, proof) for proof in (claim.proved, *claim.further)).items():
-        # for this relation, else for the claim's; of several, the largest: the other proofs assume more
+        # for this relation, else for the claim's; first the claim's own, else the largest: the others assume more
         against = [p for p in each if Threat(goal.adversary) in (p.against or claim.against)]
         fitting = [p for p in against if (p.relation or claim.relation) is asked]
         chosen = fitting or [p for p in against if not p.relation]
+        chosen = [claim.proved] if any(p is claim.proved for p in chosen) else chosen
         if chosen:
             found = (math.inf if p.event is None else float(accounting.epsilon(p.event, delta)) for p in chosen)
             epsilons[unit] = max(found)

@@ -41,8 +41,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
-from itertools import combinations
+from itertools import chain, combinations, islice
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field
@@ -61,6 +62,7 @@ from leakgauge.harness.data import DataSet
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.registry import ParameterError
 from leakgauge.harness.federation.round import participants
+from leakgauge.harness.study.engine import Open
 from leakgauge.harness.study.goal import KEY, Adversary, Goal, proved_at, solve
 from leakgauge.harness.study.prepare import prepare
 from leakgauge.harness.study.recipes import merged, scalable
@@ -75,6 +77,7 @@ T = TypeVar("T")
 _STRICT = {"extra": "forbid"}
 
 _MOST = 60  # records of a victim's message
+_SPARE = 2  # settings that are tried in place of one that does not reach its epsilon, for each that is asked for
 _TUNING = 1000  # the first seed of tuning; the final trainings have the seeds from 0 on
 _AGAINST: tuple[Adversary, ...] = ("server", "aggregator", "participant", "public")  # who sees less and less
 _FIELDS = {one.name for one in dataclasses.fields(FederationSpec)}
@@ -297,8 +300,7 @@ class Line:
     @property
     def delta(self) -> float:
         """1 / N^1.1 for N clients or records."""
-        number = self.spec["samples" if self.track.unit == "record" else "clients"]
-        return float(f"{number**-1.1:.6g}")
+        return _delta(self.spec["samples" if self.track.unit == "record" else "clients"])
 
     def goal(self, epsilon: float, adversary: Adversary) -> Goal:
         """This epsilon of the whole run for the track's unit, at this delta."""
@@ -323,11 +325,12 @@ class Line:
         return grid
 
     def settings(self, number: int) -> list[dict[str, Scalar]]:
-        """This many settings of all in the grid, drawn by one key and spread over all pairs of values."""
+        """This many settings of all in the grid, drawn by one key and spread over all pairs of values; then others."""
         grid = self.grid
         every = list(expand(grid))
         drawn = [every[at] for at in permutation(Key(0).child("leaderboard", canonical(grid)), len(every))]
-        return _spread(drawn, number)
+        first = _spread(drawn, number)
+        return [*first, *[one for one in drawn if one not in first][: _SPARE * number]]
 
     def table(self, setting: dict[str, Scalar]) -> Table:
         """The study of one setting, as its TOML."""
@@ -373,18 +376,28 @@ def _lines(made: Board, only: Sequence[str]) -> list[Line]:
 
 
 def _begin(line: Line, number: int, root: Path, allow_code: bool) -> None:
-    """Solve the noise of each setting; an entry without any that reaches its epsilon stays out, with the reason."""
+    """Solve the noise of this many settings; an entry without any that reaches its epsilon stays out, with the reason.
+
+    In place of a setting that does not reach its epsilon comes the next one of the grid.
+    """
     if line.trusts_sums:
         line.note = "Its messages are added up on the way, so whoever adds them has to be trusted"
         return
     notes = list[str]()
-    for setting in line.settings(number):
+    line.trials = [*islice(_solved(line, line.settings(number), root, allow_code, notes), number)]
+    line.left = line.trials
+    line.note = "" if line.trials else notes[0]
+
+
+def _solved(
+    line: Line, settings: Iterable[dict[str, Scalar]], root: Path, allow_code: bool, notes: list[str]
+) -> Iterator[Trial]:
+    """The settings that reach their epsilon; `notes` gets the reasons of the others."""
+    for setting in settings:
         study = resolve(line.table(setting), line.entry.name, allow_code=allow_code)
         cells, said = solve(study.cells, root, lambda _: {})
         notes += said
-        line.trials += [Trial(setting, cell.training) for cell in cells[:1]]
-    line.left = line.trials
-    line.note = "" if line.trials else notes[0]
+        yield from (Trial(setting, cell.training) for cell in cells[:1])
 
 
 def _spread(settings: Sequence[dict[str, Scalar]], number: int) -> list[dict[str, Scalar]]:
@@ -427,6 +440,7 @@ def run_board(
     workers: int | None = None,
     listen: Callable[[str], Listener],
     allow_code: bool = False,
+    engine: Open | None = None,
 ) -> list[Table]:
     """Tune, train and attack every entry; one table of plain data for each line of the board.
 
@@ -435,22 +449,29 @@ def run_board(
     Args:
         only: names of the entries to run; the undefended ones run as well. Empty: all.
         listen: gives the listener for the progress of a step, by its name.
+        engine: as in `run_study`.
 
     Raises:
-        StudyError: an entry is invalid; raised before anything runs.
+        StudyError: an entry or an attack is invalid; raised before anything runs.
         UnknownNameError: there is no such entry.
     """
     lines = _lines(made, only)
-    named = named_code(line.entry.defense.get("name") for line in lines)
+    named = named_code(
+        [*(line.entry.defense.get("name") for line in lines), *(one.get("name") for one in made.attacks)]
+    )
     if named and not code_allowed(allow_code):  # before anything builds the defense
         text = f"{named[0]!r} names code to import; pass --allow-code if you trust it"
         raise StudyError(made.name, [text])
     for line in lines:
         _begin(line, made.stages[0].settings, root, allow_code)
+    ready = {(line.track.name, line.place.name): line for line in lines if line.trials}
+    for line in ready.values():
+        _final(made, line, line.trials[0], root, allow_code)
 
     def trained(name: str, cells: Iterable[Cell]) -> Run:
         asked = Study(name, made.title, tuple({cell.id: cell for cell in cells}.values()))
-        return run_study(asked, folder=out / "runs", data=root, workers=workers, listen=listen(name), merge=True)
+        own = functools.partial(run_study, asked, out / "runs", data=root, workers=workers, merge=True)
+        return own(listen=listen(name), engine=engine)
 
     def narrow(number: int, before: Stage) -> None:
         for line in lines:
@@ -465,9 +486,13 @@ def run_board(
         for trial, specs in asked:
             trial.scores.append([_accuracy(run.trainings.get(spec.id)) for spec in specs])
     narrow(1, made.stages[-1])
-    final = [cell for line in lines for trial in line.left for cell in _final(made, line, trial, root)]
-    run = trained("final trainings and attacks", final)
-    return _tables(made, lines, run, root)
+    final = [[cell for trial in line.left for cell in _final(made, line, trial, root, allow_code)] for line in lines]
+    run = trained("final trainings and attacks", chain(*final))
+    # the folder may hold attacks of other boards and tracks on the same trainings
+    its = (dataclasses.replace(run, cells=tuple(cells)) for cells in final)
+    tables = [_result(made, line, own, root) for line, own in zip(lines, its, strict=True)]
+    rank(tables)
+    return tables
 
 
 @functools.cache
@@ -481,12 +506,12 @@ def _plain(spec: TrainingSpec) -> Cell:
     return dataclasses.replace(_blind(), training=spec)
 
 
-def _final(made: Board, line: Line, trial: Trial, root: Path) -> Iterator[Cell]:
+def _final(made: Board, line: Line, trial: Trial, root: Path, allow_code: bool) -> list[Cell]:
     """The final trainings: all seeds, and the attacks on the first of them that the track's adversary can do."""
     defense = {"name": trial.training.defense.name, **trial.training.defense.parameters}
     adversary, study = line.track.adversary, {**line.table(trial.setting), "defenses": [defense]}
     first = _first(made, line, trial)
-    ready = prepare(first, root)
+    ready, cells = prepare(first, root), list[Cell]()
     for given in made.attacks:
         threat, asked = _seen(adversary, given), given.get("target", {})
         drawn = ready.key.child("training"), asked.get("round", 0), sorted(ready.clients)
@@ -496,9 +521,9 @@ def _final(made: Board, line: Line, trial: Trial, root: Path) -> Iterator[Cell]:
             require(registry.build("attack", given["name"], {}).needs, given["name"], View.parse(threat))
         except ThreatMismatch:
             continue
-        crossed = resolve({**study, "lineup": False, "attacks": [attack]}, line.entry.name)
-        yield from (dataclasses.replace(cell, training=first) for cell in crossed.cells)
-    yield from (_plain(first if seed == 0 else trial.at(seed)) for seed in range(made.seeds))
+        crossed = resolve({**study, "lineup": False, "attacks": [attack]}, line.entry.name, allow_code=allow_code)
+        cells += [dataclasses.replace(cell, training=first) for cell in crossed.cells]
+    return [*cells, *(_plain(first if seed == 0 else trial.at(seed)) for seed in range(made.seeds))]
 
 
 def _first(made: Board, line: Line, trial: Trial) -> TrainingSpec:
@@ -516,7 +541,8 @@ def _target(given: Table, federation: FederationSpec, data: DataSet, senders: Se
     samples, count = federation.samples or 0, int(given.get("count", 1))
     own = samples // federation.clients
     if given.get("kind", "probe") == "probe":
-        size = max(1, min(federation.batch or own, _MOST, samples // count))
+        taken = own if federation.local_epochs else (federation.batch or own) * (federation.local_steps or 1)
+        size = max(1, min(taken, own, _MOST, samples // count))
         return {"batch": size, **given}
     before = [client for client in senders if client <= given.get("client", 0)]
     fitting = {"client": (before or senders)[-1 if before else 0], "count": min(count, own)}
@@ -533,15 +559,8 @@ def _accuracy(record: TrainingRecord | None) -> float:
     return 0.0 if record is None else record.evaluations[-1].accuracy or 0.0
 
 
-def _tables(made: Board, lines: Sequence[Line], run: Run, root: Path) -> list[Table]:
-    ratings = Ratings(run)
-    tables = [_result(made, line, run, ratings, root) for line in lines]
-    rank(tables)
-    return tables
-
-
-def _result(made: Board, line: Line, run: Run, ratings: Ratings, root: Path) -> Table:
-    """One line of the board as plain data."""
+def _result(made: Board, line: Line, run: Run, root: Path) -> Table:
+    """One line of the board as plain data; `run` has its cells alone."""
     table: Table = {
         "task": line.place.name,
         "track": line.track.name,
@@ -565,9 +584,8 @@ def _result(made: Board, line: Line, run: Run, ratings: Ratings, root: Path) -> 
     done = [record for record in records if record is not None]
     failed = [(cell, run.failures[cell.id].message) for cell in run.cells if cell.id in run.failures]
     if len(done) < len(records):
-        texts = [text for cell, text in failed if cell.training in specs]
-        return {**table, "note": texts[0] if texts else "a final training is missing"}
-    lost = {f"an attack failed, {cell.attack.name}: {text}" for cell, text in failed if cell.training == specs[0]}
+        return {**table, "note": failed[0][1] if failed else "a final training is missing"}
+    lost = {f"an attack failed, {cell.attack.name}: {text}" for cell, text in failed}
     first, commit = done[0], done[0].environment.commit[:8]
     table |= {
         "accuracy": [_accuracy(record) for record in done],
@@ -577,12 +595,12 @@ def _result(made: Board, line: Line, run: Run, ratings: Ratings, root: Path) -> 
             for name, value in to_data(trial.training.federation).items()
             if value != getattr(FederationSpec(), name)
         },
-        "bytes": first.message_bytes[0],
-        "bits": 8 * first.message_bytes[0] / first.dim,
+        "bytes": fmean(first.message_bytes),
+        "bits": 8 * fmean(first.message_bytes) / first.dim,
         "dim": first.dim,
         "proved": {adversary: _proved(line, specs[0], adversary, root) for adversary in _AGAINST},
         "audited": None if first.audited is None else {name: getattr(first.audited, name) for name in _AUDITED},
-        "found": [to_data(one) for one in _found(run, ratings, specs[0])],
+        "found": [to_data(one) for found in Ratings(run).findings.values() for one in found],
         "failed": [*(flag.message for flag in first.flags if flag.code == "not-audited"), *sorted(lost)],
         "made_by": f"{commit}{' with changes' * first.environment.dirty}, {first.environment.machine}",
     }
@@ -590,19 +608,20 @@ def _result(made: Board, line: Line, run: Run, ratings: Ratings, root: Path) -> 
 
 
 def _proved(line: Line, spec: TrainingSpec, adversary: Adversary, root: Path) -> float | str:
-    """Epsilon of the whole run for the track's unit against an adversary, at the track's delta; or `inf`."""
-    epsilon = proved_at(spec, line.goal(1.0, adversary), root)[0]
+    """Epsilon of the whole run for a client, whatever the track's unit, at delta = 1 / clients^1.1; or `inf`."""
+    clients, summed = line.spec["clients"], registry.build_defense(spec.defense).superposes
+    if clients == 1 or (adversary == "server" and summed):
+        return "inf"
+    asked = Goal(1.0, unit="client", adversary=adversary, delta=_delta(clients), relation=line.track.relation)
+    epsilon = proved_at(spec, asked, root)[0]
     return epsilon if math.isfinite(epsilon) else "inf"
 
 
-def _found(run: Run, ratings: Ratings, spec: TrainingSpec) -> Iterator[Any]:
-    for case in ratings.cases:
-        if case.cells[0].training == spec:
-            yield from ratings.findings.get(case.identity, ())
+def _delta(number: int) -> float:
+    return float(f"{number**-1.1:.6g}")
 
 
 def as_json(made: Board, size: Size, tables: Sequence[Table]) -> str:
     """The board and its lines as JSON; the same code and data give the same bytes."""
-    about = {"title": made.title, "size": size, "tracks": [to_data(track) for track in made.tracks]}
-    about |= {"entries": [to_data(entry) for entry in made.entries], "tasks": [to_data(place) for place in made.tasks]}
+    about = {**to_data(made), "size": size}
     return json.dumps({**about, "lines": list(tables)}, indent=1, sort_keys=True) + "\n"

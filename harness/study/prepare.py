@@ -66,6 +66,7 @@ class Prepared(NamedTuple):
     defense: Defense[Any, Any]
     setting: Setting
     key: Key
+    held_out: Examples | None = None
 
 
 @functools.lru_cache(maxsize=4)
@@ -109,13 +110,14 @@ def prepare(spec: TrainingSpec, root: Path) -> Prepared:
     loaded = load_data(spec.task.data, root)
     defense = registry.build_defense(spec.defense)
     task = make_task(spec.task, loaded, federation).under(defense.local)
-    clients, held_out = deal(federation, loaded, key)
+    clients, rows = deal(federation, loaded, key)
     holdings = Holdings(loaded.train, clients)
-    test = tested(federation, loaded, clients, held_out, key)
+    test = tested(federation, loaded, clients, rows, key)
+    held_out = Examples(*(part[rows] for part in loaded.train)) if len(rows) else None
     setting = setting_of(task.layout, federation, numbers_of(loaded, clients), defense.local)
     if spec.malice is not None or isinstance(loaded, RecordedData):  # weights and missing clients are not known
         setting = dataclasses.replace(setting, equal=False)
-    return Prepared(task, loaded, test, clients, holdings, defense, setting, key)
+    return Prepared(task, loaded, test, clients, holdings, defense, setting, key, held_out)
 
 
 def deal(federation: FederationSpec, loaded: DataSet, key: Key) -> tuple[dict[int, Indices], Indices]:

@@ -49,9 +49,12 @@ def _surely(a: Sequence[float], b: Sequence[float]) -> float:
 def joined(before: str, now: str) -> str:
     """The JSON `now`, with the lines, tasks, tracks and entries of `before` that it lacks; ranks are of all lines.
 
-    Lines of a task, track or entry that has changed are left out: they are results of another board.
+    Lines of a task, track or entry that has changed are left out, and all lines if the seeds, the attacks or the stages
+    of tuning have changed: they are results of another board.
     """
     new, old = json.loads(now), json.loads(before)
+    if any(new[name] != old.get(name) for name in ("stages", "seeds", "attacks", "audit")):
+        return now
     known = {_place(line) for line in new["lines"]}
     kinds = ("tasks", "tracks", "entries")
     changed = {one["name"] for kind in kinds for one in new[kind] if one not in old[kind]}

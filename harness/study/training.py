@@ -109,6 +109,7 @@ def run_training(spec: TrainingSpec, keep: Keep, context: RunContext) -> Trainin
             broadcasts=sent,
             crafts=wanted,
             strict=spec.strict,
+            held_out=ready.held_out,
         )
     states = public_states(ready.defense, training)
     setting = counted(ready.setting, training)
