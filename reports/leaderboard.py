@@ -13,13 +13,14 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 from markupsafe import Markup
 
 from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.labels import counted, written
 from leakgauge.harness.core.metrics import MANY
 from leakgauge.harness.core.rating import LEVEL
-from leakgauge.harness.core.stats import mean_interval
+from leakgauge.harness.core.stats import holm, mean_interval
 from leakgauge.harness.core.threats import ADVERSARIES
 from leakgauge.reports.charts import plane
 from leakgauge.reports.charts.figures import ACCURACY_BETTER, Chart, Point, Series, drawable, slug
@@ -34,10 +35,10 @@ Data = dict[str, Any]
 PROVED = 8.0
 """The largest epsilon of a whole run for which a marker is not hollow."""
 
-BITS = {"at most 3 bits a parameter": (0.0, 3.2), "16 bits a parameter or more": (15.5, math.inf)}
+BITS = {"at most 3 bits a parameter": (0.0, 3.2), "12 bits a parameter or more": (12.0, math.inf)}
 """The pictures of the headline: the range of bits a parameter of a message, with its header. JoPEQ's 2 bits send 3."""
 
-_UNDEFENDED = "none"
+_UNDEFENDED, _TRUSTED = "none", "by the server, which is trusted here"
 _KEPT = 100 / 3  # a tuned entry that keeps a smaller share of the accuracy has no name in a picture
 _HEADLINE = """
 <h2 id="headline-title">{{ title }}</h2>
@@ -64,6 +65,7 @@ _TRACK = """
 
 def leaderboard(made: Data) -> str:
     """The page; it loads nothing, and the same data give the same page."""
+    made = _adjusted(made)
     parts: list[Section[Data]] = [
         Section("headline", "Accuracy kept, against people identified", "Headline", _headline, template=_HEADLINE)
     ]
@@ -78,12 +80,26 @@ def leaderboard(made: Data) -> str:
 
 def scoreboard(made: Data, pictures: Sequence[str] = ()) -> str:
     """The tables of all tracks as Markdown, for a page under version control. `pictures`: addresses of `headline`'s."""
+    made = _adjusted(made)
     lines = [line for one in pictures for line in (f"![Accuracy that is kept, against people identified]({one})", "")]
     for track in made["tracks"]:
         its = [line for line in made["lines"] if line["track"] == track["name"]]
         lines += [f"## {track['title']}", "", _lead(track, its), ""]
         lines += [table.markdown() for table in _tables(made, track)]
-    return "\n".join([*lines, "## How each entry was tuned", "", _tuning(made).markdown()]) + "\n"
+    lines += ["## What each entry is good for", ""]
+    lines += [f"- **{entry['name']}**: {entry['good_for']}" for entry in made["entries"] if entry["good_for"]]
+    return "\n".join([*lines, "", "## How each entry was tuned", "", _tuning(made).markdown()]) + "\n"
+
+
+def _adjusted(made: Data) -> Data:
+    """The board with every p of its findings adjusted by Holm over all lines; within a line they are already."""
+    found = [one for line in made["lines"] for one in line.get("found", ())]
+    adjusted = iter(holm(np.array([one["p"] for one in found])).tolist())
+    lines = [
+        {**line, "found": [{**one, "p": next(adjusted)} for one in line["found"]]} if "found" in line else line
+        for line in made["lines"]
+    ]
+    return {**made, "lines": lines}
 
 
 def headline(made: Data) -> dict[str, Markup]:
@@ -105,14 +121,16 @@ def _headline(made: Data) -> Data | None:
         "lead": f"Each entry at its tuned best. The lower right corner is the best: the accuracy of a model without a "
         f"defense, and nobody is recognized among {MANY} people.",
         "key": f"Filled: an epsilon of at most {PROVED:g} is proved for a client and the whole run, against the "
-        "adversary that identified these people. Half: only against one that sees less. Hollow: against nobody. Each "
+        "adversary that identified these people. Half: only against one that sees less. Hollow: against nobody. The "
+        "adversary is that of the entry's track: behind a secure sum it sees a round's sum, and knows all other "
+        "updates. Where it sees only models, people are identified by a server, which is trusted there. Each "
         f"entry is at its largest epsilon up to {PROVED:g}; of many, those that keep little have no name.",
     }
 
 
 def _frame() -> plane.Frame:
     lines = ((100 / MANY, f"by guessing: 1 of {MANY}", "floor"),)
-    what = f"people identified among {MANY}, by one message"
+    what = f"people identified among {MANY}, by one round"
     return plane.Frame("share of the undefended accuracy", what, lines, None, None)
 
 
@@ -133,8 +151,8 @@ def _spots(made: Data, task: str, least: float, most: float) -> Iterator[plane.S
         yield plane.Spot(
             name=name,
             note="",
-            about=f"{name}: {percent(found['value'])} identified",
-            state=_state(line),
+            about=f"{name}, {track}: {percent(found['value'])} identified by {_who(found['adversary'])}",
+            state=_state(line, found["adversary"]),
             x=min(x, 100.0),
             left=x if low is None else max(0.0, low),
             right=x if high is None else min(high, 100.0),
@@ -145,9 +163,13 @@ def _spots(made: Data, task: str, least: float, most: float) -> Iterator[plane.S
         )
 
 
-def _state(line: Data) -> str:
-    """Against whom an epsilon of at most `PROVED` is proved for a client in the whole run."""
-    own = line["proved"].get(line["adversary"], "inf")
+def _who(adversary: str) -> str:
+    return ADVERSARIES.get(adversary, adversary)
+
+
+def _state(line: Data, adversary: str) -> str:
+    """Whether an epsilon of at most `PROVED` is proved for a client in the whole run, against this or any adversary."""
+    own = line["proved"].get(adversary, "inf")
     return "full" if _small(own) else "half" if any(map(_small, line["proved"].values())) else "hollow"
 
 
@@ -176,13 +198,12 @@ def _name(line: Data) -> str:
 
 def _lead(track: Data, lines: Sequence[Data]) -> str:
     ranks = (
-        "Entries share a rank if their accuracies differ by less than .005, or not surely (paired t tests over the "
-        "seeds, Holm)."
+        "A new rank begins at an entry that is .005 or more behind the one before it, and surely behind one of that "
+        "rank (paired t tests over the seeds, Holm)."
     )
     if all(line["epsilon"] is None for line in lines):
         return f"No epsilon is asked for: each defense has its own parameters. {ranks}"
-    who = ADVERSARIES.get(track["adversary"], track["adversary"])
-    return f"Epsilon protects a {track['unit']} in the whole run, against {who}. {ranks}"
+    return f"Epsilon protects a {track['unit']} in the whole run, against {_who(track['adversary'])}. {ranks}"
 
 
 def _track(made: Data, *, track: Data) -> Data:
@@ -255,14 +276,15 @@ def _row(line: Data, whole: float | None, good_for: str) -> Fields:
     mean, (low, high) = fmean(line["accuracy"]), mean_interval(line["accuracy"])
     people, audit = _people(line), line["audited"]
     others = [one for one in line["found"] if not one["n"] and one["value"] and one["p"] <= LEVEL]
+    own = people is not None and people["adversary"] == line["adversary"]
     return (
         Cell(line["entry"], below=(good_for,) if good_for else ()),
-        "∞" if line["epsilon"] is None else short(line["epsilon"]),
+        "not asked" if line["epsilon"] is None else short(line["epsilon"]),
         str(line.get("rank", "")),
         Cell(_three(mean), spread(low, high, _three)),
         NO_VALUE if whole is None else percent(mean / whole),
         short(line["bits"], 3),
-        NO_VALUE if people is None else Cell(percent(people["value"]), _surely(people)),
+        NO_VALUE if people is None else Cell(percent(people["value"]), _surely(people), () if own else (_TRUSTED,)),
         "; ".join(f"{one['what']}, {short(one['value'], 3)}" for one in others),
         NO_VALUE if audit is None else Cell(audit["code"], _at_least(audit)),
     )

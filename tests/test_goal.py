@@ -201,6 +201,30 @@ def test_a_search_that_cannot_train_ends_with_a_line(tmp_path):
     assert Store(tmp_path).folder == tmp_path
 
 
+@pytest.mark.parametrize(("name", "other"), [("skellam", "aggregator"), ("ota", "public")])
+def test_a_participant_knows_its_own_noise(name, other):
+    goal = {"proved_epsilon": 2.0, "unit": "client"}
+    own, all_ = (solved(name, adversary=adversary, **goal)[0] for adversary in ("participant", other))
+    assert own["epsilon"] < all_["epsilon"]
+
+
+def test_a_record_is_not_covered_by_a_client_that_is_there_or_not():
+    asked = {"proved_epsilon": 2.0, "unit": "record", "adversary": "participant"}
+    for name in ("dp-fedavg", "skellam"):
+        parameters, note = solved(name, **asked)
+        assert parameters is None
+        assert "infinite" in note
+    assert solved("gaussian", proved_epsilon=2.0, unit="record")[0] is not None  # any two messages
+
+
+def test_any_two_inputs_are_not_covered_by_a_client_that_is_there_or_not():
+    asked = {"proved_epsilon": 2.0, "unit": "client", "adversary": "participant"}
+    assert solved("dp-fedavg", **asked)[0] is not None
+    assert solved("dp-fedavg", relation="any-two-inputs", **asked)[0] is None
+    both = [solved("gaussian", relation=one, proved_epsilon=2.0, unit="client")[0] for one in (None, "any-two-inputs")]
+    assert both[0] == both[1]
+
+
 def test_noise_in_local_steps_counts_that_batches_are_secret():
     federation = {"clients": 10, "rounds": 30, "algorithm": "fedavg", "local_steps": 1, "batch": 4, "lr": 0.1}
     for adversary in ("server", "participant"):

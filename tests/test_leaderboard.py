@@ -201,10 +201,13 @@ def test_an_interrupted_board_continues_with_the_same_bytes(done, source, tmp_pa
     assert as_json(made, Size.QUICK, ran(made, tmp_path)) == as_json(made, Size.QUICK, lines)
 
 
-def test_the_lineup_is_of_the_adversary_of_the_track(done):
+def test_the_lineup_is_of_the_adversary_of_the_track_or_of_its_own_where_only_models_are_seen(done):
     for line in done[2]:
         people = [one for one in line.get("found", ()) if one["among"] >= 20]
-        assert len(people) == (line["track"] != "model" and bool(line["accuracy"]))
+        assert [one["adversary"] for one in people] == ["server"] * bool(line["accuracy"])
+    known = at(done[2], "model", "the server adds noise", 8.0)
+    assert pages._state(known, "server") == "half"
+    assert "by the server, which is trusted here" in pages.leaderboard(json.loads(as_json(*done[:1], "quick", done[2])))
     (found,) = [one for one in at(done[2], "undefended", "no defense", None)["found"] if one["among"] == 20]
     assert found["value"] > 0.6
     assert found["n"] == 30
@@ -219,7 +222,12 @@ def test_entries_that_differ_less_than_the_tie_or_not_surely_share_a_rank():
         for name, level in levels.items()
     ]
     standings.rank(tables)
-    assert {one["entry"]: one["rank"] for one in tables} == {"best": 1, "near": 1, "noisy": 1, "worst": 3}
+    assert {one["entry"]: one["rank"] for one in tables} == {"best": 1, "near": 1, "noisy": 1, "worst": 4}
+    # ranks follow the accuracies, and none splits what is closer than the tie
+    spread = {"a": [0.163, 0.063, 0.113], "b": [0.112, 0.1121, 0.1119], "c": [0.11, 0.1101, 0.1099], "d": [0.02] * 3}
+    tables = [{**line, "entry": name, "accuracy": accuracy} for name, accuracy in spread.items()]
+    standings.rank(tables)
+    assert {one["entry"]: one["rank"] for one in tables} == {"a": 1, "b": 1, "c": 1, "d": 4}
 
 
 def test_after_a_part_of_the_rounds_only_settings_with_equal_rounds_are_compared(done, source):
@@ -268,7 +276,6 @@ def test_an_attack_that_failed_stands_on_the_page(source, tmp_path, monkeypatch)
     monkeypatch.setattr("leakgauge.attacks.lineup.Lineup.run", broken)
     lines = ran(made, tmp_path, only=["clients add noise"])
     assert at(lines, "messages", "clients add noise", 8.0)["failed"] == ["an attack failed, lineup: no candidate"]
-    assert at(lines, "model", "clients add noise", 8.0)["failed"] == []  # the lineup needs messages
     text = "clients add noise, ε = 8: an attack failed, lineup: no candidate."
     assert text in pages.leaderboard(json.loads(as_json(made, Size.QUICK, lines)))
 
@@ -407,9 +414,9 @@ def test_a_marker_is_for_clients_and_for_a_server_that_sees_each_message(source,
 
 def test_a_marker_says_against_whom_the_proof_is():
     line = {"adversary": "server", "proved": {"server": 8.0, "public": 1.0}}
-    assert pages._state(line) == "full"
-    assert pages._state({**line, "proved": {"server": "inf", "public": 1.0}}) == "half"
-    assert pages._state({**line, "proved": {"server": "inf", "public": 9.0}}) == "hollow"
+    assert pages._state(line, "server") == "full"
+    assert pages._state({**line, "proved": {"server": "inf", "public": 1.0}}, "server") == "half"
+    assert pages._state({**line, "proved": {"server": "inf", "public": 9.0}}, "server") == "hollow"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import torch
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.code import task_code
+from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.data import features, load
 from leakgauge.harness.data.given import given
 
@@ -17,7 +18,8 @@ AXES, PATCHES = "features:digits?axes=20&public=given:public-digits", "features:
 @pytest.fixture(autouse=True)
 def _public():
     digits = load("digits")
-    given("public-digits", dataclasses.replace(digits, train=digits.train))
+    x, y = digits.train  # other data, as the order differs
+    given("public-digits", dataclasses.replace(digits, train=Examples(x.flip(0), y.flip(0))))
 
 
 def test_axes_are_those_of_the_public_data():
@@ -52,6 +54,8 @@ def test_data_that_are_their_own_public_set_lose_the_public_records():
     given("changed-digits", dataclasses.replace(digits, train=digits.train._replace(x=changed)))
     again = load("features:given:changed-digits?axes=20&public=given:changed-digits")
     assert torch.equal(again.train.x[0], data.train.x[0])
+    given("again", digits)  # another name of the same data
+    assert len(load("features:digits?axes=20&public=given:again").train.y) == len(data.train.y)
 
 
 def test_patches_have_eight_numbers_each_and_repeat():

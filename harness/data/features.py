@@ -16,6 +16,7 @@ from leakgauge.harness.data import DataSet, Form, load
 
 _SIDE, _STRIDE = 6, 2  # of a patch, and between patches, in pixels
 _SHOWN = 20_000  # most public inputs that are looked at
+_FEWEST = 20  # records of data that are their own public set
 _WHITE, _OVER = 0.1, 0.25  # ridge of the whitening, for patches of unit variance; threshold of a response
 _AT_ONCE = 200  # images whose responses are held at once
 _KEY = Key(0).child("public features")
@@ -36,7 +37,9 @@ def _read(name: str, options: Mapping[str, str], root: Path | None) -> DataSet:
         raise ValueError(f"features:{name}: expected ?axes=K&public=DATA or ?patches=K&public=DATA")
     data, public = load(name, root), load(other, root)
     given, known = data.train, public.train.x
-    if other == name:
+    if data.digest == public.digest:
+        if len(known) < _FEWEST:
+            raise ValueError(f"features:{name}: expected {_FEWEST} records or more of its own, got {len(known)}")
         taken = rng.subset(_KEY.child("own"), len(known), len(known) // 10)
         rest = np.delete(np.arange(len(known)), taken)
         given, known = Examples(given.x[rest], given.y[rest]), known[taken]

@@ -59,7 +59,8 @@ class Goal:
         delta: None: the delta of the defense's claim.
         parameter: the free parameter; empty: the first of `KNOBS` that the defense has.
         relation: `add-remove`: what is proved for neighbors with and without the client or record counts, where a
-            defense has such a proof; else its proofs for any two inputs, which cover it. None: as each claim has it.
+            defense has such a proof; else its proofs for any two inputs, which cover it. `any-two-inputs`: no other
+            proof counts. None: as each claim has it.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -71,7 +72,7 @@ class Goal:
     adversary: Adversary = "server"
     delta: float | None = None
     parameter: str = ""
-    relation: Literal["add-remove"] | None = None
+    relation: Literal["add-remove", "any-two-inputs"] | None = None
 
     def __post_init__(self) -> None:
         if sum(goal is not None for goal in (self.proved_epsilon, self.accuracy_loss, self.clip)) != 1:
@@ -286,11 +287,15 @@ def proved_at(spec: TrainingSpec, goal: Goal, root: Path) -> tuple[float, str]:
     asked = claim.relation if goal.relation is None else Relation(goal.relation)
     epsilons: dict[Unit, float] = {}
     for unit, each in gathered((proof.unit, proof) for proof in (claim.proved, *claim.further)).items():
-        # for this relation, else for the claim's; first the claim's own, else the largest: the others assume more
+        # for this relation, else for the claim's; beside the claim's own proof only those that name the adversary, or
+        # prove nothing: the others are about what the claim assumes; of several, the largest
         against = [p for p in each if Threat(goal.adversary) in (p.against or claim.against)]
         fitting = [p for p in against if (p.relation or claim.relation) is asked]
-        chosen = fitting or [p for p in against if not p.relation]
-        chosen = [claim.proved] if any(p is claim.proved for p in chosen) else chosen
+        chosen = fitting or [p for p in against if not p.relation and goal.relation != "any-two-inputs"]
+        if any(p is claim.proved for p in chosen):
+            chosen = [p for p in chosen if p is claim.proved or p.against or p.event is None]
+        if goal.unit == "record" and unit is Unit.CLIENT:  # a record may move an update by twice its bound
+            chosen = [p for p in chosen if (p.relation or claim.relation) is not Relation.ADD_REMOVE]
         if chosen:
             found = (math.inf if p.event is None else float(accounting.epsilon(p.event, delta)) for p in chosen)
             epsilons[unit] = max(found)

@@ -4,14 +4,15 @@ A board is a TOML file, only data.
 
 | key | meaning |
 |---|---|
-| `tasks` | `name`, `data`, `model`, `federation`: clients and records, and `grid`: see below |
+| `tasks` | `name`, `data`, `model`, `federation`: clients and records; `grid`: see below; `epsilons` of its own |
 | `tracks` | `name`, `title`, what a guarantee protects (`unit`, `relation`), against whom (`adversary`), |
-| | `federation`, `grid` |
-| `entries` | `defense`, and the names of its `tracks`; `federation` and `grid` over those of the track; |
-| | `epsilons = []`: as published, without a goal |
+| | `tasks` (none: all), `federation`, `grid` |
+| `entries` | `defense`, and the names of its `tracks` and `tasks`; `federation` and `grid` over those of the track; |
+| | `epsilons = []`: as published, without a goal; `bits`: one entry each; `good_for`: a sentence |
 | `epsilons`, `seeds` | proved epsilons of the whole run, and the number of seeds of the final trainings |
 | `stages` | tuning: `rounds` (share of the rounds that run), `settings` (the number left), `seeds` |
-| `attacks` | on the first final training of each entry, as in a study; `audit`: trials |
+| `attacks` | on the first final training of each entry, as in a study, by the track's adversary; by the one of its |
+| | `threat` where that adversary sees too little; `audit`: trials |
 | `scale.SIZE` | values that replace those of the board at this size |
 
 `grid` lists values of fields of the federation, of the defense's parameters (`clip`), and of two others: `step`, how
@@ -115,7 +116,7 @@ class Track:
     title: str
     adversary: Adversary
     unit: Literal["record", "client"] = "client"
-    relation: Literal["add-remove"] | None = None
+    relation: Literal["add-remove", "any-two-inputs"] | None = None
     tasks: tuple[str, ...] = ()
     federation: Table = field(default_factory=dict)
     grid: Table = field(default_factory=dict)
@@ -507,20 +508,23 @@ def _plain(spec: TrainingSpec) -> Cell:
 
 
 def _final(made: Board, line: Line, trial: Trial, root: Path, allow_code: bool) -> list[Cell]:
-    """The final trainings: all seeds, and the attacks on the first of them that the track's adversary can do."""
+    """The final trainings: all seeds, and the attacks on the first of them.
+
+    They are those of the track's adversary. One that sees too little for an attack leaves it to the adversary that the
+    board states for the attack, if it does: that shows what an entry hides from nobody else.
+    """
     defense = {"name": trial.training.defense.name, **trial.training.defense.parameters}
     adversary, study = line.track.adversary, {**line.table(trial.setting), "defenses": [defense]}
     first = _first(made, line, trial)
     ready, cells = prepare(first, root), list[Cell]()
     for given in made.attacks:
-        threat, asked = _seen(adversary, given), given.get("target", {})
+        needs, asked = registry.build("attack", given["name"], {}).needs, given.get("target", {})
+        views = _seen(adversary, given), given.get("threat")
+        if (threat := next((one for one in views if one and _suffices(one, needs)), None)) is None:
+            continue
         drawn = ready.key.child("training"), asked.get("round", 0), sorted(ready.clients)
         senders = participants(*drawn, ready.setting)
         attack = {**given, "threat": threat, "target": _target(asked, first.federation, ready.data, senders)}
-        try:
-            require(registry.build("attack", given["name"], {}).needs, given["name"], View.parse(threat))
-        except ThreatMismatch:
-            continue
         crossed = resolve({**study, "lineup": False, "attacks": [attack]}, line.entry.name, allow_code=allow_code)
         cells += [dataclasses.replace(cell, training=first) for cell in crossed.cells]
     return [*cells, *(_plain(first if seed == 0 else trial.at(seed)) for seed in range(made.seeds))]
@@ -541,12 +545,23 @@ def _target(given: Table, federation: FederationSpec, data: DataSet, senders: Se
     samples, count = federation.samples or 0, int(given.get("count", 1))
     own = samples // federation.clients
     if given.get("kind", "probe") == "probe":
-        taken = own if federation.local_epochs else (federation.batch or own) * (federation.local_steps or 1)
+        epochs = federation.algorithm == "fedavg" and federation.local_steps is None
+        taken = own if epochs else (federation.batch or own) * (federation.local_steps or 1)
         size = max(1, min(taken, own, _MOST, samples // count))
         return {"batch": size, **given}
+    if given["kind"] != "members":
+        return given
     before = [client for client in senders if client <= given.get("client", 0)]
     fitting = {"client": (before or senders)[-1 if before else 0], "count": min(count, own)}
     return {**given, **fitting, "outside": min(given.get("outside", count), len(data.test.y) // 2)}
+
+
+def _suffices(view: str, needs: frozenset[str]) -> bool:
+    try:
+        require(needs, "", View.parse(view))
+    except ThreatMismatch:
+        return False
+    return True
 
 
 def _seen(adversary: str, attack: Table) -> str:
@@ -587,6 +602,8 @@ def _result(made: Board, line: Line, run: Run, root: Path) -> Table:
         return {**table, "note": failed[0][1] if failed else "a final training is missing"}
     lost = {f"an attack failed, {cell.attack.name}: {text}" for cell, text in failed}
     first, commit = done[0], done[0].environment.commit[:8]
+    bits = 8 * fmean(first.message_bytes) / first.dim
+    added = registry.build_defense(specs[0].defense).superposes or line.track.adversary != "aggregator"
     table |= {
         "accuracy": [_accuracy(record) for record in done],
         "settings": part_text(trial.training.defense),
@@ -596,15 +613,21 @@ def _result(made: Board, line: Line, run: Run, root: Path) -> Table:
             if value != getattr(FederationSpec(), name)
         },
         "bytes": fmean(first.message_bytes),
-        "bits": 8 * fmean(first.message_bytes) / first.dim,
+        "bits": bits if added else max(bits, 32.0),  # what cannot be added up is decoded first
         "dim": first.dim,
         "proved": {adversary: _proved(line, specs[0], adversary, root) for adversary in _AGAINST},
         "audited": None if first.audited is None else {name: getattr(first.audited, name) for name in _AUDITED},
-        "found": [to_data(one) for found in Ratings(run).findings.values() for one in found],
+        "found": list(_found(Ratings(run))),
         "failed": [*(flag.message for flag in first.flags if flag.code == "not-audited"), *sorted(lost)],
         "made_by": f"{commit}{' with changes' * first.environment.dirty}, {first.environment.machine}",
     }
     return table
+
+
+def _found(ratings: Ratings) -> Iterator[Table]:
+    for case in ratings.cases:
+        adversary = View.parse(case.cells[0].threat).threat.value
+        yield from ({**to_data(one), "adversary": adversary} for one in ratings.findings.get(case.identity, ()))
 
 
 def _proved(line: Line, spec: TrainingSpec, adversary: Adversary, root: Path) -> float | str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
+from itertools import combinations
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -26,16 +28,21 @@ def rank(lines: Iterable[Row]) -> None:
 
 
 def _rank(alike: list[Row]) -> None:
-    """Ranks of entries: one more than the number of entries that are better, by `TIE` and by a paired t test."""
-    pairs = [(a, b) for a in alike for b in alike if a is not b]
-    p = [_surely(a["accuracy"], b["accuracy"]) for a, b in pairs]
-    surely = stats.holm(np.array(p))
-    for each in alike:
-        each["rank"] = 1
-    for (a, b), sure in zip(pairs, surely, strict=True):
-        mean = sum(a["accuracy"]) / len(a["accuracy"]) - sum(b["accuracy"]) / len(b["accuracy"])
-        if mean >= TIE and sure <= 0.05:
-            b["rank"] += 1
+    """Ranks by mean accuracy.
+
+    A new rank begins at an entry that is at least `TIE` behind the one before it, and surely behind one that shares
+    that one's rank. It is one more than the number of entries before it.
+    """
+    order = sorted(alike, key=lambda each: -fmean(each["accuracy"]))
+    pairs = list(combinations(range(len(order)), 2))
+    surely = stats.holm(np.array([_surely(order[a]["accuracy"], order[b]["accuracy"]) for a, b in pairs]))
+    sure = {pair for pair, p in zip(pairs, surely, strict=True) if p <= 0.05}
+    first = 0
+    for at, each in enumerate(order):
+        apart = at and fmean(order[at - 1]["accuracy"]) - fmean(each["accuracy"]) >= TIE
+        if apart and any((before, at) in sure for before in range(first, at)):
+            first = at
+        each["rank"] = first + 1
 
 
 def _surely(a: Sequence[float], b: Sequence[float]) -> float:
