@@ -62,7 +62,7 @@ _RARE = 40.0  # minus the logarithm of half the probability of larger noise, whi
 _WIDEST = 1e4  # largest noise that is tried, in the noise that suffices without rounding
 _CLOSE = 1e-6  # relative difference from the least noise at which epsilon holds
 
-_SEES = seeing(LISTED - {"others"})
+_SEES = seeing(LISTED - {"others"}) - {Threat.PARTICIPANT}
 """The adversaries that learn a round's sum and no client's secrets; of a message on the wire, masks leave nothing."""
 
 _TRUSTED = "the secure sum is trusted: of a round's messages, nobody learns more than their sum"

@@ -138,6 +138,20 @@ class DPFTRL(ServerNoise[Turn]):
         std = self.sigma(setting, setting.server_momentum) * spread / setting.participants
         return Additive(self.center(updates, links), Normal(), std)
 
+    def independent(
+        self, history: Sequence[Turn], rounds: Sequence[MessageDistribution], setting: Setting
+    ) -> list[MessageDistribution]:
+        """C times the means: row t is the sum of c(k) times the mean of round t - k, with noise of sigma / U."""
+        diagonals = self.diagonals(setting, setting.server_momentum)
+        std = self.sigma(setting, setting.server_momentum) / setting.participants
+        centers = np.array([one.center for one in rounds if isinstance(one, Additive)])
+        rows = [sum(c * row for c, row in zip(diagonals, centers[t::-1], strict=False)) for t in range(len(centers))]
+        return [Additive(np.asarray(row), Normal(), std) for row in rows]
+
+    def settled(self, setting: Setting) -> dict[str, int]:
+        """The band."""
+        return {"band": len(self.diagonals(setting, setting.server_momentum))}
+
     def claim(self, history: Sequence[Turn], setting: Setting) -> Claim:
         """(epsilon, delta) for one client that takes part in these rounds; adversaries see the models of all rounds."""
         taken = [state.number for state in history]

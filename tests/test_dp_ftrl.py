@@ -294,6 +294,20 @@ def test_trials_over_all_rounds_find_half_the_noise_and_nothing_without(seed):
         assert contradicts(claim, dataclasses.replace(found, strict=found.epsilon_lower)) == above
 
 
+@pytest.mark.parametrize("band", [1, 3])
+def test_the_stated_loss_of_all_rounds_is_that_of_the_proof(band):
+    found = audit("dp-ftrl", {"epsilon": 8.0, "band": band}, {}, 3, trials=1000, seed=1)
+    assert found["audited"]["code"] == "CONSISTENT"
+    stated = found["audited"]["stated"]
+    assert stated["low"] == pytest.approx(8, rel=1e-6)
+    assert stated["high"] == pytest.approx(8, rel=1e-6)
+
+
+def test_a_study_audits_the_band_of_clients_that_take_turns():
+    assert DPFTRL().settled(turns(4)) == {"band": 4}
+    assert DPFTRL(band=2).settled(turns(4)) == {"band": 2}
+
+
 def test_an_audit_of_correlated_rounds_is_consistent():
     found = audit("dp-ftrl", {"epsilon": 2.0, "band": 3}, {}, 3, trials=200, seed=0)
     assert (found["verdict"], found["audited"]["code"]) == ("HOLDS", "CONSISTENT")

@@ -30,34 +30,36 @@ def number_of(wire):
     return whole % 64, whole // 64
 
 
+def chances_of(key, one, alpha, kept):
+    """The names of the points, and their probabilities with the update and with its opposite.
+
+    By a closed form: in three dimensions the threshold of a cap is tanh(epsilon / 4), its share (1 - threshold) / 2.
+    Points after time 2048 count by their mean, under 10 % in all.
+    """
+    points, edge = _Points(key, 3), math.tanh(one / 4)
+    outside = 1 / (1 + math.expm1(one) * (1 - edge) / 2)
+    names = [(stretch, number) for stretch in range(12) for number in range(points.count(stretch))]
+    times, vectors = zip(*(points.point(*name) for name in names), strict=True)
+    cosines = (torch.stack(vectors) @ U.double()).numpy()
+    level = [np.where(side * cosines >= edge, math.exp(one), 1.0) * outside for side in (1, -1)]
+    found = []
+    for share in (kept, 1 - kept):
+        densities = share * level[0] + (1 - share) * level[1]
+        weights = (densities / np.array(times)) ** alpha
+        rest = float((densities**alpha).mean()) * 2048 ** (1 - alpha) / (alpha - 1)
+        assert rest < 0.1 * weights.sum()
+        found.append(weights / (weights.sum() + rest))
+    return names, *found
+
+
 @pytest.mark.parametrize("alpha", [1.5, 3.0])
 @FORMS
 def test_a_number_has_the_probability_of_its_weight(form, alpha):
-    # alpha 1e-6, 1000 messages. Weights by a closed form: in three dimensions the cap's threshold is tanh(epsilon / 4),
-    # its share (1 - threshold) / 2. Points after time 2048 count by their mean, under 10 % in all
-    one, last = 3.0, 12
+    # alpha 1e-6, 1000 messages
+    one, kept = 3.0, 1.0 if form == "direction" else 0.75
     defense = PPR(clip=2.0, epsilon=2 * alpha * one, alpha=alpha, form=form)
-    edge, kept = math.tanh(one / 4), 1.0 if form == "direction" else 0.75
-    outside = 1 / (1 + math.expm1(one) * (1 - edge) / 2)
-
-    def chances_of(key):
-        """The names of the points, and their probabilities with the update and with its opposite."""
-        points = _Points(key, 3)
-        names = [(stretch, number) for stretch in range(last) for number in range(points.count(stretch))]
-        times, vectors = zip(*(points.point(*name) for name in names), strict=True)
-        cosines = (torch.stack(vectors) @ U.double()).numpy()
-        level = [np.where(side * cosines >= edge, math.exp(one), 1.0) * outside for side in (1, -1)]
-        found = []
-        for share in (kept, 1 - kept):
-            densities = share * level[0] + (1 - share) * level[1]
-            weights = (densities / np.array(times)) ** alpha
-            rest = float((densities**alpha).mean()) * 2048 ** (1 - alpha) / (alpha - 1)
-            assert rest < 0.1 * weights.sum()
-            found.append(weights / (weights.sum() + rest))
-        return names, *found
-
     # a process in which several points are likely
-    each = ((key, *chances_of(key)) for key in map(Key, range(20, 60)))
+    each = ((key, *chances_of(key, one, alpha, kept)) for key in map(Key, range(20, 60)))
     key, names, chances, opposite = next(found for found in each if found[2].max() < 0.4)
     found = [number_of(wire) for wire in sent(defense, U, 1000, key)[0]]
     likely = np.argsort(-chances)[:12]
@@ -65,6 +67,25 @@ def test_a_number_has_the_probability_of_its_weight(form, alpha):
     right, wrong = (1000 * np.append(law[likely], 1 - law[likely].sum()) for law in (chances, opposite))
     assert stats.chisquare([*counts, 1000 - counts.sum()], right).pvalue > ALPHA
     assert stats.chisquare([*counts, 1000 - counts.sum()], wrong).pvalue < ALPHA
+
+
+@pytest.mark.parametrize("alpha", [1.5, 3.0])
+@FORMS
+def test_opposite_updates_change_the_chances_of_numbers_by_up_to_twice_alpha_the_epsilon_of_the_vector(form, alpha):
+    # an update as long as the clip, so that both forms keep its direction
+    defense = PPR(clip=1.0, epsilon=6 * alpha, alpha=alpha, form=form)
+    one, keys = defense.mechanism.epsilon, [Key(number) for number in range(20, 40)]
+    laws = [chances_of(key, one, alpha, 1.0)[1:] for key in keys]
+    largest = max(float(np.abs(np.log(law / opposite)).max()) for law, opposite in laws)
+    # more than alpha times epsilon, so that the factor of 2 is needed
+    assert 1.6 * alpha * one < largest <= 2 * alpha * one
+    link = Link(setting_of(3), SENDERS[0], SHARED)
+    law, opposite = (defense.message_distribution(None, None, way * U, link) for way in (1, -1))
+    for stated in (defense.claim([None], setting_of(3)).epsilon, law.loss(opposite).pure):
+        assert largest <= stated < largest / 0.8
+    # shorter updates of a ball change them less
+    _, law, opposite = chances_of(keys[0], one, alpha, 0.75)
+    assert np.abs(np.log(law / opposite)).max() < alpha * one
 
 
 @FORMS

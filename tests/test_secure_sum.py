@@ -16,6 +16,7 @@ from leakgauge.defenses.skellam import Skellam
 from leakgauge.harness.core.claim import Unit, Verdict, judge
 from leakgauge.harness.core.codec import pack_levels, unpack_levels
 from leakgauge.harness.core.contract import Sender, claim_of
+from leakgauge.harness.core.gaussian import gaussian_epsilon
 from leakgauge.harness.core.integer_noise import IntegerNoise, log_skellam
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.federation.round import Client, Round
@@ -238,6 +239,28 @@ def test_the_sum_of_discrete_gaussians_is_as_near_to_one_as_the_proof_counts(var
     assert ratios.max() < counted < 1e3 * max(ratios.max(), 1e-13)
 
 
+@pytest.mark.parametrize(("senders", "moved"), [(4, 2.0), (200, 180.0)])
+def test_the_proof_pays_the_ratio_of_probabilities_of_all_numbers_twice(senders, moved):
+    # the log ratios of all numbers add up, and the largest is reached when all numbers are the worst one. The sum is
+    # within it of one discrete Gaussian under both neighbors. The first case is by Renyi divergences, the second by
+    # comparison with normal noise
+    z, variance = np.arange(-20, 21), senders / 2
+    masses, total = np.exp(-(z**2)), np.ones(1)
+    for _ in range(senders):
+        total = np.convolve(total, masses / masses.sum())
+    sums = np.arange(-20 * senders, 20 * senders + 1)
+    whole = np.exp(-(sums**2) / (2 * variance))
+    within = np.abs(sums) <= 4 * math.sqrt(variance)
+    worst = float(np.abs(np.log(total[within] / whole[within] * whole.sum())).max())
+    for count, times in ((1, 1), (40, 1), (1, 40), (40, 40)):
+        event, even = (
+            IntegerNoise(count, times, variance, moved / math.sqrt(times), number, "discrete")
+            for number in (senders, 1)
+        )
+        assert count * times * worst < event.uneven < 1e3 * count * times * worst
+        assert event.epsilon(0.1) - even.epsilon(0.1) > 2 * count * times * worst
+
+
 @pytest.mark.parametrize("delta", [1e-2, 1e-5])
 @pytest.mark.parametrize("shift", [[30], [-12, 9]])
 def test_the_proof_of_a_discrete_gaussian_is_slightly_above_that_of_enumerated_outcomes(shift, delta):
@@ -284,6 +307,29 @@ def test_many_numbers_are_hardly_less_normal_than_a_gaussian_mechanism():
     for delta in (1e-3, 1e-6):
         at = event.delta(event.epsilon(delta))
         assert delta * (1 - 1e-9) <= at < 1.3 * delta
+
+
+@pytest.mark.parametrize(("count", "times"), [(10**10, 1), (10**5, 10**5), (1, 10**10)])
+def test_the_proof_by_normal_noise_pays_the_divergences_of_all_numbers_in_all_rounds(count, times):
+    # noise P, rounded normal noise G of the same variance; normal noise before it is rounded has 1/12 less
+    variance, mu, delta = 1e4, 18.0, 0.1
+    std = math.sqrt(variance - 1 / 12)
+    z = np.arange(0.0, 1001.0)
+    noise, normal = special.ive(z, variance), special.ndtr((0.5 - z) / std) - special.ndtr((-0.5 - z) / std)
+    noise[1:], normal[1:] = 2 * noise[1:], 2 * normal[1:]  # both signs
+    ratios = np.log(noise / normal)
+    there, back = float(noise @ ratios), -float(normal @ ratios)  # KL(P || G), KL(G || P): 2e-10 each
+    spreads = [math.sqrt(count * times * float(law @ ratios**2)) for law in (noise, normal)]
+    # L, the sum of all ratios, has these divergences as means, and so many numbers make it normal. What L exceeds with
+    # probability delta_1 <= delta under P is at least `over`; what -L exceeds with probability delta_2 under G is at
+    # least `under`, as exp(epsilon_0 + over) delta_2 <= delta. This is a floor of the proof, not of the true epsilon
+    over = count * times * there - spreads[0] * special.ndtri(delta)
+    least = gaussian_epsilon(mu, delta * math.exp(-over)) + over
+    under = count * times * back - spreads[1] * special.ndtri_exp(math.log(delta) - least)
+    floor = least + under
+    assert floor > gaussian_epsilon(mu, delta) + count * times * (there + back) + 50
+    proved = IntegerNoise(count, times, variance, mu * std / math.sqrt(times)).epsilon(delta)
+    assert floor < proved < 1.12 * floor  # Renyi divergences prove 1.22 times the floor
 
 
 def test_the_logarithms_of_skellam_probabilities_are_those_of_the_difference_of_two_poisson_numbers():

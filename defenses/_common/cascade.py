@@ -104,11 +104,11 @@ class Cascade(Wrapper[None, None]):
 
     delegated: ClassVar[str] = (
         "randomized analog superposes relies promises local step_noise training_noise parts transmit average "
-        "plaintext_statistic read_plaintext_statistic step_distribution state_metrics violations"
+        "plaintext_statistic read_plaintext_statistic step_distribution settled state_metrics violations"
     )
     # there is no state; the second defense's error changes norms, variances and the distribution of a mean
     default: ClassVar[str] = (
-        "correlates init remember exact_likelihood advance compensated stops decode longest error_variance "
+        "correlates independent init remember exact_likelihood advance compensated stops decode longest error_variance "
         "aggregate_distribution summed_proof"
     )
 

@@ -72,7 +72,7 @@ class Personal(Wrapper[Each, Any]):
         "randomized analog superposes correlates relies promises arithmetic local step_noise training_noise parts "
         "remember compensated average plaintext_statistic read_plaintext_statistic step_distribution violations"
     )
-    default: ClassVar[str] = "summed_proof"  # noises and epsilons differ
+    default: ClassVar[str] = "summed_proof independent settled"  # noises and epsilons differ
 
     names: tuple[str, ...]
     keys: tuple[str, ...]

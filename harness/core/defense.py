@@ -389,6 +389,19 @@ class Evidence(Generic[S, M]):
         """
         return None
 
+    def independent(
+        self, history: Sequence[S], rounds: Sequence[MessageDistribution], setting: Setting
+    ) -> Sequence[MessageDistribution]:
+        """What all rounds together are equivalent to, as independent parts, from the distribution of each round alone.
+
+        Only a defense that `correlates` has other parts than the rounds themselves.
+        """
+        return rounds
+
+    def settled(self, setting: Setting) -> dict[str, int]:
+        """The parameters that follow from the federation, for an audit in a federation of another size."""
+        return {}
+
     def state_metrics(self, state: S, setting: Setting) -> dict[str, float]:
         """Public numbers of a round's state that a training records by round; by default none."""
         return {}

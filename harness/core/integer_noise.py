@@ -262,7 +262,7 @@ def _coins(trials: int, offset: float, senders: int) -> Numbers:
         return np.full(len(_COIN_ORDERS), math.inf)
     total = fair + trials
     step = max(1, int(math.sqrt(total) / 2 / _STEPS))  # as for `_Table`
-    heads, own = _heads(total, 14)[::step], _heads(trials, 12)
+    heads, own = _heads(total, 14)[::step], _heads(trials, 12 if others else 14)
     other = heads - own[:, None]
     shares = np.where(
         (other >= 0) & (other <= fair), _log_fair(trials, own)[:, None] + _log_fair(fair, other), -math.inf

@@ -55,10 +55,12 @@ class Aggregated(Wrapper[Any, Any]):
     analog: ClassVar[bool] = True
     delegated: ClassVar[str] = (
         "randomized relies promises arithmetic local step_noise training_noise parts init remember advance compensated "
-        "stops state_metrics step_distribution violations claim summed_proof parameters"
+        "stops settled state_metrics step_distribution violations claim summed_proof parameters"
     )
     # a sum shows no header, its errors have Fisher information, and the server refuses no sum
-    default: ClassVar[str] = "correlates plaintext_statistic read_plaintext_statistic error_variance longest average"
+    default: ClassVar[str] = (
+        "correlates independent plaintext_statistic read_plaintext_statistic error_variance longest average"
+    )
     refused: ClassVar[dict[str, str]] = {
         "message_distribution aggregate_distribution low_noise_variant": "they are stated for single messages"
     }

@@ -94,8 +94,8 @@ class BatchedCells(Wrapper[Any, Any]):
     refused: ClassVar[dict[str, str]] = {
         "exact_likelihood parts init longest decode average advance compensated stops plaintext_statistic "
         "read_plaintext_statistic error_variance message_distribution state_metrics step_distribution "
-        "aggregate_distribution relies promises arithmetic claim summed_proof violations low_noise_variant "
-        "parameters": "the defenses of a batch differ"
+        "aggregate_distribution independent settled relies promises arithmetic claim summed_proof violations "
+        "low_noise_variant parameters": "the defenses of a batch differ"
     }
 
     each: tuple[Defense[Any, Any], ...]

@@ -222,15 +222,16 @@ def _audit(ready: Prepared, spec: TrainingSpec, device: str) -> tuple[AuditRecor
     """The audit that the study requests, or the reason why there is none; the training is valid without it."""
     if not spec.audit:
         return None, ""
-    asked = spec.defense, ready.setting.of_one_client, spec.audit, ready.key.child("training", "audit")
+    part = dataclasses.replace(spec.defense, parameters=spec.defense.parameters | ready.defense.settled(ready.setting))
+    asked = part, ready.setting.of_one_client, spec.audit, ready.key.child("training", "audit")
     most = max(sizes_of(ready.holdings).values())
     try:
-        training, rounds = audited_part(spec.defense, asked[1])
+        training, rounds = audited_part(part, asked[1])
         question = {"training": training, "rounds": rounds, "trials": spec.audit, "key": repr(asked[3])}
         question["sizes"] = sizes(asked[1], most)
         if device != "cpu":  # the last digits depend on the card
             return audit_for_study(*asked, device, most), ""
-        return known(AuditRecord, spec.defense, question, partial(audit_for_study, *asked, device, most)), ""
+        return known(AuditRecord, part, question, partial(audit_for_study, *asked, device, most)), ""
     except ValueError as error:
         return None, " ".join(str(error).split())
 
