@@ -241,9 +241,9 @@ def test_the_sum_of_discrete_gaussians_is_as_near_to_one_as_the_proof_counts(var
 
 @pytest.mark.parametrize(("senders", "moved"), [(4, 2.0), (200, 180.0)])
 def test_the_proof_pays_the_ratio_of_probabilities_of_all_numbers_twice(senders, moved):
-    # the log ratios of all numbers add up, and the largest is reached when all numbers are the worst one. The sum is
-    # within it of one discrete Gaussian under both neighbors. The first case is by Renyi divergences, the second by
-    # comparison with normal noise
+    # the log ratios of all numbers add up, and the largest is reached when all numbers are the worst one. The sum
+    # differs from one discrete Gaussian by that under both neighbors. The first case is by Renyi divergences, the
+    # second by comparison with normal noise, but for its last counts
     z, variance = np.arange(-20, 21), senders / 2
     masses, total = np.exp(-(z**2)), np.ones(1)
     for _ in range(senders):
@@ -258,7 +258,7 @@ def test_the_proof_pays_the_ratio_of_probabilities_of_all_numbers_twice(senders,
             for number in (senders, 1)
         )
         assert count * times * worst < event.uneven < 1e3 * count * times * worst
-        assert event.epsilon(0.1) - even.epsilon(0.1) > 2 * count * times * worst
+        assert event.epsilon(0.1) - even.epsilon(0.1) > 2 * event.uneven
 
 
 @pytest.mark.parametrize("delta", [1e-2, 1e-5])
