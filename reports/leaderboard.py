@@ -38,7 +38,7 @@ PROVED = 8.0
 BITS = {"at most 3 bits a parameter": (0.0, 3.2), "12 bits a parameter or more": (12.0, math.inf)}
 """The pictures of the headline: the range of bits a parameter of a message, with its header. JoPEQ's 2 bits send 3."""
 
-_UNDEFENDED, _TRUSTED = "none", "by the server, which is trusted here"
+_UNDEFENDED, _TRUSTED = "none", ", by the server, which is trusted here"
 _KEPT = 100 / 3  # a tuned entry that keeps a smaller share of the accuracy has no name in a picture
 _HEADLINE = """
 <h2 id="headline-title">{{ title }}</h2>
@@ -284,7 +284,7 @@ def _row(line: Data, whole: float | None, good_for: str) -> Fields:
         Cell(_three(mean), spread(low, high, _three)),
         NO_VALUE if whole is None else percent(mean / whole),
         short(line["bits"], 3),
-        NO_VALUE if people is None else Cell(percent(people["value"]), _surely(people), () if own else (_TRUSTED,)),
+        NO_VALUE if people is None else Cell(percent(people["value"]), _surely(people) + _TRUSTED * (not own)),
         "; ".join(f"{one['what']}, {short(one['value'], 3)}" for one in others),
         NO_VALUE if audit is None else Cell(audit["code"], _at_least(audit)),
     )
