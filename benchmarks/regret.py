@@ -48,7 +48,10 @@ def wide(line: boards.Line) -> list[dict[str, Any]]:
 def narrowed(made: boards.Board, task: str | None, epsilon: float | None) -> boards.Board:
     """The board without attacks and audits, and perhaps with one task or epsilon."""
     made = dataclasses.replace(made, attacks=(), audit=0)
+    names = [place.name for place in made.tasks]
     if task is not None:
+        if task not in names:
+            raise SystemExit(f"--task: got {task!r}, expected one of {', '.join(map(repr, names))}")
         made = dataclasses.replace(made, tasks=tuple(place for place in made.tasks if place.name == task))
     if epsilon is None:
         return made

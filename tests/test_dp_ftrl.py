@@ -17,7 +17,7 @@ from leakgauge.harness.audit.goodness_of_fit import check_fit
 from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.core.cell import FederationSpec
 from leakgauge.harness.core.claim import Unit, Verdict, judge
-from leakgauge.harness.core.contract import Feedback, claim_of
+from leakgauge.harness.core.contract import Defense, Feedback, claim_of
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.federation.loop import Keep, train
 from leakgauge.harness.federation.round import Round
@@ -301,6 +301,13 @@ def test_the_stated_loss_of_all_rounds_is_that_of_the_proof(band):
     stated = found["audited"]["stated"]
     assert stated["low"] == pytest.approx(8, rel=1e-6)
     assert stated["high"] == pytest.approx(8, rel=1e-6)
+
+
+def test_correlated_rounds_without_independent_parts_state_no_loss(monkeypatch):
+    monkeypatch.setattr(DPFTRL, "independent", Defense.independent)
+    stated = audit("dp-ftrl", {"epsilon": 8.0, "band": 3}, {}, 3, trials=50, seed=1)["audited"]["stated"]
+    assert stated["pairs"] == 0
+    assert "no privacy loss can be computed" in stated["lacks"]
 
 
 def test_a_study_audits_the_band_of_clients_that_take_turns():

@@ -181,6 +181,8 @@ def _stated(
         links = Links(setting, [sender._replace(number=0), *others], shared)
         updates = [update, *(torch.zeros(setting.dim) for _ in others)]
         found.append(defense.aggregate_distribution(state, updates, links))
-    if defense.correlates and (rounds := [one for one in found if one is not None]):
-        found = [*defense.independent(federation.history, rounds, setting)]
-    return found
+    rounds = [one for one in found if one is not None]
+    if not defense.correlates or len(rounds) < len(found):
+        return found
+    parts = defense.independent(federation.history, rounds, setting)
+    return [None] * len(rounds) if parts is None else [*parts]

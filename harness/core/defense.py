@@ -391,12 +391,16 @@ class Evidence(Generic[S, M]):
 
     def independent(
         self, history: Sequence[S], rounds: Sequence[MessageDistribution], setting: Setting
-    ) -> Sequence[MessageDistribution]:
-        """What all rounds together are equivalent to, as independent parts, from the distribution of each round alone.
+    ) -> Sequence[MessageDistribution] | None:
+        """For a defense that `correlates`: independent parts to which all rounds together are equivalent.
 
-        Only a defense that `correlates` has other parts than the rounds themselves.
+        Args:
+            rounds: the distribution of each round alone.
+
+        Returns:
+            As many parts as rounds; None: they are unknown, and so is the privacy loss over the rounds.
         """
-        return rounds
+        return None
 
     def settled(self, setting: Setting) -> dict[str, int]:
         """The parameters that follow from the federation, for an audit in a federation of another size."""
