@@ -32,6 +32,7 @@ def by_hand(task, params, client, plan):
     ("mlp-small", (1, 8, 8), "loop"),
     ("mlp-small", (1, 8, 8), "dense"),
     ("mlp-small", (1, 8, 8), "vmap"),
+    ("mlp-32-tanh", (1, 8, 8), "dense"),
     ("linear", (1, 8, 8), "dense"),
     ("svm", (1, 8, 8), "loop"),
     ("svm", (1, 8, 8), "vmap"),
@@ -179,7 +180,7 @@ def test_the_engine_goes_with_the_model_and_the_device():
     ([], 1, "loop", "at least one client"),
     ([Work(random_examples(0), Key(0))], 1, "loop", "at least one sample"),
     (clients((1, 16, 16)), 2, "loop", r"expected params \[1922\] or \[3, 1922\], got \[2, 1922\]"),
-    (clients((1, 16, 16)), 3, "dense", "dense ReLU stack for engine 'dense', got 'cnn2'"),
+    (clients((1, 16, 16)), 3, "dense", "dense stack for engine 'dense', got 'cnn2'"),
 )
 def test_an_impossible_training_is_refused(work, starts, engine, message):
     task = small_task("cnn2", (1, 16, 16))

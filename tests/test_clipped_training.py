@@ -78,6 +78,7 @@ QUICK = [
     ("mlp-small", "loop", "poisson"),
     ("mlp-small", "loop", "unclipped"),
     ("mlp-small", "vmap", "whole"),
+    ("mlp-32-tanh", "dense", "permuted"),
     ("cnn-udp", "vmap", "permuted"),
     ("cnn3", "loop", "noised"),
     ("svm", "vmap", "noised"),

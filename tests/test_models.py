@@ -20,6 +20,7 @@ COUNTS = [
     ("linear", MNIST, 10, 7_850),
     ("mlp-small", MNIST, 10, 25_818),  # JoPEQ, CEPAM
     ("mlp-32", MNIST, 10, 25_450),  # 784-32-10
+    ("mlp-32-tanh", MNIST, 10, 25_450),
     ("mlp", MNIST, 10, 203_530),  # UDP: 784-256-10
     ("cnn2", MNIST, 10, 6_422),  # JoPEQ, CEPAM
     ("cnn3", CIFAR, 10, 169_578),  # JoPEQ
@@ -110,11 +111,13 @@ def test_fan_in_is_that_of_the_layer(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "hidden"), [("linear", ()), ("mlp-small", (32, 16)), ("mlp-32", (32,)), ("mlp", (256,))]
+    ("name", "hidden"),
+    [("linear", ()), ("mlp-small", (32, 16)), ("mlp-32", (32,)), ("mlp-32-tanh", (32,)), ("mlp", (256,))],
 )
 def test_widths_describe_the_dense_stacks_and_no_other_model(name, hidden):
     assert build(name, MNIST, 10).widths == (784, *hidden, 10)
-    assert [other for other in ALL if build(other, CIFAR, 10).widths] == ["linear", "mlp-small", "mlp-32", "mlp"]
+    stacks = ["linear", "mlp-small", "mlp-32", "mlp-32-tanh", "mlp"]
+    assert [other for other in ALL if build(other, CIFAR, 10).widths] == stacks
 
 
 def test_a_two_class_svm_scores_by_one_weight_vector():

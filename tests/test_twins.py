@@ -63,9 +63,8 @@ class Functional(nn.Module):
             return x.mean((2, 3)) if nn.AdaptiveAvgPool2d in self.kinds else x.view(x.size(0), -1)
         if kind is nn.Dropout:
             return functional.dropout(x, 0.2, training=self.training)
-        return {nn.ReLU: torch.Tensor.relu, nn.Sigmoid: torch.sigmoid}.get(kind, lambda x: functional.max_pool2d(x, 2))(
-            x
-        )
+        known = {nn.ReLU: torch.Tensor.relu, nn.Sigmoid: torch.sigmoid, nn.Tanh: torch.tanh}
+        return known.get(kind, lambda x: functional.max_pool2d(x, 2))(x)
 
 
 def twins(name, form):
@@ -107,7 +106,7 @@ RAN = {
     "imprint": ["mlp-small", "mlp-32", "mlp"],
     "trap-weights": [name for name in SHIPPED if "resnet" not in name],
     "active-membership": ["mlp-small", "mlp-32", "mlp", "cnn2", "cnn3", "lenet5"],
-    "analytic": ["linear", "mlp-small", "mlp-32", "mlp", "lenet-dlg"],
+    "analytic": ["linear", "mlp-32-tanh", "mlp-small", "mlp-32", "mlp", "lenet-dlg"],
 }
 DATA = random_examples(40, RGB), random_examples(400, RGB, seed=1)
 BROADCASTS = {"imprint": Imprint(), "active-membership": ActiveMembership(), "trap-weights": TrapWeights()}

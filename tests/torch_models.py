@@ -60,6 +60,7 @@ def cnn3(masks: list[nn.Module]) -> list[nn.Module]:
 TWINS = {
     "linear": [nn.Flatten(), nn.Linear(3072, 10)],
     "mlp-32": [nn.Flatten(), nn.Linear(3072, 32), nn.ReLU(), nn.Linear(32, 10)],
+    "mlp-32-tanh": [nn.Flatten(), nn.Linear(3072, 32), nn.Tanh(), nn.Linear(32, 10)],
     "mlp-small": [nn.Flatten(), nn.Linear(3072, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 10)],
     "mlp": [nn.Flatten(), nn.Linear(3072, 256), nn.ReLU(), nn.Linear(256, 10)],
     "cnn2": [

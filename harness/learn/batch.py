@@ -330,7 +330,7 @@ def train_clients(task: ModelTask, params: Tensor, work: Sequence[Work], plan: L
         rows = [_train_one(task, *each, plan) for each in zip(starts, work, batches, strict=True)]
         return Trained(torch.stack(rows), batches)
     if engine == "dense" and (task.model.widths is None or not task.softmax):
-        raise ValueError(f"expected a dense ReLU stack for engine 'dense', got {task.model.name!r}")
+        raise ValueError(f"expected a dense stack for engine 'dense', got {task.model.name!r}")
     chunk = len(work)
     if params.device.type == "cpu":
         sizes = {client.samples for client in work}
@@ -476,11 +476,12 @@ def _taken(data: Sequence[Tensor], rows: Tensor) -> Tensor:
 
 
 def _dense_step(task: ModelTask, local: Tensor, step: _Step, velocity: Tensor, plan: LocalPlan) -> None:
-    """Add a dense ReLU stack's gradient to the decayed velocity [c, d], by hand: three batched products per layer."""
+    """Add a dense stack's gradient to the decayed velocity [c, d], by hand: three batched products per layer."""
     assert task.structure is not None
     moving, momentum = task.structure.split(velocity), plan.momentum
     weight = step.weight if plan.clip is None else None
-    inputs, deltas = dense_deltas(task.structure.split(local), step.x, step.y, weight)
+    tanh = task.structure.widths is None
+    inputs, deltas = dense_deltas(task.structure.split(local), step.x, step.y, weight, tanh=tanh)
     if plan.prune:
         body, own = task.structure.body, task.structure.split(local)[:-2]
         inputs[-1] = inputs[-1] * torch.func.vmap(lambda own, x: kept(body, plan.prune, own, x, None))(own, step.x)

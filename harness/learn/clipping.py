@@ -3,7 +3,7 @@
 A forward pass records every layer that takes a parameter; a backward pass ends at the outputs of these layers. A
 layer's inputs and output gradients give the norms of the records' gradients and, once all norms are known, their
 weighted sum. A record's gradient of a dense layer is an outer product, whose norm is found without forming the product
-(ghost norm). The gradients of a small kernel are materialized and kept for the sum. Dense ReLU stacks have their own
+(ghost norm). The gradients of a small kernel are materialized and kept for the sum. Dense stacks have their own
 formulas.
 
 Source: Goodfellow 2015 (arXiv 1510.01799) for dense layers; Bu, Mao, Xu 2022 (arXiv 2205.10683) for choosing the method
@@ -74,7 +74,8 @@ def clipped_gradient(
     if not len(x):
         return [torch.zeros_like(tensor) for tensor in tensors]
     if task.structure is not None and task.model.widths is not None and task.softmax and y.ndim == 1:
-        per_record, scale = _dense_gradients(task.structure.ordered(tensors), x, y), 1.0
+        tanh = task.structure.widths is None
+        per_record, scale = _dense_gradients(task.structure.ordered(tensors), x, y, tanh=tanh), 1.0
         positions = task.structure.ordered(range(len(tensors)))
     else:
         per_record, positions, scale = _watched_gradients(task, tensors, x, y, keep)
@@ -87,26 +88,26 @@ def clipped_gradient(
 
 
 def dense_deltas(
-    tensors: Sequence[Tensor], x: Tensor, y: Tensor, weight: Tensor | None = None
+    tensors: Sequence[Tensor], x: Tensor, y: Tensor, weight: Tensor | None = None, *, tanh: bool = False
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Each layer's input [c, b, n], and the gradients by its output [c, b, m] of the records' losses times `weight`.
 
-    tensors: parameters of a dense ReLU stack with cross-entropy, with a first axis c; x: [c, b, *input_shape];
-    y: [c, b]; weight: [c, b], or None for 1.
+    tensors: parameters of a dense stack with cross-entropy, with ReLU or tanh between its layers, and with a first axis
+    c; x: [c, b, *input_shape]; y: [c, b]; weight: [c, b], or None for 1.
     """
     matrices, biases = tensors[0::2], tensors[1::2]
     inputs = [x.flatten(2)]
     for matrix, bias in zip(matrices, biases, strict=True):
         inputs.append(torch.baddbmm(bias[:, None], inputs[-1], matrix.transpose(1, 2)))
         if len(inputs) <= len(matrices):
-            inputs[-1].relu_()
+            inputs[-1].tanh_() if tanh else inputs[-1].relu_()
     delta = torch.softmax(inputs.pop(), -1)
     delta.scatter_add_(-1, y[..., None], torch.full_like(y[..., None], -1, dtype=delta.dtype))
     if weight is not None:
         delta *= weight[..., None]
     deltas = [delta]
     for matrix, entered in zip(matrices[:0:-1], inputs[:0:-1], strict=True):
-        deltas.append(torch.bmm(deltas[-1], matrix).mul_(entered > 0))
+        deltas.append(torch.bmm(deltas[-1], matrix).mul_(1 - entered.square() if tanh else entered > 0))
     return inputs, deltas[::-1]
 
 
@@ -134,13 +135,13 @@ def outer_squares(deltas: Tensor, inputs: Tensor, dtype: torch.dtype, *, bias: b
     return torch.addcmul(by_deltas, by_deltas, by_inputs) if bias else by_deltas * by_inputs
 
 
-def _dense_gradients(tensors: Sequence[Tensor], x: Tensor, y: Tensor) -> Sequence[_PerRecord]:
-    """`_watched_gradients` of a dense ReLU stack with cross-entropy, by hand; `tensors` have the order of the layers.
+def _dense_gradients(tensors: Sequence[Tensor], x: Tensor, y: Tensor, *, tanh: bool) -> Sequence[_PerRecord]:
+    """`_watched_gradients` of a dense stack with cross-entropy, by hand; `tensors` have the order of the layers.
 
     Recording the layers instead would take a third of the time of a step of 32 records.
     """
     with torch.no_grad():
-        inputs, deltas = dense_deltas([tensor[None] for tensor in tensors], x[None], y[None])
+        inputs, deltas = dense_deltas([tensor[None] for tensor in tensors], x[None], y[None], tanh=tanh)
     return [_Outer(delta[0], entered[0], bias=True) for delta, entered in zip(deltas, inputs, strict=True)]
 
 

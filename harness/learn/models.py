@@ -20,7 +20,7 @@ from leakgauge.harness.core.form import Form, form_of
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.learn.called import Called
-from leakgauge.harness.learn.layers import Scale
+from leakgauge.harness.learn.layers import Scale, Tanh
 from leakgauge.harness.learn.losses import BINARY, CROSS_ENTROPY, HINGE, NEXT_TOKEN, PER_PLACE, SQUARED, Loss, parse
 from leakgauge.harness.learn.reading import follow, margin, structure_of
 from leakgauge.harness.learn.structure import Structure
@@ -74,13 +74,13 @@ class Model:
 
     @functools.cached_property
     def widths(self) -> tuple[int, ...] | None:
-        """(inputs, hidden..., classes) of a dense ReLU stack, from which batched products are derived.
+        """(inputs, hidden..., classes) of a dense stack with ReLU or tanh, from which batched products are derived.
 
         Its layers take the tensors W0 [out, in], b0, W1, b1, ...; it has neither dropouts nor a scale; else None.
         """
         known = self.structure
         fits = known is not None and not known.dropout and known.unscaled == known.layers
-        return known.widths if known is not None and fits else None
+        return known.widths or known.dense_stack(Tanh()) if known is not None and fits else None
 
 
 class _Architecture(NamedTuple):
@@ -207,16 +207,21 @@ def _named(*layers: nn.Module | tuple[str, nn.Module]) -> nn.Sequential:
     return stack
 
 
-def _dense_layers(widths: Sequence[int]) -> list[nn.Module | tuple[str, nn.Module]]:
-    """Flattening, then dense layers with ReLU between them: `fc1` from widths[0] to widths[1], and so on."""
+_Bend = type[nn.ReLU] | type[nn.Tanh]
+
+
+def _dense_layers(widths: Sequence[int], between: _Bend = nn.ReLU) -> list[nn.Module | tuple[str, nn.Module]]:
+    """Flattening, then dense layers with bends between them: `fc1` from widths[0] to widths[1], and so on."""
     layers: list[nn.Module | tuple[str, nn.Module]] = [nn.Flatten()]
     for number, pair in enumerate(pairwise(widths), start=1):
-        layers += [(f"fc{number}", nn.Linear(*pair)), nn.ReLU()]
+        layers += [(f"fc{number}", nn.Linear(*pair)), between()]
     return layers[:-1]
 
 
-def _dense(hidden: tuple[int, ...], input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    return _named(*_dense_layers((math.prod(input_shape), *hidden, classes)))
+def _dense(
+    hidden: tuple[int, ...], input_shape: tuple[int, ...], classes: int, *, between: _Bend = nn.ReLU
+) -> nn.Module:
+    return _named(*_dense_layers((math.prod(input_shape), *hidden, classes), between))
 
 
 def _cnn2(input_shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -350,6 +355,8 @@ _ARCHITECTURES = {
     "linear": _Architecture(partial(_dense, ()), "softmax regression: one dense layer"),
     "mlp-small": _Architecture(partial(_dense, (32, 16)), "dense 32-16, the MLP of JoPEQ and CEPAM"),
     "mlp-32": _Architecture(partial(_dense, (32,)), "dense 32"),
+    # bounded activations lose less under clipped gradients with noise (Papernot et al. 2021)
+    "mlp-32-tanh": _Architecture(partial(_dense, (32,), between=nn.Tanh), "dense 32 with tanh, for noisy training"),
     "mlp": _Architecture(partial(_dense, (256,)), "dense 256, the MLP of UDP"),
     "cnn2": _Architecture(_cnn2, "two 5x5 convolutions of 6 channels, the CNN of JoPEQ and CEPAM for MNIST"),
     "cnn3": _Architecture(_cnn3, "three 3x3 convolutions with dropout 0.2, the CNN of JoPEQ for CIFAR-10"),

@@ -150,9 +150,13 @@ class Structure:
     @property
     def widths(self) -> tuple[int, ...] | None:
         """(inputs, hidden..., classes) of a dense ReLU stack with biases, with any scale and dropouts; else None."""
+        return self.dense_stack(Relu())
+
+    def dense_stack(self, between: Layer) -> tuple[int, ...] | None:
+        """As `widths`, with this layer between dense layers."""
         dense = [layer for layer in self.core if isinstance(layer, Dense)]
-        relus: tuple[Layer, ...] = (Relu(),) * (len(dense) - 1)
-        stack = itertools.chain.from_iterable(itertools.zip_longest(dense, relus))
+        bends: tuple[Layer, ...] = (between,) * (len(dense) - 1)
+        stack = itertools.chain.from_iterable(itertools.zip_longest(dense, bends))
         if not self.plain or self.core != (Flatten(), *(layer for layer in stack if layer is not None)):
             return None
         return dense[0].inputs, *(layer.outputs for layer in dense)
