@@ -22,9 +22,11 @@ import numpy as np
 from leakgauge.harness.core.cell import Size
 from leakgauge.harness.core.rng import Key, permutation
 from leakgauge.harness.data import default_root
-from leakgauge.harness.study import leaderboard as boards
+from leakgauge.harness.study.board import Board, board
+from leakgauge.harness.study.leaderboard import accuracy_of, plain, run_board
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import Study, expand
+from leakgauge.harness.study.tuning import Line, lines_of, solved
 
 WIDER: dict[str, list[float]] = {
     "clip": [0.02, 0.05, 0.1, 0.2, 0.5],
@@ -35,7 +37,7 @@ WIDER: dict[str, list[float]] = {
 """Values beside those of the board, for the names that an entry's grid has; no more rounds than the board has."""
 
 
-def wide(line: boards.Line) -> list[dict[str, Any]]:
+def wide(line: Line) -> list[dict[str, Any]]:
     """The settings of a wider grid, in the order of another key than the board's."""
     wider = {name: {*values, *WIDER.get(name, [])} for name, values in line.grid.items()}
     if paths := sorted(wider.get("path", ())):  # between those of the board, and beyond
@@ -45,7 +47,7 @@ def wide(line: boards.Line) -> list[dict[str, Any]]:
     return [every[at] for at in permutation(Key(1).child("regret", line.entry.name), len(every))]
 
 
-def narrowed(made: boards.Board, task: str | None, epsilon: float | None) -> boards.Board:
+def narrowed(made: Board, task: str | None, epsilon: float | None) -> Board:
     """The board without attacks and audits, and perhaps with one task or epsilon."""
     made = dataclasses.replace(made, attacks=(), audit=0)
     names = [place.name for place in made.tasks]
@@ -60,24 +62,24 @@ def narrowed(made: boards.Board, task: str | None, epsilon: float | None) -> boa
     return dataclasses.replace(made, tasks=tasks, entries=entries, epsilons=(epsilon,))
 
 
-def compared(made: boards.Board, folder: Path, entries: Sequence[str], asked: argparse.Namespace) -> Iterator[str]:
+def compared(made: Board, folder: Path, entries: Sequence[str], asked: argparse.Namespace) -> Iterator[str]:
     """A line for each task, track and epsilon of the entries."""
     run = {"workers": asked.workers, "only": entries, "listen": lambda name: None}
-    tables = boards.run_board(made, folder, asked.data, **run)
+    tables = run_board(made, folder, asked.data, **run)
     done = {(each["task"], each["track"], each["entry"], each["epsilon"]): each for each in tables}
-    lines = [line for line in boards._lines(made, entries) if line.entry.name in entries and done[_key(line)]["trials"]]
+    lines = [line for line in lines_of(made, entries) if line.entry.name in entries and done[_key(line)]["trials"]]
     for line in lines:
         tried = [trial["setting"] for trial in done[_key(line)]["trials"]]
-        more = boards._solved(line, wide(line), asked.data, False, [])
-        line.trials = [*islice(more, asked.settings), *boards._solved(line, tried, asked.data, False, [])]
+        more = solved(line, wide(line), asked.data, False, [])
+        line.trials = [*islice(more, asked.settings), *solved(line, tried, asked.data, False, [])]
     specs = [trial.at(seed) for line in lines for trial in line.trials for seed in range(made.seeds)]
-    study = Study("regret", "regret", tuple({spec.id: boards._plain(spec) for spec in specs}.values()))
+    study = Study("regret", "regret", tuple({spec.id: plain(spec) for spec in specs}.values()))
     found = run_study(study, folder=folder / "wide", data=asked.data, workers=asked.workers, merge=True).trainings
     yield "chosen  best   regret  by halves  entry"
     for line in lines:
         key = _key(line)
         scores = np.array(
-            [[boards._accuracy(found.get(trial.at(s).id)) for s in range(made.seeds)] for trial in line.trials]
+            [[accuracy_of(found.get(trial.at(s).id)) for s in range(made.seeds)] for trial in line.trials]
         )
         if done[key]["accuracy"] and len(scores):
             mine, best = np.array(done[key]["accuracy"]), int(scores.mean(1).argmax())
@@ -87,7 +89,7 @@ def compared(made: boards.Board, folder: Path, entries: Sequence[str], asked: ar
             yield f"{numbers}     {name}: {line.trials[best].setting}"
 
 
-def _key(line: boards.Line) -> tuple[str, str, str, float | None]:
+def _key(line: Line) -> tuple[str, str, str, float | None]:
     return line.place.name, line.track.name, line.entry.name, line.epsilon
 
 
@@ -108,6 +110,6 @@ if __name__ == "__main__":
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--data", type=Path, default=default_root())
     words = parser.parse_args()
-    board = narrowed(boards.board("leaderboard", words.size), words.task, words.epsilon)
-    for text in compared(board, words.folder, words.entries, words):
+    chosen = narrowed(board("leaderboard", words.size), words.task, words.epsilon)
+    for text in compared(chosen, words.folder, words.entries, words):
         print(text, flush=True)

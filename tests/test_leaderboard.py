@@ -13,11 +13,13 @@ from typer.testing import CliRunner
 from leakgauge.harness.cli.main import app
 from leakgauge.harness.core.cell import FederationSpec, Size
 from leakgauge.harness.core.errors import StudyError, UnknownNameError
-from leakgauge.harness.study import leaderboard, standings, training
-from leakgauge.harness.study.leaderboard import Board, Line, Stage, Trial, as_json, board, run_board, submitted
+from leakgauge.harness.study import leaderboard, standings, training, tuning
+from leakgauge.harness.study.board import Board, Stage, board, boards, submitted
+from leakgauge.harness.study.leaderboard import as_json, run_board
 from leakgauge.harness.study.prepare import load_data
 from leakgauge.harness.study.standings import joined
 from leakgauge.harness.study.study import expand, resolve
+from leakgauge.harness.study.tuning import Line, Trial
 from leakgauge.reports import leaderboard as pages
 
 BOARD = """
@@ -162,8 +164,8 @@ def test_tuning_keeps_the_best_on_validation_records_and_tests_it_with_other_see
             finalists = [other for other in others if len(other["scores"]) == 2]
             assert all(sum(chosen["scores"][-1]) >= sum(other["scores"][-1]) for other in finalists)
     stored = [json.loads(path.read_bytes())["spec"] for path in (out / "runs").glob("trainings/*/record.json")]
-    tuned = [spec for spec in stored if spec["seed"] >= leaderboard._TUNING]
-    final = [spec for spec in stored if spec["seed"] < leaderboard._TUNING]
+    tuned = [spec for spec in stored if spec["seed"] >= tuning.TUNING]
+    final = [spec for spec in stored if spec["seed"] < tuning.TUNING]
     assert tuned
     assert {spec["federation"].get("evaluate_on") for spec in tuned} == {"validation"}
     assert final
@@ -239,8 +241,8 @@ def test_after_a_part_of_the_rounds_only_settings_with_equal_rounds_are_compared
         return Trial({"rounds": rounds}, spec, [[score]])
 
     trials = [trial(4, 0.9), trial(4, 0.8), trial(4, 0.7), trial(8, 0.2), trial(8, 0.1)]
-    assert [one.score for one in leaderboard._kept(trials, 3, whole=False)] == [0.9, 0.2, 0.8]
-    assert [one.score for one in leaderboard._kept(trials, 3, whole=True)] == [0.9, 0.8, 0.7]
+    assert [one.score for one in tuning.kept(trials, 3, whole=False)] == [0.9, 0.2, 0.8]
+    assert [one.score for one in tuning.kept(trials, 3, whole=True)] == [0.9, 0.8, 0.7]
     stopped = trials[3].at(1, Stage(0.25, 3)).federation
     assert (stopped.rounds, stopped.rounds_run, stopped.evaluate_on) == (8, 2, "validation")
 
@@ -391,12 +393,12 @@ def test_an_attack_of_another_board_in_the_folder_is_not_on_the_page(source, tmp
 def test_another_setting_is_tried_in_place_of_one_that_does_not_reach_its_epsilon(source, monkeypatch):
     made = board(source, Size.QUICK)
     line = Line(made.tasks[0], made.tracks[1], made.entries[1], 8.0)
-    monkeypatch.setattr(leaderboard, "solve", lambda cells, *_: ((), ["no noise"]) if few(cells) else (cells, []))
+    monkeypatch.setattr(tuning, "solve", lambda cells, *_: ((), ["no noise"]) if few(cells) else (cells, []))
 
     def few(cells):
         return cells[0].training.federation.rounds == 4
 
-    leaderboard._begin(line, 3, Path(), allow_code=False)
+    tuning.begin(line, 3, Path(), allow_code=False)
     assert [trial.rounds for trial in line.trials] == [8, 8, 8]
     assert line.note == ""
 
@@ -474,10 +476,10 @@ def test_an_unknown_board_or_entry_is_refused(source, tmp_path):
 
 
 def test_shipped_boards_are_valid_at_every_size():
-    for name in leaderboard.boards():
+    for name in boards():
         for size in Size:
             made = board(name, size)
-            for line in leaderboard._lines(made, ()):
+            for line in tuning.lines_of(made, ()):
                 assert 0 < line.delta < 1
                 assert line.settings(12)
 
@@ -488,7 +490,7 @@ def test_a_path_is_shared_by_the_rounds_and_a_task_has_its_own(tmp_path):
             "step = [0.1, 1.0], server_momentum = [0.0, 0.9]}", "path = [2, 4], server_momentum = [0.5]}"
         )
     )
-    lines = leaderboard._lines(board(str(path), Size.STANDARD), ["the server adds noise"])
+    lines = tuning.lines_of(board(str(path), Size.STANDARD), ["the server adds noise"])
     line = next(one for one in lines if one.track.name == "model" and one.entry.defense["name"] == "dp-fedavg")
     rates = {one["rounds"]: line.table(one)["federations"][0]["lr"] for one in line.settings(12)}
     assert rates == {4: 6 / 4 * 0.5 / 0.1, 8: 6 / 8 * 0.5 / 0.1}
@@ -498,7 +500,7 @@ def test_no_setting_has_more_participants_than_clients_and_none_comes_twice(tmp_
     (path := tmp_path / "few.toml").write_text(
         BOARD.replace("step = [1.0, 3.0]}", "step = [1.0, 3.0], participants = [20, 50, 90]}")
     )
-    (line,) = leaderboard._lines(board(str(path), Size.STANDARD), ["no defense"])
+    (line,) = tuning.lines_of(board(str(path), Size.STANDARD), ["no defense"])
     settings = [(one["participants"], one["step"]) for one in line.settings(12)]
     assert sorted(settings) == [(20, 1.0), (20, 3.0), (40, 1.0), (40, 3.0)]
 
@@ -509,17 +511,17 @@ def test_an_entry_with_steps_has_no_path_of_its_track(tmp_path):
             'defense = {name = "gaussian"}', 'defense = {name = "gaussian"}\ngrid = {step = [0.2]}'
         )
     )
-    lines = leaderboard._lines(board(str(path), Size.STANDARD), ["clients add noise"])
+    lines = tuning.lines_of(board(str(path), Size.STANDARD), ["clients add noise"])
     grid = next(line.grid for line in lines if line.entry.defense["name"] == "gaussian" and line.track.name == "model")
     assert grid == {"rounds": [4, 8], "clip": [0.1], "server_momentum": [0.0, 0.9], "step": [0.2]}
 
 
 def test_settings_are_spread_over_pairs_of_values():
     grid = {"rounds": [20, 40, 80], "clip": [0.1, 0.3], "step": [1.0, 2.0, 5.0, 12.0], "server_momentum": [0.5, 0.9]}
-    chosen = leaderboard._spread(list(expand(grid)), 12)
+    chosen = tuning._spread(list(expand(grid)), 12)
     for a, b in itertools.combinations(grid, 2):
         times = Counter((one[a], one[b]) for one in chosen)
         assert len(times) == len(grid[a]) * len(grid[b])
         assert max(times.values()) - min(times.values()) <= 2
     assert len({(one["rounds"], one["step"]) for one in chosen}) == 12
-    assert len(leaderboard._spread(list(expand({"lr": [0.1, 0.2]})), 12)) == 2
+    assert len(tuning._spread(list(expand({"lr": [0.1, 0.2]})), 12)) == 2

@@ -37,8 +37,9 @@ def leaderboard(
     from leakgauge.harness.cli.progress import listener
     from leakgauge.harness.core.code import code_allowed, import_from
     from leakgauge.harness.data import default_root
+    from leakgauge.harness.study.board import board, submitted
     from leakgauge.harness.study.engine import open_engine
-    from leakgauge.harness.study.leaderboard import as_json, board, run_board, submitted
+    from leakgauge.harness.study.leaderboard import as_json, run_board
     from leakgauge.harness.study.store import write_atomically
     from leakgauge.reports.leaderboard import leaderboard as page
 
