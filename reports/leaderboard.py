@@ -8,7 +8,7 @@ that sorts. Last, how each entry was tuned.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -78,13 +78,20 @@ def leaderboard(made: Data) -> str:
     return page(made["title"], parts, made)
 
 
-def scoreboard(made: Data, pictures: Sequence[str] = ()) -> str:
-    """The tables of all tracks as Markdown, for a page under version control. `pictures`: addresses of `headline`'s."""
+def scoreboard(made: Data, pictures: Sequence[str] = (), drawn: Mapping[str, str] | None = None) -> str:
+    """The tables of all tracks as Markdown, for a page under version control.
+
+    Args:
+        pictures: addresses of `headline`'s.
+        drawn: addresses of the pictures of `charts`, by the chart's name.
+    """
     made = _adjusted(made)
     lines = [line for one in pictures for line in (f"![Accuracy that is kept, against people identified]({one})", "")]
     for track in made["tracks"]:
         its = [line for line in made["lines"] if line["track"] == track["name"]]
         lines += [f"## {track['title']}", "", _lead(track, its), ""]
+        shown = [(one.title, drawn[one.name]) for one in charts(made, track) if drawn and one.name in drawn]
+        lines += [line for title, address in shown for line in (f"![{title}]({address})", "")]
         lines += [table.markdown() for table in _tables(made, track)]
     lines += ["## What each entry is good for", ""]
     lines += [f"- **{entry['name']}**: {entry['good_for']}" for entry in made["entries"] if entry["good_for"]]
@@ -207,12 +214,17 @@ def _lead(track: Data, lines: Sequence[Data]) -> str:
 
 
 def _track(made: Data, *, track: Data) -> Data:
-    charts = [_chart(made, track, task["name"]) for task in made["tasks"]]
     return {
         "lead": _lead(track, [line for line in made["lines"] if line["track"] == track["name"]]),
-        "charts": [drawing(drawable(one), slug(track["name"])) for one in charts if one.series],
+        "charts": [drawing(one, slug(track["name"])) for one in charts(made, track)],
         "tables": _tables(made, track),
     }
+
+
+def charts(made: Data, track: Data) -> list[Chart]:
+    """The share of the undefended accuracy over epsilon: one for each task on which the track has an epsilon."""
+    every = (_chart(made, track, task["name"]) for task in made["tasks"])
+    return [drawable(one) for one in every if one.series]
 
 
 def _chart(made: Data, track: Data, task: str) -> Chart:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from leakgauge.harness.cli.leaderboard import _keep
 from leakgauge.harness.cli.main import app
 from leakgauge.harness.core.cell import FederationSpec, Size
 from leakgauge.harness.core.errors import StudyError, UnknownNameError
@@ -360,7 +362,9 @@ def test_records_of_several_runs_join_and_are_ranked_together(done):
     assert sorted(map(standings._place, whole)) == sorted(map(standings._place, lines))
     assert {one["rank"] for one in whole if one["accuracy"]} >= {1}
     old = json.loads(first)
-    old["entries"][1]["good_for"] = "another entry of this name"
+    old["entries"][1]["good_for"] = "the same entry in other words"
+    assert len(json.loads(joined(json.dumps(old), second))["lines"]) == len(lines)
+    old["entries"][1]["grid"] = {"rounds": [1]}
     left = {line["entry"] for line in json.loads(joined(json.dumps(old), second))["lines"]}
     assert left == {"no defense", "clients add noise"}
     for changed in ({"seeds": 5}, {"stages": []}, {"attacks": []}, {"audit": 9}):
@@ -378,6 +382,22 @@ def test_the_page_and_its_markdown_have_every_entry(done):
     assert 'data-sort="number"' in page
     assert "could not be built" not in page
     assert "people identified among 20" in page
+
+
+def test_a_record_is_a_page_with_its_pictures_and_the_same_again(done, tmp_path):
+    made, _, lines = done
+    first, again = (kept(as_json(made, Size.QUICK, lines), tmp_path / "one", times) for times in (1, 2))
+    assert first == again
+    shown = re.findall(r"]\(quick/([^)]+)\)", first["quick.md"].decode())
+    assert sorted(shown) == sorted(name for name in first if name.endswith(".svg"))
+    tracks = {line["track"] for line in lines if line["accuracy"] and line["epsilon"]}
+    assert len([name for name in shown if name.startswith("kept-")]) == len(tracks)
+
+
+def kept(text, folder, times):
+    for _ in range(times):
+        _keep(folder, "a board", text)
+    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_an_attack_of_another_board_in_the_folder_is_not_on_the_page(source, tmp_path):

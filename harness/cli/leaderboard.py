@@ -79,8 +79,9 @@ def _keep(record: Path, source: str, text: str) -> None:
     from leakgauge.harness.gate.baseline import BaselineError
     from leakgauge.harness.study.standings import joined
     from leakgauge.harness.study.store import write_atomically
+    from leakgauge.reports.charts.files import chart_files
     from leakgauge.reports.charts.plane import alone
-    from leakgauge.reports.leaderboard import headline, scoreboard
+    from leakgauge.reports.leaderboard import charts, headline, scoreboard
 
     folder = record / str(json.loads(text)["size"])
     path = folder / "leaderboard.json"
@@ -88,12 +89,16 @@ def _keep(record: Path, source: str, text: str) -> None:
         kept = joined(path.read_text("utf-8"), text) if path.exists() else text
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BaselineError(f"{path}: expected the numbers of an earlier --record: {error!r}; delete it") from error
-    made, pictures = json.loads(kept), list[str]()
+    made, pictures, drawn = json.loads(kept), list[str](), dict[str, str]()
     write_atomically(path, kept.encode())
     for number, (title, picture) in enumerate(headline(made).items()):
         name = f"headline-{number}.svg"
         write_atomically(folder / name, alone(picture, title).encode())
         pictures.append(f"{folder.name}/{name}")
+    for chart in (one for track in made["tracks"] for one in charts(made, track)):
+        for name, content in chart_files([chart], "kept", ["svg"]):
+            write_atomically(folder / name, content)
+            drawn[chart.name] = f"{folder.name}/{name}"
     command = f"leakgauge leaderboard {source} --size {folder.name} --record {record}"
     page = f"# The leaderboard at the size {folder.name}\n\nWritten by `{command}`.\n\n"
-    write_atomically(folder.with_suffix(".md"), (page + scoreboard(made, pictures)).encode())
+    write_atomically(folder.with_suffix(".md"), (page + scoreboard(made, pictures, drawn)).encode())

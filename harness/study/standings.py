@@ -56,15 +56,16 @@ def _surely(a: Sequence[float], b: Sequence[float]) -> float:
 def joined(before: str, now: str) -> str:
     """The JSON `now`, with the lines, tasks, tracks and entries of `before` that it lacks; ranks are of all lines.
 
-    Lines of a task, track or entry that has changed are left out, and all lines if the seeds, the attacks or the stages
-    of tuning have changed: they are results of another board.
+    Lines of a task, track or entry that has changed, but for its texts, are left out, and all lines if the seeds, the
+    attacks or the stages of tuning have changed: they are results of another board.
     """
     new, old = json.loads(now), json.loads(before)
     if any(new[name] != old.get(name) for name in ("stages", "seeds", "attacks", "audit")):
         return now
     known = {_place(line) for line in new["lines"]}
     kinds = ("tasks", "tracks", "entries")
-    changed = {one["name"] for kind in kinds for one in new[kind] if one not in old[kind]}
+    bare = {kind: list(map(_bare, old[kind])) for kind in kinds}
+    changed = {one["name"] for kind in kinds for one in new[kind] if _bare(one) not in bare[kind]}
     new["lines"] += [
         line
         for line in old["lines"]
@@ -76,6 +77,10 @@ def joined(before: str, now: str) -> str:
         new[kind] = [*(one for one in old[kind] if one["name"] not in names), *new[kind]]
     rank(new["lines"])
     return json.dumps(new, indent=1, sort_keys=True) + "\n"
+
+
+def _bare(one: Row) -> Row:
+    return {name: value for name, value in one.items() if name not in ("title", "good_for")}
 
 
 def _place(line: Row) -> tuple[str, str, str, float]:
