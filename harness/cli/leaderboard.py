@@ -86,7 +86,7 @@ def _keep(record: Path, source: str, text: str) -> None:
     folder = record / str(json.loads(text)["size"])
     path = folder / "leaderboard.json"
     try:
-        kept = joined(path.read_text("utf-8"), text) if path.exists() else text
+        kept = joined(path.read_text("utf-8") if path.exists() else text, text)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BaselineError(f"{path}: expected the numbers of an earlier --record: {error!r}; delete it") from error
     made, pictures, drawn = json.loads(kept), list[str](), dict[str, str]()
