@@ -47,14 +47,9 @@ def wide(line: Line) -> list[dict[str, Any]]:
     return [every[at] for at in permutation(Key(1).child("regret", line.entry.name), len(every))]
 
 
-def narrowed(made: Board, task: str | None, epsilon: float | None) -> Board:
-    """The board without attacks and audits, and perhaps with one task or epsilon."""
+def narrowed(made: Board, epsilon: float | None) -> Board:
+    """The board without attacks and audits, and perhaps with one epsilon."""
     made = dataclasses.replace(made, attacks=(), audit=0)
-    names = [place.name for place in made.tasks]
-    if task is not None:
-        if task not in names:
-            raise SystemExit(f"--task: got {task!r}, expected one of {', '.join(map(repr, names))}")
-        made = dataclasses.replace(made, tasks=tuple(place for place in made.tasks if place.name == task))
     if epsilon is None:
         return made
     tasks = tuple(dataclasses.replace(place, epsilons=()) for place in made.tasks)
@@ -64,10 +59,14 @@ def narrowed(made: Board, task: str | None, epsilon: float | None) -> Board:
 
 def compared(made: Board, folder: Path, entries: Sequence[str], asked: argparse.Namespace) -> Iterator[str]:
     """A line for each task, track and epsilon of the entries."""
-    run = {"workers": asked.workers, "only": entries, "listen": lambda name: None}
+    run = {"workers": asked.workers, "only": entries, "tasks": asked.task, "listen": lambda name: None}
     tables = run_board(made, folder, asked.data, **run)
     done = {(each["task"], each["track"], each["entry"], each["epsilon"]): each for each in tables}
-    lines = [line for line in lines_of(made, entries) if line.entry.name in entries and done[_key(line)]["trials"]]
+    lines = [
+        line
+        for line in lines_of(made, entries, asked.task)
+        if line.entry.name in entries and done[_key(line)]["trials"]
+    ]
     for line in lines:
         tried = [trial["setting"] for trial in done[_key(line)]["trials"]]
         more = solved(line, wide(line), asked.data, False, [])
@@ -104,12 +103,12 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("entries", nargs="+")
     parser.add_argument("--size", type=Size, default=Size.QUICK)
-    parser.add_argument("--task", help="only this task of the board")
+    parser.add_argument("--task", nargs="*", default=(), help="only these tasks of the board")
     parser.add_argument("--epsilon", type=float, help="only this epsilon")
     parser.add_argument("--settings", type=int, default=25)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--data", type=Path, default=default_root())
     words = parser.parse_args()
-    chosen = narrowed(board("leaderboard", words.size), words.task, words.epsilon)
+    chosen = narrowed(board("leaderboard", words.size), words.epsilon)
     for text in compared(chosen, words.folder, words.entries, words):
         print(text, flush=True)

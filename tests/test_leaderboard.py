@@ -384,6 +384,20 @@ def test_the_page_and_its_markdown_have_every_entry(done):
     assert "people identified among 20" in page
 
 
+def test_a_task_is_run_alone_and_one_that_is_not_there_is_refused(source, tmp_path):
+    made = board("leaderboard", Size.STANDARD)
+    some = tuning.lines_of(made, ["DP-SGD"], ["Adult, 10 clients"])
+    assert {line.place.name for line in some} == {"Adult, 10 clients"}
+    assert {line.entry.name for line in some} == {"no defense", "DP-SGD"}
+    assert some == [line for line in tuning.lines_of(made, ["DP-SGD"]) if line.place.name == "Adult, 10 clients"]
+    with pytest.raises(UnknownNameError, match="no task 'Adult'"):
+        tuning.lines_of(made, (), ["Adult"])
+    words = ["leaderboard", source, "-o", str(tmp_path), "--workers", "0", "--task", "digits"]
+    refused = CliRunner().invoke(app, words)
+    assert refused.exit_code == 2
+    assert "no task 'digits'" in refused.output
+
+
 def test_a_record_is_a_page_with_its_pictures_and_the_same_again(done, tmp_path):
     made, _, lines = done
     first, again = (kept(as_json(made, Size.QUICK, lines), tmp_path / "one", times) for times in (1, 2))

@@ -24,8 +24,9 @@ def leaderboard(
     ),
     size: Annotated[Size, Option(help="quick (minutes), standard (hours) or paper.")] = Size.QUICK,
     entry: Annotated[list[str] | None, Option("--entry", help="Only this entry; repeatable.")] = None,
+    task: Annotated[list[str] | None, Option("--task", help="Only this task; repeatable.")] = None,
     submit: Annotated[list[str] | None, Option("--submit", help=_SUBMIT)] = None,
-    listing: Annotated[bool, Option("--list", help="Only list the entries.")] = False,
+    listing: Annotated[bool, Option("--list", help="Only list the tasks and entries.")] = False,
     data: cli.DataOption = None,
     workers: cli.WorkersOption = None,
     engine: cli.EngineOption = "workers",
@@ -50,6 +51,7 @@ def leaderboard(
             import_from(Path.cwd())
         if listing:
             width = max(len(one.name) for one in made.entries)
+            say(*(f"task: {one.name}" for one in made.tasks))
             say(*(f"{one.name:{width}}  {', '.join(one.tracks)}" for one in made.entries))
             return
         only = [*(entry or ()), *(submit or ())]
@@ -57,6 +59,7 @@ def leaderboard(
             tables = run_board(
                 *(made, out, data or default_root()),
                 only=only,
+                tasks=task or (),
                 workers=workers,
                 listen=lambda name: stack.enter_context(listener(name)),
                 allow_code=allow_code,
@@ -69,6 +72,7 @@ def leaderboard(
             _keep(record, source, text)
         lost = [line for line in tables if line["trials"] and not line["accuracy"]]
         say(*(f"{line['entry']}, {line['track']}: {line['note']}" for line in tables if not line["accuracy"]))
+        say(*(f"{name}: has no part in these tasks" for name in only if name not in {line["entry"] for line in tables}))
         say("", f"{out / 'index.html'} has the tables, leaderboard.json the numbers")
         if lost:
             raise typer.Exit(cli.INCOMPLETE)

@@ -48,6 +48,7 @@ def run_board(
     root: Path,
     *,
     only: Sequence[str] = (),
+    tasks: Sequence[str] = (),
     workers: int | None = None,
     listen: Callable[[str], Listener],
     allow_code: bool = False,
@@ -58,15 +59,15 @@ def run_board(
     Finished trainings and attacks are kept in `out`; the same call continues there.
 
     Args:
-        only: names of the entries to run; the undefended ones run as well. Empty: all.
+        only, tasks: names of the entries and tasks to run; the undefended entries run as well. Empty: all.
         listen: gives the listener for the progress of a step, by its name.
         engine: as in `run_study`.
 
     Raises:
         StudyError: an entry or an attack is invalid; raised before anything runs.
-        UnknownNameError: there is no such entry.
+        UnknownNameError: there is no such entry or task.
     """
-    lines = lines_of(made, only)
+    lines = lines_of(made, only, tasks)
     named = named_code(
         [*(line.entry.defense.get("name") for line in lines), *(one.get("name") for one in made.attacks)]
     )

@@ -151,17 +151,23 @@ class Line:
         return {"name": "leaderboard", "tasks": [task], "federations": [federation], "defenses": [defense]}
 
 
-def lines_of(made: Board, only: Sequence[str]) -> list[Line]:
-    """Every entry on every task, track and epsilon."""
-    if wrong := sorted({*only} - {entry.name for entry in made.entries}):
-        raise unknown("entry", wrong[0], [entry.name for entry in made.entries])
+def lines_of(made: Board, only: Sequence[str] = (), tasks: Sequence[str] = ()) -> list[Line]:
+    """Every entry on every task, track and epsilon; or only these entries, beside the undefended ones, and tasks.
+
+    Raises:
+        UnknownNameError: there is no such entry or task.
+    """
+    for kind, asked, every in (("entry", only, made.entries), ("task", tasks, made.tasks)):
+        if wrong := sorted({*asked} - {one.name for one in every}):
+            raise unknown(kind, wrong[0], [one.name for one in every])
     tracks = {track.name: track for track in made.tracks}
     return [
         Line(place, track, entry, epsilon)
         for place in made.tasks
         for name, track in tracks.items()
         for entry in made.entries
-        if place.name in (track.tasks or [place.name])
+        if place.name in (tasks or [place.name])
+        and place.name in (track.tasks or [place.name])
         and place.name in (entry.tasks or [place.name])
         and name in entry.tracks
         and (not only or entry.name in only or entry.defense["name"] == UNDEFENDED)
