@@ -93,12 +93,14 @@ class SecureSum(Clipped, Defense[Plan, None]):
 
     `bits`, `reach`: the grid is such that the 2^bits values hold the mean of a rotated coordinate of the sum, and
     `reach` spreads on both sides, if all updates are equal and of norm C.
+    `rounding`: the variance that rounding adds to a number on average, in steps of the grid.
     """
 
     superposes: ClassVar[bool] = True
     promises: ClassVar[Horizon] = Horizon.WHOLE_RUN
     arithmetic: ClassVar[Arithmetic] = Arithmetic.ROUNDING_SAFE
     source: ClassVar[str]
+    rounding: ClassVar[float] = 1 / 6
     """The source of the claim."""
 
     bits: int = 16
@@ -168,7 +170,7 @@ class SecureSum(Clipped, Defense[Plan, None]):
         """
         heard = torch.stack([self._sum(state, wire)[: links.setting.dim] for wire in received])
         users = links.setting.participants
-        variance = state.grid**2 * users * (state.variance / state.senders + 1 / 6)
+        variance = state.grid**2 * users * (state.variance / state.senders + self.rounding)
 
         def score(update: Tensor) -> Tensor:
             signal = clip_l2(update.double(), self.clip).reshape(len(update), -1, links.setting.dim).sum(dim=1)

@@ -71,6 +71,7 @@ class PoissonBinomial(SecureSum):
     """
 
     source: ClassVar[str] = "Chen, Ozgur, Kairouz 2022; Renyi divergences by us"
+    rounding: ClassVar[float] = 0.0
 
     clamp: float = 4.0
 

@@ -269,7 +269,23 @@ def repeated(liar, honest, state, setting, private):
     return row * float(signal.lfilter([1.0], [1.0, 1 / 2, 3 / 8], np.ones(state.number + 1))[-1])
 
 
+def added(liar, honest, state, setting, private):
+    """Noise of each round that adds up instead of taking back: the same size in each round."""
+    row = torch.zeros(setting.dim, dtype=torch.float64)
+    for ago, part in enumerate(np.abs(signal.lfilter([1.0], [1.0, 1 / 2, 3 / 8], np.eye(1, state.number + 1)[0]))):
+        row += part * rng.normal(private.child(state.number - ago), (setting.dim,), torch.float64)
+    return row
+
+
+def fresh(liar, honest, state, setting, private):
+    """Noise of the stated size, independent of the other rounds."""
+    size = np.linalg.norm(signal.lfilter([1.0], [1.0, 1 / 2, 3 / 8], np.eye(1, state.number + 1)[0]))
+    return size * rng.normal(private.child(state.number), (setting.dim,), torch.float64)
+
+
 FAULTS = {
+    "noise that adds up": lying(BANDED, added, "noise"),
+    "independent noise": lying(BANDED, fresh, "noise"),
     "half the noise": lying(BANDED, quieter, "decode"),
     "noise of the round only": lying(BANDED, alone, "noise"),
     "one row": lying(BANDED, repeated, "noise"),

@@ -24,7 +24,13 @@ from leakgauge.harness.audit.neighbors import clip_of, shaped
 from leakgauge.harness.audit.uniformity import Sample, detectable_by_ratios
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Defense, Examples, Sender, Setting
-from leakgauge.harness.core.distribution import DistributionError, MessageDistribution, Reading, StepDistribution
+from leakgauge.harness.core.distribution import (
+    Additive,
+    DistributionError,
+    MessageDistribution,
+    Reading,
+    StepDistribution,
+)
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.result import FitRecord, RangeRecord
 from leakgauge.harness.core.rng import Key
@@ -82,8 +88,9 @@ _SLOPE = 1e-4  # input entry of a record: so small that its label is large and n
 _RATE = 1e-6  # learning rate: so low that the model's own penalty has no effect
 _EXACT = 1e-3  # difference, in clips, that float32 may cause between an update without noise and its definition
 
-_TWINS, _HELD = 25, 5
-"""Pairs of messages that differ in the private key only, and the most federations with one shared key each."""
+_TWINS, _HELD, _RUNS = 25, 5, 20
+"""Pairs of messages that differ in the private key only, the most federations with one shared key each, and the whole
+runs of a defense whose rounds are dependent."""
 
 _PATTERNS = ("dense", "sparse", "constant", "zero", "one tensor", "random signs")
 _SHARE = 0.05  # if discrete messages detect this missing share of noise, none from updates at the clip are added
@@ -248,7 +255,41 @@ def _p_values(federation: _Aged, kinds: _Kinds, key: Key, study: Setting | None)
     values |= _repeats(federation, key.child("twins"), sums=False)
     if kinds["sum"]:
         values |= _repeats(federation, key.child("twin sums"), sums=True)
-    return values, kinds
+    return values | _of_runs(federation.defense, setting, key.child("runs")), kinds
+
+
+def _of_runs(defense: Defense[Any, Any], setting: Setting, key: Key) -> dict[str, float]:
+    """p-values of the independent parts of the sums of whole runs, for a defense whose noises are correlated."""
+    federation, items = Federation.of(defense, setting), list[_Item]()
+    for run in range(_RUNS if defense.correlates else 0):
+        rounds = [*_sums(federation, key.child(run))]
+        if len(rounds) < len(federation.history):
+            return {}
+        meant, found, updates = zip(*rounds, strict=True)
+        ends = [defense.independent(federation.history, each, setting) or [] for each in (meant, found)]
+        for number, (part, one, sent) in enumerate(zip(*ends, updates, strict=False)):
+            if isinstance(part, Additive) and isinstance(one, Additive):
+                wire, own = one.center.astype("<f4").tobytes(), key.child(run, "auditor", number)
+                reading = _read(replace(part, fair=False), wire, own)
+                items.append(_Item(reading, Sender(0, _CLIENTS), number, run, 0, sent))
+    values = uniformity.p_values(_sample(items, setting), coarse=False) if items else {}
+    return {f"{name}, of all rounds together": p for name, p in values.items()}
+
+
+def _sums(federation: Federation, key: Key) -> Iterator[tuple[MessageDistribution, MessageDistribution, Tensor]]:
+    """The stated distribution of each round's sum, the same with the sum itself as its center, and the sum of updates.
+
+    The server has one key for all rounds.
+    """
+    defense, setting = federation.defense, federation.setting
+    for number, state in enumerate(federation.history):
+        own = key.child("round", number)
+        updates = [_update(defense, setting, own.child(k), torch.zeros(setting.dim))[1] for k in range(_CLIENTS)]
+        exchange = federation.exchange([one.clone() for one in updates], own, number)
+        stated = defense.aggregate_distribution(state, updates, exchange.links)
+        if isinstance(stated, Additive):
+            total = federation.round(number).decode(exchange, key.child("server")).double().numpy()
+            yield stated, replace(stated, center=total), torch.stack(updates).double().sum(0)
 
 
 def _max_norm(
