@@ -106,6 +106,23 @@ def _divergence(event, order):
     return float(_coins(event.trials, event.offset, event.senders)[at])
 
 
+@pytest.mark.parametrize(("own", "fair"), [(1, 0), (2, 7), (5, 20), (8, 3)])
+def test_a_ratio_of_heads_is_a_product_of_coins_and_its_powers_grow_with_the_offset(own, fair):
+    z = np.arange(own + fair + 1)
+    chances = stats.binom.pmf(z, own + fair, 0.5)
+    heads = stats.hypergeom.pmf(np.arange(own + 1)[:, None], own + fair, z, own)  # [own + 1, z]
+    for column in heads.T:  # the polynomial of heads has real roots only, none positive: a sum of independent coins
+        roots = np.roots(column[::-1])
+        assert np.abs(roots.imag).max(initial=0) < 1e-3 * (1 + np.abs(roots).max(initial=0))
+        assert roots.real.max(initial=0) <= 1e-9
+    offsets = np.array([0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25])
+    tilt = (1 + 2 * offsets[:, None]) ** np.arange(own + 1) * (1 - 2 * offsets[:, None]) ** (own - np.arange(own + 1))
+    ratio = tilt @ heads
+    for power in (-31.5, -8.0, -1.0, -0.25, 2.0, 5.0, 16.0):
+        growth = (ratio**power @ chances - 1) / offsets**2
+        assert np.all(np.diff(growth) >= -1e-9 * growth[1:])
+
+
 @pytest.mark.parametrize(("bits", "most"), [(8, 1.22), (10, 1.13), (12, 1.10)])
 def test_with_few_bits_the_noise_is_near_that_of_central_noise(bits, most):
     defense, setting = PoissonBinomial(**BAR, bits=bits, reach=2.0), setting_of(25_450, 1000, 30)

@@ -228,16 +228,19 @@ class Coins(Summed):
 
     A coin of chance 1/2 + t is fair with probability 1 - 2 |t|, and else shows a value that the adversary may know. So
     at least n_0 of the other clients' coins are fair, up to a probability of exp(-100). Let w(z) be the ratio of the
-    probabilities of z heads among the client's and these coins, with t and with 0.
+    probabilities of z heads among the client's and these coins, with t and with 0. Both E w^a - 1 and E w^(1 - a) - 1,
+    divided by t^2, grow with t. So their values at `offset` bound the sums over all integers.
 
     1. For whole orders a, E w^a is the mean of a product over coins of ((1 + 2t)^k + (1 - 2t)^k) / 2, where a coin is
-       in k of a random sets of coins. So E w^a - 1 over t^2 grows with t, and its value at `offset` bounds the sum over
-       all integers.
-    2. For E w^(1 - a), the other direction, this is not shown: the largest value at `offset` and two smaller numbers
-       is taken.
+       in k of a random sets of coins.
+    2. Of z heads, a hypergeometric number is the client's. It is a sum of independent coins, so w(z) is a product of
+       factors 1 + 2 r t with |r| <= 1. The power 1 - a of a factor is E exp(-2 r t U) for U of a Gamma distribution
+       with shape a - 1. So E w^(1 - a) is E exp(t V) for some V. Exchanging heads and tails turns t into -t, so only
+       even powers of t remain, and their coefficients are E V^2k / (2k)!, which are not negative.
 
     Source: Chen, Ozgur, Kairouz 2022, "The Poisson binomial mechanism for unbiased federated learning with secure
-        aggregation". Differs: their bound counts each integer at the largest offset; ours counts squares.
+        aggregation". Differs: their bound counts each integer at the largest offset; ours counts squares. Hui and Park
+        2014, "The representation of hypergeometric random variables using independent Bernoulli random variables".
     """
 
     trials: int = 2
@@ -268,14 +271,13 @@ def _coins(trials: int, offset: float, senders: int) -> Numbers:
         (other >= 0) & (other <= fair), _log_fair(trials, own)[:, None] + _log_fair(fair, other), -math.inf
     )
     shares -= special.logsumexp(shares, axis=0)
-    chances, order, worst = step * np.exp(_log_fair(total, heads)), _COIN_ORDERS[:, None], np.zeros(len(_COIN_ORDERS))
-    for part in (1.0, 0.5, 0.1):
-        tilt = own * math.log1p(2 * part * offset) + (trials - own) * math.log1p(-2 * part * offset)
-        ratio = special.logsumexp(shares + tilt[:, None], axis=0)
-        moved = np.expm1(ratio)  # its mean is 0
-        there = (chances * (np.expm1(order * ratio) - order * moved)).sum(1)
-        back = (chances * (np.expm1((1 - order) * ratio) - (1 - order) * moved)).sum(1)
-        worst = np.maximum(worst, np.maximum(there, back) / part**2)
+    chances, order = step * np.exp(_log_fair(total, heads)), _COIN_ORDERS[:, None]
+    tilt = own * math.log1p(2 * offset) + (trials - own) * math.log1p(-2 * offset)
+    ratio = special.logsumexp(shares + tilt[:, None], axis=0)
+    moved = np.expm1(ratio)  # its mean is 0
+    there = (chances * (np.expm1(order * ratio) - order * moved)).sum(1)
+    back = (chances * (np.expm1((1 - order) * ratio) - (1 - order) * moved)).sum(1)
+    worst = np.maximum(there, back)
     # an order a makes heads likeliest that are 2 a trials offset / sqrt(total) spreads away, and the table ends at 14
     inside = (len(heads) == total + 1) | (2 * _COIN_ORDERS * trials * offset < 5 * math.sqrt(total))
     return np.asarray(np.where(np.isfinite(worst) & inside, worst, math.inf) / (_COIN_ORDERS - 1), np.float64)
