@@ -12,16 +12,17 @@ A board is a TOML file, only data.
 | `epsilons`, `seeds` | proved epsilons of the whole run, and the number of seeds of the final trainings |
 | `stages` | tuning: `rounds` (share of the rounds that run), `settings` (the number left), `seeds` |
 | `attacks` | on the first final training of each entry, as in a study, by the track's adversary; by the one of its |
-| | `threat` where that adversary sees too little; `audit`: trials |
-| `scale.SIZE` | values that replace those of the board at this size |
+| | `threat` where that adversary sees too little; if both do, the attack is left out |
+| `audit` | trials of the audit of each entry with an epsilon; 0: none |
+| `scale.SIZE` | values that replace those of the board at this size; a table in place of a list goes to each of it |
 
 `grid` lists values of fields of the federation, of the defense's parameters (`clip`), and of two others: `step`, how
-far one clipped update finally moves the model, which is learning rate times clip over 1 - server momentum; and `path`,
-the number of rounds times `step`. If all clients send in each round, and noise of one epsilon grows with the square
-root of the rounds, the noise of the final model depends on the path, and hardly on the number of rounds. If
-`participants` is larger than the number of clients, all take part. Values of a task replace those of a track under the
-same name, and those of an entry replace both; one of `path`, `step` and `lr` replaces the others. Each entry tries as
-many combinations, drawn by the same key.
+far one clipped update of the first round finally moves the model, which is learning rate times clip (1 for a defense
+without one) over 1 - server momentum; and `path`, the number of rounds times `step`. If all clients send in each round,
+and noise of one epsilon grows with the square root of the rounds, the noise of the final model depends on the path, and
+hardly on the number of rounds. If `participants` is larger than the number of clients, all take part. Values of a task
+replace those of a track under the same name, and those of an entry replace both; an entry's `path`, `step` or `lr` also
+replaces the others. Each entry tries as many combinations, drawn by the same key, or all if there are fewer.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Entry:
     """A defense with its fixed parameters.
 
     Attributes:
-        epsilons: None: those of the board; empty: no goal, the defense is as its parameters are.
+        epsilons: None: those of the task or the board; empty: no goal, the defense is as its parameters are.
         bits: values of the defense's `bits`; each is an entry of its own.
         tasks: names of the tasks; empty: all of its tracks.
         good_for: what the defense is good for, in a sentence.
