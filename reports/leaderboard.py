@@ -71,7 +71,7 @@ def leaderboard(made: Data) -> str:
     ]
     parts += [
         Section(slug(f"track {track['name']}"), track["title"], track["name"], partial(_track, track=track), 1, _TRACK)
-        for track in made["tracks"]
+        for track in _tracks(made)
     ]
     how = "How each entry was tuned"
     parts.append(Section("tuning", how, "Tuning", lambda data: [_tuning(data)], FOLDED, TABLES))
@@ -87,7 +87,7 @@ def scoreboard(made: Data, pictures: Sequence[str] = (), drawn: Mapping[str, str
     """
     made = _adjusted(made)
     lines = [line for one in pictures for line in (f"![Accuracy that is kept, against people identified]({one})", "")]
-    for track in made["tracks"]:
+    for track in _tracks(made):
         its = [line for line in made["lines"] if line["track"] == track["name"]]
         lines += [f"## {track['title']}", "", _lead(track, its), ""]
         shown = [(one.title, drawn[one.name]) for one in charts(made, track) if drawn and one.name in drawn]
@@ -96,6 +96,12 @@ def scoreboard(made: Data, pictures: Sequence[str] = (), drawn: Mapping[str, str
     lines += ["## What each entry is good for", ""]
     lines += [f"- **{entry['name']}**: {entry['good_for']}" for entry in made["entries"] if entry["good_for"]]
     return "\n".join([*lines, "", "## How each entry was tuned", "", _tuning(made).markdown()]) + "\n"
+
+
+def _tracks(made: Data) -> list[Data]:
+    """The tracks that have lines."""
+    used = {line["track"] for line in made["lines"]}
+    return [track for track in made["tracks"] if track["name"] in used]
 
 
 def _adjusted(made: Data) -> Data:
@@ -144,6 +150,8 @@ def _frame() -> plane.Frame:
 def _spots(made: Data, task: str, least: float, most: float) -> Iterator[plane.Spot]:
     """Each entry of a track, at its largest epsilon up to `PROVED`."""
     whole, largest = _undefended(made, task), dict[tuple[str, str], Data]()
+    if not whole:
+        return
     for line in sorted(made["lines"], key=lambda line: line["epsilon"] or 0.0):
         if line["task"] == task and line["accuracy"] and (line["epsilon"] or 0.0) <= PROVED:
             largest[line["entry"], line["track"]] = line
@@ -152,16 +160,16 @@ def _spots(made: Data, task: str, least: float, most: float) -> Iterator[plane.S
         found = _people(line)
         if found is None or not least <= line["bits"] <= most:
             continue
-        share = [100 * one / whole for one in line["accuracy"]] if whole else [100 * one for one in line["accuracy"]]
+        share = [100 * one / whole for one in line["accuracy"]]
         low, high = mean_interval(share)
-        x, name = fmean(share), f"{_name(line)}, {track}" if entry in several else _name(line)
+        x, name = min(fmean(share), 100.0), f"{_name(line)}, {track}" if entry in several else _name(line)
         yield plane.Spot(
             name=name,
             note="",
             about=f"{name}, {track}: {percent(found['value'])} identified by {_who(found['adversary'])}",
             state=_state(line, found["adversary"]),
-            x=min(x, 100.0),
-            left=x if low is None else max(0.0, low),
+            x=x,
+            left=x if low is None else min(x, max(0.0, low)),
             right=x if high is None else min(high, 100.0),
             y=100 * found["value"],
             low=100 * (found["low"] or 0.0),
@@ -206,7 +214,7 @@ def _name(line: Data) -> str:
 def _lead(track: Data, lines: Sequence[Data]) -> str:
     ranks = (
         "A new rank begins at an entry that is .005 or more behind the one before it, and surely behind one of that "
-        "rank (paired t tests over the seeds, Holm)."
+        "rank (paired t tests over the seeds, Holm). Entries of one rank are not told apart by these seeds."
     )
     if all(line["epsilon"] is None for line in lines):
         return f"No epsilon is asked for: each defense has its own parameters. {ranks}"
@@ -229,8 +237,9 @@ def charts(made: Data, track: Data) -> list[Chart]:
 
 def _chart(made: Data, track: Data, task: str) -> Chart:
     """The share of the undefended accuracy over epsilon."""
-    whole, lines = _undefended(made, task) or 1.0, _of(made, track, task)
+    whole, lines = _undefended(made, task) or 0.0, _of(made, track, task)
     known = gathered((line["entry"], line) for line in lines if line["accuracy"] and line["epsilon"] is not None)
+    known = known if whole else {}
     series, rows = list[Series](), list[tuple[str, ...]]()
     for at, (name, alike) in enumerate(known.items()):
         points = []
@@ -294,7 +303,7 @@ def _row(line: Data, whole: float | None, good_for: str) -> Fields:
         "not asked" if line["epsilon"] is None else short(line["epsilon"]),
         str(line.get("rank", "")),
         Cell(_three(mean), spread(low, high, _three)),
-        NO_VALUE if whole is None else percent(mean / whole),
+        percent(mean / whole) if whole else NO_VALUE,
         short(line["bits"], 3),
         NO_VALUE if people is None else Cell(percent(people["value"]), _surely(people) + _TRUSTED * (not own)),
         "; ".join(f"{one['what']}, {short(one['value'], 3)}" for one in others),

@@ -99,6 +99,12 @@ def test_the_divergences_are_bounds_of_enumerated_sums(many, part, trials):
         assert bound < 1.6 * divergence
 
 
+@pytest.mark.parametrize(("trials", "offset", "senders"), [(4, 0.05, 10), (2, 0.1, 20), (32, 0.1, 2)])
+def test_with_few_other_clients_a_client_s_own_coins_remain(trials, offset, senders):
+    alone, together = (Coins(100, 1, trials, offset, count, 6.25).epsilon(1e-3) for count in (1, senders))
+    assert together <= alone < math.inf
+
+
 def _divergence(event, order):
     from leakgauge.harness.core.integer_noise import _COIN_ORDERS, _coins
 

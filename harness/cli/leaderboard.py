@@ -94,6 +94,9 @@ def _keep(record: Path, source: str, text: str) -> None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BaselineError(f"{path}: expected the numbers of an earlier --record: {error!r}; delete it") from error
     made, pictures, drawn = json.loads(kept), list[str](), dict[str, str]()
+    before = json.loads(path.read_text("utf-8"))["lines"] if path.exists() else []
+    if len(before) > len(made["lines"]):
+        say(f"{path}: {len(before) - len(made['lines'])} lines of another board are dropped")
     write_atomically(path, kept.encode())
     for number, (title, picture) in enumerate(headline(made).items()):
         name = f"headline-{number}.svg"

@@ -260,12 +260,10 @@ def _coins(trials: int, offset: float, senders: int) -> Numbers:
     others = (senders - 1) * trials
     spread = 2 * others * offset * (1 - 2 * offset)
     fair = math.floor(others * (1 - 2 * offset) - _RARE / 3 - math.sqrt(_RARE**2 / 9 + 2 * _RARE * spread))
-    fair = fair if others else 0
-    if fair < 0:
-        return np.full(len(_COIN_ORDERS), math.inf)
+    fair = max(fair, 0)
     total = fair + trials
     step = max(1, int(math.sqrt(total) / 2 / _STEPS))  # as for `_Table`
-    heads, own = _heads(total, 14)[::step], _heads(trials, 12 if others else 14)
+    heads, own = _heads(total, 14)[::step], _heads(trials, 12 if fair else 14)
     other = heads - own[:, None]
     shares = np.where(
         (other >= 0) & (other <= fair), _log_fair(trials, own)[:, None] + _log_fair(fair, other), -math.inf

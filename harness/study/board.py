@@ -47,6 +47,7 @@ from leakgauge.harness.study.recipes import merged, scalable
 
 Table = dict[str, Any]
 Epsilon = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(gt=0)]
 _STRICT = {"extra": "forbid"}
 
 
@@ -114,9 +115,9 @@ class Stage:
     """A stage of tuning: the share of a training's rounds that run, the settings that are tried, and the seeds."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
-    rounds: float
-    settings: int
-    seeds: int = 1
+    rounds: Annotated[float, Field(gt=0, le=1)]
+    settings: Count
+    seeds: Count = 1
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class Board:
     epsilons: tuple[Epsilon, ...]
     stages: tuple[Stage, ...]
     attacks: tuple[Table, ...] = ()
-    seeds: int = 5
+    seeds: Count = 5
     audit: int = 0
 
 
@@ -181,6 +182,14 @@ def board(source: str, size: Size) -> Board:
         for place in made.tasks
         for name in sorted(place.grid.keys() - tuned)
     ]
+    grids = [(one.name, one.grid) for one in made.tasks] + [(one.name, one.grid) for one in made.tracks]
+    grids += [(one.name, one.grid) for one in made.entries]
+    problems += [
+        f"{name}: grid: expected a list of one value or more for {each!r}"
+        for name, grid in grids
+        for each, values in grid.items()
+        if not isinstance(values, list) or not values
+    ]
     problems += ["stages: expected one stage of tuning or more"] if not made.stages else []
     if problems:
         raise StudyError(source, problems)
@@ -197,9 +206,9 @@ def _by_bits(entry: Entry) -> Iterator[Entry]:
 
 def submitted(made: Board, defenses: Sequence[str]) -> Board:
     """The board with a defense of a user, `module:Class`, in every track whose epsilon is solved."""
-    solved = {name for entry in made.entries if entry.epsilons is None for name in entry.tracks}
+    solved = {name for entry in made.entries if entry.epsilons != () for name in entry.tracks}
     tracks = tuple(track.name for track in made.tracks if track.name in solved)
-    more = [Entry(name, {"name": name}, tracks) for name in defenses]
+    more = [Entry(name, {"name": name}, tracks) for name in dict.fromkeys(defenses)]
     return dataclasses.replace(made, entries=(*made.entries, *more))
 
 

@@ -129,12 +129,14 @@ def _final(made: Board, line: Line, trial: Trial, root: Path, allow_code: bool) 
     first = _first(made, line, trial)
     ready, cells = prepare(first, root), list[Cell]()
     for given in made.attacks:
-        needs, asked = registry.build("attack", given["name"], {}).needs, given.get("target", {})
+        stated = {name: value for name, value in given.items() if name not in ("name", "target", "threat")}
+        needs, asked = registry.build("attack", given["name"], stated).needs, given.get("target", {})
         views = _seen(adversary, given), given.get("threat")
         if (threat := next((one for one in views if one and _suffices(one, needs)), None)) is None:
             continue
         drawn = ready.key.child("training"), asked.get("round", 0), sorted(ready.clients)
-        senders = participants(*drawn, ready.setting)
+        if not (senders := participants(*drawn, ready.setting)):
+            continue  # nobody sends in this round
         attack = {**given, "threat": threat, "target": _target(asked, first.federation, ready.data, senders)}
         crossed = resolve({**study, "lineup": False, "attacks": [attack]}, line.entry.name, allow_code=allow_code)
         cells += [dataclasses.replace(cell, training=first) for cell in crossed.cells]
@@ -210,7 +212,8 @@ def _result(made: Board, line: Line, run: Run, root: Path) -> Table:
     done = [record for record in records if record is not None]
     failed = [(cell, run.failures[cell.id].message) for cell in run.cells if cell.id in run.failures]
     if len(done) < len(records):
-        return {**table, "note": failed[0][1] if failed else "a final training is missing"}
+        trained = [text for cell, text in failed if cell.training.id not in run.trainings]
+        return {**table, "note": trained[0] if trained else "a final training is missing"}
     lost = {f"an attack failed, {cell.attack.name}: {text}" for cell, text in failed}
     first, commit = done[0], done[0].environment.commit[:8]
     bits = 8 * fmean(first.message_bytes) / first.dim

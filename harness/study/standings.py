@@ -46,30 +46,35 @@ def _rank(alike: list[Row]) -> None:
 
 
 def _surely(a: Sequence[float], b: Sequence[float]) -> float:
-    """p of a one-sided paired t test that a is larger; 0 or 1 if all differences are equal."""
+    """p of a paired t test that both are equal; 0 or 1 if all differences are the same."""
     differences = np.round(np.subtract(a, b), 12)
     if len(differences) < 2 or np.ptp(differences) == 0:
-        return float(len(differences) < 2 or differences[0] <= 0)
-    return float(scipy.stats.ttest_1samp(differences, 0.0, alternative="greater").pvalue)
+        return float(len(differences) < 2 or differences[0] == 0)
+    return float(scipy.stats.ttest_1samp(differences, 0.0).pvalue)
 
 
 def joined(before: str, now: str) -> str:
     """The JSON `now`, with the lines, tasks, tracks and entries of `before` that it lacks; ranks are of all lines.
 
-    Lines of a task, track or entry that has changed, but for its texts, are left out, and all lines if the seeds, the
-    attacks or the stages of tuning have changed: they are results of another board.
+    Lines of a task, track or entry that has changed, but for its texts, are left out, and those of an entry that has
+    left the board and is no submission; so are all lines if the seeds, the attacks or the stages of tuning have
+    changed. They are results of another board.
     """
     new, old = json.loads(now), json.loads(before)
     if any(new[name] != old.get(name) for name in ("stages", "seeds", "attacks", "audit")):
         return now
-    known = {_place(line) for line in new["lines"]}
+    known, named = {_place(line) for line in new["lines"]}, {entry["name"] for entry in new["entries"]}
+    old["entries"] = [one for one in old["entries"] if one["name"] in named or ":" in one["name"]]
+    named |= {one["name"] for one in old["entries"]}
     kinds = ("tasks", "tracks", "entries")
     bare = {kind: list(map(_bare, old[kind])) for kind in kinds}
     changed = {one["name"] for kind in kinds for one in new[kind] if _bare(one) not in bare[kind]}
     new["lines"] += [
         line
         for line in old["lines"]
-        if _place(line) not in known and not {line["task"], line["track"], line["entry"]} & changed
+        if _place(line) not in known
+        and line["entry"] in named
+        and not {line["task"], line["track"], line["entry"]} & changed
     ]
     new["lines"].sort(key=_place)
     for kind in kinds:

@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from leakgauge.harness.core.cell import FederationSpec, Scalar, TrainingSpec
+from leakgauge.harness.core.contract import Defense
 from leakgauge.harness.core.errors import unknown
 from leakgauge.harness.core.labels import UNDEFENDED
 from leakgauge.harness.core.rng import Key, permutation
@@ -104,8 +105,13 @@ class Line:
     @property
     def trusts_sums(self) -> bool:
         """Whether epsilon is to hold against a server that sees every message, and the defense sends only sums."""
-        alone = self.epsilon is not None and self.track.adversary == "server"
-        return alone and registry.build("defense", self.entry.defense["name"], {}).superposes
+        return self.epsilon is not None and self.track.adversary == "server" and self._fixed().superposes
+
+    def _fixed(self) -> Defense[Any, Any]:
+        """The defense with the parameters that are not tuned."""
+        stated = {name: value for name, value in self.entry.defense.items() if name not in ("name", KEY)}
+        built: Defense[Any, Any] = registry.build("defense", self.entry.defense["name"], stated)
+        return built
 
     @property
     def grid(self) -> Table:
@@ -129,7 +135,7 @@ class Line:
     def table(self, setting: dict[str, Scalar]) -> Table:
         """The study of one setting, as its TOML."""
         federation, defense = dict(self.spec), dict(self.entry.defense)
-        known = registry.build("defense", defense["name"], {}).parameters()
+        known = self._fixed().parameters()
         run: Table = {**dataclasses.asdict(FederationSpec()), **federation, **setting}
         for name, value in setting.items():
             if name in ("step", "path"):
@@ -142,7 +148,7 @@ class Line:
             elif name in known:
                 defense[name] = value
         if federation.get("participation") == "turns" and "participants" not in federation:
-            federation["participants"] = federation["clients"] // federation["rounds"]
+            federation["participants"] = max(1, federation["clients"] // federation["rounds"])
         if self.epsilon is not None:
             if known.get("delta") is not None:
                 defense.setdefault("delta", self.delta)
