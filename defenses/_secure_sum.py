@@ -93,15 +93,15 @@ class SecureSum(Clipped, Defense[Plan, None]):
 
     `bits`, `reach`: the grid is such that the 2^bits values hold the mean of a rotated coordinate of the sum, and
     `reach` spreads on both sides, if all updates are equal and of norm C.
-    `rounding`: the variance that rounding adds to a number on average, in steps of the grid.
     """
 
     superposes: ClassVar[bool] = True
     promises: ClassVar[Horizon] = Horizon.WHOLE_RUN
     arithmetic: ClassVar[Arithmetic] = Arithmetic.ROUNDING_SAFE
     source: ClassVar[str]
-    rounding: ClassVar[float] = 1 / 6
     """The source of the claim."""
+    rounding: ClassVar[float] = 1 / 6
+    """The variance that rounding adds to a number on average, in steps of the grid."""
 
     bits: int = 16
     reach: float = 4.0

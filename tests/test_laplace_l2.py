@@ -135,6 +135,13 @@ def gaussian_epsilon(mu, delta):
     return optimize.brentq(excess, 0.0, mu**2 / 2 + 40 * mu + 1, xtol=1e-12) if excess(0.0) > 0 else 0.0
 
 
+@pytest.mark.parametrize(("epsilon", "clients"), [(8.0, 6000), (8.0, 1000), (1.0, 6000), (1.0, 100), (1.0, 20)])
+def test_at_the_deltas_of_the_leaderboard_it_has_about_half_as_much_noise_again_as_normal_noise(epsilon, clients):
+    delta = clients**-1.1
+    mu = optimize.brentq(lambda mu: gaussian_epsilon(mu, delta) - epsilon, 1e-3, 20.0)
+    assert 1.5 < math.sqrt(2) * laplace_l2_scale(1.0, epsilon, delta) * mu < 1.72
+
+
 @pytest.mark.parametrize("delta", [1e-12, 1e-5, 5e-4, 0.1])
 @pytest.mark.parametrize("rho", [1e-8, 1e-3, 0.1, 1.72, 30.0, 1e4])
 def test_epsilon_is_the_least_over_all_orders(rho, delta):

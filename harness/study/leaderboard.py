@@ -34,7 +34,7 @@ from leakgauge.harness.study.prepare import prepare
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.schedule import Listener
 from leakgauge.harness.study.standings import rank
-from leakgauge.harness.study.study import Study, resolve
+from leakgauge.harness.study.study import Study, resolve, without
 from leakgauge.harness.study.tuning import TUNING, Line, Trial, begin, delta_of, kept, lines_of
 
 _MOST = 60  # records of a victim's message
@@ -129,8 +129,8 @@ def _final(made: Board, line: Line, trial: Trial, root: Path, allow_code: bool) 
     first = _first(made, line, trial)
     ready, cells = prepare(first, root), list[Cell]()
     for given in made.attacks:
-        stated = {name: value for name, value in given.items() if name not in ("name", "target", "threat")}
-        needs, asked = registry.build("attack", given["name"], stated).needs, given.get("target", {})
+        built = registry.build("attack", given["name"], without(given, "name", "target", "threat"))
+        needs, asked = built.needs, given.get("target", {})
         views = _seen(adversary, given), given.get("threat")
         if (threat := next((one for one in views if one and _suffices(one, needs)), None)) is None:
             continue

@@ -458,7 +458,7 @@ def _name(table: Table, trusted: bool) -> str:
 
 def _defense(table: Table, trusted: bool) -> PartSpec:
     name = _name(table, trusted)
-    made = registry.build("defense", name, _without(table, "name", goal.KEY))
+    made = registry.build("defense", name, without(table, "name", goal.KEY))
     if goal.KEY not in table:
         return PartSpec(name, made.parameters())
     asked = _inner(goal.Goal, table[goal.KEY], goal.KEY)
@@ -477,7 +477,7 @@ _TARGETS: dict[str, Table] = {
 
 def _attack(table: Table, threats: list[str], trusted: bool) -> _Attacked:
     name = _name(table, trusted)
-    built = registry.build("attack", name, _without(table, "name", "target", "threat"))
+    built = registry.build("attack", name, without(table, "name", "target", "threat"))
     asked = table.get("target", _TARGETS.get(built.kind, {}))
     if isinstance(asked, dict) and isinstance(one := asked.get("victim_classes"), str):
         asked = asked | {"victim_classes": [one]}
@@ -517,5 +517,6 @@ def _inner(kind: type[T], table: Table, key: str) -> T:
         raise ParameterError(key, [(f"{key}.{path}".rstrip("."), text) for path, text in error.problems]) from error
 
 
-def _without(table: Table, *keys: str) -> Table:
+def without(table: Table, *keys: str) -> Table:
+    """The table without these keys."""
     return {key: value for key, value in table.items() if key not in keys}

@@ -25,7 +25,7 @@ from leakgauge.harness.core.stored import canonical
 from leakgauge.harness.federation import registry
 from leakgauge.harness.study.board import Board, Entry, Place, Stage, Table, Track
 from leakgauge.harness.study.goal import KEY, Adversary, Goal, solve
-from leakgauge.harness.study.study import expand, resolve
+from leakgauge.harness.study.study import expand, resolve, without
 
 T = TypeVar("T")
 
@@ -109,8 +109,8 @@ class Line:
 
     def _fixed(self) -> Defense[Any, Any]:
         """The defense with the parameters that are not tuned."""
-        stated = {name: value for name, value in self.entry.defense.items() if name not in ("name", KEY)}
-        built: Defense[Any, Any] = registry.build("defense", self.entry.defense["name"], stated)
+        given = self.entry.defense
+        built: Defense[Any, Any] = registry.build("defense", given["name"], without(given, "name", KEY))
         return built
 
     @property
